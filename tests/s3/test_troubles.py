@@ -19,10 +19,11 @@ from growfs.daemon.status_text import render
 from growfs.fuse.mounting import mounted_at
 from growfs.remote.retries import TRIES_MAX
 from growfs.status import MountStatus
+from tests.cli.support import start_growfs
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
 from tests.s3.credentials import Issuer, environment
-from tests.s3.proxy import Exchange, Fault, Request, proxy_to, s3_error, stall, truncate
+from tests.s3.proxy import Exchange, Fault, Request, none, proxy_to, s3_error, stall, truncate
 from tests.servers import S3Server
 
 
@@ -327,6 +328,30 @@ def test_waiting_for_all_files_includes_those_of_a_listing_under_way(
             growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "50s")
             assert growfs.status()["cache"]["files"] == (4 if name == "d" else 5)
             growfs.umount()
+
+
+@pytest.mark.promise(7, 14)
+def test_a_file_of_each_directory_comes_next_once_the_listing_is_complete(
+    growfs: Growfs, moto: S3Server, prefix: str
+) -> None:
+    """However much of what was known before would be drawn."""
+    url = put(moto, prefix, *(f"a/{number}" for number in range(6)), "z/0")
+    growfs.env[SETUP_VARIABLE] = (
+        "from growfs.remote.stores.s3 import bucket; from growfs.scheduler import fetcher, passes\n"
+        "bucket.PAGE_FILES_MAX, fetcher.WINDOW_FILES, passes.LISTING_GRACE_S = 6, 1, 0\n"
+    )
+    with proxy_to(moto.endpoint_url) as proxy:
+        proxy.hold(lambda request: request.is_later_page or request.is_fetch)
+        words = ("mount", url, growfs.mountpoint, "--endpoint-url", proxy.url, "--cache-dir", growfs.cache_dir)
+        with start_growfs(growfs, *words, "--cache-size", "1GB") as mounting:
+            until(lambda: any(request.is_fetch for request in proxy.requests))
+            proxy.hold(lambda request: request.is_fetch)
+            proxy.fault = none  # has those that are held look again
+            until(lambda: growfs.status()["remote"]["listed"])
+            proxy.release()
+            assert mounting.wait(60) == 0
+    fetched = [request.target.split("?")[0][-3:] for request in proxy.requests if request.is_fetch]
+    assert fetched.index("z/0") <= 2, fetched
 
 
 @pytest.mark.promise(7, 15)
