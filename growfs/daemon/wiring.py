@@ -101,13 +101,13 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
 
     first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
     peers = _build_peers(request, workers, database, catalog, store, first)
-    order = PassOrder(workers, catalog, folder.partial, first, peers.locate if peers else None)
+    order = PassOrder(workers, catalog, store, folder.partial, first, peers.locate if peers else None)
     waiting = WaitingClaims()
     generations = Generations(
         database,
         store,
         partial(plan_next, workers, store, database.path),
-        lambda: Demand(order.share.files, order.share.bytes, waiting.largest, waiting.versions),
+        lambda: Demand(order.missing.files, order.missing.bytes, waiting.largest, waiting.versions),
         rotation=options.rotation,
         turnover=options.turnover,
         show_files=options.show_files,
@@ -157,7 +157,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     )
     prefetch = PrefetchState(
         condition,
-        lambda: store.resident_files >= order.share.files,
+        lambda: order.missing.files <= 0,
         lambda: waiting.is_draw_held and downloads.is_idle,
         outage,
     )
@@ -169,6 +169,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     for waited_for in (store.space_freed, fetcher.progressed):  # what waits may not be wanted any longer
         prefetch.changed.connect(waited_for.notify)
     drawer = Drawer(catalog, store, fetcher, space, sizes, prefetch)
+    fetcher.finished.connect(order.note_finished)
     fetcher.finished.connect(drawer.handle_finished)
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, fetcher, drawer, space, prefetch)
     updater = VersionUpdater(catalog, fetcher, catalog_sync, prefetch)

@@ -41,7 +41,7 @@ class Demand:
     """What is still to be cached, for which a generation makes room."""
 
     files: int
-    """Files that the passes of this mount draw."""
+    """Files that the passes of this mount draw, and that are not cached."""
     bytes: int
     """Their size."""
     largest: int
@@ -222,7 +222,7 @@ class Generations:
     def _turnover(self, lasting_holds: Holds, opened: frozenset[int]) -> TurnoverInput:
         store, demand = self._store, self.demand()
         short = store.bytes_short(0)
-        lacking = demand.bytes - store.resident_content_bytes if demand.files > store.resident_files else 0
+        lacking = demand.bytes if demand.files > 0 else 0
         return TurnoverInput(
             limit=min(store.limit_bytes, store.used_bytes + max(0, -short)),  # the disk may have less space than that
             turnover=self.turnover,

@@ -94,6 +94,9 @@ class Order:
     """How many this node's whole share has, drawn or not."""
     bytes: int = 0
     """Of those among them that can be drawn."""
+    outside_files: int = 0
+    """How many cached files are not of the share: they were opened by name, or pinned."""
+    outside_bytes: int = 0
     frozen_ids: BitMap64 = field(default_factory=BitMap64)
     """The ids of `frozen`, as a set."""
     seed_ids: BitMap64 = field(default_factory=BitMap64)
@@ -209,6 +212,7 @@ class _Drawing:
         self._others: dict[int, list[int]] = {}  # by key, the sizes of files that are not in this node's share
         self._whole: set[int] = set()  # keys of groups with a frozen file or a seed: their `_others` are drawn, too
         self._files = self._bytes = 0
+        self._outside: list[tuple[int, int]] = []  # (key, size) of cached files that are not in this node's share
 
     def add(self, file: Candidate) -> None:
         pass_ = self._pass
@@ -224,6 +228,8 @@ class _Drawing:
             self._unmatched = {glob: of for glob, of in self._unmatched.items() if not of.matches(file.path)}
         if file.resident:
             self._seeded.add(file.directory)
+            if not mine:
+                self._outside.append((key, file.size))
         if pass_.group is not None:
             self._groups.setdefault(key, []).append(file.id)
             self._group_bytes[key] += file.size
@@ -259,12 +265,15 @@ class _Drawing:
         seed_ids = self._ids(seeds, done)
         done.update(map(abs, seed_ids))
         has_groups = any(len(ids) > 1 for ids in self._groups.values())
+        outside = [size for key, size in self._outside if key not in self._whole]
         return Order(
             frozen_ids,
             seed_ids,
             self._ids(self._rest, done),
             self._files,
             self._bytes,
+            len(outside),
+            sum(outside),
             BitMap64(map(abs, frozen_ids)),
             BitMap64(map(abs, seed_ids)),
             sum(seed_sizes.values()),

@@ -25,6 +25,7 @@ from growfs.rotation.rules import GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
+from growfs.scheduler.in_flight import Download, DownloadState
 from growfs.scheduler.outage import Failure
 from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
@@ -128,8 +129,7 @@ class Prefetcher:
     def eta_s(self) -> float | None:
         """Seconds until the cache is full or everything is cached, at the current rate; None if no more comes."""
         store, rate = self._store, self._fetcher.counters.bytes_per_s()
-        missing = self._order.share.bytes - store.resident_content_bytes
-        to_come = min(missing, store.limit_bytes - store.resident_bytes)
+        to_come = min(self._order.missing.bytes, store.limit_bytes - store.resident_bytes)
         return to_come / rate if rate and to_come > 0 and self._state.mount_state in GROWING else None
 
     async def _watch_catalog(self) -> None:
@@ -230,7 +230,7 @@ class Prefetcher:
 
     def _may_continue(self) -> bool:
         """Whether a next pass could draw more than the files that failed and those that do not fit."""
-        missing = self._order.share.files - self._store.resident_files - self._fetcher.in_flight
+        missing = self._order.missing.files - self._fetcher.in_flight
         return self._space.rotates and missing > self._drawer.excluded and not self._catalog_sync.is_endless
 
     async def _begin_next_pass(self) -> None:
@@ -248,10 +248,16 @@ FEW_FILES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of the remote that this mount draws (--partition, or all)."""
+    """The part of the remote that this mount draws (--partition, or all), or another number of files."""
 
     files: int
     bytes: int
+
+    def __add__(self, other: Share) -> Share:
+        return Share(self.files + other.files, self.bytes + other.bytes)
+
+    def __sub__(self, other: Share) -> Share:
+        return Share(self.files - other.files, self.bytes - other.bytes)
 
 
 class PassOrder:
@@ -265,6 +271,7 @@ class PassOrder:
         self,
         workers: WorkerPool,
         catalog: Catalog,
+        store: Store,
         staging: Path,
         first: Pass,
         locate: Callable[[], Awaitable[float | None]] | None = None,
@@ -274,9 +281,11 @@ class PassOrder:
         self._locate = locate
         self._workers = workers
         self._catalog = catalog
+        self._store = store
         self._target = staging / "order"
         self._share: Share | None = None
         self._revision = 0  # of the catalog when the share was computed
+        self._outside = Share(0, 0)  # cached files of other shares; those that are evicted count until the next order
 
     @property
     def share(self) -> Share:
@@ -284,6 +293,18 @@ class PassOrder:
         if self._share and self._revision == self._catalog.revision:
             return self._share
         return Share(self._catalog.files, self._catalog.bytes)
+
+    @property
+    def missing(self) -> Share:
+        """What of that is not cached; or more, until the next order."""
+        store = self._store
+        return self.share + self._outside - Share(store.resident_files, store.resident_content_bytes)
+
+    def note_finished(self, download: Download) -> None:
+        """Note that a file may have been cached that is not of the share."""
+        is_new = download.state is DownloadState.ADMITTED and not (download.group.is_drawn or download.renews)
+        if is_new and not self.first.has(download.path) and (node := self._catalog.node(download.node.id)):
+            self._outside += Share(1, node.size or 0)
 
     async def locate(self) -> None:
         """Return once it is decided where the passes begin."""
@@ -293,6 +314,7 @@ class PassOrder:
     async def remaining(self, size_max: int) -> Order:
         """What the current pass has still to draw, in order. size_max: bytes; larger files cannot be drawn."""
         await self.locate()
+        before = self._outside
         current = replace(self.first, number=self._catalog.pass_number, size_max=size_max)
         ready = await self._compute(MakeOrder(self._catalog.file, current, self._target))
         with self._target.open("rb") as file:
@@ -302,6 +324,7 @@ class PassOrder:
         frozen, seeds = len(ready.frozen_ids), len(ready.frozen_ids) + len(ready.seed_ids)
         order = replace(ready, frozen=ids[:frozen], seeds=ids[frozen:seeds], rest=ids[seeds:])
         self._share, self._revision = Share(order.files, order.bytes), self._catalog.revision
+        self._outside += Share(order.outside_files, order.outside_bytes) - before
         self.computed.notify(order)
         return order
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from growfs.rotation.pass_order import Pass
 from tests.blocking_server import BlockingServer
 from tests.fuse.conftest import only
 from tests.fuse.reader import Reader
@@ -272,6 +273,30 @@ def test_partitions_cover_the_remote_and_share_only_the_seeds(growfs: Growfs, tm
         growfs.umount()
     assert shares[0] | shares[1] == set(tree)
     assert shares[0] & shares[1] == seeds[0] == seeds[1]
+
+
+@pytest.mark.promise(20, 26)
+def test_files_of_another_share_that_are_opened_do_not_count_for_this_one(
+    growfs: Growfs, tmp_path: Path, reader: Reader
+) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=30, size=SIZE)
+    first = Pass(0, 1, (0, 2))
+    share = {path for path in tree if first.has(path)}
+    share.add(min(tree, key=first.key))  # the directory's first file
+    others = sorted(set(tree) - share)
+    flags = "--partition", "0/2", "--seed", 0, "--cache-size", len(share) * SIZE, "--settle", 0, "--turnover", "50%"
+    growfs.mount(tmp_path / "remote", *flags)
+    until(lambda: growfs.status()["state"] == "complete")
+    assert local(growfs) == share
+    for path in others[:3]:
+        assert (growfs.mountpoint / path).read_bytes() == tree[path]
+    assert growfs.status()["state"] != "complete"
+    missed = share - local(growfs)
+    assert missed
+    until(lambda: epoch(reader) and missed <= local(growfs) | growfs.names())
+    growfs.umount()
+    growfs.mount(tmp_path / "remote", *flags)
+    until(lambda: epoch(reader) and local(growfs) == share)
 
 
 @pytest.mark.promise(26)

@@ -101,6 +101,7 @@ class LocalCache:
     def demand(self) -> Demand:
         """What is still to be cached: all, unless a test has said less; and what waits for room."""
         files, bytes = self.share or (self.catalog.files, self.catalog.bytes)
+        files, bytes = files - self.store.resident_files, bytes - self.store.resident_content_bytes
         return Demand(files, bytes, max(self.largest, self.waiting.largest), self.waiting.versions)
 
     def in_flight(self, template: str | None = None) -> InFlightTable:
