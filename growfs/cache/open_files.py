@@ -131,10 +131,10 @@ class OpenFiles:
 
         Raises TooManyOpen.
         """
-        if self._is_full:
-            if not self._idle:
-                raise TooManyOpen(f"{len(self._files)} files are open; raise the limit (ulimit -n) and mount again")
-            self._close_idle()
+        looks = range(0, len(self._idle), IDLE_CANDIDATES)
+        if self._is_full and not any(self._close_idle() for _ in looks):
+            in_use = len(self._files) + len(self._idle)
+            raise TooManyOpen(f"{in_use} files are open or mapped; raise the limit (ulimit -n) and mount again")
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -157,8 +157,8 @@ class OpenFiles:
             self.descriptor_closed.notify(id)
             return self._release(opened)
         self._idle[id] = opened
-        if len(self._idle) > self._idle_max:
-            self._close_idle()
+        while len(self._idle) > self._idle_max and self._close_idle():
+            pass
         return 0
 
     def orphan(self, id: int, bytes: int) -> bool:
@@ -189,12 +189,18 @@ class OpenFiles:
         self.orphan_bytes -= orphan.orphan_bytes
         return orphan.orphan_bytes
 
-    def _close_idle(self) -> None:
-        """Close one of the longest idle files; a mapped one, which is in use, only if all of them are."""
-        first = list(itertools.islice(self._idle.values(), IDLE_CANDIDATES))
-        oldest = next((idle for idle in first if not idle.is_mapped()), first[0])
-        del self._idle[oldest.id]
-        self._close_descriptor(oldest)
+    def _close_idle(self) -> bool:
+        """Close one of the longest idle files; False if those are mapped, and in use: others are looked at next time.
+
+        Without its descriptor, nobody would know of a mapping when the file is evicted.
+        """
+        for id, idle in list(itertools.islice(self._idle.items(), IDLE_CANDIDATES)):
+            del self._idle[id]
+            if not idle.is_mapped():
+                self._close_descriptor(idle)
+                return True
+            self._idle[id] = idle
+        return False
 
     def _close_descriptor(self, opened: OpenFile) -> None:
         os.close(opened.fd)

@@ -6,6 +6,7 @@ import errno
 import os
 import sqlite3
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,13 @@ import trio
 from trio.testing import MockClock
 
 from growfs import disk
+from growfs.cache import open_files
 from growfs.cache.open_files import OpenFile
 from growfs.cache.store import QUOTA_RETRY_S
 from growfs.disk import BLOCK
 from growfs.rotation.rules import Generation, Holds
 from growfs.scheduler import space
+from tests.harness import mapped_only
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
 
@@ -143,6 +146,29 @@ async def test_an_evicted_file_that_is_open_counts_until_its_last_close(cache: L
     assert notified
     assert cache.store.used_bytes == 0
     assert cache.store.opened(id) is None
+
+
+async def test_mapped_files_count_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_files, "IDLE_MAX", 4)
+    monkeypatch.setattr(open_files, "IDLE_CANDIDATES", 2)
+    (tmp_path / "partial").mkdir()
+    cache = open_local_cache(tmp_path)
+    store, paths = cache.store, [f"a/{number:02}" for number in range(20)]
+    await list_files(cache, *paths)
+    await cache.admit(*paths)
+    ids = [cache.node(path).id for path in paths]
+    with ExitStack() as mappings:
+        for number, path in enumerate(paths):
+            open_file(cache, path)
+            if number < 10:
+                mappings.enter_context(mapped_only(cache.folder / "files" / path))
+            store.close_file(ids[number])
+        assert [id in store.open_files for id in ids] == 10 * [True] + 10 * [False]
+        await store.evict(ids)
+        assert store.used_bytes == store.orphan_bytes == 10 * BLOCK
+    store.collect_orphans()
+    assert store.used_bytes == 0
+    cache.close()
 
 
 async def test_a_staged_file_of_an_old_version_is_not_admitted(cache: LocalCache) -> None:
