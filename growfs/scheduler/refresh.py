@@ -224,11 +224,8 @@ class CatalogSync:
             self.changed.notify()
 
     def _unanswered(self, silent_s: float, why: GrowfsError | None = None) -> RemoteBusy:
-        last = f" (at last: {why})" if why else ""
-        return RemoteBusy(
-            f"{self._workers.url}: its server has not answered the listing for {silent_s:.0f} s{last};"
-            " check the network and --endpoint-url"
-        )
+        remedy = f": {why}" if why else "; check the network and --endpoint-url"
+        return RemoteBusy(f"{self._workers.url}: its server has not answered the listing for {silent_s:.0f} s{remedy}")
 
     def _extent(self) -> int | None:
         if not self.is_endless:

@@ -231,6 +231,9 @@ def test_the_status_in_one_line() -> None:
 
 def test_what_a_mount_waits_for_comes_first_in_its_line() -> None:
     assert moving(status()).startswith("250 of 1,000 files cached")
+    assert moving(status(state="seeding")).startswith("fetching one file of each directory; 250 of 1,000 files cached")
+    unknown = status(state="listing", remote__files=0, remote__listing=True)
+    assert moving(unknown) == f"listing the remote; nothing of {unknown.url} is known yet"
     assert moving(status(remote__listing_silent_s=40)).startswith(
         "the listing is slow: no page of it has come for 40 s"
     )
