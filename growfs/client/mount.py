@@ -103,12 +103,12 @@ class Mount:
         if not self._users:
             self.unmount()
 
-    def serves(self, given: Given) -> bool:
+    def _serves(self, given: Given) -> bool:
         """Whether this is what is asked for, and it is still mounted."""
         is_own = self._process == os.getpid() and self._daemon.poll() is None
         return self._given == given and is_own and mounted_at(self.path) is not None
 
-    def share(self) -> Mount:
+    def _share(self) -> Mount:
         """Note that it was asked for once more."""
         self._users += 1
         return self
@@ -148,8 +148,8 @@ def mount(
         values["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in storage_options.items()]
     options = Options.parse(values)
     given = Given(absolute(url), None if mountpoint is None else resolved(absolute_path(mountpoint)), options)
-    if known := next((mount for mount in _mounts if mount.serves(given)), None):
-        return known.share()
+    if known := next((mount for mount in _mounts if mount._serves(given)), None):
+        return known._share()
     path = given.mountpoint or resolved(Path(tempfile.mkdtemp(prefix="growfs-")).absolute())
     try:
         with Bar("mounting") as bar:

@@ -254,7 +254,8 @@ def _check_empty(mountpoint: Path, folder: int) -> None:
         pass
     _check_unmounted(mountpoint)
     rows = [row for row in mount_rows() if row.mountpoint == mountpoint]
-    if rows and rows[-1].type != AUTOMOUNT:
+    is_elsewhere = os.fstat(folder).st_dev != mountpoint.parent.stat().st_dev
+    if is_elsewhere and rows and rows[-1].type != AUTOMOUNT:
         raise GrowfsError(f"{mountpoint}: something else is mounted there; name another folder")
     if os.listdir(folder):
         raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide what is in it; name an empty folder")
