@@ -44,6 +44,9 @@ SANDBOX_S = 2.0
 """How long a sandbox may take to drop the mounts that it does not need."""
 POLL_S = 0.02
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
+"""Signals that end a process which does not handle them."""
+
 SOCKET_VARIABLE = "NOTIFY_SOCKET"
 """The environment variable in which systemd names the socket for a service with Type=notify (sd_notify(3))."""
 
@@ -78,7 +81,8 @@ def start(
             daemon.send(pickle.dumps(MountRequest(url, mountpoint, options, working_folder(), fills)))
             return daemon.process, _wait_until_ready(daemon.messages, on_progress, daemon.errors)
         except GrowfsError:
-            daemon.process.wait()
+            if -daemon.process.wait() in ENDING:  # it could not tell so yet
+                raise GrowfsError(f"{mountpoint}: the mount was ended before it was ready") from None
             raise
         except BaseException:
             daemon.process.terminate()
@@ -248,7 +252,7 @@ def end_with_this_process(daemon: subprocess.Popen[bytes]) -> None:
         notify("STOPPING=1")
         daemon.terminate()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, stop)
 
 

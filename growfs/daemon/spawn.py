@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from growfs.paths import working_folder
 from growfs.syscalls import memfd_create
@@ -58,9 +59,9 @@ class DaemonProcess:
             os.close(writing)
 
     def send(self, request: bytes) -> None:
-        """Send the request, a pickled MountRequest."""
+        """Send the request, a pickled MountRequest. If the daemon has ended, `messages` end as well."""
         assert self.process.stdin
-        with self.process.stdin as stdin:
+        with suppress(BrokenPipeError), self.process.stdin as stdin:
             stdin.write(request)
 
     def close(self) -> None:

@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from growfs.daemon import launch
+from growfs.daemon.options import Options
+from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at
 from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from tests.blocking_server import blocking_server
@@ -390,6 +393,16 @@ def test_a_foreground_mount_that_is_ended_before_it_is_ready_leaves_nothing(
         assert (mounting.returncode, output) == (1, "")
         assert "the mount was ended before it was ready" in errors
         assert leftovers(growfs) == []
+
+
+def test_a_daemon_that_is_ended_before_it_has_its_request(growfs: Growfs, remote: Path) -> None:
+    def end(daemon: subprocess.Popen[bytes]) -> None:
+        daemon.terminate()
+        daemon.wait()
+
+    options = Options.parse({"cache_dir": str(growfs.cache_dir)})
+    with pytest.raises(GrowfsError, match=f"^{growfs.mountpoint}: the mount was ended before it was ready$"):
+        launch.start(str(remote), growfs.mountpoint, options, on_daemon=end)
 
 
 @pytest.mark.parametrize(
