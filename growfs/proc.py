@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TERMINATING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """These mean that the process should end, even if it has a handler (Python has one for SIGINT)."""
 HARMLESS_BY_DEFAULT = (
@@ -27,6 +29,30 @@ class Process:
     parent: int
     start: str
     command: str
+
+    @property
+    def started_s(self) -> float:
+        """When it started, in seconds after boot."""
+        return int(self.start) / TICKS_PER_S
+
+    @property
+    def age_s(self) -> float:
+        """For how long it has run."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.started_s
+
+    @property
+    def command_line(self) -> bytes:
+        """Its arguments, each with a NUL after it; empty if it is gone."""
+        with suppress(OSError):
+            return Path(f"/proc/{self.pid}/cmdline").read_bytes()
+        return b""
+
+    @property
+    def program(self) -> str | None:
+        """The file that it runs; None if this user may not see that."""
+        with suppress(OSError):
+            return os.readlink(f"/proc/{self.pid}/exe")
+        return None
 
 
 def process(pid: int) -> Process | None:

@@ -130,7 +130,7 @@ class Options:
         "20%",
         fraction_of,
         "SHARE",
-        "Fraction of a full cache that each new generation delists and replaces.",
+        "Fraction of a full cache that a generation replaces if all files were opened; less if fewer were.",
         live=True,
     )
     hold_idle: float = option(
@@ -206,7 +206,7 @@ class Options:
         "60s",
         seconds,
         "TIME",
-        "How long a process that opens nothing, or only a few files, keeps listing the same files.",
+        "How long a job that opens nothing, or only a few files, keeps listing the same files.",
         live=True,
     )
     keep_generations: int = option(

@@ -114,7 +114,7 @@ def _makes_room(status: MountStatus) -> bool:
     rotates = status.rotation != "never" and status.generation > 0
     is_spent = status.budget.resumes_s is not None
     has_foreign_reader = any(reader.pid == 0 for reader in status.readers)
-    return rotates and not (is_spent or has_foreign_reader or status.unpromised)
+    return rotates and not (is_spent or has_foreign_reader)
 
 
 def moving(status: MountStatus) -> str:

@@ -112,6 +112,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         turnover=options.turnover,
         show_files=options.show_files,
         settle_s=options.settle,
+        are_asked_for=request.fills,
     )
     readers = Readers(generations, options.hold_idle, usage.recently_opened)
     filled = None

@@ -32,7 +32,8 @@ from growfs.folder.opens import OpenCounter
 from growfs.folder.trees import Tree
 from growfs.proc import users_of
 from growfs.rotation.generations import Generations
-from growfs.rotation.rules import EPOCH_SHARE, EVERYWHERE, Hold, Holds
+from growfs.rotation.jobs import EPOCH_SHARE
+from growfs.rotation.rules import EVERYWHERE, Hold, Holds
 from growfs.signal import Signal
 from growfs.vfs.filesystem import Opens
 

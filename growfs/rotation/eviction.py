@@ -54,9 +54,14 @@ def miss_candidates(
 
 
 def evictable(
-    files: Iterable[CachedFile], in_use: Container[int], counts: Callable[[Kind], tuple[int, int]], shown_seq: int
+    files: Iterable[CachedFile],
+    in_use: Container[int],
+    counts: Callable[[Kind], tuple[int, int]],
+    shown_seq: int,
+    keeps_last: bool = True,
 ) -> Iterator[CachedFile]:
-    """Those of the files that may all be evicted, in the same order: none is in use, and one of each kind stays.
+    """Those of the files that may all be evicted, in the same order: none is in use, and one of each kind stays, if
+    directories keep their last files.
 
     That one is listed, if any is: else a directory would be listed as empty although it has a file that is delisted.
 
@@ -66,6 +71,9 @@ def evictable(
     some_listed = set[Kind]()
     for file in files:
         if file.id in in_use:
+            continue
+        if not keeps_last:
+            yield file
             continue
         kind = file.kind
         if kind not in keep:

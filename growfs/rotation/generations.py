@@ -11,13 +11,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import trio
+from pyroaring import BitMap64
 
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.rotation.pass_order import groups_of
+from growfs.rotation.queries import Listed
 from growfs.rotation.rules import Generation, GenerationPlan, Hold, Holds, TurnoverInput
 from growfs.signal import Signal
 
@@ -51,12 +54,14 @@ class Demand:
 
 
 class Generations:
-    """Owns what is listed. `began` notifies when a generation has begun, `written` when its rows say what it changed,
-    `rotation_changed` when listed files may be evicted that might not be before, or the other way round.
+    """Owns the newest generation; jobs may still list earlier ones. `began` notifies when a generation has begun,
+    `written` when its rows say what it changed, `rotation_changed` when listed files may be evicted that might not be
+    before, or the other way round.
 
     decide: as turnover.plan_generation, without blocking the daemon. rotation, turnover, show_files, settle_s: as the
     options of these names. demand: returns what has to be made room for at that moment. shown_seq: the last admission
-    that a generation showed, in this run or an earlier one.
+    that a generation showed, in this run or an earlier one. are_asked_for: a program that asks for a generation has
+    read the one before; else the files that were opened are counted.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class Generations:
         turnover: float,
         show_files: int | None = None,
         settle_s: float,
+        are_asked_for: bool = False,
     ) -> None:
         self.rotation = rotation
         self.turnover = turnover
@@ -86,8 +92,11 @@ class Generations:
         self._store = store
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
         self._requeued: Sequence[int] | None = None
+        self._are_asked_for = are_asked_for
+        self._opened = BitMap64()  # since the current one began
+        self._earlier = WeakSet[Generation]()  # those that a job may still list
+        self._keeps_last = True
         self._refused = False
-        self._ended = False
         self._rotating = trio.Lock()
 
     def set_rotation(self, rotation: str) -> None:
@@ -151,14 +160,25 @@ class Generations:
         await self._db.write(write)
 
     @property
+    def listed(self) -> Listed:
+        """What decides which files are the last of their kind."""
+        return Listed(self.shown_seq, self._keeps_last)
+
+    @property
     def is_over(self) -> bool:
         """Whether any listing begins the next generation: this one was ended, or shows nothing while files are here."""
-        is_empty = self.current is not None and not self.current.files
-        return self._store.resident_files > 0 and (self._ended or is_empty)
+        if self.current is None:
+            return False
+        return self._store.resident_files > 0 and (self.current.is_over or not self.current.files)
 
     def end(self) -> None:
         """End the current generation. Called when training can start: someone who looked before then saw less."""
-        self._ended = True
+        if self.current:
+            self.current.is_over = True
+
+    def note_opened(self, id: int) -> None:
+        """Note that a file was opened: the next generation delists in proportion to these."""
+        self._opened.add(id)
 
     def has_news(self) -> bool:
         """Whether the next generation would show other files, or make room for some."""
@@ -194,16 +214,11 @@ class Generations:
             await self._begin(lasting_holds, opened)
         self._store.space_freed.notify()
 
-    def continue_for_another_epoch(self, generation: Generation) -> Generation:
-        """Let the current generation list the files of another epoch, which begins now; returns it."""
-        self.current = generation.for_another_epoch(trio.current_time())
-        return self.current
-
     async def _begin(self, lasting_holds: Holds, opened: frozenset[int]) -> None:
         number = self._number + 1
         turnover = self._turnover(lasting_holds, opened)
         if self._changes_nothing(turnover):
-            plan = GenerationPlan(turnover.last_seq, self._store.resident_files)
+            plan = GenerationPlan(turnover.last_seq, self._store.resident_files, keeps_last=self._keeps_last)
         else:
             plan = await self._decide(number, turnover)
         if self.show_files is not None and plan.files < self.show_files:
@@ -212,9 +227,16 @@ class Generations:
             )
             return
         self._number = number
-        self._ended = False
         now = trio.current_time()
-        self.current = Generation(number, plan.last_seq, now, plan.files, plan.delisted, plan.relisted)
+        if self.current:
+            self._earlier.add(self.current)
+        self.current = Generation(
+            number, plan.last_seq, now, plan.files, plan.delisted, plan.relisted, plan.hidden_below
+        )
+        for earlier in self._earlier:
+            earlier.is_followed_by(self.current)
+        self._opened = BitMap64()
+        self._keeps_last = plan.keeps_last
         self.shown_seq = plan.last_seq
         self._requeued = plan.requeued
         self.began.notify()
@@ -234,14 +256,24 @@ class Generations:
             shown_seq=self.shown_seq,
             last_seq=store.last_seq,
             lasting_holds=lasting_holds,
+            opened_share=self._opened_share,
+            is_first=self.current is None,
             opened=opened,
             show_files=self.show_files,
             rotates=self.rotates and not lasting_holds.foreign,
         )
 
+    @property
+    def _opened_share(self) -> float:
+        """How many of the listed files were opened since the current generation began."""
+        if self.current is None:
+            return 0.0
+        return 1.0 if self._are_asked_for else min(1.0, len(self._opened) / max(1, self.current.files))
+
     def _changes_nothing(self, turnover: TurnoverInput) -> bool:
         """Whether there is nothing to decide: no room to make, nothing to list again. Deciding takes milliseconds."""
-        if turnover.show_files is not None or (turnover.rotates and turnover.lacking):
+        makes_room = turnover.rotates and turnover.lacking and (turnover.opened_share or turnover.is_first)
+        if turnover.show_files is not None or makes_room:
             return False
         return self._db.row("SELECT 1 FROM resident WHERE delisted IS NOT NULL LIMIT 1") is None
 

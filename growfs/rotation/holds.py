@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from pyroaring import BitMap64
 
-from growfs.rotation.rules import EVERYWHERE, Generation, Hold, ListingContext
+from growfs.rotation.jobs import Job
+from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds
 
 
 class DirectoryHolds:
@@ -47,6 +49,13 @@ class DirectoryHolds:
             self._directories[other].discard(directory)
             if not self._directories[other]:
                 del self._directories[other]
+
+    def end(self, directories: BitMap64) -> None:
+        """End the holds on these directories."""
+        for hold, held in list(self._directories.items()):
+            held -= directories
+            if not held:
+                del self._directories[hold]
 
     def clear(self) -> None:
         """End all holds."""
@@ -109,6 +118,8 @@ class Reader:
     """Its name, for people."""
     number: int = 0
     """Its number in the registry, which its open handles carry."""
+    job: Job = field(default_factory=Job)
+    """Its own, or that of processes that started with it."""
     holds: DirectoryHolds = field(default_factory=DirectoryHolds)
     """What it holds now."""
     listed_at: float | None = None
@@ -129,16 +140,14 @@ class Reader:
     """The ids that it opened since it first listed in its last generation."""
     unread: float = 0.0
     """The share of the files of its listings before that, which it never opened."""
+    _view: Generation | None = None
+    """The generation that it listed last."""
     _listing_since: float = 0.0
     """Since when it has listed without opening a file."""
     _opens_at_listing: int = 0
     """How many files it had opened when it last listed."""
-    _generation_since: float = 0.0
-    """When it first listed in its last generation."""
-    _opens_at_generation: int = 0
-    """How many files it had opened then."""
     _epoch: int = 0
-    """The last epoch of its last generation in which it listed."""
+    """The last epoch of its job in which it listed."""
     _listed: BitMap64 = field(default_factory=BitMap64)
     """The directories that it listed in that epoch."""
     _listed_whole: BitMap64 = field(default_factory=BitMap64)
@@ -160,46 +169,43 @@ class Reader:
         """Whether it has listed in one generation only: most stock code never lists again."""
         return self.generations == 1
 
-    def is_listing(self, generation: Generation | None, now: float, settle_s: float) -> bool:
-        """Whether it is in the middle of listing a generation: it began not long ago, and has opened nothing since."""
-        return (
-            generation is not None
-            and self.generation == generation.number
-            and self.opens == self._opens_at_listing
-            and now - self._listing_since <= settle_s
-        )
-
-    def lasting_holds(self, lists_now: bool = False) -> DirectoryHolds:
+    def lasting_holds(self, newest: int, lister: Reader) -> DirectoryHolds:
         """The holds that it may never renew: those of directories that it has not listed again in its last generation.
 
-        All of them, where it has listed in one generation only, unless lists_now: it lists again at this moment.
+        All of them, if it has listed in one generation only, or in none of the last two; unless it is the lister of
+        this moment, or of the same job and shown the same. newest: number of the newest generation.
         """
-        return self.holds if self.generations <= 1 and not lists_now else self.holds.before(self.generation)
+        lists_now = self is lister or (self.job is lister.job and self._view is lister._view)
+        if lists_now or (self.generations > 1 and self.generation >= newest - 1):
+            return self.holds.before(self.generation)
+        return self.holds
 
     @property
     def opened_all(self) -> bool:
         """Whether it has opened as many files as it was shown."""
         return 0 < self.files_shown <= len(self.files)
 
-    def _is_current(self, generation: Generation) -> bool:
-        """Whether it has listed in an epoch of a generation, the last one that it listed in."""
-        return (self.generation, self._epoch) == (generation.number, generation.epoch)
+    def has_listed(self, directory: int) -> bool:
+        """Whether it has listed a directory in the epoch of its job."""
+        return self._epoch == self.job.epoch and directory in self._listed
 
-    def about_to_list(self, directory: int, generation: Generation | None, now: float) -> ListingContext:
-        """The facts that decide whether its listing of a directory begins a generation. generation: the current one."""
-        return ListingContext(
-            listed_ever=self.listed_at is not None,
-            listed_here=generation is not None and self._is_current(generation) and directory in self._listed,
-            opened_since=self.opens > self._opens_at_listing,
-            listing_s=now - self._listing_since,
-            generation_s=now - self._generation_since,
-            opened_share=(self.opens - self._opens_at_generation) / max(1, self.files_shown),
-        )
+    def next_view(self, directory: int, newest: Generation, now: float, settle_s: float) -> Generation | None:
+        """The generation that its listing of a directory shows; None if a new one has to begin for it."""
+        is_listing = self.opens == self._opens_at_listing and now - self._listing_since <= settle_s
+        if is_listing and self._view and (self._view.files or self._view is newest) and not self._view.is_over:
+            return self._view  # whatever the others of its job do meanwhile
+        is_new, has_listed = self.listed_at is None, self.has_listed(directory)
+        return self.job.next_view(newest, now, settle_s, is_new=is_new, has_listed=has_listed)
 
     def lists(self, directory: int, generation: Generation, now: float) -> None:
         """It lists a directory (EVERYWHERE: all), and holds what that generation shows of it from now on."""
-        if not self._is_current(generation):
-            self._listed, self._epoch = BitMap64(), generation.epoch
+        if generation is not self._view or self.opens > self._opens_at_listing:
+            self._listing_since = now
+        self._view, self._opens_at_listing = generation, self.opens
+        if self.job.view is None or generation.number >= self.job.view.number:  # else it is behind the others
+            self.job.lists(generation, now, self.has_listed(directory))
+            if self._epoch != self.job.epoch:
+                self._listed, self._epoch = BitMap64(), self.job.epoch
         if self.generation != generation.number:
             if shown := self.files_shown:
                 self.unread = max(0.0, 1 - len(self.files) / shown)
@@ -207,13 +213,10 @@ class Reader:
             self._shown, self._shown_files, self._shown_everywhere = {}, 0, 0
             self.generation = generation.number
             self.generations += 1
-            self._listing_since = self._generation_since = now
-            self._opens_at_generation = self.opens
-        elif self.opens > self._opens_at_listing:
-            self._listing_since = now
-        self._opens_at_listing = self.opens
         self._shown_files -= self._shown.pop(directory, 0)
         self.holds.set(directory, Hold(generation.number, generation.last_seq))
+        if hidden := generation.hidden_below.get(directory):
+            self.holds.end(hidden)  # it cannot list them again: this listing does not show them
         self._listed.add(directory)
         self.listed_at = self.active_at = now
 
@@ -224,6 +227,7 @@ class Reader:
         elif directory not in self._listed_whole:  # else it lists the same files again
             self._shown[directory] = self._shown.get(directory, 0) + files
             self._shown_files += files
+        self.job.files_shown = max(self.job.files_shown, self.files_shown)
 
     def is_shown_all(self, directory: int) -> None:
         """Its listing of a directory came to the end."""
@@ -237,6 +241,7 @@ class Reader:
         self.waited += waited
         self.handles += 1
         self.files.add(id)
+        self.job.opened(id)
         self.active_at = now
         if generation and not self.holds and self.listed_at is None:
             self.holds.set(EVERYWHERE, Hold(generation.number, generation.last_seq))
@@ -253,3 +258,19 @@ class Reader:
     def release(self) -> None:
         """End its holds. It still counts as a process that has listed."""
         self.holds.clear()
+        self.job.release()
+
+    def ended(self) -> None:
+        """The process has ended."""
+        if self.job.view and self.generation == self.job.view.number:
+            self.job.ended(self.files)
+
+
+def holds_of(readers: Collection[Reader], now: float, settle_s: float, foreign: bool = False) -> Holds:
+    """What readers and their jobs hold. foreign: some readers cannot be told apart.
+
+    A draw may ask about 20,000 directories: of each reader, one by one, that would take seconds.
+    """
+    jobs = (job.hold(now, settle_s) for job in {reader.job for reader in readers if reader.holds})
+    held = [*(reader.holds for reader in readers), *(DirectoryHolds(hold) for hold in jobs if hold)]
+    return Holds(partial(DirectoryHolds.merged, held), foreign)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
+from typing import NamedTuple
 
 from growfs.cache.schema import Query
 from growfs.rotation.eviction import draw_candidates, evictable, miss_candidates
@@ -59,6 +60,15 @@ UNLISTED = _query("r.delisted IS NULL AND r.seq > ?1", "r.seq DESC")
 """Given the last admission that a generation showed."""
 
 
+class Listed(NamedTuple):
+    """What decides which files are the last of their kind."""
+
+    seq: int
+    """The last admission that a generation showed."""
+    keeps_last: bool
+    """Whether directories keep their last files."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Files:
     """The first `most` cached files that a query selects, and the rest of the last one's group, in its order.
@@ -89,44 +99,43 @@ class _Files:
         return Counter({(directory, suffix): count for directory, suffix, count in self.ask(query, *self.values)})
 
 
-def for_a_draw(ask: Query, holds: Holds, shown_seq: int, in_use: Container[int], most: int) -> Iterator[CachedFile]:
+def for_a_draw(ask: Query, holds: Holds, listed: Listed, in_use: Container[int], most: int) -> Iterator[CachedFile]:
     """Which of `most` delisted files, in whole groups, a draw may evict, in order."""
     delisted = _Files(ask, DELISTED, most)
     groups = (list(group) for _, group in itertools.groupby(delisted, key=attrgetter("queue_position")))
     candidates = draw_candidates(groups, in_use, holds)
-    return evictable(candidates, in_use, _counts(ask, delisted.kinds, shown_seq), shown_seq)
+    return evictable(candidates, in_use, _counts(ask, delisted.kinds, listed.seq), *listed)
 
 
 def for_a_miss(
-    ask: Query, holds: Holds, shown_seq: int, in_use: Container[int], most: int, keep_held: bool
+    ask: Query, holds: Holds, listed: Listed, in_use: Container[int], most: int, keep_held: bool
 ) -> Iterator[CachedFile]:
-    """What a miss may evict, `most` of each sort in whole groups, in order.
-
-    shown_seq: the last admission that was listed. keep_held: without what is held.
-    """
-    unlisted = _Files(ask, UNLISTED, most, (shown_seq,))
-    delisted = _Files(ask, DELISTED, most)
-    listed = _Files(ask, LISTED, most, (shown_seq,))
+    """What a miss may evict, `most` of each sort in whole groups, in order. keep_held: without what is held."""
+    sorts = (
+        _Files(ask, UNLISTED, most, (listed.seq,)),
+        _Files(ask, DELISTED, most),
+        _Files(ask, LISTED, most, (listed.seq,)),
+    )
 
     def kinds() -> Counter[Kind]:
-        return unlisted.kinds() + delisted.kinds() + listed.kinds()
+        return sum((files.kinds() for files in sorts), Counter())
 
-    in_order = miss_candidates(unlisted, delisted, listed, holds, keep_held)
-    return evictable(in_order, in_use, _counts(ask, kinds, shown_seq), shown_seq)
+    in_order = miss_candidates(*sorts, holds, keep_held)
+    return evictable(in_order, in_use, _counts(ask, kinds, listed.seq), *listed)
 
 
-def of_these(ids: Iterable[int], in_use: Container[int], shown_seq: int, ask: Query) -> set[int]:
+def of_these(ids: Iterable[int], in_use: Container[int], listed: Listed, ask: Query) -> set[int]:
     """Which of these files may all go."""
     rows = (row for id in ids for row in ask(f"SELECT {FIELDS} FROM resident r WHERE r.id = ?", id))
     files = [CachedFile(*row) for row in rows]
-    counts = _counts(ask, lambda: Counter(file.kind for file in files), shown_seq)
-    return {file.id for file in evictable(files, in_use, counts, shown_seq)}
+    counts = _counts(ask, lambda: Counter(file.kind for file in files), listed.seq)
+    return {file.id for file in evictable(files, in_use, counts, *listed)}
 
 
-def kept_bytes(ask: Query) -> int:
-    """What pinned and frozen files take, and at least a file of each kind that has none of these."""
+def kept_bytes(keeps_last: bool, ask: Query) -> int:
+    """What pinned and frozen files take, and at least a file of each kind that has none of these, if they are kept."""
     ((bytes,),) = ask(
-        "SELECT coalesce(sum(coalesce(pinned, least)), 0) FROM"
+        f"SELECT coalesce(sum(coalesce(pinned, {'least' if keeps_last else 0})), 0) FROM"
         " (SELECT sum(iif(n.pinned > 0, r.bytes, NULL)) AS pinned, min(r.bytes) AS least FROM resident r"
         " JOIN node n USING (id) WHERE r.suffix IS NOT NULL GROUP BY r.parent, r.suffix)"
     )

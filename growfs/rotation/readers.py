@@ -10,15 +10,15 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import trio
 
 from growfs.errors import TooManyOpen
 from growfs.proc import Process, process, thread_group
 from growfs.rotation.generations import Generations
-from growfs.rotation.holds import DirectoryHolds, Reader
-from growfs.rotation.rules import EVERYWHERE, Generation, Holds, begins_epoch, begins_generation
+from growfs.rotation.holds import DirectoryHolds, Reader, holds_of
+from growfs.rotation.jobs import Job
+from growfs.rotation.rules import EVERYWHERE, Generation, Holds
 from growfs.signal import Signal
 from growfs.syscalls import pidfd_open
 
@@ -28,6 +28,8 @@ SILENCE_EVERY_S = 5.0
 """How often the registry checks for readers that have fallen silent."""
 NUMBERS = (1 << 20) - 1
 """How many readers there are before their numbers are used again."""
+TOGETHER_S = 10.0
+"""A launcher starts its processes within this time, even hundreds of them."""
 NOTHING = Generation(0, 0, 0.0)
 """Stands for the generation where there is none yet: it lists nothing."""
 FOREIGN = 0
@@ -49,12 +51,11 @@ class Readers:
         self._generations = generations
         self._recently_opened = recently_opened
         self._beginning = trio.Lock()
-        self._is_beginning = False  # a generation is being decided: the listing that holds the lock needs one
         self._nursery: trio.Nursery
         self._readers: dict[tuple[int, str], Reader] = {}
+        self._processes: dict[Reader, Process] = {}
         self._by_number: dict[int, Reader] = {}
         self._threads: dict[int, tuple[float, Reader]] = {}  # in the order in which they became known
-        self._listing = set[Reader]()  # all that are in the middle of listing, and some that have listed
         self._numbers = (count % NUMBERS + 1 for count in itertools.count())  # 0 stands for no reader
 
     async def run(self) -> None:
@@ -79,24 +80,19 @@ class Readers:
 
         None where a generation has to `begin` first.
         """
-        reader = self._own(tid)
-        generation = self._generations.current
-        if generation is None or self._generations.is_over:
+        reader, newest = self._own(tid), self._generations.current
+        if newest is None or self._generations.is_over:
             return None
-        now = trio.current_time()
-        context = reader.about_to_list(directory, generation, now)
-        others_listing = self._others_are_listing(reader, generation, now)
-        if begins_epoch(context, now - generation.began_at, self._generations.settle_s, others_listing):
-            if self._is_beginning or begins_generation(context, self._generations.settle_s):
-                return None
-            generation = self._generations.continue_for_another_epoch(generation)
-        return self._join(reader, directory, generation)
+        if reader.listed_at is None:
+            reader.job = self._job(reader)
+        view = reader.next_view(directory, newest, trio.current_time(), self._generations.settle_s)
+        return self._join(reader, directory, view) if view else None
 
     def _join(self, reader: Reader, directory: int, generation: Generation) -> tuple[Reader, Generation]:
         if reader.listed_at is None:
             self._threads.clear()  # what its children open is credited to it from now on
-        reader.lists(directory, generation, trio.current_time())
-        self._listing.add(reader)
+        now = trio.current_time()
+        reader.lists(directory, generation, now)
         if directory == EVERYWHERE:
             reader.is_shown(EVERYWHERE, generation.files)
         self.released.notify()  # its holds on what it saw before have ended
@@ -108,27 +104,10 @@ class Readers:
             if listing := self.listing(tid, directory):
                 return listing  # another listing began it meanwhile
             reader = self._own(tid)
-            lasting_holds = [other.lasting_holds(lists_now=other is reader) for other in self._holding()]
-            self._is_beginning = True
-            try:
-                merged = await trio.to_thread.run_sync(DirectoryHolds.merged, lasting_holds)
-                await self._generations.begin(Holds(merged, self._is_foreign_holding), self._recently_opened())
-            finally:
-                self._is_beginning = False
+            lasting = [other.lasting_holds(self._generations.number, lister=reader) for other in self._holding()]
+            merged = await trio.to_thread.run_sync(DirectoryHolds.merged, lasting)
+            await self._generations.begin(Holds(merged, self._is_foreign_holding), self._recently_opened())
             return self._join(reader, directory, self._generations.current or NOTHING)
-
-    def _others_are_listing(self, reader: Reader, generation: Generation, now: float) -> bool:
-        """Whether another reader is in the middle of listing a generation. Forgets those that have listed."""
-        have_listed: list[Reader] = []
-        try:
-            for other in self._listing:
-                if not other.is_listing(generation, now, self._generations.settle_s):
-                    have_listed.append(other)
-                elif other is not reader:
-                    return True
-            return False
-        finally:
-            self._listing.difference_update(have_listed)
 
     def opener(self, tid: int) -> int:
         """The reader to which a thread's opens are credited: the nearest of its process and ancestors that has listed.
@@ -151,6 +130,7 @@ class Readers:
 
     def opened(self, number: int, id: int, waited: bool) -> None:
         """A reader has opened a file. waited: until it was fetched."""
+        self._generations.note_opened(id)
         if reader := self._by_number.get(number):
             reader.opened(id, self._generations.current, trio.current_time(), waited)
 
@@ -162,9 +142,9 @@ class Readers:
     # What readers hold.
 
     def holds(self) -> Holds:
-        """The holds of all readers. A draw may ask about 20,000 directories: of each reader that would take seconds."""
-        holds = [reader.holds for reader in self._holding()]
-        return Holds(partial(DirectoryHolds.merged, holds), self._is_foreign_holding)
+        """The holds of all readers, and of their jobs."""
+        now, settle_s = trio.current_time(), self._generations.settle_s
+        return holds_of(list(self._holding()), now, settle_s, self._is_foreign_holding)
 
     @property
     def _is_foreign_holding(self) -> bool:
@@ -188,17 +168,28 @@ class Readers:
     # Which process a thread belongs to.
 
     def _own(self, tid: int) -> Reader:
-        found = process(thread_group(tid)) or Process(FOREIGN, 0, "", "another pid namespace")
+        found = process(thread_group(tid)) or Process(FOREIGN, 0, "0", "another pid namespace")
         key = (found.pid, found.start)
         if key not in self._readers:
             pidfd = _watched(found.pid) if found.pid != FOREIGN else None
             number = next(number for number in self._numbers if number not in self._by_number)
             reader = self._readers[key] = Reader(found.pid, found.start, found.command, number)
+            self._processes[reader] = found
             self._by_number[reader.number] = reader
             self._threads.clear()
             if pidfd is not None:
                 self._nursery.start_soon(self._until_it_ends, key, reader, pidfd)
         return self._readers[key]
+
+    def _job(self, new: Reader) -> Job:
+        """The job of a process that has not listed yet: that of a live one that started with it, or one of its own."""
+        process = self._processes[new]
+        began_s = trio.current_time() - process.age_s - self._generations.settle_s
+        for reader, known in self._processes.items():
+            job = reader.job
+            if job.view and (are_ranks(known, process) or (is_family(known, process) and began_s <= job.viewed_at)):
+                return job
+        return new.job
 
     def _lister(self, tid: int) -> Reader:
         current = process(thread_group(tid))
@@ -214,11 +205,26 @@ class Readers:
             await trio.lowlevel.wait_readable(pidfd)
         finally:
             os.close(pidfd)
-        del self._readers[key]
-        self._listing.discard(reader)
+        del self._readers[key], self._processes[reader]
+        reader.ended()
         self._by_number.pop(reader.number, None)
         self._threads.clear()
         self.released.notify()
+
+
+def are_ranks(one: Process, other: Process) -> bool:
+    """Whether two processes are children of one launcher (torchrun, mpirun, multiprocessing) that started together; or
+    have one command line and did, as each may have a wrapper script for its parent.
+    """
+    if FOREIGN in (one.pid, other.pid) or abs(one.started_s - other.started_s) > TOGETHER_S:
+        return False
+    return one.parent == other.parent > 1 or (one.command_line == other.command_line != b"")
+
+
+def is_family(one: Process, other: Process) -> bool:
+    """Whether one is a child of the other, and runs the same program: Lightning's ranks, data loader workers."""
+    is_child = one.parent == other.pid or other.parent == one.pid
+    return is_child and FOREIGN not in (one.pid, other.pid) and one.program == other.program is not None
 
 
 def _watched(pid: int) -> int:

@@ -1,9 +1,9 @@
-"""When the listing changes, what each generation delists, and what may be evicted. Pure functions over plain facts.
+"""What a generation lists and delists, and what is held. Pure functions over plain facts.
 
-A generation is a numbered, frozen set of listed files, one for the whole mount. Every listing joins the current
-generation, unless the rules below begin the next one. So the ranks of one job list the same files, and a loop that
-lists again sees growth. What a process saw in a listing is held for it. Each new generation delists the files that were
-listed for longest, and delisted files that nobody holds are evicted to make room.
+A generation is a numbered, frozen set of listed files. Which one a listing shows, and when the next one begins, is
+decided by `jobs`. What a process saw in a listing is held for it. Each new generation delists the files that were
+listed for longest, in proportion to what was opened since the last one began, and delisted files that nobody holds are
+evicted to make room.
 
 The daemon and the simulation both call these functions. The daemon reads the facts from its database.
 """
@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from array import array
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -59,86 +60,49 @@ delisted_key, listed_key = attrgetter(*DELISTED_ORDER), attrgetter(*LISTED_ORDER
 _group = attrgetter("queue_position")
 
 
-# When a generation begins.
-
-EPOCH_SHARE = 0.5
-"""A reader that has opened fewer of the files that a generation showed it, as a share, may only have looked at a batch
-between the listings of its training and its validation set. They have to be of one generation."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListingContext:
-    """What is known of a process at the moment when it lists a directory."""
-
-    listed_ever: bool
-    """It has listed any directory before."""
-    listed_here: bool
-    """It has listed this directory before, in the current epoch."""
-    opened_since: bool
-    """It, or a descendant, has opened a file since it last listed any directory."""
-    listing_s: float = 0.0
-    """For how long it has listed without opening a file: a walk over directories is one listing."""
-    generation_s: float = 0.0
-    """For how long it has listed the current generation."""
-    opened_share: float = 0.0
-    """How many files it has opened meanwhile, as a share of those that it was shown."""
-
-
-def begins_epoch(listing: ListingContext, age_s: float, settle_s: float, others_listing: bool = False) -> bool:
-    """Whether this listing begins an epoch of the mount; every other listing joins the current one.
-
-    age_s: how old the current epoch is. settle_s: how long it is kept for processes that list and open nothing.
-    others_listing: another process is in the middle of its listings, and must find the same files in all of them.
-    """
-    if others_listing:
-        return False
-    if listing.listed_here and listing.opened_since:
-        return True  # the next epoch: it used what it saw, and lists again
-    if listing.listed_here:  # measured from its own first listing: Keras lists twice, at any age of the generation
-        return listing.listing_s > settle_s
-    return not listing.listed_ever and age_s > settle_s
-
-
-def begins_generation(listing: ListingContext, settle_s: float) -> bool:
-    """Whether the epoch that this listing begins has a new generation. Else the current one goes on.
-
-    Only the process that begins an epoch decides it. The other ranks of its job join, whatever they have opened.
-    """
-    return not listing.listed_ever or listing.generation_s > settle_s or listing.opened_share >= EPOCH_SHARE
-
-
 # What is listed, and what is held.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Generation:
     """The set of listed files: those admitted up to last_seq that neither it nor an earlier generation delisted.
 
-    The rows of the files say a little later what it delists and lists again.
+    The rows of the files say a little later what it delists and lists again. It can be listed as long as somebody holds
+    it, also when others have begun since.
     """
 
     number: int
     last_seq: int
     began_at: float
-    """When its epoch began, in seconds of any clock."""
+    """In seconds of any clock."""
     files: int = 0
     """How many it lists."""
-    delisted: BitMap64 = field(default_factory=BitMap64, compare=False)
+    delisted: BitMap64 = field(default_factory=BitMap64)
     """The ids of the files that it delists."""
-    relisted: BitMap64 = field(default_factory=BitMap64, compare=False)
+    relisted: BitMap64 = field(default_factory=BitMap64)
     """The ids of the files that it lists again."""
-    epoch: int = 0
-    """Counts the epochs for which it lasts."""
-
-    def for_another_epoch(self, now: float) -> Generation:
-        """The same set of files, listed by an epoch that begins now."""
-        return replace(self, began_at=now, epoch=self.epoch + 1)
+    hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
+    """The directories without a listed file, by the nearest directory above them that is listed."""
+    is_over: bool = False
+    """Whether the next listing, whoever lists, is not to show it."""
+    opened: BitMap64 = field(default_factory=BitMap64)
+    """The ids of the files that jobs opened which have ended since."""
+    is_read: bool = False
+    """Whether such jobs have opened enough of what they were shown, so that this was their epoch."""
+    _delisted_later: BitMap64 = field(default_factory=BitMap64)
+    _hidden: BitMap64 = field(default_factory=BitMap64)
+    """Files that it did not list, and a later one does: their rows no longer say so."""
 
     def shows(self, id: int, delisted: int | None) -> bool:
         """Whether a file admitted up to last_seq is listed. delisted: the generation that delisted it, by its row."""
-        if id in self.delisted:
+        if id in self.delisted or id in self._hidden:
             return False
         return delisted is None or self.number < delisted or id in self.relisted
+
+    def is_followed_by(self, later: Generation) -> None:
+        """Note what a later generation changes."""
+        self._hidden |= later.relisted - self._delisted_later
+        self._delisted_later |= later.delisted
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +169,25 @@ def hold_on(holds: HoldsOfOne | Mapping[int, Hold], directory: int) -> Hold | No
 # The last file of a kind.
 
 
-class LastOfKind:
-    """Keeps the last file of each kind, while others are taken away. counts: how many files there are of each kind."""
+def keeps_last(least_bytes: int, limit: int) -> bool:
+    """Whether a directory keeps its last file of an extension. least_bytes: of the smallest cached file of each kind.
 
-    def __init__(self, counts: Mapping[Kind, int]) -> None:
+    Not if these would take more than half of the cache: then each directory is a sample (an image, its mask and its
+    text), and those that came first would stay for good.
+    """
+    return least_bytes <= limit // 2
+
+
+class LastOfKind:
+    """Keeps the last file of each kind, while others are taken away. counts: how many files there are of each kind.
+
+    keeps: else it keeps half of all files, of whatever kind.
+    """
+
+    def __init__(self, counts: Mapping[Kind, int], keeps: bool = True) -> None:
         self._left = dict(counts)
+        self._least = 1 if keeps else 0
+        self._spare = sys.maxsize if keeps else sum(counts.values()) // 2
 
     def __contains__(self, kind: Kind) -> bool:
         return kind in self._left
@@ -223,11 +201,17 @@ class LastOfKind:
         left = self._left
         for kind in kinds:
             left[kind] = left.get(kind, 0) - 1
-        if all(left[kind] >= 1 for kind in kinds):
+        if len(kinds) <= self._spare and all(left[kind] >= self._least for kind in kinds):
+            self._spare -= len(kinds)
             return True
         for kind in kinds:
             left[kind] += 1
         return False
+
+    @property
+    def directories(self) -> set[int]:
+        """Those that have a file left."""
+        return {directory for (directory, _), files in self._left.items() if files > 0}
 
 
 # What a generation delists.
@@ -386,12 +370,19 @@ class TurnoverInput:
     """The last admission that the next generation may list."""
     lasting_holds: Holds
     """Of processes that may never list again."""
+    opened_share: float = 1.0
+    """How many of the files that the current generation lists were opened since it began. Nothing is delisted for
+    readers who open nothing."""
+    is_first: bool = False
+    """No generation began before it in this mount, so nobody has opened anything."""
     opened: frozenset[int] = frozenset()
     """Ids of files that were opened, whose rows may not say so yet."""
     show_files: int | None = None
     """List exactly so many."""
     rotates: bool = True
     """Whether files are delisted for the sake of change."""
+    keeps_last: bool = True
+    """Whether directories keep their last files: see the function of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +390,7 @@ class GenerationPlan:
     """The next generation: the last admission that it lists, how many files it lists, and what changes.
 
     delisted, relisted: as in Generation. requeued: ids that get a later place in the queue, in groups; a negative id is
-    of the same group as the id before it.
+    of the same group as the id before it. keeps_last: see the function of this name. hidden_below: as in Generation.
     """
 
     last_seq: int
@@ -407,6 +398,10 @@ class GenerationPlan:
     delisted: BitMap64 = field(default_factory=BitMap64)
     relisted: BitMap64 = field(default_factory=BitMap64)
     requeued: Sequence[int] = ()
+    keeps_last: bool = True
+    directories: Collection[int] = ()
+    """Those of its files."""
+    hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
 
 
 def turnover_order(files: Iterable[CachedFile], shown_seq: int) -> list[CachedFile]:
@@ -423,29 +418,46 @@ def next_generation(
     queue: Iterable[CachedFile],
     unlisted: Iterable[CachedFile],
     delisted: Collection[int],
+    delisted_bytes: int,
 ) -> GenerationPlan:
     """Decide what generation `number` lists.
 
     counts: how many files of each kind are cached, up to turnover.last_seq. queue: those that may be delisted, in
     `turnover_order`; read only as far as needed. unlisted: those up to turnover.last_seq that no generation listed and
-    that may stay unlisted, the last admitted first; read only where needed. delisted: ids of all that are.
+    that may stay unlisted, the last admitted first; read only where needed. delisted: ids of all that are;
+    delisted_bytes: of these.
     """
     files = sum(counts.values())
     surplus = None if turnover.show_files is None else max(0, files - turnover.show_files)
-    lacking = turnover.lacking if turnover.rotates else 0
-    need = turnover_bytes(turnover.limit, turnover.turnover, turnover.largest, lacking, turnover.free)
-    keep = LastOfKind(counts)
+    whole, need = needed_bytes(turnover, delisted_bytes)
+    keep = LastOfKind(counts, turnover.keeps_last)
     chosen = delist(file_groups(queue, turnover.lasting_holds, turnover.opened), keep, need, surplus)
     last_seq = turnover.last_seq
     files -= len(chosen.delisted)
-    if surplus is None and chosen.freed < need:
+    short = (whole if turnover.is_first else need) - chosen.freed
+    if surplus is None and short > 0:
         newest = list(unlisted)
-        last_seq = last_listed(_newest_groups(newest), keep, need - chosen.freed, last_seq)
+        last_seq = last_listed(_newest_groups(newest), keep, short, last_seq)
         files -= sum(file.seq > last_seq for file in newest)
     newly_delisted = BitMap64(id for id in chosen.delisted if id not in delisted)
     relisted = BitMap64(set(delisted).difference(chosen.delisted))
     requeued = array("q", (-id if place else id for ids in chosen.requeued for place, id in enumerate(ids)))
-    return GenerationPlan(last_seq, files, newly_delisted, relisted, requeued)
+    return GenerationPlan(last_seq, files, newly_delisted, relisted, requeued, turnover.keeps_last, keep.directories)
+
+
+def needed_bytes(turnover: TurnoverInput, delisted_bytes: int) -> tuple[int, int]:
+    """How many bytes a generation delists: (if all that is listed was opened, for what was).
+
+    delisted_bytes: of the files that are delisted already. They stay so: what was opened before has paid for them.
+    """
+
+    def for_share(share: float) -> int:
+        largest = turnover.largest if share else 0
+        lacking = turnover.lacking if turnover.rotates else 0
+        return turnover_bytes(turnover.limit, share * turnover.turnover, largest, lacking, turnover.free)
+
+    whole = for_share(1.0)
+    return whole, min(whole, delisted_bytes + for_share(turnover.opened_share))
 
 
 def _newest_groups(files: Iterable[CachedFile]) -> Iterator[tuple[int, list[Kind], int]]:

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from pyroaring import BitMap64
+
 from growfs.cache.schema import read_only
 from growfs.rotation.queries import DELISTABLE, DELISTED, FIELDS, IS_PINNED, group_has
-from growfs.rotation.rules import CachedFile, GenerationPlan, Kind, TurnoverInput, next_generation
+from growfs.rotation.rules import CachedFile, GenerationPlan, Kind, TurnoverInput, keeps_last, next_generation
+
+DELISTED_DIRECTORY = "SELECT 1 FROM resident WHERE delisted IS NOT NULL AND suffix IS NULL LIMIT 1"
 
 
 def plan_generation(catalog: Path, number: int, turnover: TurnoverInput) -> GenerationPlan:
@@ -21,30 +26,68 @@ def plan_generation(catalog: Path, number: int, turnover: TurnoverInput) -> Gene
     connection = read_only(catalog)
     try:
         connection.execute("BEGIN")  # all queries see the same state
-        counts, largest = _kinds(connection, turnover.last_seq)
+        counts, least, largest = _kinds(connection, turnover.last_seq)
         if turnover.show_files is not None:
             turnover = replace(turnover, last_seq=_last_of_exactly(connection, turnover, turnover.show_files))
-            counts, _ = _kinds(connection, turnover.last_seq)
-        return next_generation(
+            counts, least, _ = _kinds(connection, turnover.last_seq)
+        delisted = dict(
+            connection.execute("SELECT id, bytes FROM resident WHERE delisted IS NOT NULL AND suffix IS NOT NULL")
+        )
+        plan = next_generation(
             number,
-            replace(turnover, largest=max(largest, turnover.largest)),
+            replace(turnover, largest=max(largest, turnover.largest), keeps_last=keeps_last(least, turnover.limit)),
             counts,
             queue=_queue(connection, turnover.shown_seq),
             unlisted=_unlisted(connection, turnover),
-            delisted={id for (id,) in connection.execute("SELECT id FROM resident WHERE delisted IS NOT NULL")},
+            delisted=delisted,
+            delisted_bytes=sum(delisted.values()),
         )
+        return _with_directories(connection, plan)
     finally:
         connection.close()
 
 
-def _kinds(connection: sqlite3.Connection, last_seq: int) -> tuple[dict[Kind, int], int]:
-    """(how many files of each kind are cached, up to an admission; the bytes of the largest)."""
+def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> GenerationPlan:
+    """The plan that also delists the directories without a listed file, and lists again those that have one."""
+    if plan.keeps_last and connection.execute(DELISTED_DIRECTORY).fetchone() is None:
+        return plan
     rows = connection.execute(
-        "SELECT parent, suffix, count(*), max(bytes) FROM resident"
+        "SELECT id, parent, delisted FROM resident WHERE suffix IS NULL AND seq <= ?", (plan.last_seq,)
+    )
+    parents, delisted = dict[int, int](), set[int]()
+    for id, parent, by_generation in rows:
+        parents[id] = parent
+        if by_generation is not None:
+            delisted.add(id)
+    listed = set[int]()
+    for directory in plan.directories:
+        while directory in parents and directory not in listed:
+            listed.add(directory)
+            directory = parents[directory]
+    hidden = parents.keys() - listed
+    hidden_below = defaultdict[int, BitMap64](BitMap64)
+    for directory in hidden:
+        above = parents[directory]
+        while above in hidden:
+            above = parents[above]
+        hidden_below[above].add(directory)
+    return replace(
+        plan,
+        delisted=plan.delisted | BitMap64(hidden - delisted),
+        relisted=plan.relisted | BitMap64(delisted & listed),
+        hidden_below=dict(hidden_below),
+    )
+
+
+def _kinds(connection: sqlite3.Connection, last_seq: int) -> tuple[dict[Kind, int], int, int]:
+    """(how many files of each kind are cached, up to an admission; bytes of the smallest ones; of the largest one)."""
+    rows = connection.execute(
+        "SELECT parent, suffix, count(*), min(bytes), max(bytes) FROM resident"
         " WHERE suffix IS NOT NULL AND seq <= ? GROUP BY parent, suffix",
         (last_seq,),
     ).fetchall()
-    return {(parent, suffix): count for parent, suffix, count, _ in rows}, max((row[3] for row in rows), default=0)
+    counts = {(parent, suffix): count for parent, suffix, count, _, _ in rows}
+    return counts, sum(row[3] for row in rows), max((row[4] for row in rows), default=0)
 
 
 def _queue(connection: sqlite3.Connection, shown_seq: int) -> Iterator[CachedFile]:

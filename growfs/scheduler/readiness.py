@@ -74,13 +74,12 @@ class SeedTracker:
         self._failed.clear()
         if len(order.seeds) > SEED_DIRECTORIES_MAX:
             self._reason = f"{len(order.seeds)} directories are too many to fetch a file of each first"
-        elif order.seed_bytes > limit_bytes:
-            self._reason = (
-                f"a file of each takes {format_size(order.seed_bytes)}, more than the whole cache, so it will have the"
-                " same files for good; raise --cache-size to twice as much, or --include fewer directories"
-            )
         elif order.seed_bytes > limit_bytes // 2:
-            self._reason = "a file of each directory would take more than half of the cache"
+            self._reason = (
+                f"a file of each takes {format_size(order.seed_bytes)}, more than half of the cache, so directories"
+                " come and go as samples; if they are classes, raise --cache-size to more than twice as much, or"
+                " --include fewer"
+            )
 
     def complete_seeds(self, has_frozen: bool) -> None:
         """Note that every directory has a file: known before the order of a large catalog is.

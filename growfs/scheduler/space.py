@@ -37,7 +37,7 @@ from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError, NoRoom
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.generations import Generations
-from growfs.rotation.queries import for_a_draw, for_a_miss, kept_bytes, of_these
+from growfs.rotation.queries import Listed, for_a_draw, for_a_miss, kept_bytes, of_these
 from growfs.rotation.rules import Holds
 from growfs.scheduler.in_flight import Priority, SizeEstimate
 from growfs.scheduler.outage import PEERS_AGAIN_S, Outage
@@ -272,7 +272,7 @@ class Space:
 
     async def _may_ever_fit(self, bytes: int) -> bool:
         """Whether files may fit once nothing is open or in flight: unless pinned and last files take too much."""
-        kept = await self._db.query_in_thread(kept_bytes)
+        kept = await self._db.query_in_thread(partial(kept_bytes, self._generations.listed.keeps_last))
         return kept + bytes <= self._store.limit_bytes
 
     async def _wait(self, claim: Claim, pause_s: float) -> None:
@@ -335,8 +335,8 @@ class Space:
         async with self._by_what_is_listed() as is_known:
             if not is_known:
                 return 0
-            shown_seq = self._generations.shown_seq
-            allowed = await self._db.query_in_thread(partial(of_these, ids, store.open_files.ids, shown_seq))
+            listed = self._generations.listed
+            allowed = await self._db.query_in_thread(partial(of_these, ids, store.open_files.ids, listed))
             allowed -= await self._opened(list(allowed))
             return await store.evict([id for id in ids if id in allowed])
 
@@ -368,11 +368,11 @@ class Space:
 
         A thread reads the candidates and picks: to find that a hundred thousand files are held takes a second.
         """
-        holds, shown_seq, in_use = self._holds(), self._generations.shown_seq, self._store.open_files.ids
+        holds, listed, in_use = self._holds(), self._generations.listed, self._store.open_files.ids
         for most in rows_max:
             while True:
                 chosen = await self._db.query_in_thread(
-                    partial(_pick, priority, holds, shown_seq, in_use, most, need, ample)
+                    partial(_pick, priority, holds, listed, in_use, most, need, ample)
                 )
                 opened = await self._opened(chosen)
                 if not opened:
@@ -403,11 +403,11 @@ class Space:
 
 
 def _pick(
-    priority: Priority, holds: Holds, shown_seq: int, in_use: set[int], most: int, need: int, ample: int, ask: Query
+    priority: Priority, holds: Holds, listed: Listed, in_use: set[int], most: int, need: int, ample: int, ask: Query
 ) -> list[int]:
     """The ids to evict. most: how many files of each sort are read."""
     if priority is Priority.DRAW:
-        candidates = for_a_draw(ask, holds, shown_seq, in_use, most)
+        candidates = for_a_draw(ask, holds, listed, in_use, most)
     else:
-        candidates = for_a_miss(ask, holds, shown_seq, in_use, most, keep_held=priority is not Priority.READER)
+        candidates = for_a_miss(ask, holds, listed, in_use, most, keep_held=priority is not Priority.READER)
     return pick_victims(candidates, need, ample)

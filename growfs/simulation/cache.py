@@ -11,10 +11,11 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from growfs.remote.names import extension
 from growfs.rotation.eviction import draw_candidates, evictable, miss_candidates, pick_victims
-from growfs.rotation.holds import Reader
+from growfs.rotation.holds import Reader, holds_of
 from growfs.rotation.pass_order import groups_of
 from growfs.rotation.rules import (
     EVERYWHERE,
@@ -23,9 +24,8 @@ from growfs.rotation.rules import (
     Holds,
     Kind,
     TurnoverInput,
-    begins_epoch,
-    begins_generation,
     delisted_key,
+    keeps_last,
     listed_key,
     next_generation,
     turnover_order,
@@ -193,6 +193,9 @@ class Rotating(Cache):
         self._settings = settings
         self._largest = max((file.size for file in files if file.size <= limit), default=0)
         self._generation: Generation | None = None
+        self._earlier = WeakSet[Generation]()
+        self._opened = set[int]()
+        self._keeps_last = True
         self._delisted: dict[int, list[CachedFile]] = {}
         self._listed_counts: Counter[Kind] = Counter()
         self._holds: Holds | None = None
@@ -230,6 +233,7 @@ class Rotating(Cache):
 
     def opened(self, id: int) -> None:
         """A resident file is opened."""
+        self._opened.add(id)
         if not self.cached[id].opened:
             self.cached[id] = self.cached[id]._replace(opened=True)
 
@@ -249,37 +253,39 @@ class Rotating(Cache):
             for reader in self.live:
                 if reader.holds and reader.is_silent(now, self._settings.hold_idle_s):
                     reader.release()
-            self._holds = Holds(reader.holds for reader in self.live)
-            self._holds_until = now + HOLDS_S
+            settle_s = self._settings.settle_s
+            self._holds = holds_of(self.live, now, settle_s)
+            self._holds_until = now + min(settle_s, HOLDS_S)
             self._refused = None
         return self._holds
 
-    def listed(self, directory: int) -> list[int]:
-        """The ids that a directory shows at this moment, in the order of admission."""
-        if not self._generation:
+    def listed(self, directory: int, view: Generation | None = None) -> list[int]:
+        """The ids that a directory shows at this moment, in the order of admission. view: else the newest."""
+        view = view or self._generation
+        if not view:
             return []
-        last, cached = self._generation.last_seq, self.cached
-        return [id for id in self.folders[directory] if (file := cached[id]).seq <= last and file.delisted is None]
+        last, cached, shows = view.last_seq, self.cached, view.shows
+        return [id for id in self.folders[directory] if (file := cached[id]).seq <= last and shows(id, file.delisted)]
 
     def listing(self, reader: Reader, directory: int, now: float) -> list[int]:
         """A reader lists a directory, which may begin a generation; returns what it is shown."""
-        settle_s = self._settings.settle_s
-        context = reader.about_to_list(directory, self._generation, now)
-        others = (other.is_listing(self._generation, now, settle_s) for other in self.live if other is not reader)
-        if self._generation is None:
-            self._generation = self._begin(reader, now)
-        elif begins_epoch(context, now - self._generation.began_at, settle_s, any(others)):
-            is_new = begins_generation(context, settle_s)
-            self._generation = self._begin(reader, now) if is_new else self._generation.for_another_epoch(now)
-        reader.lists(directory, self._generation, now)
+        newest = self._generation
+        is_empty = newest is None or (self.counter and not newest.files)
+        view = None if is_empty or newest is None else reader.next_view(directory, newest, now, self._settings.settle_s)
+        if view is None:
+            view = self._begin(reader, now)
+        reader.lists(directory, view, now)
         self.readers_changed()
-        shown = self.listed(directory)
+        shown = self.listed(directory, view)
         reader.is_shown(directory, len(shown))
         return shown
 
     def _begin(self, lister: Reader, now: float) -> Generation:
         number = self._generation.number + 1 if self._generation else 1
         self.holds(now)  # ends those of silent readers
+        least = dict[Kind, int]()
+        for file in self.cached.values():
+            least[file.kind] = min(file.bytes, least.get(file.kind, file.bytes))
         turnover = TurnoverInput(
             limit=self.limit,
             turnover=self._settings.turnover,
@@ -288,11 +294,16 @@ class Rotating(Cache):
             free=self.limit - self.used,
             shown_seq=self._shown_seq,
             last_seq=self.counter,
-            lasting_holds=Holds(reader.lasting_holds(lists_now=reader is lister) for reader in self.live),
+            lasting_holds=Holds(reader.lasting_holds(number - 1, lister) for reader in self.live),
+            opened_share=min(1.0, len(self._opened) / max(1, self._generation.files)) if self._generation else 0.0,
+            is_first=self._generation is None,
+            keeps_last=keeps_last(sum(least.values()), self.limit),
         )
         queue = turnover_order(self.cached.values(), turnover.shown_seq)
-        delisted = {file.id for group in self._delisted.values() for file in group}
-        plan = next_generation(number, turnover, self.residents, queue, self._unlisted(), delisted)
+        delisted = {file.id: file.bytes for group in self._delisted.values() for file in group}
+        plan = next_generation(
+            number, turnover, self.residents, queue, self._unlisted(), delisted, sum(delisted.values())
+        )
         for changed, by_generation in ((plan.delisted, number), (plan.relisted, None)):
             for id in changed:
                 self.cached[id] = self.cached[id]._replace(delisted=by_generation)
@@ -306,7 +317,15 @@ class Rotating(Cache):
         for file in sorted([file for file in shown if file.delisted is not None], key=delisted_key):
             self._delisted.setdefault(file.queue_position, []).append(file)
         self._listed_counts = Counter(file.kind for file in shown if file.delisted is None)
-        return Generation(number, plan.last_seq, now, plan.files)
+        self._opened.clear()
+        self._keeps_last = plan.keeps_last
+        new = Generation(number, plan.last_seq, now, plan.files, plan.delisted, plan.relisted)
+        if self._generation:
+            self._earlier.add(self._generation)
+        for earlier in self._earlier:
+            earlier.is_followed_by(new)
+        self._generation = new
+        return new
 
     def _unlisted(self) -> Iterator[CachedFile]:
         """The files that no generation has listed yet, the last admitted first."""
@@ -331,7 +350,9 @@ class Rotating(Cache):
                 return False
             else:
                 candidates = draw_candidates(self._delisted.values(), self.busy, holds)
-            victims = pick_victims(evictable(candidates, self.busy, self._counts, self._shown_seq), lacking)
+            victims = pick_victims(
+                evictable(candidates, self.busy, self._counts, self._shown_seq, self._keeps_last), lacking
+            )
             for id in victims:
                 self.remove(id)
             if not victims and not missed:

@@ -23,6 +23,7 @@ from functools import lru_cache
 
 from growfs.errors import UsageError
 from growfs.rotation.holds import Reader
+from growfs.rotation.jobs import Job
 from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import POLICIES, Cache, File, MountSettings, Replacing, Rotating
@@ -84,9 +85,9 @@ class Simulation:
         self._draw_at = 0.0
         self._pids = itertools.count(1)
 
-    def reader(self) -> SimReader:
-        """A process that starts now. What its children open counts as opened by itself."""
-        return SimReader(self, Reader(next(self._pids), "0", "simulated"))
+    def reader(self, job: Job | None = None) -> SimReader:
+        """A process that starts now. What its children open counts as opened by itself. job: else one of its own."""
+        return SimReader(self, Reader(next(self._pids), "0", "simulated", job=job or Job()))
 
     @property
     def misses(self) -> int:
@@ -318,6 +319,7 @@ class SimReader:
         """The process ends, and so do its holds. It has closed what it kept open."""
         cache = self._simulation.cache
         cache.live.remove(self.reader)
+        self.reader.ended()
         cache.readers_changed()
         self._simulation.try_drawing()
 

@@ -13,7 +13,7 @@ from growfs import disk
 from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteMissing, RemoteThrottled
 from growfs.remote import RemoteSpec, digest, open_remote
 from growfs.remote.digest import Digest
-from growfs.remote.http.threads import Job, TransferThreads
+from growfs.remote.http.threads import TransferJob, TransferThreads
 from growfs.remote.interface import Fetched, FetchTask
 from growfs.remote.peer_client import PeerClient
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
@@ -41,7 +41,7 @@ class Downloader:
         self._send = send
         self._lock = threading.Lock()
         self._report_due = threading.Condition(self._lock)
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, TransferJob] = {}
         self._finished: list[tuple[int, Fetched | FetchFailed]] = []
         self._bytes = self._peer_bytes = self._answered = self._library_files = 0
         self._throttled = self._unfinished = 0
@@ -57,7 +57,7 @@ class Downloader:
             self._unfinished += len(batch.files)
             self._report_due.notify()
         for request in batch.files:
-            job = self._jobs[request.id] = Job(
+            job = self._jobs[request.id] = TransferJob(
                 partial(self._fetch, request),
                 request.file.size,
                 request.urgent,

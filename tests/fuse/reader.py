@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -80,6 +82,7 @@ def spawned_read(path):
     subprocess.run(["sh", "-c", 'cat "$1" >/dev/null; :', "sh", path], check=True)
 
 os.chdir("/")
+print(os.getpid(), flush=True)
 for line in sys.stdin:
     verb, *paths = json.loads(line)
     try:
@@ -90,13 +93,23 @@ for line in sys.stdin:
 """
 
 
-class Reader:
-    """A process that lists and reads a mount on request. Paths are relative to the mount."""
+_JOBS = itertools.count()
 
-    def __init__(self, mountpoint: Path) -> None:
+
+class Reader:
+    """A process that lists and reads a mount on request. Paths are relative to the mount.
+
+    job: readers with the same one belong to one job: each has a wrapper script for its parent, and their command lines
+    are the same. Without it, it is a job of its own.
+    """
+
+    def __init__(self, mountpoint: Path, job: str | None = None) -> None:
         self._mountpoint = mountpoint
-        command = [sys.executable, "-S", "-E", "-c", PROGRAM]
+        program = [sys.executable, "-S", "-E", "-c", PROGRAM, job or str(next(_JOBS))]
+        command = ["sh", "-c", '"$@"; :', "sh", *program]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout
+        self.pid = int(self._process.stdout.readline())
 
     def __enter__(self) -> Reader:
         return self
@@ -107,10 +120,6 @@ class Reader:
         self._process.stdin.close()
         self._process.wait(10)
         self._process.stdout.close()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def list(self, path: str = "") -> set[str]:
         """The names in a directory."""
@@ -146,7 +155,7 @@ class Reader:
 
     def kill(self) -> None:
         """Kill the process."""
-        self._process.kill()
+        os.kill(self.pid, signal.SIGKILL)
 
     def lines(self, path: str) -> set[str]:
         """The lines of a text file."""

@@ -274,10 +274,10 @@ def test_epochs_of_many_kinds(growfs: Growfs, tree: dict[str, bytes], reader: Re
 @pytest.mark.promise(7)
 def test_a_hundred_and_fifty_directories(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     make_tree(tmp_path / "remote", directories=150, files=3, size=100)
-    growfs.mount(tmp_path / "remote", "--cache-size", 200 * SIZE, *HALF)
-    until(lambda: mount_status(growfs)["cache"]["files"] == 200)
+    growfs.mount(tmp_path / "remote", "--cache-size", 320 * SIZE, *HALF)
+    until(lambda: mount_status(growfs)["cache"]["files"] == 320)
     seen: set[str] = set()
-    while len(seen) <= 200:
+    while len(seen) <= 320:
         shown = epoch(reader)
         assert len({Path(name).parent for name in shown}) == 150
         seen |= shown

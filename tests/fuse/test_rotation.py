@@ -134,14 +134,70 @@ def test_short_epochs_see_the_listing_change(growfs: Growfs, rotating: set[str],
     pytest.fail(f"{len(seen)} of {len(rotating)} files in {EPOCHS_MAX} epochs")
 
 
+@pytest.mark.promise(7, 16, 18)
+def test_folders_that_are_samples_come_and_go(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    """Each with an image and its mask; and a new version of a file takes the place of the old one."""
+    remote = tmp_path / "remote"
+    for number in range(24):
+        for name in ("image.png", "mask.json"):
+            path = remote / f"patient{number:02}" / "scan" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"1" * SIZE)
+    growfs.mount(remote, "--cache-size", 20 * SIZE, "--refresh", "1s", *HALF)
+    until(lambda: mount_status(growfs)["cache"]["files"] == 20)
+    seen: set[str] = set()
+    while len(seen) < 48:
+        shown = epoch(reader)
+        assert len(shown) >= 10
+        with Reader(growfs.mountpoint) as other:
+            assert other.list() == {path.partition("/")[0] for path in other.walk()}, "no folder is empty"
+        seen |= shown
+        if mount_status(growfs)["generation"] > 1:
+            wait_for_replacement(growfs, capacity=20)
+    for path in remote.rglob("*.*"):
+        path.write_bytes(b"2" * SIZE)
+
+    def has_old() -> bool:
+        return any(Path(growfs.mountpoint / name).read_bytes()[:1] == b"1" for name in epoch(reader))
+
+    until(lambda: not has_old())
+
+
+@pytest.mark.promise(6)
+def test_ranks_see_one_list_however_far_apart(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    full_cache(growfs, tmp_path / "remote", "--settle", "500ms", *HALF)
+    with Reader(growfs.mountpoint, "job") as first, Reader(growfs.mountpoint, "job") as late:
+        shown = first.walk()
+        first.read_all(sorted(shown)[:1])
+        for _ in range(3):
+            next_generation(growfs, reader)
+        time.sleep(0.6)
+        assert epoch(reader) != shown
+        assert late.walk() == shown
+        late.read_all(shown)
+        assert waited_opens(growfs) == 0
+
+
+@pytest.mark.promise(18)
+def test_a_monitor_evicts_nothing(growfs: Growfs, rotating: set[str]) -> None:
+    growfs.run("set", growfs.mountpoint, "settle=10ms")
+    for _ in range(5):
+        time.sleep(0.02)
+        with Reader(growfs.mountpoint) as monitor:
+            monitor.walk()
+    assert mount_status(growfs)["generation"] > 1
+    assert mount_status(growfs)["evict"]["files_total"] == 0
+    assert delisted_files(growfs) == 0
+
+
 @pytest.mark.promise(7, 18)
 def test_directories_keep_a_file_of_each_kind(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     for number in range(48):
         path = tmp_path / "remote" / f"class{number % 4}" / f"{number:02}.{('jpg', 'jpg', 'txt')[number % 3]}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * SIZE)
-    growfs.mount(tmp_path / "remote", "--cache-size", 12 * SIZE, *HALF)
-    until(lambda: mount_status(growfs)["cache"]["files"] == 12)
+    growfs.mount(tmp_path / "remote", "--cache-size", 16 * SIZE, *HALF)
+    until(lambda: mount_status(growfs)["cache"]["files"] == 16)
     kinds: set[tuple[str, str]] = set()
     seen: set[str] = set()
     while len(seen) < 48:
@@ -152,7 +208,7 @@ def test_directories_keep_a_file_of_each_kind(growfs: Growfs, tmp_path: Path, re
         assert now >= {(f"class{number}", ".jpg") for number in range(4)}
         kinds = now
         if mount_status(growfs)["generation"] > 1:
-            wait_for_replacement(growfs, capacity=12)
+            wait_for_replacement(growfs, capacity=16)
     assert len(kinds) == 8
 
 

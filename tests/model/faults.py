@@ -11,7 +11,7 @@ import trio
 
 from growfs.cache.catalog import Catalog
 from growfs.cache.store import Reservation
-from growfs.rotation import readers
+from growfs.rotation import jobs
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import DirectoryHolds, Reader
 from growfs.scheduler.in_flight import Priority, SizeEstimate
@@ -77,7 +77,8 @@ def a_cache_that_is_too_full_stays_so(patch: pytest.MonkeyPatch) -> None:
 
 def every_epoch_has_a_generation(patch: pytest.MonkeyPatch) -> None:
     """A process that looks at a batch and lists again begins a generation."""
-    patch.setattr(readers, "begins_generation", lambda *_: True)
+    patch.setattr(jobs, "EPOCH_SHARE", 0.0)
+    patch.setattr(jobs, "LOOK_SHARE", 0.0)
 
 
 @dataclass(frozen=True)

@@ -227,6 +227,14 @@ class Control:
         pass
 
 
+class ModelProcess(Process):
+    """A process that /proc does not have. All run one program, so a child is of the job of its parent."""
+
+    program = "/bin/reader"
+    command_line = b""
+    age_s = float("inf")
+
+
 class Processes:
     """The processes of the machine, by pid. Each has a pipe in place of a pidfd."""
 
@@ -237,7 +245,7 @@ class Processes:
 
     def start(self, parent: int = 1) -> int:
         self._last += 1
-        self._processes[self._last] = Process(self._last, parent, str(self._last), "reader")
+        self._processes[self._last] = ModelProcess(self._last, parent, str(self._last), "reader")
         return self._last
 
     def get(self, pid: int) -> Process | None:
@@ -279,6 +287,10 @@ class Reader:
     def open(self, path: str) -> int:
         """Open a file; returns a descriptor. Raises OSError."""
         return self._mount.call(self.opening(path))
+
+    def generation(self) -> int:
+        """The number of the generation that it listed last."""
+        return self._mount.generation_of(self.pid)
 
     def read(self, fd: int) -> bytes:
         """The content of an open file."""
@@ -455,8 +467,19 @@ class InProcess:
 
         return self._loop.run(figures)
 
+    has_jobs = True
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether directories keep their last files."""
+        return self.components.status.generations.listed.keeps_last
+
+    def generation_of(self, pid: int) -> int:
+        """The number of the generation that a process listed last."""
+        return next(reader.generation for reader in self.components.status.readers.active() if reader.pid == pid)
+
     def generation(self) -> int:
-        """The number of the current generation."""
+        """The number of the newest generation."""
         return self.components.status.generations.number
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:

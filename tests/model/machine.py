@@ -81,9 +81,9 @@ class ReaderState:
 
 
 class Machine(RuleBasedStateMachine):
-    """catalog: what the daemon knows of the remote: (version, blocks) by path. shown: of the current generation, by
-    directory, what it listed. kinds: the kinds that were listed, each with its cached files. limit: of the cache, in
-    bytes."""
+    """catalog: what the daemon knows of the remote: (version, blocks) by path. generation: of the last listing. shown:
+    by generation and directory, what was listed. kinds: those that were listed, each with its cached files. limit: of
+    the cache, in bytes."""
 
     driver: Any
     new_driver: Callable[[Path], Any]
@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
         self.catalog: dict[str, tuple[int, int]] = {}
         self.kinds: dict[tuple[str, str], set[str]] = {}
         self.generation = 0
-        self.shown: dict[str, dict[str, Identity]] = {}
+        self.shown: dict[int, dict[str, dict[str, Identity]]] = {}
         self._mount()
 
     # What the disk has.
@@ -314,11 +314,9 @@ class Machine(RuleBasedStateMachine):
 
     def _check_listing(self, reader: ReaderState, directory: str, listing: dict[str, int]) -> None:
         figures["listings"] += 1
-        generation = self.driver.generation()
+        self.generation = generation = reader.process.generation()
         cached = self.cached()
-        if generation != self.generation:
-            figures["generations"] += 1
-            self.generation, self.shown = generation, {}
+        figures["generations"] += generation not in self.shown
         listed: dict[str, Identity] = {}
         for path, size in listing.items():
             assert self.matches(path), f"{path} is listed, and excluded"
@@ -328,18 +326,22 @@ class Machine(RuleBasedStateMachine):
             assert length == size, f"{path}: a listing says {size} bytes, the file has {length}"
             assert self._cached_version(path), f"{path} is not whole"
             listed[path] = cached[path]
-        shown = self.shown.setdefault(directory, listed)
+        shown = self.shown.setdefault(generation, {}).setdefault(directory, listed)
         for path, identity in shown.items():
             assert path in listed or cached.get(path) != identity, f"{path}: not in all listings of {generation}"
         assert listed.keys() <= shown.keys(), f"generation {generation} grew: {listed.keys() - shown.keys()}"
         self._forgive_drops()
+        reader.holds[directory] = {path: Seen(listed[path], self._cached_version(path)) for path in listed}
+        if not self.driver.keeps_last:
+            self.kinds = {}
+        if not self.driver.keeps_last or generation != self.driver.generation():
+            return
         kinds = {kind(path) for path in listed}
         for known in self.kinds:
             assert known[0] != directory or known in kinds, f"{known} was listed, and has no file any more"
         for path in cached:  # what is not listed yet may stand for its kind in the next generation
             if kind(path) in kinds:
                 self.kinds.setdefault(kind(path), set()).add(path)
-        reader.holds[directory] = {path: Seen(listed[path], self._cached_version(path)) for path in listed}
 
     @rule(data=st.data(), path=st.sampled_from(PATHS), keep=st.sampled_from(["no", "open", "map"]))
     def open(self, data: st.DataObject, path: str, keep: str) -> None:
@@ -454,7 +456,8 @@ class Machine(RuleBasedStateMachine):
             self.driver.settle()
 
     def _listed(self) -> dict[str, Identity]:
-        return {path: identity for files in self.shown.values() for path, identity in files.items()}
+        shown = self.shown.get(self.generation, {}).values()
+        return {path: identity for files in shown for path, identity in files.items()}
 
     def _check_order(self, first: dict[tuple[str, Identity], int], before: dict[str, Identity]) -> None:
         """A job that is alone, and opens all it is shown: what was listed for longest is delisted first.
@@ -491,6 +494,21 @@ class Machine(RuleBasedStateMachine):
             self._open(reader, path)
         self._walk(reader)
         assert self.generation == generation, "a look at a batch has begun a generation"
+
+    @precondition(lambda self: len(self.readers) < 3 and self.driver.has_jobs)
+    @rule()
+    def a_rank_that_is_late(self) -> None:
+        """It sees what its job sees, although another one has had an epoch meanwhile."""
+        first, other = self._start(), self._start()
+        self._walk(first)
+        generation = self.generation
+        late = ReaderState(first.process.fork())
+        self.readers.append(late)
+        for path in self._walk(other):
+            self._open(other, path)
+        self._walk(other)
+        self._walk(late)
+        assert self.generation == generation, "ranks see different generations"
 
     @precondition(lambda self: len(self.readers) < 3)
     @rule()
@@ -565,7 +583,7 @@ class Machine(RuleBasedStateMachine):
             assert path in cached or inode not in used, f"{path} was evicted while it was open"
         assert pinned <= set(cached), f"{pinned - set(cached)}: evicted, and pinned"
         lost = {kind(path) for path in before} - {kind(path) for path in cached}
-        assert not lost, f"the last file of {lost} was evicted"
+        assert not (lost and self.driver.keeps_last), f"the last file of {lost} was evicted"
 
     @precondition(lambda self: self.catalog)
     @rule(data=st.data())

@@ -97,6 +97,10 @@ class Reader:
         """Open a file; returns a descriptor. Raises OSError."""
         return int(self._mount.call(self.opening(path)))
 
+    def generation(self) -> int:
+        """The number of the generation that it listed last."""
+        return self._mount.generation_of(self._process.pid)
+
     def read(self, fd: int) -> bytes:
         """The content of an open file."""
         return bytes(self._process.call("read", fd))
@@ -251,6 +255,16 @@ class Mounted:
         """As `cache` in status.json."""
         return dict(self._growfs.status()["cache"])
 
+    keeps_last = True
+    """`driven_daemon` has switched the exception off."""
+    has_jobs = False
+    """All processes are children of one, so they are one job."""
+
+    def generation_of(self, pid: int) -> int:
+        """The number of the generation that a process listed last."""
+        (reader,) = [reader for reader in self._growfs.status()["readers"] if reader["pid"] == pid]
+        return int(reader["generation"])
+
     def generation(self) -> int:
-        """The number of the current generation."""
+        """The number of the newest generation."""
         return int(self._growfs.status()["generation"])

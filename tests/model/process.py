@@ -20,6 +20,7 @@ class ReaderProcess:
 
     def __init__(self, channel: socket.socket, pid: int) -> None:
         self._channel = channel
+        self.pid = pid
         self._pidfd = os.pidfd_open(pid)
 
     @classmethod

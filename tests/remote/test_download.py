@@ -19,7 +19,7 @@ from growfs.remote import digest
 from growfs.remote.client_choice import LEFT_MAX
 from growfs.remote.digest import Digest
 from growfs.remote.http.download import USELESS_HEADS_MAX
-from growfs.remote.http.threads import THREADS_DEFAULT, Job, TransferThreads
+from growfs.remote.http.threads import THREADS_DEFAULT, TransferJob, TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.retries import RETRY_AFTER_S_MAX, TRIES_MAX, Retries
 from growfs.remote.stores.fsspec import FsspecRemote
@@ -48,7 +48,7 @@ def test_each_part_is_requested_once(serve: Serve, tmp_path: Path, library_fetch
             finally:
                 ended.set()
 
-        threads.submit(Job(run, file.size))
+        threads.submit(TransferJob(run, file.size))
         assert ended.wait(20)
         assert contents == [DATA]
         return store.gets[before:]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from growfs.remote.http import threads as module
-from growfs.remote.http.threads import Job, TransferThreads
+from growfs.remote.http.threads import TransferJob, TransferThreads
 from tests.harness import until
 
 WAIT_S = 20
@@ -61,7 +61,7 @@ def wait_for_stray_work() -> None:
 def test_no_more_jobs_run_at_once_than_the_limit() -> None:
     jobs, threads = Jobs(), TransferThreads(lambda: 5)
     for _ in range(50):
-        threads.submit(Job(jobs.job()))
+        threads.submit(TransferJob(jobs.job()))
     jobs.until(lambda jobs: jobs.peak == 5)
     wait_for_stray_work()
     assert len(jobs.order) == 5
@@ -78,8 +78,8 @@ def test_a_job_that_sleeps_gives_way() -> None:
         threads.sleep(STRAY_S)
         jobs.job("repeated")()
 
-    threads.submit(Job(repeat))
-    threads.submit(Job(jobs.job("other")))
+    threads.submit(TransferJob(repeat))
+    threads.submit(TransferJob(jobs.job("other")))
     jobs.release()
     jobs.until(lambda jobs: jobs.done == 2)
     assert jobs.order == ["other", "repeated"]
@@ -97,7 +97,7 @@ def test_few_jobs_that_sleep_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs.job()()
 
     for _ in range(4):
-        threads.submit(Job(sleep))
+        threads.submit(TransferJob(sleep))
     jobs.release()
     jobs.until(lambda jobs: jobs.done == 4)
     assert jobs.order[:4] == ["began"] * 3 + ["repeated"], "the third keeps its place"
@@ -107,10 +107,10 @@ def test_jobs_submitted_together_begin_together() -> None:
     """Even if only one thread exists yet, which is idle."""
     jobs, threads = Jobs(), TransferThreads(lambda: 20)
     first = threading.Event()
-    threads.submit(Job(first.set))
+    threads.submit(TransferJob(first.set))
     assert first.wait(WAIT_S)
     for _ in range(20):
-        threads.submit(Job(jobs.job()))
+        threads.submit(TransferJob(jobs.job()))
     jobs.until(lambda jobs: jobs.peak == 20)
     jobs.release()
 
@@ -118,10 +118,10 @@ def test_jobs_submitted_together_begin_together() -> None:
 def test_urgent_jobs_do_not_wait() -> None:
     jobs, threads = Jobs(), TransferThreads(lambda: 2)
     for _ in range(4):
-        threads.submit(Job(jobs.job("file")))
+        threads.submit(TransferJob(jobs.job("file")))
     jobs.until(lambda jobs: jobs.peak == 2)
     for _ in range(3):
-        threads.submit(Job(jobs.job("urgent"), urgent=True))
+        threads.submit(TransferJob(jobs.job("urgent"), urgent=True))
     jobs.until(lambda jobs: jobs.peak == 5)
     assert jobs.order == ["file"] * 2 + ["urgent"] * 3
     jobs.release()
@@ -133,16 +133,16 @@ def test_parts_of_the_earliest_file_come_first_and_files_in_order() -> None:
     jobs, gate = Jobs(), Jobs()
     jobs.release()
     threads = TransferThreads(lambda: 1)
-    threads.submit(Job(gate.job()))
+    threads.submit(TransferJob(gate.job()))
     gate.until(lambda gate: gate.peak == 1)
 
     def share(name: str) -> Callable[[], None]:
         return lambda: threads.share([jobs.job(name)] * 3)
 
-    threads.submit(Job(jobs.job("last"), 1, number=4))
-    threads.submit(Job(share("late"), 40 * MIB, number=2))
-    threads.submit(Job(jobs.job("next"), 1, number=3))
-    threads.submit(Job(share("early"), 40 * MIB, number=1))
+    threads.submit(TransferJob(jobs.job("last"), 1, number=4))
+    threads.submit(TransferJob(share("late"), 40 * MIB, number=2))
+    threads.submit(TransferJob(jobs.job("next"), 1, number=3))
+    threads.submit(TransferJob(share("early"), 40 * MIB, number=1))
     gate.release()
     jobs.until(lambda jobs: jobs.done == 8)
     assert jobs.order == ["early"] * 3 + ["late"] * 3 + ["next", "last"]
@@ -186,7 +186,7 @@ def test_a_lowered_limit_applies_from_the_next_part() -> None:
         threads.share([part] * 120)
         ended.set()
 
-    threads.submit(Job(file, 40 * MIB))
+    threads.submit(TransferJob(file, 40 * MIB))
     assert ended.wait(WAIT_S)
     assert (done, most_at_end) == (120, 2)
 
@@ -211,7 +211,7 @@ def test_no_job_is_lost() -> None:
     def source(seed: int) -> None:
         nonlocal limit
         for number in range(count):
-            threads.submit(Job(file if number % 10 == seed else job, urgent=number % 7 == seed))
+            threads.submit(TransferJob(file if number % 10 == seed else job, urgent=number % 7 == seed))
             limit = 1 + (number + seed) % 9
             threads.check_limit()
             if number % 500 == 0:
@@ -240,7 +240,7 @@ def test_existing_threads_do_all_jobs_when_no_more_can_start(monkeypatch: pytest
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
         for _ in range(10):
-            threads.submit(Job(jobs.job()))
+            threads.submit(TransferJob(jobs.job()))
         jobs.until(lambda jobs: jobs.peak == 2)
     jobs.release()
     jobs.until(lambda jobs: jobs.done == 10)
@@ -252,12 +252,12 @@ def test_an_error_is_raised_when_no_thread_can_start(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(threading.Thread, "start", refused)
     with pytest.raises(RuntimeError):
-        TransferThreads().submit(Job(lambda: None))
+        TransferThreads().submit(TransferJob(lambda: None))
 
 
 def test_a_waiting_job_can_be_made_urgent() -> None:
     threads, gate, ran = TransferThreads(lambda: 1), threading.Event(), threading.Event()
-    submitted = [Job(partial(until, gate.is_set)), Job(lambda: None), Job(ran.set)]
+    submitted = [TransferJob(partial(until, gate.is_set)), TransferJob(lambda: None), TransferJob(ran.set)]
     for job in submitted:
         threads.submit(job)
     assert not ran.wait(0.3)
@@ -275,8 +275,8 @@ def test_a_file_begins_when_those_before_it_have_no_part_left() -> None:
         assert head.wait(WAIT_S)
         threads.share([lambda: jobs.until(lambda jobs: jobs.order.count("part") == 6), *[jobs.job("part")] * 6])
 
-    threads.submit(Job(first, 40 * MIB))
-    threads.submit(Job(jobs.job("second"), 40 * MIB, number=1))
+    threads.submit(TransferJob(first, 40 * MIB))
+    threads.submit(TransferJob(jobs.job("second"), 40 * MIB, number=1))
     wait_for_stray_work()
     assert jobs.order == []
     head.set()
@@ -297,9 +297,9 @@ def test_threads_do_not_wait_for_parts_that_do_not_come(fails: bool) -> None:
             with threads.unsplit(40 * MIB):
                 jobs.job("first")()
 
-    threads.submit(Job(first, 40 * MIB))
+    threads.submit(TransferJob(first, 40 * MIB))
     for _ in range(3):
-        threads.submit(Job(jobs.job("small"), 1, number=1))
+        threads.submit(TransferJob(jobs.job("small"), 1, number=1))
     jobs.until(lambda jobs: jobs.order.count("small") == 3)
     jobs.release()
 
@@ -316,15 +316,15 @@ def test_large_files_that_cannot_be_split_come_two_at_a_time_and_in_their_order(
         return run
 
     for number in range(6):
-        threads.submit(Job(file(str(number), 8 * MIB), 8 * MIB, number=number))
+        threads.submit(TransferJob(file(str(number), 8 * MIB), 8 * MIB, number=number))
     wait_for_stray_work()
     assert jobs.order == ["0", "1"]
-    threads.submit(Job(file("small", 1000), 1000, number=6))
+    threads.submit(TransferJob(file("small", 1000), 1000, number=6))
     jobs.until(lambda jobs: jobs.order == ["0", "1", "small"])
     limit += module.STREAMS_PER_FILE
     threads.check_limit()
     jobs.until(lambda jobs: jobs.order == ["0", "1", "small", "2"])
-    threads.submit(Job(file("urgent", 8 * MIB), 8 * MIB, urgent=True))
+    threads.submit(TransferJob(file("urgent", 8 * MIB), 8 * MIB, urgent=True))
     jobs.until(lambda jobs: jobs.order[-1] == "urgent")
     jobs.release()
     jobs.until(lambda jobs: jobs.done == 8)
@@ -334,15 +334,15 @@ def test_large_files_that_cannot_be_split_come_two_at_a_time_and_in_their_order(
 def test_parts_of_an_urgent_file_come_before_those_of_all_others() -> None:
     jobs, first, threads = Jobs(), Jobs(), TransferThreads(lambda: 2)
     for name in ("a", "b"):
-        threads.submit(Job(first.job(name)))
+        threads.submit(TransferJob(first.job(name)))
     first.until(lambda first: first.peak == 2)
     for name in ("c", "d"):
-        threads.submit(Job(jobs.job(name)))
+        threads.submit(TransferJob(jobs.job(name)))
 
     def urgent() -> None:
         threads.share([lambda: jobs.until(lambda jobs: jobs.order.count("urgent") == 4), *[jobs.job("urgent")] * 4])
 
-    threads.submit(Job(urgent, 40 * MIB, urgent=True))
+    threads.submit(TransferJob(urgent, 40 * MIB, urgent=True))
     jobs.until(lambda jobs: len(jobs.order) == 2)
     assert jobs.order == ["urgent"] * 2, "as many parts at a time as if it were alone, beside those that end"
     first.release()
@@ -361,7 +361,7 @@ def test_a_file_that_has_begun_can_become_urgent() -> None:
         begun.set()
         threads.share([lambda: until(released.is_set), *[jobs.job("part")] * 2])
 
-    job = Job(file, 40 * MIB)
+    job = TransferJob(file, 40 * MIB)
     threads.submit(job)
     assert begun.wait(WAIT_S)
     wait_for_stray_work()

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import pytest
 
+from growfs.rotation.jobs import Job
 from growfs.simulation.simulator import Process
 from tests.simulation.world import STEP_S, World
 
@@ -34,9 +35,7 @@ def test_ranks_get_equal_listings(seed: int, filled: float, step_s: float) -> No
         for epoch in range(EPOCHS):
             yield world.random.uniform(0, 60)
             ids = yield from world.walk(readers[rank], pause_s=0.2)
-            generation = world.simulation.cache.generation
-            assert generation
-            listings[epoch].add((generation.number, frozenset(ids)))
+            listings[epoch].add((readers[rank].reader.generation, frozenset(ids)))
             finished[rank] = 0
             own = world.shuffled(ids)[rank::RANKS]
             children = [child(rank, own, number) for number in range(CHILDREN)]
@@ -49,7 +48,8 @@ def test_ranks_get_equal_listings(seed: int, filled: float, step_s: float) -> No
             while min(at_barrier) <= epoch:
                 yield 0.5
 
-    readers = [world.simulation.reader() for _ in range(RANKS)]
+    job = Job()
+    readers = [world.simulation.reader(job) for _ in range(RANKS)]
     world.run(*(process(rank) for rank in range(RANKS)))
     assert len(listings) == EPOCHS
     assert all(len(seen) == 1 for seen in listings.values())
@@ -118,9 +118,10 @@ def test_ranks_get_equal_listings_beside_another_job(seed: int) -> None:
     world = World(downloads=2.0, seed=seed, opens=11_000)
     world.fill()
     epochs: list[list[frozenset[int]]] = []
+    job = Job()
 
     def rank(number: int) -> Process:
-        reader = world.simulation.reader()
+        reader = world.simulation.reader(job)
         epoch = 0
         while not world.enough:
             yield world.random.uniform(0, 5)

@@ -71,7 +71,8 @@ def test_a_reader_that_stays_silent_loses_its_holds() -> None:
     grown = []
     for _ in range(40):
         world.simulation.sleep(200.0)
-        other.open(other.list()[0])
+        for id in other.list():
+            other.open(id)
         grown.append(world.simulation.shown_files)
     hour = 18
     assert grown[-1] > grown[hour] + 300, "files of the silent reader were evicted"

@@ -152,8 +152,12 @@ class LocalCache:
     async def begin(
         self, lasting_holds: Holds | None = None, opened: frozenset[int] = frozenset()
     ) -> Generation | None:
-        """Begin a generation, and wait until its changes are committed; returns the current one."""
+        """Begin a generation, and wait until its changes are committed; returns the current one.
+
+        All that the one before listed counts as opened since, so it delists as much as it may.
+        """
         generations, before = self.generations, self.generations.number
+        self.open_all()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(generations.run)
             await generations.begin(lasting_holds or Holds(), opened)
@@ -161,6 +165,11 @@ class LocalCache:
                 await generations.written.wait()
             nursery.cancel_scope.cancel()
         return generations.current
+
+    def open_all(self) -> None:
+        """Have all cached files count as opened since the current generation began."""
+        for (id,) in self.database.rows("SELECT id FROM resident WHERE suffix IS NOT NULL"):
+            self.generations.note_opened(id)
 
     def listed(self, generation: Generation | None = None) -> set[str]:
         """The paths of the files that a generation (by default the current one) lists, by a walk from the root."""

@@ -8,7 +8,7 @@ import pytest
 
 from growfs.cache.schema import PINNED
 from growfs.rotation.pass_order import group_of
-from growfs.rotation.queries import for_a_draw
+from growfs.rotation.queries import Listed, for_a_draw
 from growfs.rotation.rules import EVERYWHERE, Hold, Holds
 from tests.unit.local_cache import LocalCache, file
 
@@ -118,5 +118,5 @@ async def test_a_group_that_is_larger_than_what_is_read_is_evicted_as_a_whole(ca
     delist, kept = "UPDATE resident SET delisted = 2 WHERE suffix IS NOT NULL AND id != ?", cache.node("a/other").id
     await cache.database.write(lambda writer: writer.execute(delist, (kept,)))
     for most in (1, 7, 20, 100):
-        chosen = for_a_draw(cache.database.rows, Holds(), cache.store.last_seq, (), most)
+        chosen = for_a_draw(cache.database.rows, Holds(), Listed(cache.store.last_seq, True), (), most)
         assert {victim.id for victim in chosen} == {cache.node(path).id for path in paths}

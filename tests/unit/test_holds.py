@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from growfs.rotation.holds import DirectoryHolds, Reader
@@ -12,12 +10,8 @@ from growfs.rotation.rules import (
     Generation,
     Hold,
     Holds,
-    ListingContext,
-    begins_epoch,
-    begins_generation,
 )
 
-SETTLE_S = 60.0
 FIRST, SECOND, THIRD = Generation(1, 10, 0.0), Generation(2, 20, 0.0), Generation(3, 30, 0.0)
 
 
@@ -30,23 +24,9 @@ def reader() -> Reader:
     return new_reader()
 
 
-def context(reader: Reader, directory: int, generation: Generation | None) -> ListingContext:
-    """The context of a listing, without times and shares."""
-    return replace(reader.about_to_list(directory, generation, 0.0), listing_s=0.0, generation_s=0.0, opened_share=0.0)
-
-
 def holds(reader: Reader, *directories: int) -> dict[int, Hold]:
     """What a reader holds of these directories and of everything."""
     return {id: hold for id in (EVERYWHERE, *directories) if (hold := reader.holds.get(id))}
-
-
-def test_a_reader_that_lists_again(reader: Reader) -> None:
-    reader.lists(7, FIRST, 5.0)
-    assert context(reader, 7, FIRST) == ListingContext(True, True, False)
-    assert context(reader, 8, FIRST) == ListingContext(True, False, False)
-    reader.opened(1, FIRST, 6.0)
-    assert context(reader, 7, FIRST) == ListingContext(True, True, True)
-    assert context(reader, 7, SECOND) == ListingContext(True, False, True)
 
 
 def test_each_listed_directory_has_its_own_hold(reader: Reader) -> None:
@@ -78,7 +58,7 @@ def test_an_open_after_a_listing_holds_nothing_more(reader: Reader) -> None:
     reader.release()
     reader.opened(1, SECOND, 6.0)
     assert not reader.holds
-    assert context(reader, 7, FIRST) == ListingContext(True, True, True)  # release does not undo that it listed
+    assert reader.listed_at is not None, "release does not undo that it listed"
 
 
 def test_files_shown_are_those_of_the_last_listings(reader: Reader) -> None:
@@ -174,15 +154,10 @@ def test_release_ends_all_holds(reader: Reader) -> None:
 # Walks, and holds that are never renewed.
 
 
-def lasting(reader: Reader, lists_now: bool = False) -> dict[int, Hold]:
+def lasting(reader: Reader, lists_now: bool = False, newest: int = 1) -> dict[int, Hold]:
     """The holds of directories 1 and 2, and of everything, that it may never renew."""
-    holds = reader.lasting_holds(lists_now)
+    holds = reader.lasting_holds(newest, reader if lists_now else new_reader())
     return {directory: hold for directory in (EVERYWHERE, 1, 2) if (hold := holds.get(directory))}
-
-
-def begins(reader: Reader, directory: int, generation: Generation, now: float) -> bool:
-    listing = reader.about_to_list(directory, generation, now)
-    return begins_epoch(listing, now - generation.began_at, SETTLE_S) and begins_generation(listing, SETTLE_S)
 
 
 def test_a_reader_that_listed_once_may_keep_its_holds_for_ever(reader: Reader) -> None:
@@ -196,6 +171,24 @@ def test_a_reader_that_listed_once_may_keep_its_holds_for_ever(reader: Reader) -
 def test_a_reader_that_never_listed_is_expected_never_to_list(reader: Reader) -> None:
     reader.opened(7, FIRST, 0.0)
     assert lasting(reader) == {EVERYWHERE: Hold(1, 10)}
+
+
+def test_a_reader_that_no_longer_lists_may_keep_its_holds_for_ever(reader: Reader) -> None:
+    """The cell of a notebook ran twice."""
+    reader.lists(1, FIRST, 0.0)
+    reader.lists(1, SECOND, 1.0)
+    assert lasting(reader, newest=2) == lasting(reader, newest=3) == {}
+    assert lasting(reader, newest=4) == {1: Hold(2, 20)}
+
+
+def test_the_ranks_of_the_job_that_lists_are_about_to_list_again(reader: Reader) -> None:
+    rank, newcomer = new_reader(), new_reader()
+    rank.job = newcomer.job = reader.job
+    for one in (reader, rank):
+        one.lists(1, FIRST, 0.0)
+    assert not rank.lasting_holds(1, reader)
+    reader.lists(1, SECOND, 0.0)
+    assert rank.lasting_holds(2, reader), "it has stayed behind"
 
 
 def test_a_directory_that_is_not_listed_again_stays_held(reader: Reader) -> None:
@@ -217,59 +210,7 @@ def test_a_directory_that_is_listed_again_is_no_longer_held_by_what_came_before(
     for reader in (opened, indexed):
         for generation in (FIRST, SECOND):
             reader.lists(1, generation, 1.0)
-        for lists_now in (False, True):
-            lasting = Holds([reader.lasting_holds(lists_now)])
+        for lister in (new_reader(), reader):
+            lasting = Holds([reader.lasting_holds(SECOND.number, lister)])
             assert not lasting.cover(1, 5, None), "it lists this one in each epoch"
             assert lasting.cover(2, 5, None)
-
-
-def test_ranks_that_list_again_join_the_epoch_of_the_first_of_them() -> None:
-    """Whatever they have opened: else they would train on different files."""
-    slow, fast = new_reader(), new_reader()
-    for reader, opens in ((slow, 49), (fast, 50)):
-        reader.lists(1, FIRST, 0.0)
-        reader.is_shown(1, 100)
-        for id in range(opens):
-            reader.opened(id, FIRST, 1.0)
-    assert not begins(slow, 1, FIRST, 2.0)
-    again = FIRST.for_another_epoch(2.0)
-    slow.lists(1, again, 2.0)
-    assert not begins(fast, 1, again, 3.0)
-    fast.lists(1, again, 3.0)
-    slow.opened(50, again, 4.0)
-    assert begins(slow, 1, again, 5.0)
-
-
-def test_a_walk_over_directories_is_one_listing(reader: Reader) -> None:
-    """If its first directory joins a generation, the next ones join it too: a walk never spans two generations."""
-    for directory in (1, 2):
-        reader.lists(directory, FIRST, 0.0)
-    reader.opened(7, FIRST, 1.0)
-    assert begins(reader, 1, FIRST, 100.0)
-    reader.lists(1, FIRST, 100.0)
-    assert not begins(reader, 2, FIRST, 100.0)
-
-
-def test_the_settle_time_of_a_reader_that_opens_nothing_is_its_own(reader: Reader) -> None:
-    reader.lists(1, FIRST, 50.0)
-    assert not begins(reader, 1, FIRST, 70.0)
-    reader.lists(1, FIRST, 70.0)
-    assert begins(reader, 1, FIRST, 111.0)
-
-
-def test_a_reader_is_listing_until_it_opens_a_file_or_settles(reader: Reader) -> None:
-    assert not reader.is_listing(FIRST, 0.0, SETTLE_S)
-    reader.lists(1, FIRST, 0.0)
-    assert reader.is_listing(FIRST, 60.0, SETTLE_S)
-    assert not reader.is_listing(FIRST, 61.0, SETTLE_S), "no reader waits for it for ever"
-    assert not reader.is_listing(SECOND, 1.0, SETTLE_S)
-    reader.opened(7, FIRST, 1.0)
-    assert not reader.is_listing(FIRST, 1.0, SETTLE_S)
-
-
-def test_no_generation_begins_while_others_are_listing(reader: Reader) -> None:
-    reader.lists(1, FIRST, 0.0)
-    reader.opened(7, FIRST, 1.0)
-    listing = reader.about_to_list(1, FIRST, 100.0)
-    assert begins_epoch(listing, 100.0, SETTLE_S)
-    assert not begins_epoch(listing, 100.0, SETTLE_S, others_listing=True)

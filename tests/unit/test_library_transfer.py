@@ -10,7 +10,7 @@ import pytest
 
 from growfs.errors import RemoteBusy
 from growfs.remote.digest import Digest, of
-from growfs.remote.http.threads import Job, TransferThreads
+from growfs.remote.http.threads import TransferJob, TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import write_parts
 from growfs.remote.stores.web import HttpRemote
@@ -43,7 +43,7 @@ def test_parts_are_read_side_by_side(target: Path) -> None:
         write_parts(threads, task, ByteRange(0, len(DATA)), PART, read)
         ended.set()
 
-    threads.submit(Job(fetch))
+    threads.submit(TransferJob(fetch))
     assert ended.wait(20)
     assert target.read_bytes() == DATA
     assert (sum(reported), digest.bytes, digest.text()) == (len(DATA), len(DATA), of(target))

@@ -13,11 +13,11 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from growfs.proc import process, thread_group
+from growfs.proc import Process, process, thread_group
 from growfs.rotation.holds import Reader
 from growfs.rotation.readers import FOREIGN, Readers
 from growfs.rotation.rules import EVERYWHERE, Generation, Hold
-from tests.unit.local_cache import LocalCache
+from tests.unit.local_cache import LocalCache, file
 
 ME = os.getpid()
 SETTLE_S = 60.0
@@ -30,6 +30,8 @@ FILE = 5000
 
 @pytest.fixture
 async def readers(cache: LocalCache) -> AsyncIterator[Readers]:
+    await cache.list([file("a/1")])
+    await cache.admit("a/1")
     readers = Readers(cache.generations, HOLD_IDLE_S, frozenset)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(readers.run)
@@ -94,17 +96,45 @@ async def test_all_directories_of_a_walk_are_of_one_generation(readers: Readers)
 
 
 async def test_a_reader_that_opens_nothing_sees_growth_after_the_settle_time(
-    readers: Readers, other: int, autojump_clock: MockClock
+    readers: Readers, autojump_clock: MockClock
 ) -> None:
+    other = sleeper()
     assert await generation(readers, ME) == 1
     await trio.sleep(SETTLE_S)
     assert await generation(readers, ME) == 1
     await trio.sleep(0.1)
     assert await generation(readers, ME) == 2
     await trio.sleep(SETTLE_S + 0.1)
-    assert await generation(readers, other) == 3
+    assert await generation(readers, other.pid) == 3
     await trio.sleep(SETTLE_S + 0.1)
-    assert await generation(readers, ME, 7) == 3
+    assert await generation(readers, ME, 7) == 2, "a walk shows one generation"
+    assert await generation(readers, ME) == 3
+    other.kill()
+    other.wait()
+
+
+@pytest.mark.promise(6)
+async def test_a_rank_sees_what_its_job_sees_however_late_it_lists(
+    readers: Readers, other: int, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = sleeper()
+    monkeypatch.setattr(Process, "age_s", property(lambda _: trio.current_time()))  # it started before anybody listed
+    assert await generation(readers, ME) == 1
+    mock_clock.jump(10 * SETTLE_S)
+    assert await generation(readers, stranger.pid) == 2
+    assert await generation(readers, other) == 1, "a child that runs the same program"
+    stranger.kill()
+    stranger.wait()
+
+
+@pytest.mark.promise(6)
+async def test_what_a_process_starts_long_after_it_listed_is_a_job_of_its_own(
+    readers: Readers, other: int, mock_clock: MockClock
+) -> None:
+    """A notebook that has looked at the folder runs a training script, which lists once."""
+    assert await generation(readers, ME) == 1
+    mock_clock.jump(10 * SETTLE_S)
+    assert await generation(readers, other) == 2
 
 
 @pytest.mark.promise(17)
@@ -188,7 +218,7 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
 # Holds.
 
 
-async def test_a_reader_holds_what_it_listed_until_it_ends(readers: Readers) -> None:
+async def test_a_reader_holds_what_it_listed_until_it_ends(autojump_clock: MockClock, readers: Readers) -> None:
     child = sleeper()
     _, shown = await lists(readers, child.pid, 7)
     holds = readers.holds()
@@ -196,6 +226,10 @@ async def test_a_reader_holds_what_it_listed_until_it_ends(readers: Readers) -> 
     assert holds.cover(7, shown.last_seq, shown.number + 1)
     assert not holds.cover(7, shown.last_seq + 1, None)
     assert not holds.cover(7, shown.last_seq, shown.number)
+    assert holds.cover(8, shown.last_seq, None), "it may be about to list more"
+    await trio.sleep(SETTLE_S + 0.1)
+    holds = readers.holds()
+    assert holds.cover(7, shown.last_seq, None)
     assert not holds.cover(8, shown.last_seq, None)
     await end(readers, child)
     assert not readers.holds().cover(7, shown.last_seq, None)
@@ -264,11 +298,13 @@ async def test_a_rank_that_opened_few_files_joins_the_generation_that_another_be
 ) -> None:
     for pid in (ME, other):
         reader, _ = await lists(readers, pid)
-        opens(readers, pid)
-    reader.is_shown(1, 10)  # of which the other has opened one
+        reader.is_shown(1, 10)
+    for id in range(5):
+        opens(readers, ME, id)
+    opens(readers, other, 5)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lists, readers, ME)
-        while not readers._is_beginning:
+        while not readers._beginning.locked():
             await trio.lowlevel.checkpoint()
         assert await generation(readers, other) == 2
 

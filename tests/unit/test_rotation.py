@@ -22,43 +22,11 @@ from growfs.rotation.rules import (
     Holds,
     Kind,
     LastOfKind,
-    ListingContext,
-    begins_epoch,
-    begins_generation,
     delist,
     hold_on,
     last_listed,
     turnover_bytes,
 )
-
-SETTLE_S = 60.0
-
-
-def begins(listing: ListingContext, age_s: float) -> bool:
-    """Whether a listing begins a generation, while nobody else is listing."""
-    return begins_epoch(listing, age_s, SETTLE_S) and begins_generation(listing, SETTLE_S)
-
-
-@pytest.mark.promise(6)
-@pytest.mark.parametrize(
-    ("name", "listing", "age_s", "expected"),
-    [
-        ("an epoch later", ListingContext(True, True, True, opened_share=0.8), 1.0, True),
-        ("a notebook has looked at a batch", ListingContext(True, True, True, 3.0, 9.0, 0.1), 9.0, False),
-        ("an epoch of a few files, minutes later", ListingContext(True, True, True, 0.0, 200.0, 0.1), 200.0, True),
-        ("a rank that lists for the first time joins", ListingContext(False, False, False), 1.0, False),
-        ("a second directory of the same walk joins", ListingContext(True, False, True), 1e6, False),
-        ("Keras lists twice", ListingContext(True, True, False), 1.0, False),
-        ("Keras lists twice, late in a generation", ListingContext(True, True, False, 5.0, 5.0), 63.0, False),
-        ("a script that polls sees growth", ListingContext(True, True, False, 61.0, 61.0), 61.0, True),
-        ("a job that starts an hour later", ListingContext(False, False, False), 3600.0, True),
-        ("its workers opened before it ever listed", ListingContext(False, False, True), 1.0, False),
-    ],
-)
-def test_a_generation_begins_for_common_readers(
-    name: str, listing: ListingContext, age_s: float, expected: bool
-) -> None:
-    assert begins(listing, age_s) is expected
 
 
 def victim(id: int, bytes: int, group: int | None = None) -> CachedFile:
@@ -249,6 +217,18 @@ def test_a_generation_shows_what_it_does_not_delist() -> None:
     assert not third.shows(1, 2)
     assert not third.shows(7, None)  # not in the database yet
     assert third.shows(8, 2)
+
+
+def test_a_generation_shows_the_same_after_others_have_begun() -> None:
+    """Rows change: 5 was delisted by the first and is listed again by the third; 6 is delisted, and listed again."""
+    second = Generation(2, 100, 0.0)
+    assert [second.shows(5, 1), second.shows(6, None)] == [False, True]
+    second.is_followed_by(Generation(3, 200, 0.0, delisted=BitMap64([6]), relisted=BitMap64([5])))
+    assert [second.shows(5, None), second.shows(6, 3)] == [False, True]
+    second.is_followed_by(Generation(4, 300, 0.0, delisted=BitMap64([5]), relisted=BitMap64([6])))
+    assert [second.shows(5, 4), second.shows(6, None)] == [False, True]
+    second.is_followed_by(Generation(5, 300, 0.0, relisted=BitMap64([5])))
+    assert [second.shows(5, None), second.shows(6, None)] == [False, True]
 
 
 def test_a_hold_covers_what_its_generation_showed() -> None:

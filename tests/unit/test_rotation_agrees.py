@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growfs.disk import BLOCK
-from growfs.rotation.holds import Reader
+from growfs.rotation.holds import Reader, holds_of
 from growfs.rotation.rules import EVERYWHERE, Holds
 from growfs.simulation.cache import File, MountSettings, Rotating
 from tests.unit.local_cache import LocalCache, file, open_local_cache, run_in_memory
@@ -46,7 +46,7 @@ class Twins:
         return set(self.simulated.cached)
 
     def holds(self) -> Holds:
-        return Holds(real.holds for real, _ in self.readers)
+        return holds_of([real for real, _ in self.readers], NOW, self.cache.generations.settle_s)
 
     def set_turnover(self, share: float) -> None:
         """Set the share that each generation delists."""
@@ -97,8 +97,9 @@ class Twins:
         """A reader lists everything or one directory, and a generation begins."""
         real, copy = self.readers[number % READERS]
         place = number // READERS % (1 + DIRECTORIES)
-        lasting_holds = Holds(reader.lasting_holds(lists_now=reader is real) for reader, _ in self.readers)
+        lasting_holds = Holds(reader.lasting_holds(self.cache.generations.number, real) for reader, _ in self.readers)
         generation = await self.cache.begin(lasting_holds, frozenset(map(self.node_id, self.opened & self.resident)))
+        self.simulated._opened.update(range(len(self.paths)))
         begun = self.simulated._generation = self.simulated._begin(copy, NOW)
         assert generation
         assert (generation.number, generation.files) == (begun.number, begun.files)

@@ -99,6 +99,7 @@ async def test_a_list_of_all_files_shows_one_generation_while_it_is_committed(tm
     cache = await full_cache(tmp_path)
     await cache.database.write(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE name = '000.bin'"))
     async with trio.open_nursery() as nursery:
+        cache.open_all()
         await cache.generations.begin(Holds(), frozenset())
         assert cache.generations.current
         rows = _listed(cache.database.path, cache.generations.current)
@@ -201,6 +202,7 @@ async def test_a_new_version_arrives_before_a_generation_is_decided_or_after_it_
     cache = await full_cache(tmp_path)
     fetcher = fetcher_of(cache)
     before = cache.listed()
+    cache.open_all()
     await cache.generations.begin(Holds(), frozenset())
     expected = cache.listed()
     cache.store.set_cache_size(CacheSize(bytes=2 * FILES * SIZE))

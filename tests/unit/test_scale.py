@@ -28,7 +28,6 @@ from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NotMade, RemoteError
-from growfs.proc import Process
 from growfs.remote.interface import Page
 from growfs.rotation import queries
 from growfs.rotation import readers as readers_module
@@ -224,7 +223,7 @@ def test_a_reader_of_many_directories_takes_few_bytes_for_each() -> None:
     assert taken < 5 * len(directories)
 
 
-def test_a_draw_does_not_ask_each_of_many_readers_about_each_directory(
+async def test_a_draw_does_not_ask_each_of_many_readers_about_each_directory(
     cache: LocalCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readers, asked, get = Readers(cache.generations, 3600, frozenset), 0, DirectoryHolds.get
@@ -250,32 +249,11 @@ def test_what_many_readers_hold_is_told_a_worker_in_few_bytes() -> None:
     for reader in readers:
         for directory in range(2000, 2200):
             reader.lists(directory, Generation(1, 10, 0.0), 1.0)
-    lasting_holds = Holds(DirectoryHolds.merged(reader.lasting_holds() for reader in readers))
+    lasting_holds = Holds(
+        DirectoryHolds.merged(reader.lasting_holds(1, Reader(0, "0", "python")) for reader in readers)
+    )
     assert len(pickle.dumps(lasting_holds)) < 2 * 200 + 1000, "two bytes for each directory"
     assert all(lasting_holds.cover(directory, 10, None) for directory in range(2000, 2200))
-
-
-async def test_a_listing_asks_few_other_readers_whether_they_list(
-    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, is_listing = list[Reader](), Reader.is_listing
-
-    def count(reader: Reader, *arguments: Any) -> bool:
-        asked.append(reader)
-        return is_listing(reader, *arguments)
-
-    monkeypatch.setattr(Reader, "is_listing", count)
-    monkeypatch.setattr(readers_module, "thread_group", int)
-    monkeypatch.setattr(readers_module, "process", lambda pid: Process(pid, 1, "99", "python"))
-    monkeypatch.setattr(readers_module, "_watched", lambda pid: None)
-    await cache.list([file("a/1")])
-    await cache.begin()
-    readers = Readers(cache.generations, 3600.0, frozenset)
-    for pid in range(2, 102):
-        assert readers.listing(pid, ROOT)
-        readers.opened(readers.opener(pid), 5000, False)
-    assert len(readers.active()) == 100
-    assert len(asked) <= 100, "one that has opened a file is asked once more, and not by each that lists"
 
 
 def commands(cache: LocalCache, fetch: Callable[[Node, str], Awaitable[None]]) -> FileCommands:

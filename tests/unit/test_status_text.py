@@ -202,7 +202,6 @@ def test_a_full_cache_promises_room_only_if_a_listing_makes_some() -> None:
     for reason in (
         {"rotation": "never"},
         {"generation": 0},
-        {"unpromised": "a file of each takes 9 GB, so it will have the same files for good"},
         {"budget": SPENT},
         {"readers": [READER | {"pid": 0}]},
     ):

@@ -181,14 +181,14 @@ async def test_a_delisted_file_that_is_pinned_is_listed_again(scene: TurnoverSce
 
 @pytest.mark.promise(7, 18)
 async def test_a_directory_keeps_the_last_file_of_each_extension(scene: TurnoverScene) -> None:
-    names = ["a/1.jpg", "a/1.txt", "b/1.jpg", "b/2.jpg", "a/2.jpg", "README"]
+    names = ["a/1.jpg", "a/1.txt", "b/1.jpg", "b/2.jpg", "b/3.jpg", "b/4.jpg", "a/2.jpg", "README"]
     await scene.remote(*names)
     await scene.admit(*names)
     await scene.begin()
-    await scene.begin(delist=6)
-    assert scene.cache.listed() == {"a/1.txt", "a/2.jpg", "b/2.jpg", "a/README"}
-    await scene.begin(delist=6)
-    assert scene.cache.listed() == {"a/1.txt", "a/2.jpg", "b/2.jpg", "a/README"}
+    await scene.begin(delist=8)
+    assert scene.cache.listed() == {"a/1.txt", "a/2.jpg", "b/4.jpg", "a/README"}
+    await scene.begin(delist=8)
+    assert scene.cache.listed() == {"a/1.txt", "a/2.jpg", "b/4.jpg", "a/README"}
 
 
 @pytest.mark.promise(24)
@@ -534,6 +534,7 @@ async def test_a_miss_evicts_nothing_by_rows_that_a_generation_is_about_to_chang
     await show_all(scene, "12")
     generations = scene.cache.generations
     generations.rotation, generations.turnover = "auto", 0.5
+    scene.cache.open_all()
     await generations.begin(Holds(), frozenset(map(scene.id, "12")))
     assert scene.listed() == "2"
     assert scene.store.open(scene.id("1"))
@@ -551,6 +552,7 @@ async def test_files_are_delisted_before_the_generation_is_committed(scene: Turn
     await show_all(scene, "1234")
     generations, first = scene.cache.generations, scene.cache.generations.current
     generations.rotation, generations.turnover = "auto", 0.5
+    scene.cache.open_all()
     await generations.begin(Holds(), frozenset(map(scene.id, "1234")))
     assert scene.row("1")[2] is None
     assert scene.listed() == "34"

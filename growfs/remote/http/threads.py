@@ -42,7 +42,7 @@ UNSPLIT_BYTES_MIN = 2 << 20
 """Smaller files come side by side even so, as the round trips for them count more than their bytes."""
 
 
-class Job:
+class TransferJob:
     """The transfer of one file. What follows `number` belongs to TransferThreads."""
 
     def __init__(
@@ -102,10 +102,10 @@ class TransferThreads:
         """How often the remote came back."""
         self.is_held = False
         """Whether the remote is away. Only jobs with another source begin, and those that repeat a request wait."""
-        self._queue: list[Job] = []
+        self._queue: list[TransferJob] = []
         """In order: those that have not begun, and those with parts that have not, or may have such."""
-        self._running: set[Job] = set()
-        self._unsplit: set[Job] = set()
+        self._running: set[TransferJob] = set()
+        self._unsplit: set[TransferJob] = set()
         """Of the running ones: the large files that come in one piece."""
         self._current = threading.local()
         self._busy = self._idle = 0
@@ -114,12 +114,12 @@ class TransferThreads:
         self.stream_bytes_per_s = 0.0
         """The mean rate of a stream with a part of a large file."""
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: TransferJob) -> None:
         """Have a thread run the job. An urgent one begins even if the limit is reached."""
         with self._lock:
             self._enqueue(job)
 
-    def prioritize(self, job: Job) -> None:
+    def prioritize(self, job: TransferJob) -> None:
         """Make a submitted job urgent, whether it has begun or not."""
         with self._lock:
             job.urgent = True
@@ -238,21 +238,21 @@ class TransferThreads:
             with self._lock:
                 self._busy += counts
 
-    def _current_job(self) -> Job:
+    def _current_job(self) -> TransferJob:
         """The job that this thread runs. A thread that is none of these has a job of its own."""
         try:
             return self._current.job  # type: ignore[no-any-return]
         except AttributeError:
-            job = self._current.job = Job(lambda: None)
+            job = self._current.job = TransferJob(lambda: None)
             return job
 
     # The queue.
 
-    def _enqueue(self, job: Job) -> None:
+    def _enqueue(self, job: TransferJob) -> None:
         insort(self._queue, job, key=lambda job: job.order)
         self._wake()
 
-    def _dequeue(self, job: Job) -> None:
+    def _dequeue(self, job: TransferJob) -> None:
         if job in self._queue:
             self._queue.remove(job)
 
@@ -275,17 +275,17 @@ class TransferThreads:
                 return self._begin(job)
         return None
 
-    def _begin(self, job: Job) -> Callable[[], None]:
+    def _begin(self, job: TransferJob) -> Callable[[], None]:
         if not job.is_large:
             self._queue.remove(job)
         self._running.add(job)
         return partial(self._run_job, job)
 
-    def _take_part(self, job: Job) -> Callable[[], None] | None:
+    def _take_part(self, job: TransferJob) -> Callable[[], None] | None:
         with self._lock:
             return self._pop_part(job) if job.parts else None
 
-    def _pop_part(self, job: Job) -> Callable[[], None]:
+    def _pop_part(self, job: TransferJob) -> Callable[[], None]:
         assert job.parts
         part = job.parts.popleft()
         if not job.parts:
@@ -318,14 +318,14 @@ class TransferThreads:
                 self._busy -= 1
                 self._idle += 1
 
-    def _run_job(self, job: Job) -> None:
+    def _run_job(self, job: TransferJob) -> None:
         self._current.job = job
         job.run()
         with self._lock:
             self._running.remove(job)
             self._dequeue(job)
 
-    def _help(self, job: Job, part: Callable[[], None]) -> None:
+    def _help(self, job: TransferJob, part: Callable[[], None]) -> None:
         self._current.job = job
         part()
         with self._lock:

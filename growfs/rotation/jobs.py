@@ -1,0 +1,112 @@
+"""Which generation a listing shows, and when a new one has to begin for it. No clock and no /proc: callers pass both.
+
+A job is a set of processes that started together, such as the ranks of a training run. Each job has a view: the
+generation that its listings show, all of them, until the job has had its epoch with it. Then it sees the newest
+generation, and if it has seen that one, a new one begins. Nobody waits for another job: a view is held, and can be
+listed, as long as its job needs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pyroaring import BitMap64
+
+from growfs.rotation.rules import Generation, Hold
+
+EPOCH_SHARE = 0.5
+"""A job that has opened so many of the files that it was shown has had its epoch."""
+LOOK_SHARE = 0.25
+"""One that has opened fewer since it last listed them has only looked at a batch, between the listings of its training
+and its validation set. They have to be of one generation."""
+LOOKS_MAX = 3
+"""It may do so for this many times --settle."""
+RANKS_APART_S = 1800.0
+"""How late a rank may list, after the first one of its job. Longer than this no rank waits for another: it is the
+timeout of torch.distributed (default_pg_timeout)."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """What the processes of a job were shown together, and what they have opened of it."""
+
+    view: Generation | None = None
+    """The generation that its listings show; None: it has never listed."""
+    epoch: int = 0
+    """Counts its epochs. It may have several with one view."""
+    files_shown: int = 0
+    """How many files its view showed to a process, at most."""
+    viewed_at: float = 0.0
+    """When it first listed its view."""
+    _epoch_at: float = 0.0
+    """When it first listed in its epoch."""
+    _listed_at: float = 0.0
+    """When it last listed."""
+    _opened: BitMap64 = field(default_factory=BitMap64)
+    """The ids that it opened since it has had its view."""
+    _opened_in_epoch: BitMap64 = field(default_factory=BitMap64)
+    """The ids that it opened in its epoch."""
+    _opened_by_ended: BitMap64 = field(default_factory=BitMap64)
+    """The ids of its view that its processes opened which have ended."""
+
+    def next_view(
+        self, newest: Generation, now: float, settle_s: float, *, is_new: bool, has_listed: bool
+    ) -> Generation | None:
+        """The generation that a listing shows; None if a new one has to begin for it.
+
+        is_new: the process has never listed. has_listed: it has listed this directory in this epoch.
+        """
+        view = self.view
+        if view is None or view.is_over or not (view.files or view is newest):
+            is_old = newest.is_over or newest.is_read or now - newest.began_at > settle_s
+            return None if is_old else newest
+        if not self._has_had_its_epoch(now, settle_s, is_new, has_listed):
+            return view
+        return newest if newest.number > view.number else None
+
+    def _has_had_its_epoch(self, now: float, settle_s: float, is_new: bool, has_listed: bool) -> bool:
+        if not has_listed:  # another rank, or another directory of a walk; or a worker of the next epoch
+            return is_new and (
+                self._share(self._opened_by_ended) >= EPOCH_SHARE or now - self.viewed_at > RANKS_APART_S
+            )
+        if now - self._epoch_at > settle_s or now - self.viewed_at > LOOKS_MAX * settle_s:
+            return True
+        return self._share(self._opened) >= EPOCH_SHARE and self._share(self._opened_in_epoch) >= LOOK_SHARE
+
+    def _share(self, ids: BitMap64) -> float:
+        return len(ids) / max(1, self.files_shown)
+
+    def lists(self, generation: Generation, now: float, has_listed: bool) -> None:
+        """One of its processes lists a generation. has_listed: as above."""
+        is_next_view = generation is not self.view
+        if is_next_view:
+            self.view, self.files_shown, self.viewed_at = generation, 0, now
+            self._opened, self._opened_by_ended = BitMap64(), BitMap64()
+        if is_next_view or (has_listed and self._opened_in_epoch):
+            # All others of the job follow the first one, whatever they have opened: else ranks would differ.
+            self.epoch += 1
+            self._epoch_at = now
+            self._opened_in_epoch = BitMap64()
+        self._listed_at = now
+
+    def opened(self, id: int) -> None:
+        """One of its processes opens a file."""
+        self._opened.add(id)
+        self._opened_in_epoch.add(id)
+
+    def ended(self, opened: BitMap64) -> None:
+        """One of its processes has ended. opened: what it opened of the view."""
+        if self.view:
+            self._opened_by_ended |= opened
+            self.view.opened |= opened
+            self.view.is_read = self.view.is_read or self._share(self.view.opened) >= EPOCH_SHARE
+
+    def hold(self, now: float, settle_s: float) -> Hold | None:
+        """Its hold on all directories, while it may be about to list them: some of its processes begin later."""
+        if self.view is None or now - self._listed_at > settle_s:
+            return None
+        return Hold(self.view.number, self.view.last_seq)
+
+    def release(self) -> None:
+        """End its hold."""
+        self._listed_at = -float("inf")

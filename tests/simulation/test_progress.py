@@ -1,0 +1,154 @@
+"""Nothing but a live hold of more than half of the cache keeps a mount from showing every file."""
+
+from __future__ import annotations
+
+import pytest
+
+from growfs.rotation.jobs import Job
+from growfs.rotation.rules import EVERYWHERE
+from growfs.simulation.cache import File
+from growfs.simulation.simulator import Process
+from tests.simulation.world import SIZE, World
+
+EPOCHS = 60
+
+
+def shown(world: World) -> float:
+    """The share of the files that was ever listed."""
+    return world.simulation.shown_files / len(world.files)
+
+
+@pytest.mark.promise(18)
+@pytest.mark.parametrize("listings", [1, 2, 3])
+def test_a_process_that_lists_no_more_holds_up_nobody(listings: int) -> None:
+    """A notebook whose cell ran once, twice or three times, and that stays."""
+    world = World(opens=20_000)
+    world.fill()
+    notebook = world.simulation.reader()
+    for _ in range(listings):
+        for id in notebook.list():
+            notebook.open(id)
+
+    def stays() -> Process:
+        while not world.enough:
+            notebook.open(next(iter(notebook.reader.files)))
+            yield 60.0
+
+    world.run(stays(), world.train())
+    assert shown(world) > 0.6
+    assert world.simulation.gone == 0
+
+
+@pytest.mark.promise(18)
+def test_who_opens_nothing_evicts_nothing() -> None:
+    """`ls -R` by monitoring, again and again, on a cache that is full."""
+    world = World(opens=0)
+    world.fill()
+    for _ in range(100):
+        look = world.simulation.reader()
+        look.list()
+        look.exit()
+        world.simulation.sleep(90.0)
+    assert world.simulation.cache.evicted == 0
+    reader = world.simulation.reader()
+    for _ in range(10):
+        for id in reader.list():
+            reader.open(id)
+        look = world.simulation.reader()
+        look.list()
+        look.exit()
+        world.simulation.sleep(90.0)
+    assert world.simulation.cache.evicted > 0.5 * len(world.simulation.cache.folders[EVERYWHERE])
+
+
+@pytest.mark.promise(18)
+def test_what_is_evicted_is_in_proportion_to_what_is_opened() -> None:
+    """A fifth of the cache for a read of all that is listed, which is at least three quarters of it."""
+    for part in (1.0, 0.5, 0.1):
+        world = World(opens=10_000, downloads=5.0)
+        world.fill()
+        world.run(world.train(part=part, step_s=10.0))
+        evicted = world.simulation.cache.evicted * SIZE
+        assert evicted < 0.2 / 0.75 * 10_000 * SIZE
+
+
+@pytest.mark.promise(18)
+def test_jobs_that_start_one_after_another_hold_up_nobody() -> None:
+    world = World(opens=20_000)
+    world.fill()
+
+    def starts() -> Process:
+        while not world.enough:
+            reader = world.simulation.reader()
+            ids = reader.list()
+            yield 30.0
+            yield from world.read(reader, ids[:3])
+            reader.exit()
+
+    def after(start_s: float) -> Process:
+        yield start_s
+        yield from starts()
+
+    world.run(world.train(), starts(), after(10.0), after(20.0))
+    assert shown(world) > 0.9
+    assert world.simulation.gone == 0
+
+
+@pytest.mark.promise(7, 18)
+@pytest.mark.parametrize("kinds", [1, 4])
+def test_folders_that_are_samples_come_and_go(kinds: int) -> None:
+    """patient_017/scan.nii.gz; or an image, its mask, its text and its boxes."""
+    files = [
+        File(1 + sample, f"patient{sample}/x.{kind}", SIZE)
+        for sample in range(240)
+        for kind in ("png", "json", "txt", "xml")[:kinds]
+    ]
+    world = World(opens=40_000, files=files, share=0.58, downloads=5.0)
+    world.fill()
+    world.run(world.train())
+    assert shown(world) == 1
+    assert world.simulation.gone == 0
+
+
+@pytest.mark.promise(6)
+@pytest.mark.parametrize("apart_s", [1.2, 59.0, 61.0, 600.0])
+def test_ranks_of_a_job_that_starts_see_one_list(apart_s: float) -> None:
+    """Whatever else lists, begins epochs, and starts meanwhile."""
+    world = World(opens=8000, downloads=2.0)
+    world.fill(0.5)
+    lists: list[list[frozenset[int]]] = []
+
+    def rank(start_s: float, job: Job, seen: list[frozenset[int]]) -> Process:
+        yield start_s
+        reader = world.simulation.reader(job)
+        seen.append(frozenset((yield from world.walk(reader, 0.1))))
+        yield from world.read(reader, sorted(seen[-1])[:40], step_s=0.2)
+        yield 3000.0
+        reader.exit()
+
+    ranks = []
+    for start_s in (59.4, 700.0, 1500.0):
+        seen: list[frozenset[int]] = []
+        lists.append(seen)
+        job = Job()
+        ranks += [rank(start_s, job, seen), rank(start_s + apart_s, job, seen)]
+    world.run(*ranks, world.train(step_s=0.2), world.look(30.0), world.look(170.0, copies=True))
+    assert [len(set(seen)) for seen in lists] == [1, 1, 1]
+    assert world.simulation.gone == 0
+
+
+@pytest.mark.promise(6, 18)
+def test_a_process_for_each_epoch_sees_something_new_in_each() -> None:
+    """However short: each takes 8 s."""
+    world = World(opens=EPOCHS * 200, downloads=50.0)
+    world.fill()
+
+    def epochs() -> Process:
+        while not world.enough:
+            reader = world.simulation.reader()
+            ids = yield from world.walk(reader)
+            yield from world.read(reader, ids, step_s=0.04)
+            reader.exit()
+
+    world.run(epochs())
+    assert shown(world) == 1
