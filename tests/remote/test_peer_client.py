@@ -13,7 +13,7 @@ import pytest
 from growfs.remote import peer_client as peers
 from growfs.remote.digest import Digest
 from growfs.remote.http.connection import Timeouts
-from growfs.remote.http.threads import Job, TransferThreads
+from growfs.remote.http.threads import TransferJob, TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile
 from growfs.remote.peer_client import FILES, PeerClient
 from tests.servers import QuietHandler, serving
@@ -98,7 +98,7 @@ def fetch(client: PeerClient, threads: TransferThreads, target: Path, *addresses
         finally:
             done.set()
 
-    threads.submit(Job(run, FILE.size))
+    threads.submit(TransferJob(run, FILE.size))
     assert done.wait(20)
     return found[0]
 
