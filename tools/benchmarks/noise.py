@@ -18,7 +18,7 @@ from tools.benchmarks.noisy_s3 import Noise
 from tools.benchmarks.servers import noisy_server, rclone_binary, s5cmd_binary
 
 PEER_S_MAX = 120.0
-"""A program that takes longer is ended. That, and files that it did not bring, count as so many seconds."""
+"""A program that takes longer is ended. That, an error, and files that it did not bring count as so many seconds."""
 BOTO3 = """
 import sys, boto3
 from boto3.s3.transfer import TransferConfig
@@ -83,8 +83,15 @@ def _measure(what: Noise, folder: Path, program: Callable[[str, Path, Noise], fl
     folder.mkdir(parents=True)
     with noisy_server(what, folder / "server.log") as url:
         seconds = program(url, folder, what)
-        with urlopen(f"{url}/counters") as answer:
-            return seconds, json.load(answer)["bytes"]
+        return seconds, _bytes_sent(url)
+
+
+def _bytes_sent(url: str) -> int:
+    """By a server that may be away at this moment."""
+    while True:
+        with suppress(OSError), urlopen(f"{url}/counters") as answer:
+            return int(json.load(answer)["bytes"])
+        time.sleep(0.5)
 
 
 def _growfs(url: str, folder: Path, noise: Noise) -> float:
@@ -99,11 +106,13 @@ def _command(words: Callable[[str, Path], list[object]]) -> Callable[[str, Path,
         target = folder / "target"
         target.mkdir()
         began = time.monotonic()
-        with suppress(subprocess.TimeoutExpired):
-            command = [str(word) for word in words(url, target)]
-            subprocess.run(command, env=environment(), timeout=PEER_S_MAX, capture_output=True, check=False)
-        came = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
-        return time.monotonic() - began if came == noise.keys * noise.size else PEER_S_MAX
+        command = [str(word) for word in words(url, target)]
+        with suppress(subprocess.TimeoutExpired, subprocess.CalledProcessError):
+            subprocess.run(command, env=environment(), timeout=PEER_S_MAX, capture_output=True, check=True)
+            came = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+            if came == noise.keys * noise.size:
+                return time.monotonic() - began
+        return PEER_S_MAX
 
     return program
 
