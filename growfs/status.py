@@ -107,7 +107,7 @@ def _parsed(type_: Any, value: Any) -> Any:
         return MountState(value)
     section = _section(type_)
     if section is None or value is None:
-        return value
+        return dict(value) if isinstance(value, dict) else value
     return [section.parse(each) for each in value] if isinstance(value, list) else section.parse(value)
 
 

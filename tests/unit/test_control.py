@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import trio
 import trio.testing
 
 from growfs.daemon.control import Command, Control
-from growfs.daemon.control_client import SOCKET, call
+from growfs.daemon.control_client import SOCKET, _Answer, call
 from growfs.errors import GrowfsError, UsageError
 from growfs.status import MountStatus
+from tests.unit.test_status_text import STATUS
 
 
 async def count(to: int) -> AsyncIterator[Any]:
@@ -106,6 +109,9 @@ async def test_an_answer_that_lacks_something_is_of_another_version(tmp_path: Pa
         answer["files"]
     with pytest.raises(GrowfsError, match="mounted by another version of growfs"):
         MountStatus.parse(answer)
+    counts = MountStatus.parse(json.loads(json.dumps(STATUS), object_hook=partial(_Answer, tmp_path))).requests
+    with pytest.raises(KeyError):
+        counts["of a kind that was not counted"]
 
 
 async def test_the_folder_may_be_deeper_than_a_socket_path_may_be(tmp_path: Path) -> None:
