@@ -89,7 +89,7 @@ def _measure(what: Noise, folder: Path, program: Callable[[str, Path, Noise], fl
 def _bytes_sent(url: str) -> int:
     """By a server that may be away at this moment."""
     while True:
-        with suppress(OSError), urlopen(f"{url}/counters") as answer:
+        with suppress(OSError), urlopen(f"{url}/counters", timeout=2) as answer:
             return int(json.load(answer)["bytes"])
         time.sleep(0.5)
 
