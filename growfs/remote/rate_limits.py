@@ -43,6 +43,11 @@ class SharedLimits:
         return max(1, -(-streams // workers))
 
     @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return self._read()[1]
+
+    @property
     def bytes_per_s(self) -> float:
         """How fast this worker may fetch; 0 for no limit."""
         _, workers, bytes_per_s = self._read()

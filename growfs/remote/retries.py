@@ -28,18 +28,19 @@ RETRY_AFTER_S_MAX = 60.0
 FILE_FAILURES_MAX = 100
 """How much oftener a file may fail than it is answered: each of the first streams may fail four times."""
 BUDGET = 100.0
-"""Retries of a process that need no answers before them."""
+"""Retries of a mount that need no answers before them."""
 BUDGET_PER_ANSWER = 0.2
 BUDGET_PER_S = 2.0
 """What each answer and each second add to the budget. Without a budget, a retry waits until there is one: a store that
-answers nothing gets BUDGET_PER_S requests a second from each process, however many files are wanted."""
+answers nothing gets BUDGET_PER_S requests a second from all workers together, however many files are wanted."""
 
 
 class Retries:
-    """Owns the budget of a process.
+    """Owns the share of a process in the budget of the mount.
 
-    sleep: makes the pauses, and any that an outage makes longer; returns whether one did. on_failure: called before
-    each pause, in any thread. tries_max: how often a request may fail in a row.
+    workers: returns among how many processes that is divided. sleep: makes the pauses, and any that an outage makes
+    longer; returns whether one did. on_failure: called before each pause, in any thread. tries_max: how often a request
+    may fail in a row.
     """
 
     def __init__(
@@ -47,34 +48,37 @@ class Retries:
         sleep: Callable[[float], bool | None] = time.sleep,
         on_failure: Callable[[RemoteError], None] = lambda error: None,
         tries_max: int = TRIES_MAX,
+        workers: Callable[[], int] = lambda: 1,
     ) -> None:
         self.sleep = sleep
         self.on_failure = on_failure
         self.tries_max = tries_max
         self.answered = 0
         """Requests that were answered in full."""
+        self._workers = workers
         self._lock = threading.Lock()
-        self._budget = BUDGET
+        self._budget = BUDGET / workers()
         self._filled_at = time.monotonic()
 
     def add_answer(self) -> None:
         """Count a request that was answered in full."""
         with self._lock:
             self.answered += 1
-            self._budget = min(BUDGET, self._budget + BUDGET_PER_ANSWER)
+            self._budget = min(BUDGET / self._workers(), self._budget + BUDGET_PER_ANSWER)
 
     def restore(self) -> None:
         """Have the whole budget again."""
         with self._lock:
-            self._budget = BUDGET
+            self._budget = BUDGET / self._workers()
 
     def spend(self) -> float:
         """Take one retry from the budget; returns how many seconds it has to wait for that."""
         with self._lock:
-            now = time.monotonic()
-            self._budget = min(BUDGET, self._budget + (now - self._filled_at) * BUDGET_PER_S) - 1
+            now, workers = time.monotonic(), self._workers()
+            per_s = BUDGET_PER_S / workers
+            self._budget = min(BUDGET / workers, self._budget + (now - self._filled_at) * per_s) - 1
             self._filled_at = now
-            return max(0.0, -self._budget / BUDGET_PER_S)
+            return max(0.0, -self._budget / per_s)
 
 
 class Tries:

@@ -71,11 +71,13 @@ def test_answers_do_not_make_a_file_begin_anew_for_ever(now: list[float]) -> Non
         tries.pause_to_restart(BUSY)
 
 
-def test_a_store_that_answers_nothing_is_not_hammered(now: list[float]) -> None:
-    """Any number of files, each with its tries, gets BUDGET requests and then BUDGET_PER_S a second."""
-    retries = Retries(lambda _: None)
-    pauses = [Tries(retries).pause(BUSY) for _ in range(round(BUDGET) + 20)]
-    assert max(pauses[: round(BUDGET)]) <= 1.5 * DELAY_S_MIN
-    assert pauses[-1] == pytest.approx(20 / BUDGET_PER_S)
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_store_that_answers_nothing_is_not_hammered(now: list[float], workers: int) -> None:
+    """Any number of files gets BUDGET requests and then BUDGET_PER_S a second, from all workers together."""
+    retries = Retries(lambda _: None, workers=lambda: workers)
+    own = round(BUDGET / workers)
+    pauses = [Tries(retries).pause(BUSY) for _ in range(own + 20)]
+    assert max(pauses[:own]) <= 1.5 * DELAY_S_MIN
+    assert pauses[-1] == pytest.approx(20 * workers / BUDGET_PER_S)
     now[0] = 1000.0
     assert Tries(retries).pause(BUSY) <= 1.5 * DELAY_S_MIN, "it recovers with time"
