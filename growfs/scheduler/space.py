@@ -276,8 +276,9 @@ class Space:
         return kept + bytes <= self._store.limit_bytes
 
     async def _wait(self, claim: Claim, pause_s: float) -> None:
-        """Return when there may be room that was not there before."""
-        with trio.move_on_after(pause_s):
+        """Return when there may be room that was not there before, or when the claim has waited for long enough."""
+        ends_at = math.inf if claim.waits_since is None else claim.waits_since + claim.patience_s
+        with trio.move_on_at(min(trio.current_time() + pause_s, ends_at)):
             await self._store.space_freed.wait()
             if claim.priority is not Priority.READER and not self._store.reserved_bytes:
                 await trio.sleep(NOTICE_S)

@@ -19,8 +19,11 @@ from growfs.cache import open_files
 from growfs.cache.open_files import OpenFile
 from growfs.cache.store import QUOTA_RETRY_S
 from growfs.disk import BLOCK
+from growfs.errors import NoRoom
 from growfs.rotation.rules import Generation, Holds
 from growfs.scheduler import space
+from growfs.scheduler.in_flight import Priority
+from growfs.scheduler.space import Claim
 from tests.harness import mapped_only
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
@@ -293,6 +296,21 @@ async def test_a_limit_below_what_cannot_be_evicted_is_reported(cache: LocalCach
     await fill(cache, count=1, shown=1)
     assert not await cache.shrink(0)
     assert cache.resident() == {"a/0.jpg"}
+
+
+async def test_what_finds_no_room_waits_no_longer_than_it_has_patience(
+    cache: LocalCache, autojump_clock: MockClock
+) -> None:
+    """What looks again after 0.5, 1.5, 3.5 and 7.5 s gives up after 5 s."""
+    await fill(cache)
+    for path in cache.resident():
+        open_file(cache, path)
+    await cache.list([*sorted(cache.catalog_files()), file("b/1")])
+    claim = Claim([cache.node("b/1")], "b/1", Priority.DUE, lambda: True, patience_s=5.0)
+    began = trio.current_time()
+    with pytest.raises(NoRoom):
+        await cache.space.acquire(claim)
+    assert trio.current_time() - began == pytest.approx(5.0)
 
 
 async def test_concurrent_reservations_evict_a_file_each(cache: LocalCache) -> None:
