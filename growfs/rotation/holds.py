@@ -9,7 +9,7 @@ from functools import partial
 from pyroaring import BitMap64
 
 from growfs.rotation.jobs import Job
-from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds
+from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds, hold_on
 
 
 class DirectoryHolds:
@@ -142,6 +142,12 @@ class Reader:
     """The share of the files of its listings before that, which it never opened."""
     _view: Generation | None = None
     """The generation that it listed last."""
+    _may_walk_until: float = 0.0
+    """Until when it, or others of its job, may go on to list the view: until then all of it is held."""
+    _renewed_at: float = 0.0
+    """When it first listed in its last generation."""
+    _renews_s: float = 0.0
+    """How long after the generation before that was."""
     _listing_since: float = 0.0
     """Since when it has listed without opening a file."""
     _opens_at_listing: int = 0
@@ -169,16 +175,15 @@ class Reader:
         """Whether it has listed in one generation only: most stock code never lists again."""
         return self.generations == 1
 
-    def lasting_holds(self, newest: int, lister: Reader) -> DirectoryHolds:
+    def lasting_holds(self, now: float, lister: Reader) -> DirectoryHolds:
         """The holds that it may never renew: those of directories that it has not listed again in its last generation.
 
-        All of them, if it has listed in one generation only, or in none of the last two; unless it is the lister of
-        this moment, or of the same job and shown the same. newest: number of the newest generation.
+        All of them, if it has listed in one generation only, or not for twice as long as the last time; unless it is
+        the lister of this moment, or of the same job and shown the same.
         """
         lists_now = self is lister or (self.job is lister.job and self._view is lister._view)
-        if lists_now or (self.generations > 1 and self.generation >= newest - 1):
-            return self.holds.before(self.generation)
-        return self.holds
+        renews = self.generations > 1 and now - self._renewed_at <= 2 * self._renews_s
+        return self.holds.before(self.generation) if lists_now or renews else self.holds
 
     @property
     def opened_all(self) -> bool:
@@ -189,16 +194,42 @@ class Reader:
         """Whether it has listed a directory in the epoch of its job."""
         return self._epoch == self.job.epoch and directory in self._listed
 
-    def next_view(self, directory: int, newest: Generation, now: float, settle_s: float) -> Generation | None:
-        """The generation that its listing of a directory shows; None if a new one has to begin for it."""
+    def hold_of_all(self, now: float) -> Hold | None:
+        """Its hold on all of its view, as long as it, or others of its job, may go on to list it."""
+        if self._view is None or now > self._may_walk_until:
+            return None
+        return Hold(self._view.number, self._view.last_seq)
+
+    def holds_view(self, directory: int, now: float) -> bool:
+        """Whether it holds what the view of its job shows of a directory."""
+        view = self.job.view
+        if view is None or self._view is not view:
+            return False
+        held = self.hold_of_all(now) or hold_on(self.holds, directory)
+        return held is not None and held.generation == view.number
+
+    def next_view(
+        self, directory: int, newest: Generation, now: float, settle_s: float, readers: Iterable[Reader]
+    ) -> Generation | None:
+        """The generation that its listing of a directory shows; None if a new one has to begin for it.
+
+        readers: those that have holds.
+        """
         is_listing = self.opens == self._opens_at_listing and now - self._listing_since <= settle_s
         if is_listing and self._view and (self._view.files or self._view is newest) and not self._view.is_over:
             return self._view  # whatever the others of its job do meanwhile
         is_new, has_listed = self.listed_at is None, self.has_listed(directory)
-        return self.job.next_view(newest, now, settle_s, is_new=is_new, has_listed=has_listed)
+        is_held = has_listed or any(other.holds_view(directory, now) for other in readers if other.job is self.job)
+        return self.job.next_view(newest, now, settle_s, is_new=is_new, has_listed=has_listed, is_held=is_held)
 
-    def lists(self, directory: int, generation: Generation, now: float) -> None:
-        """It lists a directory (EVERYWHERE: all), and holds what that generation shows of it from now on."""
+    def lists(self, directory: int, generation: Generation, now: float, settle_s: float = 0.0) -> None:
+        """It lists a directory (EVERYWHERE: all), and holds what that generation shows of it from now on.
+
+        settle_s: for how long it holds the rest of the view, too. When that has ended, it does not begin again with the
+        same view: some of it may be gone.
+        """
+        if generation is not self._view or now <= self._may_walk_until:
+            self._may_walk_until = now + settle_s
         if generation is not self._view or self.opens > self._opens_at_listing:
             self._listing_since = now
         self._view, self._opens_at_listing = generation, self.opens
@@ -211,6 +242,7 @@ class Reader:
                 self.unread = max(0.0, 1 - len(self.files) / shown)
             self.files, self._listed_whole = BitMap64(), BitMap64()
             self._shown, self._shown_files, self._shown_everywhere = {}, 0, 0
+            self._renews_s, self._renewed_at = now - self._renewed_at, now
             self.generation = generation.number
             self.generations += 1
         self._shown_files -= self._shown.pop(directory, 0)
@@ -224,15 +256,17 @@ class Reader:
         """Its listing of a directory showed so many more files; of EVERYWHERE: all that there are."""
         if directory == EVERYWHERE:
             self._shown_everywhere = files
+            self.job.is_shown(EVERYWHERE, files)
         elif directory not in self._listed_whole:  # else it lists the same files again
             self._shown[directory] = self._shown.get(directory, 0) + files
             self._shown_files += files
-        self.job.files_shown = max(self.job.files_shown, self.files_shown)
 
     def is_shown_all(self, directory: int) -> None:
         """Its listing of a directory came to the end."""
         if directory in self._listed:  # else the listing began in an earlier generation
-            self._shown.pop(directory, None)
+            files = self._shown.pop(directory, 0)
+            if directory not in self._listed_whole and self._view is self.job.view:
+                self.job.is_shown(directory, files)
             self._listed_whole.add(directory)
 
     def opened(self, id: int, generation: Generation | None, now: float, waited: bool = False) -> None:
@@ -258,7 +292,7 @@ class Reader:
     def release(self) -> None:
         """End its holds. It still counts as a process that has listed."""
         self.holds.clear()
-        self.job.release()
+        self._may_walk_until = -float("inf")
 
     def ended(self) -> None:
         """The process has ended."""
@@ -266,11 +300,11 @@ class Reader:
             self.job.ended(self.files)
 
 
-def holds_of(readers: Collection[Reader], now: float, settle_s: float, foreign: bool = False) -> Holds:
-    """What readers and their jobs hold. foreign: some readers cannot be told apart.
+def holds_of(readers: Collection[Reader], now: float, foreign: bool = False) -> Holds:
+    """What readers hold. foreign: some readers cannot be told apart.
 
     A draw may ask about 20,000 directories: of each reader, one by one, that would take seconds.
     """
-    jobs = (job.hold(now, settle_s) for job in {reader.job for reader in readers if reader.holds})
-    held = [*(reader.holds for reader in readers), *(DirectoryHolds(hold) for hold in jobs if hold)]
+    all_of_views = {hold for reader in readers if reader.holds and (hold := reader.hold_of_all(now))}
+    held = [*(reader.holds for reader in readers), *map(DirectoryHolds, all_of_views)]
     return Holds(partial(DirectoryHolds.merged, held), foreign)

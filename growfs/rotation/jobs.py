@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
-from growfs.rotation.rules import Generation, Hold
+from growfs.rotation.rules import Generation
 
 EPOCH_SHARE = 0.5
 """A job that has opened so many of the files that it was shown has had its epoch."""
@@ -35,33 +35,34 @@ class Job:
     epoch: int = 0
     """Counts its epochs. It may have several with one view."""
     files_shown: int = 0
-    """How many files its view showed to a process, at most."""
+    """How many files its view showed to its processes, each of a directory once."""
     viewed_at: float = 0.0
     """When it first listed its view."""
     _epoch_at: float = 0.0
     """When it first listed in its epoch."""
-    _listed_at: float = 0.0
-    """When it last listed."""
     _opened: BitMap64 = field(default_factory=BitMap64)
     """The ids that it opened since it has had its view."""
     _opened_in_epoch: BitMap64 = field(default_factory=BitMap64)
     """The ids that it opened in its epoch."""
     _opened_by_ended: BitMap64 = field(default_factory=BitMap64)
     """The ids of its view that its processes opened which have ended."""
+    _listed_whole: BitMap64 = field(default_factory=BitMap64)
+    """The directories of its view that a process listed to the end."""
 
     def next_view(
-        self, newest: Generation, now: float, settle_s: float, *, is_new: bool, has_listed: bool
+        self, newest: Generation, now: float, settle_s: float, *, is_new: bool, has_listed: bool, is_held: bool
     ) -> Generation | None:
         """The generation that a listing shows; None if a new one has to begin for it.
 
-        is_new: the process has never listed. has_listed: it has listed this directory in this epoch.
+        is_new: the process has never listed. has_listed: it has listed this directory in this epoch. is_held: a process
+        of the job holds what its view shows of this directory; else some of that may be gone.
         """
         view = self.view
         if view is None or view.is_over or not (view.files or view is newest):
             is_old = newest.is_over or newest.is_read or now - newest.began_at > settle_s
             return None if is_old else newest
         if not self._has_had_its_epoch(now, settle_s, is_new, has_listed):
-            return view
+            return view if has_listed or is_held else newest
         return newest if newest.number > view.number else None
 
     def _has_had_its_epoch(self, now: float, settle_s: float, is_new: bool, has_listed: bool) -> bool:
@@ -81,13 +82,18 @@ class Job:
         is_next_view = generation is not self.view
         if is_next_view:
             self.view, self.files_shown, self.viewed_at = generation, 0, now
-            self._opened, self._opened_by_ended = BitMap64(), BitMap64()
+            self._opened, self._opened_by_ended, self._listed_whole = BitMap64(), BitMap64(), BitMap64()
         if is_next_view or (has_listed and self._opened_in_epoch):
             # All others of the job follow the first one, whatever they have opened: else ranks would differ.
             self.epoch += 1
             self._epoch_at = now
             self._opened_in_epoch = BitMap64()
-        self._listed_at = now
+
+    def is_shown(self, directory: int, files: int) -> None:
+        """One of its processes has listed a directory of the view to the end, and was shown so many files."""
+        if directory not in self._listed_whole:
+            self._listed_whole.add(directory)
+            self.files_shown += files
 
     def opened(self, id: int) -> None:
         """One of its processes opens a file."""
@@ -100,13 +106,3 @@ class Job:
             self._opened_by_ended |= opened
             self.view.opened |= opened
             self.view.is_read = self.view.is_read or self._share(self.view.opened) >= EPOCH_SHARE
-
-    def hold(self, now: float, settle_s: float) -> Hold | None:
-        """Its hold on all directories, while it may be about to list them: some of its processes begin later."""
-        if self.view is None or now - self._listed_at > settle_s:
-            return None
-        return Hold(self.view.number, self.view.last_seq)
-
-    def release(self) -> None:
-        """End its hold."""
-        self._listed_at = -float("inf")

@@ -85,14 +85,15 @@ class Readers:
             return None
         if reader.listed_at is None:
             reader.job = self._job(reader)
-        view = reader.next_view(directory, newest, trio.current_time(), self._generations.settle_s)
+        now, settle_s = trio.current_time(), self._generations.settle_s
+        view = reader.next_view(directory, newest, now, settle_s, self._holding())
         return self._join(reader, directory, view) if view else None
 
     def _join(self, reader: Reader, directory: int, generation: Generation) -> tuple[Reader, Generation]:
         if reader.listed_at is None:
             self._threads.clear()  # what its children open is credited to it from now on
         now = trio.current_time()
-        reader.lists(directory, generation, now)
+        reader.lists(directory, generation, now, self._generations.settle_s)
         if directory == EVERYWHERE:
             reader.is_shown(EVERYWHERE, generation.files)
         self.released.notify()  # its holds on what it saw before have ended
@@ -104,7 +105,8 @@ class Readers:
             if listing := self.listing(tid, directory):
                 return listing  # another listing began it meanwhile
             reader = self._own(tid)
-            lasting = [other.lasting_holds(self._generations.number, lister=reader) for other in self._holding()]
+            now = trio.current_time()
+            lasting = [other.lasting_holds(now, lister=reader) for other in self._holding()]
             merged = await trio.to_thread.run_sync(DirectoryHolds.merged, lasting)
             await self._generations.begin(Holds(merged, self._is_foreign_holding), self._recently_opened())
             return self._join(reader, directory, self._generations.current or NOTHING)
@@ -143,8 +145,7 @@ class Readers:
 
     def holds(self) -> Holds:
         """The holds of all readers, and of their jobs."""
-        now, settle_s = trio.current_time(), self._generations.settle_s
-        return holds_of(list(self._holding()), now, settle_s, self._is_foreign_holding)
+        return holds_of(list(self._holding()), trio.current_time(), self._is_foreign_holding)
 
     @property
     def _is_foreign_holding(self) -> bool:

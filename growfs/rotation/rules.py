@@ -159,11 +159,8 @@ class Holds:
 
 
 def hold_on(holds: HoldsOfOne | Mapping[int, Hold], directory: int) -> Hold | None:
-    """The hold of one process on a directory: from its last listing of that directory, or of everything."""
-    here, everywhere = holds.get(directory), holds.get(EVERYWHERE)
-    if here and everywhere:
-        return max(here, everywhere, key=lambda hold: hold.generation)
-    return here or everywhere
+    """The hold of one process on a directory: from its last listing of that directory, or else of everything."""
+    return holds.get(directory) or holds.get(EVERYWHERE)  # a hold of everything replaces those on directories
 
 
 # The last file of a kind.
@@ -288,13 +285,14 @@ class Delisting:
         return True
 
 
-def turnover_bytes(limit: int, turnover: float, largest: int, lacking: int, free: int) -> int:
+def turnover_bytes(limit: int, turnover: float, largest: int, lacking: int, free: int, share: float = 1.0) -> int:
     """How many bytes a new generation delists: with the free bytes they make the share `turnover` of the cache.
 
     At least two of the largest files, so that something can change in a small cache, and never more than the catalog
-    lacks locally. limit: the cache's size. free: of that, or reserved for files that were not listed yet.
+    lacks locally. limit: the cache's size. free: of that, or reserved for files that were not listed yet. share: how
+    much of what is listed was opened; so much of all that is delisted.
     """
-    wanted = min(max(turnover * limit, 2 * largest), limit, lacking)
+    wanted = min(share * max(turnover * limit, 2 * largest), limit, lacking)
     return max(0, math.ceil(wanted) - free)
 
 
@@ -452,9 +450,8 @@ def needed_bytes(turnover: TurnoverInput, delisted_bytes: int) -> tuple[int, int
     """
 
     def for_share(share: float) -> int:
-        largest = turnover.largest if share else 0
         lacking = turnover.lacking if turnover.rotates else 0
-        return turnover_bytes(turnover.limit, share * turnover.turnover, largest, lacking, turnover.free)
+        return turnover_bytes(turnover.limit, turnover.turnover, turnover.largest, lacking, turnover.free, share)
 
     whole = for_share(1.0)
     return whole, min(whole, delisted_bytes + for_share(turnover.opened_share))

@@ -253,9 +253,8 @@ class Rotating(Cache):
             for reader in self.live:
                 if reader.holds and reader.is_silent(now, self._settings.hold_idle_s):
                     reader.release()
-            settle_s = self._settings.settle_s
-            self._holds = holds_of(self.live, now, settle_s)
-            self._holds_until = now + min(settle_s, HOLDS_S)
+            self._holds = holds_of(self.live, now)
+            self._holds_until = now + min(self._settings.settle_s, HOLDS_S)
             self._refused = None
         return self._holds
 
@@ -271,13 +270,15 @@ class Rotating(Cache):
         """A reader lists a directory, which may begin a generation; returns what it is shown."""
         newest = self._generation
         is_empty = newest is None or (self.counter and not newest.files)
-        view = None if is_empty or newest is None else reader.next_view(directory, newest, now, self._settings.settle_s)
+        settle_s = self._settings.settle_s
+        view = None if is_empty or newest is None else reader.next_view(directory, newest, now, settle_s, self.live)
         if view is None:
             view = self._begin(reader, now)
-        reader.lists(directory, view, now)
+        reader.lists(directory, view, now, settle_s)
         self.readers_changed()
         shown = self.listed(directory, view)
         reader.is_shown(directory, len(shown))
+        reader.is_shown_all(directory)
         return shown
 
     def _begin(self, lister: Reader, now: float) -> Generation:
@@ -294,7 +295,7 @@ class Rotating(Cache):
             free=self.limit - self.used,
             shown_seq=self._shown_seq,
             last_seq=self.counter,
-            lasting_holds=Holds(reader.lasting_holds(number - 1, lister) for reader in self.live),
+            lasting_holds=Holds(reader.lasting_holds(now, lister) for reader in self.live),
             opened_share=min(1.0, len(self._opened) / max(1, self._generation.files)) if self._generation else 0.0,
             is_first=self._generation is None,
             keeps_last=keeps_last(sum(least.values()), self.limit),

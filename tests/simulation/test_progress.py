@@ -152,3 +152,40 @@ def test_a_process_for_each_epoch_sees_something_new_in_each() -> None:
 
     world.run(epochs())
     assert shown(world) == 1
+
+
+@pytest.mark.promise(18)
+@pytest.mark.parametrize("fast", [True, False], ids=["a training run", "ls"])
+def test_a_job_with_long_epochs_sees_everything_beside_a_faster_one(fast: bool) -> None:
+    world = World(opens=10_000, downloads=2.0)
+    world.fill()
+    seen = set[int]()
+
+    def slow() -> Process:
+        reader = world.simulation.reader()
+        while not world.enough and len(seen) < len(world.files):
+            ids = yield from world.walk(reader)
+            seen.update(ids)
+            yield from world.read(reader, world.shuffled(ids), step_s=30.0)
+        world.opens = world.opens_target
+
+    world.run(slow(), world.train(start_s=10.0, step_s=10.0) if fast else world.look(300.0))
+    assert len(seen) > 0.6 * len(world.files)
+    assert world.simulation.gone == 0
+
+
+@pytest.mark.promise(5, 6)
+def test_a_directory_that_is_listed_late_is_not_empty() -> None:
+    world = World(opens=10**9, downloads=2.0)
+    world.fill()
+
+    def late() -> Process:
+        reader = world.simulation.reader()
+        ids = reader.list(1)
+        for _ in range(30):
+            reader.open(ids[0])
+            yield 30.0
+        assert reader.list(2) == world.simulation.cache.listed(2) != []
+        world.opens_target = 0
+
+    world.run(late(), world.train(start_s=1.0))

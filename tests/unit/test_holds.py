@@ -154,9 +154,9 @@ def test_release_ends_all_holds(reader: Reader) -> None:
 # Walks, and holds that are never renewed.
 
 
-def lasting(reader: Reader, lists_now: bool = False, newest: int = 1) -> dict[int, Hold]:
+def lasting(reader: Reader, lists_now: bool = False, now: float = 1.0) -> dict[int, Hold]:
     """The holds of directories 1 and 2, and of everything, that it may never renew."""
-    holds = reader.lasting_holds(newest, reader if lists_now else new_reader())
+    holds = reader.lasting_holds(now, reader if lists_now else new_reader())
     return {directory: hold for directory in (EVERYWHERE, 1, 2) if (hold := holds.get(directory))}
 
 
@@ -176,9 +176,9 @@ def test_a_reader_that_never_listed_is_expected_never_to_list(reader: Reader) ->
 def test_a_reader_that_no_longer_lists_may_keep_its_holds_for_ever(reader: Reader) -> None:
     """The cell of a notebook ran twice."""
     reader.lists(1, FIRST, 0.0)
-    reader.lists(1, SECOND, 1.0)
-    assert lasting(reader, newest=2) == lasting(reader, newest=3) == {}
-    assert lasting(reader, newest=4) == {1: Hold(2, 20)}
+    reader.lists(1, SECOND, 10.0)
+    assert lasting(reader, now=10.0) == lasting(reader, now=30.0) == {}, "its epochs may be as long"
+    assert lasting(reader, now=31.0) == {1: Hold(2, 20)}
 
 
 def test_the_ranks_of_the_job_that_lists_are_about_to_list_again(reader: Reader) -> None:
@@ -186,9 +186,9 @@ def test_the_ranks_of_the_job_that_lists_are_about_to_list_again(reader: Reader)
     rank.job = newcomer.job = reader.job
     for one in (reader, rank):
         one.lists(1, FIRST, 0.0)
-    assert not rank.lasting_holds(1, reader)
+    assert not rank.lasting_holds(0.0, reader)
     reader.lists(1, SECOND, 0.0)
-    assert rank.lasting_holds(2, reader), "it has stayed behind"
+    assert rank.lasting_holds(0.0, reader), "it has stayed behind"
 
 
 def test_a_directory_that_is_not_listed_again_stays_held(reader: Reader) -> None:
@@ -211,6 +211,6 @@ def test_a_directory_that_is_listed_again_is_no_longer_held_by_what_came_before(
         for generation in (FIRST, SECOND):
             reader.lists(1, generation, 1.0)
         for lister in (new_reader(), reader):
-            lasting = Holds([reader.lasting_holds(SECOND.number, lister)])
+            lasting = Holds([reader.lasting_holds(1.0, lister)])
             assert not lasting.cover(1, 5, None), "it lists this one in each epoch"
             assert lasting.cover(2, 5, None)

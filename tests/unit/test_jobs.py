@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from growfs.rotation.holds import Reader
+from growfs.rotation.holds import Reader, holds_of
 from growfs.rotation.jobs import RANKS_APART_S, Job
 from growfs.rotation.rules import Generation
 
@@ -20,19 +20,22 @@ class Mount:
     def __init__(self) -> None:
         self.newest = Generation(1, 10, 0.0, FILES)
         self.now = 0.0
+        self.readers = list[Reader]()
         self._pids = itertools.count(1)
 
     def reader(self, job: Job | None = None) -> Reader:
         """A process that starts now."""
-        return Reader(next(self._pids), "0", "python", job=job or Job())
+        self.readers.append(Reader(next(self._pids), "0", "python", job=job or Job()))
+        return self.readers[-1]
 
     def lists(self, reader: Reader, directory: int = 1) -> int:
         """A reader lists a directory; returns the number of the generation that it shows."""
-        view = reader.next_view(directory, self.newest, self.now, SETTLE_S)
+        view = reader.next_view(directory, self.newest, self.now, SETTLE_S, self.readers)
         if view is None:
             view = self.newest = Generation(self.newest.number + 1, 10, self.now, FILES)
-        reader.lists(directory, view, self.now)
+        reader.lists(directory, view, self.now, SETTLE_S)
         reader.is_shown(directory, FILES)
+        reader.is_shown_all(directory)
         return view.number
 
     def opens(self, reader: Reader, files: int, first: int = 0) -> None:
@@ -60,10 +63,49 @@ def test_all_directories_of_a_walk_are_of_one_generation(mount: Mount) -> None:
     reader, other = mount.reader(), mount.reader()
     for directory in range(10):
         assert mount.lists(reader, directory) == 1
-        mount.now += 100.0
+        mount.now += 50.0
         mount.lists(other)
         mount.opens(reader, 10)
     assert mount.newest.number > 1
+
+
+@pytest.mark.promise(5, 6)
+def test_a_directory_that_nobody_holds_any_more_is_shown_as_it_is_now(mount: Mount) -> None:
+    """Some of what the view showed of it may be gone."""
+    reader, other = mount.reader(), mount.reader()
+    for one in (reader, other):
+        mount.lists(one, 1)
+    for _ in range(5):
+        mount.now += 100.0
+        mount.opens(other, FILES)
+        mount.lists(other, 1)
+    assert mount.lists(reader, 2) == mount.newest.number > 3
+
+
+@pytest.mark.promise(17)
+def test_what_is_listed_of_an_older_view_is_held(mount: Mount) -> None:
+    """Although the process opened a file first, as of a newer one."""
+    job = Job()
+    first, late, other = mount.reader(job), mount.reader(job), mount.reader()
+    shown = mount.lists(first)
+    for _ in range(3):
+        mount.now += 100.0
+        mount.opens(other, FILES)
+        mount.lists(other)
+    mount.opens(late, 1)
+    assert mount.lists(late) == shown < mount.newest.number
+    mount.now += 100.0
+    assert holds_of([late], mount.now).cover(1, 5, mount.newest.number)
+
+
+@pytest.mark.promise(6)
+def test_ranks_that_list_a_folder_each_have_an_epoch_of_all_of_them(mount: Mount) -> None:
+    job = Job()
+    ranks = [mount.reader(job) for _ in range(8)]
+    for directory, rank in enumerate(ranks):
+        mount.lists(rank, directory)
+        mount.opens(rank, 10, first=100 * directory)
+    assert {mount.lists(rank, directory) for directory, rank in enumerate(ranks)} == {1}
 
 
 @pytest.mark.promise(6)

@@ -247,7 +247,7 @@ def test_a_hold_covers_what_its_generation_showed() -> None:
         ({8: Hold(1, 10)}, None),
         ({EVERYWHERE: Hold(1, 10)}, Hold(1, 10)),
         ({EVERYWHERE: Hold(1, 10), 7: Hold(2, 20)}, Hold(2, 20)),
-        ({EVERYWHERE: Hold(2, 20), 7: Hold(1, 10)}, Hold(2, 20)),
+        ({EVERYWHERE: Hold(2, 20), 7: Hold(1, 10)}, Hold(1, 10)),
     ],
 )
 def test_a_process_holds_its_last_listing(holds: dict[int, Hold], expected: Hold | None) -> None:

@@ -46,7 +46,7 @@ class Twins:
         return set(self.simulated.cached)
 
     def holds(self) -> Holds:
-        return holds_of([real for real, _ in self.readers], NOW, self.cache.generations.settle_s)
+        return holds_of([real for real, _ in self.readers], NOW)
 
     def set_turnover(self, share: float) -> None:
         """Set the share that each generation delists."""
@@ -97,7 +97,7 @@ class Twins:
         """A reader lists everything or one directory, and a generation begins."""
         real, copy = self.readers[number % READERS]
         place = number // READERS % (1 + DIRECTORIES)
-        lasting_holds = Holds(reader.lasting_holds(self.cache.generations.number, real) for reader, _ in self.readers)
+        lasting_holds = Holds(reader.lasting_holds(NOW, real) for reader, _ in self.readers)
         generation = await self.cache.begin(lasting_holds, frozenset(map(self.node_id, self.opened & self.resident)))
         self.simulated._opened.update(range(len(self.paths)))
         begun = self.simulated._generation = self.simulated._begin(copy, NOW)
