@@ -72,7 +72,7 @@ def test_each_epoch_shows_new_files_until_all_were_seen(growfs: Growfs, rotating
         seen |= shown
         cache = wait_for_replacement(growfs)["cache"]
         assert cache["bytes"] <= cache["limit_bytes"] == CAPACITY * SIZE
-        assert len(local(growfs)) == CAPACITY
+        until(lambda: len(local(growfs)) == CAPACITY)
     status = mount_status(growfs)
     assert status["miss"]["files_total"] == 0
     assert status["evict"]["files_total"] >= FILES - CAPACITY
