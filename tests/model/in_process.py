@@ -148,6 +148,8 @@ class Worker:
             return await self._list(request, on_message)
         if isinstance(request, MakeOrder):
             return make_order(request, lambda _: None)
+        if isinstance(request, Probe):
+            return None  # it is never away
         return plan_generation(request.catalog, request.number, request.input)
 
     async def _list(self, request: ListRemote, on_message: Callable[[Any], Awaitable[None]]) -> int:
