@@ -50,6 +50,7 @@ from growfs.workers.messages import (
     FetchRequest,
     ListRemote,
     MakeOrder,
+    Probe,
     SizeExceeded,
 )
 from tests.model.remote import Remote
