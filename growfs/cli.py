@@ -20,7 +20,7 @@ from growfs.client import completion
 from growfs.client.progress import Bar
 from growfs.daemon.status_text import brief, engine, files, moving, printable, render, state_text
 from growfs.errors import GrowfsError, UsageError
-from growfs.status import MountState
+from growfs.status_and_metrics import MountState
 
 if TYPE_CHECKING:
     from growfs.daemon.options import Options

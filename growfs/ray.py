@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from growfs.client.node_mount import NODE, ClusterMountRequest, ClusterStatus, NodeMount, cluster_status
 from growfs.daemon.metrics_server import families
 from growfs.errors import GrowfsError
-from growfs.status import MountStatus
+from growfs.status_and_metrics import MountStatus
 
 NAMESPACE = "growfs"
 FOLLOW_S = 5.0

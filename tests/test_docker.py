@@ -23,8 +23,8 @@ import yaml
 
 from growfs.cli import main
 from growfs.daemon.options import Options
-from growfs.status import METRICS as OTHERS
-from growfs.status import MountState, status_fields
+from growfs.status_and_metrics import METRICS as OTHERS
+from growfs.status_and_metrics import MountState, status_fields
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"

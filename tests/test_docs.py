@@ -16,8 +16,8 @@ from growfs.cli import main
 from growfs.daemon.options import Options, flag_name
 from growfs.daemon.virtual_files import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
 from growfs.fuse.engine_choice import PACKAGES
-from growfs.status import METRICS as OTHERS
-from growfs.status import MountState, MountStatus, status_fields
+from growfs.status_and_metrics import METRICS as OTHERS
+from growfs.status_and_metrics import MountState, MountStatus, status_fields
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -28,7 +28,7 @@ from growfs.cache.schema import (
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY, extension
-from growfs.status import SkippedStatus
+from growfs.status_and_metrics import SkippedStatus
 
 if TYPE_CHECKING:
     from growfs.cache.database import Database

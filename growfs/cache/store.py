@@ -23,7 +23,7 @@ from growfs.cache.publish import Publisher, Renamed, StagedFile, last_admitted, 
 from growfs.cache.recovery import set_identity, verify_content, verify_on_medium
 from growfs.cache.schema import set_last_known, set_meta
 from growfs.signal import Signal
-from growfs.status import CacheStatus
+from growfs.status_and_metrics import CacheStatus
 from growfs.units import CacheSize
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import trio
 from growfs.cache.database import Database
 from growfs.cache.schema import read_only, set_meta
 from growfs.signal import Signal
-from growfs.status import BudgetStatus
+from growfs.status_and_metrics import BudgetStatus
 
 DAY_S = 86_400
 SAVE_EVERY_S = 5.0

@@ -25,7 +25,7 @@ from growfs.daemon.status_text import moving
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, resolved
 from growfs.paths import absolute_path
-from growfs.status import MountStatus
+from growfs.status_and_metrics import MountStatus
 from growfs.units import seconds
 
 

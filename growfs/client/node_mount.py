@@ -20,7 +20,7 @@ from growfs.daemon.options import Options
 from growfs.daemon.running import find, find_living
 from growfs.errors import GrowfsError
 from growfs.remote.names import join_address
-from growfs.status import CoverageStatus, MountStatus
+from growfs.status_and_metrics import CoverageStatus, MountStatus
 from growfs.workers.membership import PeerPoll
 
 ANSWER_S = 10.0

@@ -21,7 +21,7 @@ from growfs.client.charts import Values, chart_data, coverage
 from growfs.client.figures import Figures, read
 from growfs.daemon.running import find_cache
 from growfs.errors import GrowfsError, pip_install
-from growfs.status import MountState
+from growfs.status_and_metrics import MountState
 
 WIDE = ("states", "coverage", "directories")
 FRAME_PX = 900

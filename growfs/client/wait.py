@@ -12,7 +12,7 @@ from growfs.daemon.control_client import status_of
 from growfs.daemon.running import find_living
 from growfs.daemon.status_text import brief, moving, state_text
 from growfs.errors import GrowfsError, UsageError
-from growfs.status import MountState, MountStatus
+from growfs.status_and_metrics import MountState, MountStatus
 from growfs.units import count, fraction_of, seconds, size
 
 POLL_S = 0.2

@@ -25,7 +25,7 @@ from growfs.errors import GrowfsError, UsageError
 from growfs.remote.filter import PathFilter
 from growfs.scheduler.space import Space
 from growfs.signal import Signal
-from growfs.status import MountStatus
+from growfs.status_and_metrics import MountStatus
 
 FETCHES_MAX = 32
 """Files that one command fetches at a time."""

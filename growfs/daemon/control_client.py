@@ -15,7 +15,7 @@ from typing import Any
 
 from growfs.cache.cache_folder import FORMAT, daemon_of
 from growfs.errors import GrowfsError, UsageError
-from growfs.status import MountStatus
+from growfs.status_and_metrics import MountStatus
 
 SOCKET = "control.sock"
 ANSWER_S = 600.0

@@ -31,7 +31,7 @@ from growfs.paths import absolute_path, working_folder
 from growfs.proc import name_of, users_of
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
-from growfs.status import MountStatus
+from growfs.status_and_metrics import MountStatus
 from growfs.syscalls import pidfd_open
 
 END_S = 60.0

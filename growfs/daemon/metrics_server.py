@@ -1,4 +1,4 @@
-"""The metrics that growfs/status.py defines: rendered for .growfs/metrics, and served over HTTP (`--metrics-addr`)."""
+"""The metrics of status_and_metrics.py: rendered for .growfs/metrics, and served over HTTP (`--metrics-addr`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer, choose_encoder, make_wsgi_app
 from prometheus_client.openmetrics.exposition import generate_latest
 
-from growfs.status import METRICS, MountStatus, status_fields
+from growfs.status_and_metrics import METRICS, MountStatus, status_fields
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from growfs.scheduler.passes import PassOrder, Prefetcher
 from growfs.scheduler.peers import Peers
 from growfs.scheduler.readiness import PrefetchState, StartGate
 from growfs.scheduler.refresh import CatalogSync
-from growfs.status import (
+from growfs.status_and_metrics import (
     CoverageStatus,
     EvictStatus,
     ListedStatus,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from growfs.status import MountState, MountStatus, RemoteStatus
+from growfs.status_and_metrics import MountState, MountStatus, RemoteStatus
 
 NAME_CHARS_MAX = 80
 """Characters of a name that are printed. One is skipped because it is too long."""

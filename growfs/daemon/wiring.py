@@ -42,7 +42,7 @@ from growfs.scheduler.peers import Peers, PeerSettings
 from growfs.scheduler.readiness import PrefetchState, StartCondition, StartGate
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Space, WaitingClaims
-from growfs.status import MountInfo, MountStatus
+from growfs.status_and_metrics import MountInfo, MountStatus
 from growfs.vfs.filesystem import Misses, Vfs
 from growfs.vfs.virtual import VirtualFolder
 from growfs.workers.pool import WorkerPool

@@ -23,7 +23,7 @@ from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Claim, Space
 from growfs.signal import Signal
-from growfs.status import SkippedStatus
+from growfs.status_and_metrics import SkippedStatus
 
 DRAWS_PER_STEP = 64
 """Groups that are drawn before the kernel is answered again: most draws wait for nothing, and take 0.05 ms."""

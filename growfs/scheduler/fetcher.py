@@ -48,7 +48,7 @@ from growfs.scheduler.outage import Failure, Outage, may_be_outage
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Claim, Space
 from growfs.signal import Signal
-from growfs.status import FetchStatus
+from growfs.status_and_metrics import FetchStatus
 from growfs.workers.messages import FetchFailed, SizeExceeded
 
 log = logging.getLogger(__name__)

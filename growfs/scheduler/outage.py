@@ -22,7 +22,7 @@ from growfs.cache.catalog import Catalog
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
 from growfs.remote.interface import RemoteFile
 from growfs.signal import Signal
-from growfs.status import OutageStatus
+from growfs.status_and_metrics import OutageStatus
 from growfs.workers.messages import Probe
 from growfs.workers.pool import WorkerLost, WorkerPool
 

@@ -31,7 +31,7 @@ from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Space
 from growfs.signal import Signal
-from growfs.status import MountState, SkippedStatus
+from growfs.status_and_metrics import MountState, SkippedStatus
 from growfs.units import flag_size
 from growfs.workers.messages import MakeOrder, PlanTurnover
 from growfs.workers.pool import WorkerLost, WorkerPool, call_worker

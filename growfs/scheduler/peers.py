@@ -27,7 +27,7 @@ from growfs.rotation.circle import HOLDERS_MAX, Position, awaits, distance, firs
 from growfs.rotation.pass_order import Order
 from growfs.scheduler.in_flight import Download
 from growfs.signal import Signal
-from growfs.status import PeersStatus
+from growfs.status_and_metrics import PeersStatus
 from growfs.workers.messages import (
     Announce,
     CachedOpened,

@@ -21,7 +21,7 @@ from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.refresh import CatalogSync
 from growfs.signal import Signal
-from growfs.status import MountState
+from growfs.status_and_metrics import MountState
 
 
 @dataclass(frozen=True, slots=True)

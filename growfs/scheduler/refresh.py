@@ -23,7 +23,7 @@ from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteMissing, 
 from growfs.remote.interface import RemoteFile
 from growfs.scheduler.outage import Failure, Outage, may_be_outage
 from growfs.signal import Signal
-from growfs.status import RemoteStatus
+from growfs.status_and_metrics import RemoteStatus
 from growfs.workers.messages import ListRemote, ServerSilent
 from growfs.workers.pool import STALL_S, WorkerLost, WorkerPool, WorkerSilent, call_worker
 

@@ -26,7 +26,7 @@ from growfs.rotation.holds import Reader
 from growfs.rotation.readers import NOTHING, Readers
 from growfs.rotation.rules import EVERYWHERE, Generation
 from growfs.signal import Signal
-from growfs.status import MissStatus
+from growfs.status_and_metrics import MissStatus
 from growfs.syscalls import read_page_cache
 from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
 from growfs.vfs.virtual import FOLDER_ID, FOLDER_NAME, VirtualFolder

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from growfs.status import status_fields
+from growfs.status_and_metrics import status_fields
 from tests.cli.support import closed
 from tests.harness import Growfs, make_tree, until
 

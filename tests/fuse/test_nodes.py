@@ -18,7 +18,7 @@ from uuid import uuid4
 import pytest
 
 from growfs.fuse.mounting import mounted_at, unmount
-from growfs.status import PeersStatus
+from growfs.status_and_metrics import PeersStatus
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only
 from tests.harness import Growfs, make_tree, until

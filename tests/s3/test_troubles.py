@@ -18,7 +18,7 @@ import pytest
 from growfs.daemon.status_text import render
 from growfs.fuse.mounting import mounted_at
 from growfs.remote.retries import TRIES_MAX
-from growfs.status import MountStatus
+from growfs.status_and_metrics import MountStatus
 from tests.cli.support import start_growfs
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until

@@ -13,7 +13,7 @@ from growfs.cache.catalog import ListingDiff
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY
-from growfs.status import SkippedStatus
+from growfs.status_and_metrics import SkippedStatus
 from tests.unit.local_cache import LocalCache, file, open_local_cache, run_in_memory
 
 

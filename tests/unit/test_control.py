@@ -18,7 +18,7 @@ import trio.testing
 from growfs.daemon.control import Command, Control
 from growfs.daemon.control_client import SOCKET, _Answer, call
 from growfs.errors import GrowfsError, UsageError
-from growfs.status import MountStatus
+from growfs.status_and_metrics import MountStatus
 from tests.unit.test_status_text import STATUS
 
 

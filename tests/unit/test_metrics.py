@@ -17,7 +17,7 @@ from growfs.daemon import metrics_server
 from growfs.daemon.metrics_server import MetricsServer, openmetrics
 from growfs.daemon.option_parsers import listening
 from growfs.errors import GrowfsError
-from growfs.status import MountStatus, status_fields
+from growfs.status_and_metrics import MountStatus, status_fields
 from tests.unit.test_status_text import PEERS, READER, STATUS, status
 
 GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"

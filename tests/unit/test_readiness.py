@@ -9,7 +9,7 @@ from growfs.errors import RemoteError
 from growfs.rotation.pass_order import Order
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.readiness import PrefetchState, SeedTracker, StartCondition
-from growfs.status import MountState
+from growfs.status_and_metrics import MountState
 from tests.unit.local_cache import answers
 
 

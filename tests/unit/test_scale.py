@@ -43,7 +43,7 @@ from growfs.scheduler.outage import Outage
 from growfs.scheduler.passes import ORDER_PAUSES, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.signal import Signal
-from growfs.status import SkippedStatus
+from growfs.status_and_metrics import SkippedStatus
 from growfs.vfs.attributes import Entry
 from growfs.vfs.filesystem import visible_entries
 from growfs.workers import heartbeat, make_order, worker

@@ -6,7 +6,7 @@ import json
 import pickle
 from dataclasses import replace
 
-from growfs.status import METRICS, MountState, MountStatus, status_fields
+from growfs.status_and_metrics import METRICS, MountState, MountStatus, status_fields
 from tests.unit.test_status_text import PEERS, READER, STATUS, status
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from growfs.daemon.status_text import brief, moving, render, state_text
-from growfs.status import MountState, MountStatus
+from growfs.status_and_metrics import MountState, MountStatus
 
 STATUS: dict[str, Any] = {
     "version": "1",

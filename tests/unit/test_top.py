@@ -13,7 +13,7 @@ from growfs.client.top.app import HOME, PAGE_DOWN, UP, after, picture
 from growfs.client.top.view import Shown, TopPage, bar, frame, graph, histogram
 from growfs.client.top.watch import DirectoryShare, Event, Rates, Survey, Watch, changes, find_new, logged, rates
 from growfs.errors import GrowfsError
-from growfs.status import MountState
+from growfs.status_and_metrics import MountState
 from tests.unit.test_status_text import READER, status
 
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from growfs.client.top.watch import Watch
 from growfs.daemon.status_text import files, notes, printable, state_text
-from growfs.status import MountStatus
+from growfs.status_and_metrics import MountStatus
 
 EIGHTHS = "▁▁▂▃▄▅▆▇█"
 HISTOGRAM = 5

@@ -22,7 +22,7 @@ from growfs.daemon.control_client import status_of
 from growfs.daemon.running import find_living, running
 from growfs.daemon.status_text import files, state_text
 from growfs.errors import GrowfsError
-from growfs.status import MountStatus
+from growfs.status_and_metrics import MountStatus
 
 POLL_S = 1.0
 ANSWER_S = 5.0
