@@ -268,7 +268,7 @@ class FolderEngine:
         async with self._generations.unchanged() as is_written:  # the tree is made from the rows
             if generation is None or not is_written:
                 return
-        hold = Hold(generation.number, generation.last_seq)
+        hold = generation.hold
         number = max(generation.number, self._trees[-1].number + 1 if self._trees else 0)
         tree = Tree(number, trees.place(self.folder, number), hold, trio.current_time())
         await self._db.run_in_writer(partial(self._place, tree.path))

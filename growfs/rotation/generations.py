@@ -11,17 +11,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from weakref import WeakSet
 
 import trio
-from pyroaring import BitMap64
 
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.rotation.pass_order import groups_of
 from growfs.rotation.queries import Listed
-from growfs.rotation.rules import Generation, GenerationPlan, Hold, Holds, TurnoverInput
+from growfs.rotation.rules import Generation, GenerationPlan, Hold, Holds, Succession, TurnoverInput
 from growfs.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -82,7 +80,6 @@ class Generations:
         self.show_files = show_files
         self.settle_s = settle_s
         self.rotation_changed = Signal[[]]()
-        self.current: Generation | None = None
         self.began = Signal[[]]()
         self.written = Signal[[]]()
         self._db = database
@@ -93,9 +90,7 @@ class Generations:
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
         self._requeued: Sequence[int] | None = None
         self._are_asked_for = are_asked_for
-        self._opened = BitMap64()  # since the current one began
-        self._earlier = WeakSet[Generation]()  # those that a job may still list
-        self._keeps_last = True
+        self._succession = Succession()
         self._refused = False
         self._rotating = trio.Lock()
 
@@ -160,9 +155,14 @@ class Generations:
         await self._db.write(write)
 
     @property
+    def current(self) -> Generation | None:
+        """The newest generation; None before the first listing of this mount."""
+        return self._succession.newest
+
+    @property
     def listed(self) -> Listed:
         """What decides which files are the last of their kind."""
-        return Listed(self.shown_seq, self._keeps_last)
+        return Listed(self.shown_seq, self._succession.keeps_last)
 
     @property
     def is_over(self) -> bool:
@@ -178,7 +178,7 @@ class Generations:
 
     def note_opened(self, id: int) -> None:
         """Note that a file was opened: the next generation delists in proportion to these."""
-        self._opened.add(id)
+        self._succession.note_opened(id)
 
     def has_news(self) -> bool:
         """Whether the next generation would show other files, or make room for some."""
@@ -218,7 +218,7 @@ class Generations:
         number = self._number + 1
         turnover = self._turnover(lasting_holds, opened)
         if self._changes_nothing(turnover):
-            plan = GenerationPlan(turnover.last_seq, self._store.resident_files, keeps_last=self._keeps_last)
+            plan = GenerationPlan(turnover.last_seq, self._store.resident_files, keeps_last=self.listed.keeps_last)
         else:
             plan = await self._decide(number, turnover)
         if self.show_files is not None and plan.files < self.show_files:
@@ -227,16 +227,7 @@ class Generations:
             )
             return
         self._number = number
-        now = trio.current_time()
-        if self.current:
-            self._earlier.add(self.current)
-        self.current = Generation(
-            number, plan.last_seq, now, plan.files, plan.delisted, plan.relisted, plan.hidden_below
-        )
-        for earlier in self._earlier:
-            earlier.is_followed_by(self.current)
-        self._opened = BitMap64()
-        self._keeps_last = plan.keeps_last
+        self._succession.begin(number, plan, trio.current_time())
         self.shown_seq = plan.last_seq
         self._requeued = plan.requeued
         self.began.notify()
@@ -256,19 +247,12 @@ class Generations:
             shown_seq=self.shown_seq,
             last_seq=store.last_seq,
             lasting_holds=lasting_holds,
-            opened_share=self._opened_share,
+            opened_share=1.0 if self._are_asked_for and self.current else self._succession.opened_share,
             is_first=self.current is None,
             opened=opened,
             show_files=self.show_files,
             rotates=self.rotates and not lasting_holds.foreign,
         )
-
-    @property
-    def _opened_share(self) -> float:
-        """How many of the listed files were opened since the current generation began."""
-        if self.current is None:
-            return 0.0
-        return 1.0 if self._are_asked_for else min(1.0, len(self._opened) / max(1, self.current.files))
 
     def _changes_nothing(self, turnover: TurnoverInput) -> bool:
         """Whether there is nothing to decide: no room to make, nothing to list again. Deciding takes milliseconds."""

@@ -126,8 +126,6 @@ class Reader:
     """When it last listed, in seconds of any clock; None: never."""
     active_at: float = 0.0
     """When it last listed, opened or closed a file, on the same clock."""
-    generation: int = 0
-    """The last generation in which it listed."""
     generations: int = 0
     """In how many generations it has listed."""
     opens: int = 0
@@ -166,6 +164,11 @@ class Reader:
     """How many files a listing of everything showed it in its last generation."""
 
     @property
+    def generation(self) -> int:
+        """The number of the generation that it listed last; 0: none."""
+        return self._view.number if self._view else 0
+
+    @property
     def files_shown(self) -> int:
         """How many files its last listings showed, each of a directory once."""
         return self._shown_everywhere or self._shown_files
@@ -198,7 +201,7 @@ class Reader:
         """Its hold on all of its view, as long as it, or others of its job, may go on to list it."""
         if self._view is None or now > self._may_walk_until:
             return None
-        return Hold(self._view.number, self._view.last_seq)
+        return self._view.hold
 
     def holds_view(self, directory: int, now: float) -> bool:
         """Whether it holds what the view of its job shows of a directory."""
@@ -219,7 +222,11 @@ class Reader:
         if is_listing and self._view and (self._view.files or self._view is newest) and not self._view.is_over:
             return self._view  # whatever the others of its job do meanwhile
         is_new, has_listed = self.listed_at is None, self.has_listed(directory)
-        is_held = has_listed or any(other.holds_view(directory, now) for other in readers if other.job is self.job)
+        is_held = (
+            has_listed
+            or self.job.view is newest  # nothing of it is delisted yet
+            or any(other.holds_view(directory, now) for other in readers if other.job is self.job)
+        )
         return self.job.next_view(newest, now, settle_s, is_new=is_new, has_listed=has_listed, is_held=is_held)
 
     def lists(self, directory: int, generation: Generation, now: float, settle_s: float = 0.0) -> None:
@@ -228,25 +235,25 @@ class Reader:
         settle_s: for how long it holds the rest of the view, too. When that has ended, it does not begin again with the
         same view: some of it may be gone.
         """
-        if generation is not self._view or now <= self._may_walk_until:
+        is_next = self.generation != generation.number
+        if is_next or now <= self._may_walk_until:
             self._may_walk_until = now + settle_s
-        if generation is not self._view or self.opens > self._opens_at_listing:
+        if is_next or self.opens > self._opens_at_listing:
             self._listing_since = now
         self._view, self._opens_at_listing = generation, self.opens
         if self.job.view is None or generation.number >= self.job.view.number:  # else it is behind the others
             self.job.lists(generation, now, self.has_listed(directory))
             if self._epoch != self.job.epoch:
                 self._listed, self._epoch = BitMap64(), self.job.epoch
-        if self.generation != generation.number:
+        if is_next:
             if shown := self.files_shown:
                 self.unread = max(0.0, 1 - len(self.files) / shown)
             self.files, self._listed_whole = BitMap64(), BitMap64()
             self._shown, self._shown_files, self._shown_everywhere = {}, 0, 0
             self._renews_s, self._renewed_at = now - self._renewed_at, now
-            self.generation = generation.number
             self.generations += 1
         self._shown_files -= self._shown.pop(directory, 0)
-        self.holds.set(directory, Hold(generation.number, generation.last_seq))
+        self.holds.set(directory, generation.hold)
         if hidden := generation.hidden_below.get(directory):
             self.holds.end(hidden)  # it cannot list them again: this listing does not show them
         self._listed.add(directory)
@@ -278,7 +285,7 @@ class Reader:
         self.job.opened(id)
         self.active_at = now
         if generation and not self.holds and self.listed_at is None:
-            self.holds.set(EVERYWHERE, Hold(generation.number, generation.last_seq))
+            self.holds.set(EVERYWHERE, generation.hold)
 
     def closed(self, now: float) -> None:
         """One of its files is closed."""

@@ -144,7 +144,7 @@ class Readers:
     # What readers hold.
 
     def holds(self) -> Holds:
-        """The holds of all readers, and of their jobs."""
+        """The holds of all readers."""
         return holds_of(list(self._holding()), trio.current_time(), self._is_foreign_holding)
 
     @property

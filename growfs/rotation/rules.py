@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 from pyroaring import BitMap64
 
@@ -93,6 +94,11 @@ class Generation:
     _hidden: BitMap64 = field(default_factory=BitMap64)
     """Files that it did not list, and a later one does: their rows no longer say so."""
 
+    @property
+    def hold(self) -> Hold:
+        """A hold on what it lists."""
+        return Hold(self.number, self.last_seq)
+
     def shows(self, id: int, delisted: int | None) -> bool:
         """Whether a file admitted up to last_seq is listed. delisted: the generation that delisted it, by its row."""
         if id in self.delisted or id in self._hidden:
@@ -103,6 +109,39 @@ class Generation:
         """Note what a later generation changes."""
         self._hidden |= later.relisted - self._delisted_later
         self._delisted_later |= later.delisted
+
+
+class Succession:
+    """Owns the newest generation, and what was opened since it began. Earlier ones that a job still lists follow it."""
+
+    def __init__(self) -> None:
+        self.newest: Generation | None = None
+        self.keeps_last = True
+        """Whether directories keep their last files: see the function of this name."""
+        self._earlier = WeakSet[Generation]()
+        self._opened = BitMap64()
+
+    def note_opened(self, id: int) -> None:
+        """Note that a file was opened."""
+        self._opened.add(id)
+
+    @property
+    def opened_share(self) -> float:
+        """How many of the files that the newest one lists were opened since; 0 before the first one."""
+        return min(1.0, len(self._opened) / max(1, self.newest.files)) if self.newest else 0.0
+
+    def begin(self, number: int, plan: GenerationPlan, now: float) -> Generation:
+        """Begin the next generation as planned; returns it."""
+        if self.newest:
+            self._earlier.add(self.newest)
+        self.newest = Generation(
+            number, plan.last_seq, now, plan.files, plan.delisted, plan.relisted, plan.hidden_below
+        )
+        for earlier in self._earlier:
+            earlier.is_followed_by(self.newest)
+        self.keeps_last = plan.keeps_last
+        self._opened = BitMap64()
+        return self.newest
 
 
 @dataclass(frozen=True, slots=True)

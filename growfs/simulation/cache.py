@@ -11,7 +11,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from weakref import WeakSet
 
 from growfs.remote.names import extension
 from growfs.rotation.eviction import draw_candidates, evictable, miss_candidates, pick_victims
@@ -23,6 +22,7 @@ from growfs.rotation.rules import (
     Generation,
     Holds,
     Kind,
+    Succession,
     TurnoverInput,
     delisted_key,
     keeps_last,
@@ -192,10 +192,7 @@ class Rotating(Cache):
         self.cached: dict[int, CachedFile] = {}
         self._settings = settings
         self._largest = max((file.size for file in files if file.size <= limit), default=0)
-        self._generation: Generation | None = None
-        self._earlier = WeakSet[Generation]()
-        self._opened = set[int]()
-        self._keeps_last = True
+        self._succession = Succession()
         self._delisted: dict[int, list[CachedFile]] = {}
         self._listed_counts: Counter[Kind] = Counter()
         self._holds: Holds | None = None
@@ -204,12 +201,12 @@ class Rotating(Cache):
 
     @property
     def generation(self) -> Generation | None:
-        """The current generation."""
-        return self._generation
+        """The newest generation."""
+        return self._succession.newest
 
     @property
     def _shown_seq(self) -> int:
-        return self._generation.last_seq if self._generation else 0
+        return self.generation.last_seq if self.generation else 0
 
     def admit(self, id: int) -> None:
         """Make a file resident."""
@@ -233,7 +230,7 @@ class Rotating(Cache):
 
     def opened(self, id: int) -> None:
         """A resident file is opened."""
-        self._opened.add(id)
+        self._succession.note_opened(id)
         if not self.cached[id].opened:
             self.cached[id] = self.cached[id]._replace(opened=True)
 
@@ -260,7 +257,7 @@ class Rotating(Cache):
 
     def listed(self, directory: int, view: Generation | None = None) -> list[int]:
         """The ids that a directory shows at this moment, in the order of admission. view: else the newest."""
-        view = view or self._generation
+        view = view or self.generation
         if not view:
             return []
         last, cached, shows = view.last_seq, self.cached, view.shows
@@ -268,7 +265,7 @@ class Rotating(Cache):
 
     def listing(self, reader: Reader, directory: int, now: float) -> list[int]:
         """A reader lists a directory, which may begin a generation; returns what it is shown."""
-        newest = self._generation
+        newest = self.generation
         is_empty = newest is None or (self.counter and not newest.files)
         settle_s = self._settings.settle_s
         view = None if is_empty or newest is None else reader.next_view(directory, newest, now, settle_s, self.live)
@@ -282,7 +279,7 @@ class Rotating(Cache):
         return shown
 
     def _begin(self, lister: Reader, now: float) -> Generation:
-        number = self._generation.number + 1 if self._generation else 1
+        number = self.generation.number + 1 if self.generation else 1
         self.holds(now)  # ends those of silent readers
         least = dict[Kind, int]()
         for file in self.cached.values():
@@ -296,8 +293,8 @@ class Rotating(Cache):
             shown_seq=self._shown_seq,
             last_seq=self.counter,
             lasting_holds=Holds(reader.lasting_holds(now, lister) for reader in self.live),
-            opened_share=min(1.0, len(self._opened) / max(1, self._generation.files)) if self._generation else 0.0,
-            is_first=self._generation is None,
+            opened_share=self._succession.opened_share,
+            is_first=self.generation is None,
             keeps_last=keeps_last(sum(least.values()), self.limit),
         )
         queue = turnover_order(self.cached.values(), turnover.shown_seq)
@@ -318,15 +315,7 @@ class Rotating(Cache):
         for file in sorted([file for file in shown if file.delisted is not None], key=delisted_key):
             self._delisted.setdefault(file.queue_position, []).append(file)
         self._listed_counts = Counter(file.kind for file in shown if file.delisted is None)
-        self._opened.clear()
-        self._keeps_last = plan.keeps_last
-        new = Generation(number, plan.last_seq, now, plan.files, plan.delisted, plan.relisted)
-        if self._generation:
-            self._earlier.add(self._generation)
-        for earlier in self._earlier:
-            earlier.is_followed_by(new)
-        self._generation = new
-        return new
+        return self._succession.begin(number, plan, now)
 
     def _unlisted(self) -> Iterator[CachedFile]:
         """The files that no generation has listed yet, the last admitted first."""
@@ -352,7 +341,7 @@ class Rotating(Cache):
             else:
                 candidates = draw_candidates(self._delisted.values(), self.busy, holds)
             victims = pick_victims(
-                evictable(candidates, self.busy, self._counts, self._shown_seq, self._keeps_last), lacking
+                evictable(candidates, self.busy, self._counts, self._shown_seq, self._succession.keeps_last), lacking
             )
             for id in victims:
                 self.remove(id)

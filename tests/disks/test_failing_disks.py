@@ -249,15 +249,21 @@ def failing_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.promise(3, 18, 28)
-def test_a_quota_that_statvfs_does_not_tell_rotates_and_status_says_so(
-    growfs: Growfs, failing_disk: Path, tmp_path: Path
-) -> None:
-    """As users have on the file systems of a cluster. Half of what it allows is the room for the catalog."""
+@pytest.fixture
+def disk_control(growfs: Growfs, failing_disk: Path, tmp_path: Path) -> Path:
+    """The file that says which calls fail, in the daemon, its workers and commands."""
     control = tmp_path / "control"
     growfs.env |= {"LD_PRELOAD": str(failing_disk), "FAILING_DISK": str(control)}
     growfs.starts_python = True
-    control.write_text(f"write /cache {32 << 20}\n")
+    return control
+
+
+@pytest.mark.promise(3, 18, 28)
+def test_a_quota_that_statvfs_does_not_tell_rotates_and_status_says_so(
+    growfs: Growfs, disk_control: Path, tmp_path: Path
+) -> None:
+    """As users have on the file systems of a cluster. Half of what it allows is the room for the catalog."""
+    disk_control.write_text(f"write /cache {32 << 20}\n")
     tree = make_tree(tmp_path / "remote", files=40, size=500_000)
     growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "120MB")
     read_until_seen(growfs, tree, len(tree) - 1)
@@ -271,12 +277,9 @@ def test_a_quota_that_statvfs_does_not_tell_rotates_and_status_says_so(
 
 @pytest.mark.promise(3, 28, 29)
 def test_a_disk_that_fails_below_python_fails_misses_at_most(
-    growfs: Growfs, failing_disk: Path, tmp_path: Path
+    growfs: Growfs, disk_control: Path, tmp_path: Path
 ) -> None:
     """Here it is SQLite and the C library that meet the errors, in the daemon, its workers and commands."""
-    control = tmp_path / "control"
-    growfs.env |= {"LD_PRELOAD": str(failing_disk), "FAILING_DISK": str(control)}
-    growfs.starts_python = True
     tree = make_tree(tmp_path / "remote", directories=1, files=12)
     growfs.mount(tmp_path / "remote", "--cache-size", "60kB", "--rotation", "never", "--miss-timeout", "0.3s")
     until(lambda: growfs.status()["state"] == "held")
@@ -286,13 +289,13 @@ def test_a_disk_that_fails_below_python_fails_misses_at_most(
         ("read", "catalog.sqlite", "catalog.sqlite: disk I/O error; look at the cache's disk (dmesg)"),
     ):
         missing = sorted(set(tree) - files_below(growfs.cache / "files"))
-        control.write_text(f"{calls} {part}\n")
+        disk_control.write_text(f"{calls} {part}\n")
         assert error_of((growfs.mountpoint / missing[0]).read_bytes) == errno.EIO
         assert why in growfs.log()
         if calls == "write":
             for path in files_below(growfs.cache / "files"):
                 assert (growfs.mountpoint / path).read_bytes() == tree[path], "what is cached can be read"
-        control.unlink()
+        disk_control.unlink()
         until(lambda missing=missing: error_of((growfs.mountpoint / missing[0]).read_bytes) is None)  # type: ignore[misc]
         for path in tree:
             assert (growfs.mountpoint / path).read_bytes() == tree[path], "it goes on when the disk is well"
