@@ -236,13 +236,14 @@ class Reader:
         same view: some of it may be gone.
         """
         is_next = self.generation != generation.number
+        is_again = self.has_listed(directory) and self.opens > self._opens_at_listing
         if is_next or now <= self._may_walk_until:
             self._may_walk_until = now + settle_s
         if is_next or self.opens > self._opens_at_listing:
             self._listing_since = now
         self._view, self._opens_at_listing = generation, self.opens
         if self.job.view is None or generation.number >= self.job.view.number:  # else it is behind the others
-            self.job.lists(generation, now, self.has_listed(directory))
+            self.job.lists(generation, now, is_again)
             if self._epoch != self.job.epoch:
                 self._listed, self._epoch = BitMap64(), self.job.epoch
         if is_next:

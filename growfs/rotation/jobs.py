@@ -77,13 +77,15 @@ class Job:
     def _share(self, ids: BitMap64) -> float:
         return len(ids) / max(1, self.files_shown)
 
-    def lists(self, generation: Generation, now: float, has_listed: bool) -> None:
-        """One of its processes lists a generation. has_listed: as above."""
+    def lists(self, generation: Generation, now: float, is_again: bool) -> None:
+        """One of its processes lists a generation. is_again: it has listed this directory in this epoch, and has opened
+        a file since it last listed; else it is in the middle of its listings, which may read a directory twice.
+        """
         is_next_view = generation is not self.view
         if is_next_view:
             self.view, self.files_shown, self.viewed_at = generation, 0, now
             self._opened, self._opened_by_ended, self._listed_whole = BitMap64(), BitMap64(), BitMap64()
-        if is_next_view or (has_listed and self._opened_in_epoch):
+        if is_next_view or is_again:
             # All others of the job follow the first one, whatever they have opened: else ranks would differ.
             self.epoch += 1
             self._epoch_at = now

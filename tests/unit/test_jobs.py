@@ -163,6 +163,18 @@ def test_the_ranks_of_a_job_move_on_together(mount: Mount, opens: tuple[int, int
 
 
 @pytest.mark.promise(6)
+def test_workers_that_read_a_directory_twice_see_one_list(mount: Mount) -> None:
+    """As pathlib's rglob does. The first one has opened files before the second one reads it again."""
+    job = Job()
+    fast, slow = mount.reader(job), mount.reader(job)
+    for epoch in range(1, 5):
+        assert [mount.lists(fast), mount.lists(slow), mount.lists(fast)] == [epoch] * 3
+        mount.opens(fast, 50)
+        assert mount.lists(slow) == epoch
+        mount.opens(slow, 50, first=50)
+
+
+@pytest.mark.promise(6)
 def test_a_rank_is_shown_what_its_job_sees_however_late_it_comes(mount: Mount) -> None:
     job = Job()
     first, late, stranger = mount.reader(job), mount.reader(job), mount.reader()
