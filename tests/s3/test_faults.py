@@ -346,6 +346,7 @@ def test_credentials_that_cannot_be_renewed_are_waited_for(
             bucket.put(f"missing/{number}")
         until(lambda: growfs.status()["remote"]["files"] == len(bucket.truth))
         growfs.run("set", growfs.mountpoint, "refresh=1h")
+        until(lambda: not growfs.status()["remote"]["listing"])  # one under way would tell of the refusal as well
         issuer.refuses = True
         issuer.revoke()
         growfs.run("resume", growfs.mountpoint)
