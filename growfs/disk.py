@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from growfs import btrfs_quota
 from growfs.errors import DiskFailed, DiskFull
 
 BLOCK = 4096
@@ -199,9 +200,13 @@ def free_bytes(folder: Path) -> int:
 def room(folder: Path) -> tuple[int, int]:
     """What an ordinary user may still write to the folder's file system: (bytes, files).
 
+    It counts quotas of projects (ext4, XFS), of ZFS and of btrfs, but not those of users, which nothing tells.
     Of the last files some are left to those that are in flight, and others. Some file systems have no limit of files.
     """
     stat = os.statvfs(folder)
     spare = min(SPARE_FILES_MAX, stat.f_files // SPARE_FILES_SHARE)
     files = max(0, stat.f_favail - spare) if stat.f_files else sys.maxsize
-    return stat.f_bavail * stat.f_frsize, files
+    free = stat.f_bavail * stat.f_frsize
+    if (in_group := btrfs_quota.free_bytes(folder)) is not None:
+        free = min(free, in_group)
+    return free, files

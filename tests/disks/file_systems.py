@@ -131,6 +131,15 @@ def file_system(kind: str, folder: Path, size: int = 0, *options: str) -> Iterat
         yield system
 
 
+def quota_group(btrfs: Path, limit: int) -> Path:
+    """A new subvolume of a file system, which refuses to hold more bytes than the limit."""
+    subvolume = btrfs / "subvolume"
+    run("btrfs", "quota", "enable", btrfs)
+    run("btrfs", "subvolume", "create", subvolume)
+    run("btrfs", "qgroup", "limit", limit, subvolume)
+    return subvolume
+
+
 def run(*command: object) -> None:
     """Run a command; fails the test with what it printed."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)

@@ -17,7 +17,7 @@ import pytest
 
 from growfs import disk
 from tests.crash.test_labels import HURRY
-from tests.disks.file_systems import MKFS, MakeFileSystem, file_system, run
+from tests.disks.file_systems import MKFS, MakeFileSystem, file_system, quota_group, run
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, files_below, make_tree, until
 
@@ -87,12 +87,18 @@ def test_on_a_full_disk_misses_and_smaller_sizes_make_room(
 
 
 @pytest.mark.promise(18, 28)
+@pytest.mark.parametrize("limit", ["its size", "quota"])
 def test_a_disk_that_is_smaller_than_the_cache_rotates_and_status_says_so(
-    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path
+    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path, limit: str
 ) -> None:
-    system = make_file_system("ext4", FULL_BYTES)
+    """btrfs ends a process that changes a mapped page of SQLite's when the quota of the subvolume is used up."""
+    if limit == "quota":
+        folder = quota_group(make_file_system("btrfs").folder, FULL_BYTES)
+    else:
+        folder = make_file_system("ext4", FULL_BYTES).folder
+    assert 0 < disk.free_bytes(folder) < FULL_BYTES
     tree = make_tree(tmp_path / "remote", files=20, size=1_000_000)
-    growfs.cache_dir = system.folder / "cache"
+    growfs.cache_dir = folder / "cache"
     growfs.mount(tmp_path / "remote", *FLAGS)
     read_until_seen(growfs, tree, 40)
     until(lambda: "so the cache cannot grow to its size of 1 GB" in growfs.run("status", growfs.mountpoint).stdout)
