@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.errors import FlakyFailure
+from hypothesis.errors import FlakyFailure, FlakyStrategyDefinition
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.faults import FAULTS, Fault
@@ -20,7 +20,7 @@ SEARCH = settings(
 )
 
 
-SEEDS = 4
+SEEDS = range(1000, 1004)
 
 
 @pytest.mark.long
@@ -28,7 +28,7 @@ SEEDS = 4
 def test_a_fault_that_is_put_back_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is found with the same examples when it is mended."""
     fault.put_back(monkeypatch)
-    found = next(number for number in range(fault.seed, fault.seed + SEEDS) if fault.found in search(number))
+    found = next(number for number in SEEDS if fault.found in search(number))
     monkeypatch.undo()
     assert search(found) == ""
 
@@ -41,4 +41,6 @@ def search(number: int) -> str:
         return str(error)
     except FlakyFailure as error:  # the order of tasks was another one when the example was repeated
         return str(error.exceptions[0])
+    except FlakyStrategyDefinition:  # the timing of threads decided what a step finds
+        pass
     return ""
