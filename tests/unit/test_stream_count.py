@@ -94,6 +94,15 @@ def test_streams_do_not_grow_without_limit_where_more_bring_nothing(seed: int) -
     assert max(streams) < 3 * STREAMS_FIRST
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("enough", [8, 32, 100, 1000])
+def test_streams_for_small_files_are_as_many_as_the_round_trip_needs_within_seconds(enough: int, seed: int) -> None:
+    controller = ConcurrencyController()
+    controller.begin_file(SMALL_BYTES)
+    streams = Link(100 * enough, 100, seed).drive(controller, round(3 / PERIOD_S))[-1]
+    assert min(enough, STREAMS_MAX) <= streams <= max(STREAMS_FIRST_SMALL, 2 * enough)
+
+
 def test_streams_that_are_not_needed_any_more_are_reduced() -> None:
     controller = ConcurrencyController()
     Link(100, 1).drive(controller, PERIODS)

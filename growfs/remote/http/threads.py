@@ -16,7 +16,7 @@ from functools import partial
 
 from growfs.remote.client_choice import LibraryUse
 
-THREADS_MAX = 192
+THREADS_MAX = 320
 """Above the limit on streams, so that an urgent file always finds a thread."""
 SLEEPING_MAX = 32
 """Transfers that wait before they repeat a request while others take their place. With more, a store that is
