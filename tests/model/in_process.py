@@ -41,6 +41,7 @@ from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
 from growfs.rotation import readers
 from growfs.rotation.turnover import plan_generation
+from growfs.vfs import filesystem
 from growfs.vfs.filesystem import Vfs
 from growfs.workers.make_order import make_order
 from growfs.workers.messages import (
@@ -344,7 +345,8 @@ class InProcess:
             (wiring, "EngineChoice", Engine),
             (wiring, "Control", Control),
             (readers, "process", self.processes.get),
-            (readers, "thread_group", lambda tid: tid),
+            (readers, "thread_group", lambda tid: tid),  # a process of this machine may have that number
+            (filesystem, "thread_group", lambda tid: tid),
             (readers, "_watched", self.processes.watch),
             (readers, "time", SimpleNamespace(monotonic=self._loop.clock.current_time)),
         ):
