@@ -323,6 +323,25 @@ def test_credentials_that_expire_are_renewed(
         bucket.proxy.fault = none
 
 
+@pytest.mark.promise(14)
+def test_the_processes_of_a_mount_ask_for_credentials_once(growfs: Growfs, bucket: Bucket, tmp_path: Path) -> None:
+    issuer = Issuer()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        growfs.env.pop(name)
+    with environment("process", issuer, tmp_path) as env:
+        growfs.env.update(env)
+        bucket.proxy.fault = issuer.choose
+        bucket.put("0")
+        growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0", "--workers", 4)
+        for issued in (1, 2):
+            for number in range(200):
+                bucket.put(f"{issued}/{number}")
+            fill(growfs, bucket)
+            assert issuer.issued == issued
+            issuer.revoke()
+        bucket.proxy.fault = none
+
+
 @pytest.mark.promise(3, 14)
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind == "sso" else pytest.mark.long) for kind in MENDS]

@@ -59,12 +59,13 @@ to end the fetch with."""
 
 
 class HttpError(Exception):
-    """The server returned an error status; remote.errors.translate knows what it means."""
+    """The server returned an error status; remote.errors.translate knows what it means. code: the store's own."""
 
-    def __init__(self, status: int, reason: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(reason)
+    def __init__(self, status: int, reason: str, retry_after_s: float = 0.0, code: str = "") -> None:
+        super().__init__(f"{reason} {code}".strip())
         self.status = status
         self.retry_after_s = retry_after_s
+        self.code = code
 
 
 class ChecksumMismatch(Exception):
@@ -75,6 +76,7 @@ class RangeDownloader:
     """Fetches files, in any thread.
 
     uses_proxies: as the environment says. heads_useful: HEADs bring checksums that the GET of a part does not.
+    refused_code: returns the code of a refusal, by its body, if the library would be refused as well; else nothing.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class RangeDownloader:
         *,
         uses_proxies: bool = True,
         heads_useful: bool = True,
+        refused_code: Callable[[bytes], str] = lambda _: "",
     ) -> None:
         self.threads = threads
         self._tls = tls
@@ -92,6 +95,7 @@ class RangeDownloader:
         self.splits_at_once = True  # until a server sends a whole file where a part was requested
         self.heads_useful = heads_useful
         self._uses_proxies = uses_proxies
+        self._refused_code = refused_code
         self._useless_heads = 0
         self._connections: list[Connection] = []
         self._idle: list[Connection] = []
@@ -132,6 +136,8 @@ class RangeDownloader:
         response = connection.send(request, headers)
         if response.status in BUSY_STATUSES:
             raise _http_error(response)
+        if response.status in REFUSED_STATUSES and (code := self._refused_code(connection.read(response))):
+            raise HttpError(response.status, response.reason, code=code)
         if response.status not in GOOD_STATUSES:
             raise FallBack(f"status {response.status}")
         return response

@@ -42,7 +42,7 @@ from growfs.remote.http.connection import (
     Headers,
     HttpRequest,
 )
-from growfs.remote.http.download import ChecksumMismatch, HttpError
+from growfs.remote.http.download import ChecksumMismatch, HttpError, RangeDownloader
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
@@ -52,8 +52,10 @@ from growfs.remote.stores.fsspec import PAGE_READ_S, FsspecRemote
 from growfs.remote.stores.s3 import client, listing
 from growfs.remote.stores.s3.client import (
     CREDENTIAL_SOURCES,
+    REFUSED_S,
     Client,
     failed_credentials,
+    forget_credentials,
     library_client,
     mend,
     plain_client,
@@ -69,8 +71,6 @@ UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no orde
 RENEW_S, RENEW_S_MAX = 30.0, 3600.0
 """How long credentials are not looked for again when access was denied; each time that they did not help, twice as
 long. A client with new ones takes 12 MB."""
-REFUSED_S = 1.0
-"""How long credentials that could not be had are not asked for again. An outage lasts longer."""
 RESTORED = {"OptionalObjectAttributes": ["RestoreStatus"]}
 """A parameter of a listing, which then says which archived objects can be read."""
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # options of botocore that say how to connect
@@ -120,7 +120,6 @@ class S3Remote(FsspecRemote):
         self._found_region_at = -math.inf
         self._page_timeouts = TIMEOUTS  # longer after each that was too short: a server may need minutes for a page
         self._client_lock = threading.Lock()  # a session of botocore makes one client at a time
-        self._has_served = False
         self._renewed_at = -math.inf
         self._renew_pause_s = RENEW_S
         self._served_since = -math.inf  # when the latest request was made that was served
@@ -184,12 +183,11 @@ class S3Remote(FsspecRemote):
             self._lists_other_etags = True
             found = super().fetch(task)
         except RemoteDenied as error:
-            if not self._has_served or self._served_since > began or not self._has_renewed_credentials(began):
+            if self._served_since > began or not self._has_renewed_credentials(began):
                 raise  # the credentials are good, or there are no others
             if received:  # a part was refused
                 raise RemoteBusy(str(error)) from None  # so it is tried again, from the start
             found = super().fetch(task)
-        self._has_served = True
         self._served_since = max(self._served_since, began)
         return found
 
@@ -211,6 +209,9 @@ class S3Remote(FsspecRemote):
             helped = self._served_since > self._renewed_at
             if self._renewed_at < since and time.monotonic() > self._renewed_at + self._renew_pause_s:
                 self._renew_pause_s = RENEW_S if helped else min(2 * self._renew_pause_s, RENEW_S_MAX)
+                if client := self.__dict__.get("_plain_client"):
+                    with suppress(Exception):  # what is wrong with them is said where they are looked for
+                        forget_credentials(client)
                 self._forget_client()
                 self._renewed_at = time.monotonic()
             return self._renewed_at >= since
@@ -313,7 +314,19 @@ class S3Remote(FsspecRemote):
         return super().status_of(error) if response is None else response["ResponseMetadata"].get("HTTPStatusCode", 0)
 
     def code_of(self, error: BaseException) -> str:
+        if isinstance(error, HttpError):
+            return error.code
         return str((_response(error) or {}).get("Error", {}).get("Code") or "")
+
+    @cached_property
+    def _downloader(self) -> RangeDownloader:
+        return RangeDownloader(self._threads, lambda: self._tls, refused_code=self._refused_code)
+
+    def _refused_code(self, body: bytes) -> str:
+        """The code of an error, if it says that the credentials are not good."""
+        found = re.search(rb"<Code>(\w+)</Code>", body)
+        code = found[1].decode() if found else ""
+        return code if code in self.wrong_credentials else ""
 
     def _connection(self) -> Connection:
         return Connection(lambda: self._tls)
@@ -343,14 +356,17 @@ class S3Remote(FsspecRemote):
             connection.timeouts = self._page_timeouts
             began = time.monotonic()
             try:
-                page = listing.get(connection, self._page_request(parameters), prefix)
+                page = listing.get(connection, self._page_request(parameters), prefix, self._refused_code)
                 self._threads.library.note_own()
                 return page
             except (HttpError, ConnectionFailed) as error:
                 if isinstance(error, ConnectionTimedOut) and connection.timeouts.read_s < PAGE_READ_S:
                     longer = connection.timeouts.doubled()
                     self._page_timeouts = max(self._page_timeouts, longer, key=lambda timeouts: timeouts.read_s)
-                raise self.translated(error) from None
+                translated = self.translated(error)
+                if not isinstance(translated, RemoteDenied) or not self._has_renewed_credentials(began):
+                    raise translated from None
+                return self._list_page(connection, parameters, prefix)
             except FallBack as reason:
                 if self._has_found_region(began):
                     return self._list_page(connection, parameters, prefix)

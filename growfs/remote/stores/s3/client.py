@@ -14,8 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from growfs.remote.stores.s3.shared_credentials import SharedCredentials
+
 _KEYS = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"}
-_PLAIN = {*_KEYS, "anon", "client_kwargs", "config_kwargs", "requester_pays"}
+_PLAIN = {*_KEYS, "anon", "client_kwargs", "config_kwargs", "profile", "requester_pays"}
 """Options of s3fs that are passed on to botocore as they are."""
 _FINDS_CREDENTIALS = frozenset(
     f"{package}.{module}" for package in ("botocore", "aiobotocore") for module in ("credentials", "tokens")
@@ -23,7 +25,10 @@ _FINDS_CREDENTIALS = frozenset(
 """The modules that find and renew credentials."""
 for _name in _FINDS_CREDENTIALS:  # each failure would be logged with a traceback, and is raised if it matters
     logging.getLogger(_name).setLevel(logging.CRITICAL)
+REFUSED_S = 1.0
+"""How long credentials that could not be had are not asked for again. An outage lasts longer."""
 _loader: Any = None  # of preload: what it has read, botocore's JSON descriptions, is used by all sessions
+_shared_credentials: SharedCredentials | None = None  # of preload: with the processes that are forked then
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +107,12 @@ class Client:
 
 
 def preload() -> None:
-    """Import botocore and read its descriptions of S3 once, for a process that forks afterwards."""
-    global _loader
+    """Import botocore and read its descriptions of S3 once, for a process that forks afterwards.
+
+    The processes that it forks then share credentials.
+    """
+    global _loader, _shared_credentials
+    _shared_credentials = SharedCredentials(REFUSED_S)
     if _loader is not None:
         return
     with suppress(Exception):  # a wrong configuration is reported where a client is needed
@@ -125,7 +134,9 @@ def plain_client(options: dict[str, Any]) -> Client | None:
     if options.get("anon"):
         more = {name: value for name, value in more.items() if name not in _KEYS.values()}
         config = {**config, "signature_version": UNSIGNED}
-    session = _new_session()
+    session = _new_session(options.get("profile"))
+    if _shared_credentials:
+        _shared_credentials.of_session(session)
     payer = {"RequestPayer": "requester"} if options.get("requester_pays") else {}
     client = session.create_client("s3", config=Config(**config), **more)
     return Client(session, client, _call, lambda _, parameters: payer | parameters)
@@ -146,10 +157,16 @@ def library_client(fs: Any, bucket: str) -> Client:
     return Client(fs.session, client, call, lambda method, parameters: fs._get_s3_method_kwargs(method, **parameters))
 
 
-def _new_session() -> Any:
+def forget_credentials(client: Client) -> None:
+    """Have other credentials than this client's looked for next, in any process of the mount: a store refused them."""
+    if _shared_credentials and (refused := client.call(client.session.get_credentials)):
+        _shared_credentials.forget(refused.access_key)
+
+
+def _new_session(profile: str | None = None) -> Any:
     import botocore.session
 
-    session = botocore.session.Session()
+    session = botocore.session.Session(profile=profile)
     if _loader is not None:
         session.register_component("data_loader", _loader)
     return session

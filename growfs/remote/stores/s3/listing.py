@@ -6,7 +6,7 @@ Anything unusual is left to the library, whose own result then counts.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ from urllib.parse import unquote_plus
 
 from growfs.errors import RemoteError
 from growfs.remote.http.connection import Connection, FallBack, HttpRequest
-from growfs.remote.http.download import BUSY_STATUSES, HttpError
+from growfs.remote.http.download import BUSY_STATUSES, REFUSED_STATUSES, HttpError
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.metadata import file_from_fields, to_ns
 from growfs.remote.names import reason_to_skip
@@ -52,12 +52,14 @@ class KeyPage:
         return found, skipped
 
 
-def get(connection: Connection, request: HttpRequest, prefix: str) -> KeyPage:
-    """Request one page. Raises FallBack, HttpError and ConnectionFailed."""
+def get(connection: Connection, request: HttpRequest, prefix: str, refused_code: Callable[[bytes], str]) -> KeyPage:
+    """Request one page. Raises FallBack, HttpError and ConnectionFailed. refused_code: as of a RangeDownloader."""
     with _closed_on_error(connection):
         response = connection.send(request, {})
         if response.status in BUSY_STATUSES:
             raise HttpError(response.status, response.reason)
+        if response.status in REFUSED_STATUSES and (code := refused_code(connection.read(response))):
+            raise HttpError(response.status, response.reason, code=code)
         if response.status != 200:
             raise FallBack(f"status {response.status}")
         body = connection.read(response)

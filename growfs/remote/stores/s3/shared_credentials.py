@@ -1,0 +1,125 @@
+"""Credentials that end: the processes of a mount have them renewed once, for all.
+
+A program that prints credentials may take seconds, and a service that hands them out refuses those who ask too often.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+FRESH_S = 900
+"""Credentials that are good for longer need not be renewed: botocore begins to renew them so long before they end."""
+PAGE_BYTES = 64 << 10
+"""Tokens take some hundred bytes; services announce no limit."""
+_HEAD = struct.Struct("dQ")  # when they could not be had, and how long the text of those that there are is
+
+
+class SharedCredentials:
+    """Owns memory and a lock that a process shares with those that it forks. They hold secrets, and are in no file."""
+
+    def __init__(self, pause_s: float) -> None:
+        """pause_s: how long nobody asks for credentials after they could not be had."""
+        self._pause_s = pause_s
+        self._page = mmap.mmap(-1, PAGE_BYTES)
+        self._between_processes = os.memfd_create("growfs-credentials", os.MFD_CLOEXEC)
+        self._between_threads = threading.Lock()
+
+    def of_session(self, session: Any) -> None:
+        """Have a session of botocore find its credentials here. It has to be used by the calling thread only so far."""
+        resolver = session.get_component("credential_provider")
+        session.register_component("credential_provider", _Provider(resolver, self, session.profile or ""))
+
+    def forget(self, access_key: str) -> None:
+        """Forget credentials that a store has refused."""
+        with self._locked():
+            if self._read().get("access_key") == access_key:
+                self._write(0.0, {})
+
+    def get(self, profile: str, find: Callable[[], dict[str, str] | None]) -> dict[str, str] | None:
+        """Credentials that end in some time; found if none are known. None if those that are found do not end.
+
+        They are a dict by which botocore renews its own, with the name of their provider as "method", and the profile.
+        Raises what find raises.
+        """
+        with self._locked():
+            if (found := self._read()) and found["profile"] == profile:
+                return found
+            failed_at, _ = _HEAD.unpack_from(self._page)
+            time.sleep(min(self._pause_s, max(0.0, failed_at + self._pause_s - time.monotonic())))
+            try:
+                new = find()
+            except BaseException:
+                self._write(time.monotonic(), {})
+                raise
+            self._write(0.0, new or {})
+            return new
+
+    def _read(self) -> dict[str, str]:
+        _, length = _HEAD.unpack_from(self._page)
+        found = json.loads(self._page[_HEAD.size : _HEAD.size + length] or b"{}")
+        fresh_until = datetime.now(timezone.utc) + timedelta(seconds=FRESH_S)
+        return found if found and datetime.fromisoformat(found["expiry_time"]) > fresh_until else {}
+
+    def _write(self, failed_at: float, found: dict[str, str]) -> None:
+        text = json.dumps(found).encode()
+        if len(text) > PAGE_BYTES - _HEAD.size:
+            text = b""
+        _HEAD.pack_into(self._page, 0, failed_at, len(text))
+        self._page[_HEAD.size : _HEAD.size + len(text)] = text
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time. If it dies, the kernel lets the next one in."""
+        with self._between_threads:
+            fcntl.lockf(self._between_processes, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._between_processes, fcntl.LOCK_UN)
+
+
+class _Provider:
+    """Stands where botocore's resolver stood in a session, which it asks if no process has asked before."""
+
+    def __init__(self, resolver: Any, shared: SharedCredentials, profile: str) -> None:
+        self._resolver, self._shared, self._profile = resolver, shared, profile
+        self._own: Any = None
+
+    def load_credentials(self) -> Any:
+        """As the resolver: credentials of botocore, or None."""
+        from botocore.credentials import RefreshableCredentials
+
+        if found := self._shared.get(self._profile, self._find):
+            return RefreshableCredentials.create_from_metadata(found, self._renew, found["method"])
+        return self._own
+
+    def _renew(self) -> dict[str, str]:
+        found = self._shared.get(self._profile, self._find)
+        assert found, "credentials that ended do not end any more"
+        return found
+
+    def _find(self) -> dict[str, str] | None:
+        self._own = self._own or self._resolver.load_credentials()
+        if not hasattr(self._own, "refresh_needed"):
+            return None
+        keys = self._own.get_frozen_credentials()  # renews them, if need be
+        if self._own._expiry_time is None:
+            return None
+        return {
+            "access_key": keys.access_key,
+            "secret_key": keys.secret_key,
+            "token": keys.token,
+            "expiry_time": self._own._expiry_time.isoformat(),
+            "method": self._own.method,
+            "profile": self._profile,
+        }
