@@ -314,7 +314,7 @@ class Fetcher:
         else:
             self._outage.answered(download.sent_at)
         assert download.reserved is not None
-        self._sizes.learn(fetched.size)
+        self._sizes.arrived(download.node, fetched.size)
         download.reserved.resize(fetched.size)
         download.staged = StagedFile(
             download.node, download.path, download.target, fetched, download.reserved, download.renews,

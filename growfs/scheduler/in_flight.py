@@ -353,7 +353,7 @@ class SizeEstimate:
         self._largest = 0
         self._exceeded: dict[int, int] = {}
         if varies and (largest := store.largest_resident()) is not None:
-            self.learn(largest)
+            self._learn(largest)
 
     def is_guess(self, node: Node) -> bool:
         """Whether the size of a file is not known."""
@@ -390,8 +390,12 @@ class SizeEstimate:
         is_known = not (exceeded or self.is_guess(node))
         return disk.allocation(need if is_known else min(max(node.size or 0, 5 * exceeded // 4), need))
 
-    def learn(self, size: int) -> None:
-        """Note that a file had this size."""
+    def arrived(self, node: Node, size: int) -> None:
+        """Note that a file has this size."""
+        self._exceeded.pop(node.id, None)
+        self._learn(size)
+
+    def _learn(self, size: int) -> None:
         self._largest = max(self._largest, size)
         self.bytes = self._largest + self._largest // 4
 

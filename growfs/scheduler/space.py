@@ -238,11 +238,21 @@ class Space:
         reserved = self.reserve_free(claim)
         if reserved is None and await self._store.try_quota(claim.least):
             reserved = self.reserve_free(claim)
-        if reserved is None and (self._may_draw or not claim.is_draw):
+        if reserved is None and (self._may_draw or not claim.is_draw) and not self._may_be_given_back(claim):
             for size in dict.fromkeys(self._needs(claim)):
                 if reserved := await self.reserve_by_eviction(size, claim.priority):
                     break
         return reserved
+
+    def _may_be_given_back(self, claim: Claim) -> bool:
+        """Whether a claim without a reader is to wait, for half of its patience, for what others have reserved.
+
+        They may not need it, as sizes may be guesses.
+        """
+        if claim.priority is Priority.READER or claim.renews or claim.patience_s == math.inf:
+            return False
+        waited_s = 0.0 if claim.waits_since is None else trio.current_time() - claim.waits_since
+        return waited_s < claim.patience_s / 2 and self._store.bytes_short(claim.least) <= self._store.reserved_bytes
 
     def pause_draws(self) -> None:
         """Give no draw room for a while."""

@@ -313,6 +313,35 @@ async def test_what_finds_no_room_waits_no_longer_than_it_has_patience(
     assert trio.current_time() - began == pytest.approx(5.0)
 
 
+async def test_a_drawn_file_evicts_nothing_while_others_may_give_room_back(
+    cache: LocalCache, autojump_clock: MockClock
+) -> None:
+    """Their sizes may be guesses: what they do not need comes back when they have arrived."""
+    await fill(cache, count=2)
+    await cache.list([*sorted(cache.catalog_files()), file("b/1")])
+    cache.store.limit_bytes = 4 * BLOCK
+    others = cache.store.reserve(2 * BLOCK)
+    assert others
+    claim = Claim([cache.node("b/1")], "b/1", Priority.DUE, lambda: True, patience_s=5.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cache.space.acquire, claim)
+        await trio.sleep(1)
+        others.resize(BLOCK)
+    assert len(cache.resident()) == 2
+    assert await cache.space.acquire(claim), "in the end it does"
+    assert len(cache.resident()) == 1
+
+
+async def test_a_file_that_has_arrived_needs_no_more_than_it_has(cache: LocalCache) -> None:
+    """Although an earlier version was larger than expected."""
+    await cache.list([file("a/1", size=100)])
+    node = cache.node("a/1")
+    cache.sizes.exceeded(node, 10 * BLOCK)
+    assert cache.sizes.most([node]) > BLOCK
+    cache.sizes.arrived(node, 100)
+    assert cache.sizes.most([node]) == BLOCK
+
+
 async def test_concurrent_reservations_evict_a_file_each(cache: LocalCache) -> None:
     await fill(cache)
 
