@@ -280,6 +280,7 @@ def test_a_listing_goes_on_where_it_stopped(
         proxy.fault = issuer.choose
         proxy.hold(lambda request: request.is_later_page)
         growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
+        until(lambda: any(request.is_later_page for request in proxy.requests))
         if status:
             proxy.fault = lambda _: s3_error(status, code)
         else:
