@@ -335,6 +335,10 @@ class Machine(RuleBasedStateMachine):
         reader.holds[directory] = {path: Seen(listed[path], self._cached_version(path)) for path in listed}
         if not self.driver.keeps_last:
             self.kinds = {}
+            # A folder that comes and goes may not be shown any more, and then its reader cannot list it again.
+            for below in [held for held in reader.holds if held.startswith(f"{directory}/" if directory else "")]:
+                if below != directory:
+                    del reader.holds[below]
         if not self.driver.keeps_last or generation != self.driver.generation():
             return
         kinds = {kind(path) for path in listed}
