@@ -313,7 +313,7 @@ def test_credentials_that_expire_are_renewed(
         bucket.proxy.fault = issuer.choose
         growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0")
         fill(growfs, bucket)
-        for files in (12, 18):  # at the first time the store's library still has none, and finds the new ones
+        for files in (12, 18):
             issued = issuer.issued
             issuer.revoke()
             for number in range(files - 6, files):
@@ -338,6 +338,7 @@ def test_the_processes_of_a_mount_ask_for_credentials_once(growfs: Growfs, bucke
                 bucket.put(f"{issued}/{number}")
             fill(growfs, bucket)
             assert issuer.issued == issued
+            assert growfs.status()["fetch"]["client"] == "growfs", "the library would have been refused as well"
             issuer.revoke()
         bucket.proxy.fault = none
 
