@@ -66,7 +66,10 @@ class SharedCredentials:
 
     def _read(self) -> dict[str, str]:
         _, length = _HEAD.unpack_from(self._page)
-        found = json.loads(self._page[_HEAD.size : _HEAD.size + length] or b"{}")
+        try:
+            found = json.loads(self._page[_HEAD.size : _HEAD.size + length] or b"{}")
+        except ValueError:  # a process was killed while it wrote
+            return {}
         fresh_until = datetime.now(timezone.utc) + timedelta(seconds=FRESH_S)
         return found if found and datetime.fromisoformat(found["expiry_time"]) > fresh_until else {}
 
@@ -104,9 +107,7 @@ class _Provider:
         return self._own
 
     def _renew(self) -> dict[str, str]:
-        found = self._shared.get(self._profile, self._find)
-        assert found, "credentials that ended do not end any more"
-        return found
+        return self._shared.get(self._profile, self._find) or {}  # for which botocore raises an error
 
     def _find(self) -> dict[str, str] | None:
         self._own = self._own or self._resolver.load_credentials()
