@@ -281,7 +281,11 @@ class FsspecRemote(StoreRemote):
 
     @cached_property
     def _downloader(self) -> RangeDownloader:
-        return RangeDownloader(self._threads, lambda: self._tls)
+        return RangeDownloader(self._threads, lambda: self._tls, refused_code=self._refused_code)
+
+    def _refused_code(self, body: bytes) -> str:
+        """The code of a refusal, by its body, if the library would be refused as well; else nothing."""
+        return ""
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:

@@ -42,7 +42,7 @@ from growfs.remote.http.connection import (
     Headers,
     HttpRequest,
 )
-from growfs.remote.http.download import ChecksumMismatch, HttpError, RangeDownloader
+from growfs.remote.http.download import ChecksumMismatch, HttpError
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
@@ -318,12 +318,7 @@ class S3Remote(FsspecRemote):
             return error.code
         return str((_response(error) or {}).get("Error", {}).get("Code") or "")
 
-    @cached_property
-    def _downloader(self) -> RangeDownloader:
-        return RangeDownloader(self._threads, lambda: self._tls, refused_code=self._refused_code)
-
     def _refused_code(self, body: bytes) -> str:
-        """The code of an error, if it says that the credentials are not good."""
         found = re.search(rb"<Code>(\w+)</Code>", body)
         code = found[1].decode() if found else ""
         return code if code in self.wrong_credentials else ""
