@@ -29,7 +29,9 @@ from growfs.units import CacheSize
 log = logging.getLogger(__name__)
 
 QUOTA_MARGIN_SHARE = 32
-"""Of what is in use when a quota refuses more, one part in 32 is given up, or SPARE_BYTES_MAX: the catalog grows."""
+"""Of what is in use when a quota refuses more, one part in 32 is given up, or SPARE_BYTES_MAX: the catalog grows.
+
+What the spare file had, or should have had, is left free besides."""
 QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX = 100, 64 << 20
 """A quota that has refused more is tried with a hundredth of what it allowed, or this where that is less."""
 QUOTA_RETRY_S = 60.0
@@ -185,15 +187,23 @@ class Store:
         short = max(self.used_bytes + need - self.limit_bytes, kept + need + self.reserved_bytes - free)
         return short if files else max(short, need)
 
-    def note_full(self, reserved: Reservation) -> None:
-        """Note that the disk refused a file for which there was room by all that is known: there is a quota.
+    def note_full(self, in_flight_bytes: int) -> bool:
+        """Note that the disk refused a file for which there was room by all that is known; whether it has a quota.
 
-        reserved: what the file still holds.
+        in_flight_bytes: what is written of the files in flight.
         """
-        if self._short_by_disk(0) <= 0:
-            used = self.used_bytes - reserved.bytes
-            self.quota_bytes = used - min(SPARE_BYTES_MAX, used // QUOTA_MARGIN_SHARE)
-            self._db.spare.leave_free()
+        if self._short_by_disk(0) > 0:
+            return False
+        used = self.resident_bytes + self.orphan_bytes + in_flight_bytes
+        margin = min(SPARE_BYTES_MAX, used // QUOTA_MARGIN_SHARE) + self._db.spare.lacking_bytes
+        self.quota_bytes = used - min(margin, used // 2)
+        self._db.spare.leave_free()
+        return True
+
+    @property
+    def is_over_quota(self) -> bool:
+        """Whether files in flight would take what a quota leaves to the catalog: it was found after their start."""
+        return self.quota_bytes is not None and self.used_bytes > self.quota_bytes
 
     async def try_quota(self, need: int) -> bool:
         """Try whether a quota that has refused more leaves room for so many bytes by now; whether it does.

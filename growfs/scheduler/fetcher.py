@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import sqlite3
 import time
 from functools import partial
@@ -99,6 +100,8 @@ class Fetcher:
         self._late: list[Download] = []
         """Those that others were admitted before, though they were drawn earlier, and that are not fetched yet."""
         self._claims: dict[Download, Claim] = {}  # of those that wait for room
+        self._full_at = -math.inf
+        """When a download last found the disk full, in trio's time."""
         self._nursery: trio.Nursery | None = None  # while it runs
 
     async def run(self) -> None:
@@ -284,8 +287,10 @@ class Fetcher:
 
         Returns False where no reader waits, or none would wait any longer.
         """
-        assert download.reserved is not None
-        self._store.note_full(download.reserved)
+        if download.sent_at > self._full_at:  # else it was refused before that room was made
+            self._full_at = trio.current_time()
+            if self._store.note_full(self._downloads.written_bytes()):
+                self._fail_waiting(error)
         if download.disk_full is None:
             download.disk_full_since = trio.current_time()
         if not download.urgent or trio.current_time() - download.disk_full_since >= self._miss_timeout_s:
@@ -296,6 +301,12 @@ class Fetcher:
         if self._nursery:
             self._nursery.start_soon(self._find_room, download, True)
         return True
+
+    def _fail_waiting(self, error: DiskFull) -> None:
+        """Fail what no worker has, no reader waits for and is not listed: to evict files, the catalog needs room."""
+        for download in self._downloads.waiting():
+            if download.state in (DownloadState.QUEUED, DownloadState.FETCHED):  # else it failed with its group
+                self._fail(download, error)
 
     # Results of the workers.
 
@@ -321,7 +332,10 @@ class Fetcher:
             download.group.ids,
         )  # fmt: skip
         download.move(DownloadState.FETCHED)
-        if error := download.group.error:
+        error = download.group.error
+        if self._store.is_over_quota and not download.urgent:
+            error = DiskFull(f"{download.path}: the disk refuses to hold more of the cache")
+        if error:
             self._fail(download, error)
         else:
             self._queue_for_admission(download.group)

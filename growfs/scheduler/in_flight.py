@@ -219,6 +219,20 @@ class InFlightTable:
         """Those for which nothing is reserved yet."""
         return [download for download in self._downloads.values() if download.lacks_room]
 
+    def waiting(self) -> list[Download]:
+        """Those that no worker has, that are not being admitted, and that no reader waits for."""
+        states = (DownloadState.QUEUED, DownloadState.FETCHED)
+        all = self._downloads.values()
+        return [it for it in all if it.state in states and not it.urgent and it.group.place is not Place.TAKEN]
+
+    def written_bytes(self) -> int:
+        """What the files in flight take on the disk so far."""
+        written = 0
+        for download in self._downloads.values():
+            with contextlib.suppress(OSError):
+                written += disk.allocated(download.target.stat())
+        return written
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing is fetched: all that is in flight waits for room."""

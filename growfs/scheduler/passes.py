@@ -76,12 +76,12 @@ class Prefetcher:
         self._state = state
         self._order_took_s = 0.0
         self._warnings: list[str] = []
+        catalog_sync.changed.connect(self._handle_changed_catalog)  # at once: until then all may seem to be cached
 
     async def run(self) -> None:
         """Draw until everything is cached or nothing more fits; begin anew when the catalog changes."""
         async with trio.open_nursery() as nursery:
             await self._draw_early()
-            nursery.start_soon(self._watch_catalog)
             nursery.start_soon(self._watch_files)
             if not await self._catalog.has_unseeded():
                 self._state.seeds.complete_seeds(has_frozen=self._catalog.freezes)
@@ -132,12 +132,10 @@ class Prefetcher:
         to_come = min(self._order.missing.bytes, store.limit_bytes - store.resident_bytes)
         return to_come / rate if rate and to_come > 0 and self._state.mount_state in GROWING else None
 
-    async def _watch_catalog(self) -> None:
-        while True:
-            await self._catalog_sync.changed.wait()
-            if not self._catalog_sync.is_endless:  # an endless remote never changes a file
-                self._drawer.forget_not_made()
-            self._state.invalidate_order()
+    def _handle_changed_catalog(self) -> None:
+        if not self._catalog_sync.is_endless:  # an endless remote never changes a file
+            self._drawer.forget_not_made()
+        self._state.invalidate_order()
 
     async def _watch_files(self) -> None:
         """Have changed files drawn. Each changes the order, which takes minutes of CPU for ten million files."""

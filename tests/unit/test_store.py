@@ -85,7 +85,7 @@ async def test_nothing_is_reserved_below_the_minimum_of_free_space(cache: LocalC
 async def test_a_quota_that_statvfs_does_not_tell_is_found_by_what_it_refuses(
     cache: LocalCache, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one for 40 blocks, when 32 are in use and a file of 8 is refused."""
+    """As one for 40 blocks, when 32 of files in flight are written and a file of 8 is refused."""
     store, tried = cache.store, list[int]()
 
     def has_room_for(bytes: int) -> bool:
@@ -97,7 +97,8 @@ async def test_a_quota_that_statvfs_does_not_tell_is_found_by_what_it_refuses(
     assert used
     assert refused
     assert not await store.try_quota(BLOCK), "nothing is known of a quota"
-    store.note_full(refused)
+    assert store.note_full(32 * BLOCK)
+    assert store.is_over_quota
     refused.release()
     assert cache.database.spare.lacking_bytes, "the catalog needs room, too"
     cache.database.write_now(lambda _: None)
@@ -113,9 +114,11 @@ async def test_a_quota_that_statvfs_does_not_tell_is_found_by_what_it_refuses(
     assert await store.try_quota(2 * BLOCK)
     assert tried == [9 * BLOCK, 2 * BLOCK]
     assert store.bytes_short(0) == -2 * BLOCK
+    assert store.note_full(2 * BLOCK)
+    assert store.quota_bytes == 17 * BLOCK, "files took the room that was left free, and give it back; but not all"
     store.min_free = 1 << 60
     store.quota_bytes = None
-    store.note_full(used)
+    assert not store.note_full(0)
     assert store.quota_bytes is None, "others fill the disk, which statvfs tells"
 
 
