@@ -58,6 +58,12 @@ class Reservation:
         if self.bytes < before:
             self._store.space_freed.notify()
 
+    def extend(self, need: int) -> None:
+        """Hold what is free besides, up to what a file needs."""
+        more = min(disk.allocation(need) - self.bytes, self._store.free_bytes())
+        if more > 0:
+            self.resize(self.bytes + more)
+
     def split(self, bytes: int) -> Reservation:
         """Give a part of it to another owner."""
         self.spend(bytes)
@@ -153,11 +159,15 @@ class Store:
 
         None where less is free than at_least. Half of it is left to the next file.
         """
-        self.collect_orphans()
-        free = max(0, -self.bytes_short(0)) // disk.BLOCK * disk.BLOCK
+        free = self.free_bytes()
         half = disk.allocation(free // 2)
         part = min(disk.allocation(need), half if half >= at_least else free)
         return None if part < max(at_least, disk.BLOCK) else Reservation(self, part)
+
+    def free_bytes(self) -> int:
+        """What may be reserved, in whole blocks."""
+        self.collect_orphans()
+        return max(0, -self.bytes_short(0)) // disk.BLOCK * disk.BLOCK
 
     @property
     def max_file_bytes(self) -> int:

@@ -239,9 +239,12 @@ class Space:
         if reserved is None and await self._store.try_quota(claim.least):
             reserved = self.reserve_free(claim)
         if reserved is None and (self._may_draw or not claim.is_draw) and not self._may_be_given_back(claim):
-            for size in dict.fromkeys(self._needs(claim)):
+            need, claim.least = self._needs(claim)
+            for size in dict.fromkeys((need, claim.least)):
                 if reserved := await self.reserve_by_eviction(size, claim.priority):
                     break
+            if reserved and claim.priority is Priority.READER:
+                reserved.extend(need)  # else a draw takes the rest, and then the file may turn out to be larger
         return reserved
 
     def _may_be_given_back(self, claim: Claim) -> bool:

@@ -413,7 +413,7 @@ def new_drawer(cache: LocalCache, state: PrefetchState) -> Drawer:
     return Drawer(cache.catalog, cache.store, fetcher, cache.space, cache.sizes, state)
 
 
-def new_prefetcher(cache: LocalCache, state: PrefetchState, sync: Any = None) -> Prefetcher:
+def new_prefetcher(cache: LocalCache, state: PrefetchState) -> Prefetcher:
     async def remaining(size_max: int) -> Order:
         connection = read_only(cache.database.path)
         order = draw_order(make_order.candidates(connection, Pass(1, 1)), Pass(1, 1))
@@ -422,6 +422,7 @@ def new_prefetcher(cache: LocalCache, state: PrefetchState, sync: Any = None) ->
 
     order: Any = SimpleNamespace(remaining=remaining, first=Pass(1, 1))
     drawer, fetcher = new_drawer(cache, state), None  # type: Drawer, Any
+    sync: Any = SimpleNamespace(changed=Signal[[]](), file_changed=Signal[[]](), is_endless=False)
     return Prefetcher(cache.catalog, cache.store, sync, order, fetcher, drawer, cache.space, state)
 
 
@@ -520,18 +521,26 @@ async def test_failed_files_are_tried_again_ever_more_rarely_and_at_least_daily(
     assert pauses[-1] == 86_400
 
 
+async def test_the_order_is_out_of_date_as_soon_as_a_listing_has_found_more(
+    cache: LocalCache, prefetch: PrefetchState
+) -> None:
+    """Until then all seems to be cached, and `growfs wait --all` would fail."""
+    prefetcher = new_prefetcher(cache, prefetch)
+    prefetcher._catalog_sync.changed.notify()
+    assert prefetch.is_stale
+
+
 async def test_files_that_change_one_by_one_have_the_order_computed_again_now_and_then(
     cache: LocalCache, prefetch: PrefetchState, autojump_clock: MockClock
 ) -> None:
-    sync: Any = SimpleNamespace(file_changed=Signal[[]]())
-    prefetcher = new_prefetcher(cache, prefetch, sync)
+    prefetcher = new_prefetcher(cache, prefetch)
     prefetcher._order_took_s = 46.0
     stale = 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(prefetcher._watch_files)
         for _ in range(1000):
             await trio.sleep(1.0)
-            sync.file_changed.notify()
+            prefetcher._catalog_sync.file_changed.notify()
             stale += prefetch.is_stale
             prefetch.begin_order()
         await trio.sleep(ORDER_PAUSES * 46.0)

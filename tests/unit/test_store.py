@@ -335,6 +335,21 @@ async def test_a_drawn_file_evicts_nothing_while_others_may_give_room_back(
     assert len(cache.resident()) == 1
 
 
+async def test_a_file_that_a_reader_waits_for_gets_all_that_was_evicted_for_a_guess(cache: LocalCache) -> None:
+    """A draw would take the rest, and there would be no room if the file is larger."""
+    await cache.list([file("a/large.jpg", 3 * BLOCK), file("a/small.jpg", BLOCK), file("a/unknown.jpg", None)])
+    cache.store.limit_bytes = 4 * BLOCK
+    await cache.admit("a/large.jpg", content=b"x" * 3 * BLOCK)
+    await cache.admit("a/small.jpg", content=b"x" * BLOCK)
+    await cache.begin()
+    cache.sizes.bytes = 4 * BLOCK
+    claim = Claim([cache.node("a/unknown.jpg")], "a/unknown.jpg", Priority.READER, lambda: True)
+    reserved = await cache.space.acquire(claim)
+    assert reserved
+    assert cache.resident() == {"a/small.jpg"}
+    assert reserved.bytes == 3 * BLOCK
+
+
 async def test_a_file_that_has_arrived_needs_no_more_than_it_has(cache: LocalCache) -> None:
     """Although an earlier version was larger than expected."""
     await cache.list([file("a/1", size=100)])
