@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 import sys
 import time
@@ -10,8 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 from urllib.request import urlopen
 
+from tests.servers import make_certificate
 from tools.benchmarks.measure import Figures, Setting, environment, run
 from tools.benchmarks.mounts import GROWFS, mounted
 from tools.benchmarks.noisy_s3 import Noise
@@ -36,6 +39,10 @@ fs.get("noise/", sys.argv[2], recursive=True)
 """
 
 
+Program: TypeAlias = Callable[[str, Path, Noise, dict[str, object]], float]
+"""Fetches everything from an endpoint to a folder, with these environment variables besides; returns the seconds."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One kind of noise. with_python: compared with boto3 and s3fs too, which need minutes for many small files."""
@@ -43,6 +50,7 @@ class Case:
     name: str
     noise: Noise
     with_python: bool = False
+    with_tls: bool = False
 
 
 SMALL = Noise(keys=20_000, size=10_000, latency_s=0.05)
@@ -53,6 +61,9 @@ CASES = [
     *(Case(f"large files, {share:.1%} refused", replace(LARGE, refused=share), True) for share in (0, 0.02)),
     Case("large files, 1% of responses stall", replace(LARGE, stalled=0.01), True),
     Case("large files, away for 4 s of every 10", replace(LARGE, away_s=4, present_s=6), True),
+    Case("large files, late for 4 s of every 10", replace(LARGE, away_s=4, present_s=6, away_as=["late"]), True),
+    Case("large files, 2% refused, TLS", replace(LARGE, refused=0.02), True, with_tls=True),
+    Case("small files over 50 ms, TLS", SMALL, with_tls=True),
 ]
 
 QUICK_CASES = [
@@ -69,7 +80,7 @@ def noise(setting: Setting, found: Figures) -> str:
             names = ["growfs", "s5cmd"] if setting.quick else list(PROGRAMS)
             if not case.with_python:
                 names = [name for name in names if name not in ("boto3", "s3fs")]
-            times = {name: _measure(case.noise, folder / name, PROGRAMS[name]) for name in names}
+            times = {name: _measure(case, folder / name, PROGRAMS[name]) for name in names}
             for name, (seconds, _) in times.items():
                 found.add(f"{case.name}: {name}", seconds, unit="s")
             own, sent = times.pop("growfs")
@@ -78,37 +89,45 @@ def noise(setting: Setting, found: Figures) -> str:
     return "20,000 files of 10 kB over 50 ms; 3 of 100 MB at 1 MB/s for each connection"
 
 
-def _measure(what: Noise, folder: Path, program: Callable[[str, Path, Noise], float]) -> tuple[float, int]:
+def _measure(case: Case, folder: Path, program: Program) -> tuple[float, int]:
     """(seconds until everything was there, bytes that the server has sent)."""
     folder.mkdir(parents=True)
+    what, trusted = case.noise, dict[str, object]()
+    if case.with_tls:
+        certificate = make_certificate(folder / "certificate.pem")
+        what = replace(what, certificate=str(certificate))
+        trusted = {"SSL_CERT_FILE": certificate, "AWS_CA_BUNDLE": certificate}
     with noisy_server(what, folder / "server.log") as url:
-        seconds = program(url, folder, what)
+        seconds = program(url, folder, what, trusted)
         return seconds, _bytes_sent(url)
 
 
 def _bytes_sent(url: str) -> int:
-    """By a server that may be away at this moment."""
+    """By a server that may be away at this moment. It is on this machine, so its certificate need not be checked."""
+    unchecked = ssl._create_unverified_context()
     while True:
-        with suppress(OSError), urlopen(f"{url}/counters", timeout=2) as answer:
+        with suppress(OSError), urlopen(f"{url}/counters", timeout=2, context=unchecked) as answer:
             return int(json.load(answer)["bytes"])
         time.sleep(0.5)
 
 
-def _growfs(url: str, folder: Path, noise: Noise) -> float:
+def _growfs(url: str, folder: Path, noise: Noise, variables: dict[str, object]) -> float:
     began = time.monotonic()
-    with mounted("s3://noise", folder, "--endpoint-url", url, "--cache-size", "2GB", "--no-wait") as mount:
+    flags, start = ("--endpoint-url", url, "--cache-size", "2GB", "--no-wait"), lambda words: run(words, **variables)
+    with mounted("s3://noise", folder, *flags, start=start) as mount:
         run([*GROWFS, "wait", mount.mountpoint, "--all", "--timeout", f"{PEER_S_MAX:g}s"])
         return time.monotonic() - began
 
 
-def _command(words: Callable[[str, Path], list[object]]) -> Callable[[str, Path, Noise], float]:
-    def program(url: str, folder: Path, noise: Noise) -> float:
+def _command(words: Callable[[str, Path], list[object]]) -> Program:
+    def program(url: str, folder: Path, noise: Noise, variables: dict[str, object]) -> float:
         target = folder / "target"
         target.mkdir()
         began = time.monotonic()
         command = [str(word) for word in words(url, target)]
+        env = environment() | {name: str(value) for name, value in variables.items()}
         with suppress(subprocess.TimeoutExpired, subprocess.CalledProcessError):
-            subprocess.run(command, env=environment(), timeout=PEER_S_MAX, capture_output=True, check=True)
+            subprocess.run(command, env=env, timeout=PEER_S_MAX, capture_output=True, check=True)
             came = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
             if came == noise.keys * noise.size:
                 return time.monotonic() - began
@@ -117,7 +136,7 @@ def _command(words: Callable[[str, Path], list[object]]) -> Callable[[str, Path,
     return program
 
 
-PROGRAMS: dict[str, Callable[[str, Path, Noise], float]] = {
+PROGRAMS: dict[str, Program] = {
     "growfs": _growfs,
     "s5cmd": _command(lambda url, target: [s5cmd_binary(), "--endpoint-url", url, "cp", "s3://noise/*", f"{target}/"]),
     "rclone": _command(

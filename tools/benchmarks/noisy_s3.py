@@ -1,5 +1,7 @@
 """An S3 server that behaves as real links and stores do: it refuses, stalls, trickles, and forgets idle connections.
 
+It speaks TLS if it is given a certificate.
+
 It computes its objects, so it has any number of them without a disk.
 
 `python -m tools.benchmarks.noisy_s3 '{"keys": 20000, "latency_s": 0.05, "refused": 0.01}'` serves the bucket 'noise' on
@@ -15,14 +17,15 @@ import json
 import random
 import re
 import signal
+import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Literal, get_args
+from typing import Literal, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import trio
@@ -34,12 +37,19 @@ PIECE_BYTES = 64 << 10
 PATTERN = bytes(range(MODULUS)) * (PIECE_BYTES // MODULUS + 2)
 TRICKLE_S = 5.0
 """Between two bytes of the slow object."""
+LATE_CHECK_S = 0.02
+"""How often it is looked whether the server is back."""
 MODIFIED_ISO = "2024-05-06T07:08:09.000Z"
 MODIFIED_HTTP = "Mon, 06 May 2024 07:08:09 GMT"
 
 
-Away = Literal["closed", "silent"]
-AWAY: tuple[Away, ...] = get_args(Away)
+Away = Literal["closed", "silent", "late"]
+"""How the server is away: it closes every connection; or it sends nothing more on those that it has or gets; or what it
+sends arrives once it is back, as over a link that has lost packets.
+"""
+
+
+Connection: TypeAlias = "trio.SocketStream | trio.SSLStream[trio.SocketStream]"
 
 
 @dataclass(frozen=True)
@@ -62,9 +72,13 @@ class Noise:
     idle_s: float = 0.0
     """After so long without a request, a connection answers no more, as behind a NAT that forgot it; 0: never."""
     away_s: float = 0.0
-    """How long it is away at a time, by turns closing all connections and silent; 0: never."""
+    """How long it is away at a time; 0: never."""
+    away_as: Sequence[Away] = ("closed", "silent")
+    """By turns."""
     present_s: float = 30.0
     """How long it is there in between."""
+    certificate: str | None = None
+    """The path of a file with a certificate and its key."""
 
 
 @dataclass
@@ -96,28 +110,35 @@ class NoisyS3:
     def __init__(self, noise: Noise, seed: int = 1) -> None:
         self.noise = noise
         self.counters = Counters()
-        self.away: Away | Literal[""] = ""
-        """Whether it closes every connection, or sends nothing more on those that it has or gets."""
+        self.away: Away | None = None
         self._random = random.Random(seed)
 
     async def serve(self, ready: Callable[[str], None]) -> None:
         """Serve until cancelled. ready: called with the URL."""
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=1000)
-        ready(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
+        address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         async with trio.open_nursery() as nursery:
             if self.noise.away_s:
                 nursery.start_soon(self._come_and_go)
-            await trio.serve_listeners(self._connection, listeners)
+            if self.noise.certificate is None:
+                ready(f"http://{address}")
+                await trio.serve_listeners(self._connection, listeners)
+            else:
+                context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                context.load_cert_chain(self.noise.certificate)
+                ready(f"https://{address}")
+                secure = [trio.SSLListener(listener, context, https_compatible=True) for listener in listeners]
+                await trio.serve_listeners(self._connection, secure)
 
     async def _come_and_go(self) -> None:
         while True:
-            for away in AWAY:
+            for away in self.noise.away_as:
                 await trio.sleep(self.noise.present_s)
                 self.away = away
                 await trio.sleep(self.noise.away_s)
-                self.away = ""
+                self.away = None
 
-    async def _connection(self, stream: trio.SocketStream) -> None:
+    async def _connection(self, stream: Connection) -> None:
         self.counters.connections += 1
         served_at, received = trio.current_time(), b""
         with suppress(trio.BrokenResourceError):
@@ -132,7 +153,7 @@ class NoisyS3:
                 await self._answer(stream, head.decode("latin-1"))
                 served_at = trio.current_time()
 
-    async def _answer(self, stream: trio.SocketStream, head: str) -> None:
+    async def _answer(self, stream: Connection, head: str) -> None:
         await self._stay_away()
         method, target, _ = head.split("\r\n", 1)[0].split(" ")
         url = urlsplit(target)
@@ -155,9 +176,7 @@ class NoisyS3:
             found = re.search(r"(?im)^range: *bytes=(\d+)-(\d*)", head)
             await self._object(stream, number, method, (int(found[1]), int(found[2] or 1 << 62)) if found else None)
 
-    async def _object(
-        self, stream: trio.SocketStream, number: int, method: str, wanted: tuple[int, int] | None
-    ) -> None:
+    async def _object(self, stream: Connection, number: int, method: str, wanted: tuple[int, int] | None) -> None:
         size = self.noise.size
         start, end = (wanted[0], min(wanted[1] + 1, size)) if wanted else (0, size)
         more = [f"ETag: {etag(number)}", f"Last-Modified: {MODIFIED_HTTP}", f"Date: {MODIFIED_HTTP}"]
@@ -189,6 +208,8 @@ class NoisyS3:
             raise trio.BrokenResourceError
         if self.away == "silent":
             await trio.sleep_forever()
+        while self.away == "late":  # noqa: ASYNC110, another thread may set it
+            await trio.sleep(LATE_CHECK_S)
 
     def _number(self, name: str) -> int | None:
         number = bisect.bisect_left(range(self.noise.keys), name, key=key)

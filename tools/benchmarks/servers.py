@@ -112,7 +112,7 @@ def behind_link(endpoint: str, rtt_s: float, rate: int, log: Path, counts: Path 
 def noisy_server(noise: Noise, log: Path) -> Iterator[str]:
     """Run noisy_s3.py, whose only bucket is 'noise'; yields the endpoint."""
     command = [sys.executable, "-m", "tools.benchmarks.noisy_s3", json.dumps(asdict(noise))]
-    with running(command, log, r"(http://\S+)") as server:
+    with running(command, log, r"(https?://\S+)") as server:
         yield server.endpoint
 
 
