@@ -72,6 +72,23 @@ class ChecksumMismatch(Exception):
     """The bytes that arrived do not have the checksum that the store sent."""
 
 
+def begin(
+    connection: Connection, request: HttpRequest, headers: Headers, refused_code: Callable[[bytes], str]
+) -> HttpResponse:
+    """Send the first request for something; returns the head of the response. refused_code: as of RangeDownloader.
+
+    Raises HttpError, ConnectionFailed, and FallBack if the library may do better.
+    """
+    response = connection.send(request, headers)
+    if response.status in BUSY_STATUSES:
+        raise _http_error(response)
+    if response.status in REFUSED_STATUSES and (code := refused_code(connection.read(response))):
+        raise HttpError(response.status, response.reason, code=code)
+    if response.status not in GOOD_STATUSES:
+        raise FallBack(f"status {response.status}")
+    return response
+
+
 class RangeDownloader:
     """Fetches files, in any thread.
 
@@ -129,18 +146,8 @@ class RangeDownloader:
         return transfer.total, transfer.checked
 
     def begin(self, connection: Connection, request: HttpRequest, headers: Headers) -> HttpResponse:
-        """Send the first request for a file; returns the head of the response.
-
-        Raises HttpError, ConnectionFailed, and FallBack if the library may do better.
-        """
-        response = connection.send(request, headers)
-        if response.status in BUSY_STATUSES:
-            raise _http_error(response)
-        if response.status in REFUSED_STATUSES and (code := self._refused_code(connection.read(response))):
-            raise HttpError(response.status, response.reason, code=code)
-        if response.status not in GOOD_STATUSES:
-            raise FallBack(f"status {response.status}")
-        return response
+        """As `begin`."""
+        return begin(connection, request, headers, self._refused_code)
 
     def record_head(self, useful: bool) -> None:
         """Record whether a HEAD brought a checksum. After too many that did not, no more are sent."""

@@ -15,7 +15,7 @@ from urllib.parse import unquote_plus
 
 from growfs.errors import RemoteError
 from growfs.remote.http.connection import Connection, FallBack, HttpRequest
-from growfs.remote.http.download import BUSY_STATUSES, REFUSED_STATUSES, HttpError
+from growfs.remote.http.download import begin
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.metadata import file_from_fields, to_ns
 from growfs.remote.names import reason_to_skip
@@ -55,14 +55,7 @@ class KeyPage:
 def get(connection: Connection, request: HttpRequest, prefix: str, refused_code: Callable[[bytes], str]) -> KeyPage:
     """Request one page. Raises FallBack, HttpError and ConnectionFailed. refused_code: as of a RangeDownloader."""
     with _closed_on_error(connection):
-        response = connection.send(request, {})
-        if response.status in BUSY_STATUSES:
-            raise HttpError(response.status, response.reason)
-        if response.status in REFUSED_STATUSES and (code := refused_code(connection.read(response))):
-            raise HttpError(response.status, response.reason, code=code)
-        if response.status != 200:
-            raise FallBack(f"status {response.status}")
-        body = connection.read(response)
+        body = connection.read(begin(connection, request, {}, refused_code))
         try:
             return _parsed(body, prefix)
         except (ET.ParseError, KeyError, ValueError) as error:
