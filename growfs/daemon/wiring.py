@@ -173,6 +173,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     fetcher.finished.connect(order.note_finished)
     fetcher.finished.connect(drawer.handle_finished)
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, fetcher, drawer, space, prefetch)
+    catalog_sync.changed.connect(prefetcher.handle_changed_catalog)
     updater = VersionUpdater(catalog, fetcher, catalog_sync, prefetch)
     start = StartGate(catalog, store, catalog_sync, fetcher, budget, prefetch, outage)
     start.opened.connect(dispatcher.move_to_background)

@@ -102,6 +102,8 @@ class Fetcher:
         self._claims: dict[Download, Claim] = {}  # of those that wait for room
         self._full_at = -math.inf
         """When a download last found the disk full, in trio's time."""
+        self._full_error: DiskFull | None = None
+        """What it found."""
         self._nursery: trio.Nursery | None = None  # while it runs
 
     async def run(self) -> None:
@@ -285,12 +287,14 @@ class Fetcher:
     def _handle_full_disk(self, download: Download, error: DiskFull) -> bool:
         """Fetch a miss again that found the disk full: others filled it, or the catalog grew. More is evicted now.
 
-        Returns False where no reader waits, or none would wait any longer.
+        Returns False if no reader waits, or none would wait any longer.
         """
         if download.sent_at > self._full_at:  # else it was refused before that room was made
-            self._full_at = trio.current_time()
+            self._full_at, self._full_error = trio.current_time(), error
             if self._store.note_full(self._downloads.written_bytes()):
                 self._fail_waiting(error)
+        if download.state is DownloadState.FAILED:
+            return True
         if download.disk_full is None:
             download.disk_full_since = trio.current_time()
         if not download.urgent or trio.current_time() - download.disk_full_since >= self._miss_timeout_s:
@@ -334,7 +338,7 @@ class Fetcher:
         download.move(DownloadState.FETCHED)
         error = download.group.error
         if self._store.is_over_quota and not download.urgent:
-            error = DiskFull(f"{download.path}: the disk refuses to hold more of the cache")
+            error = self._full_error
         if error:
             self._fail(download, error)
         else:

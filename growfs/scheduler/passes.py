@@ -76,7 +76,6 @@ class Prefetcher:
         self._state = state
         self._order_took_s = 0.0
         self._warnings: list[str] = []
-        catalog_sync.changed.connect(self._handle_changed_catalog)  # at once: until then all may seem to be cached
 
     async def run(self) -> None:
         """Draw until everything is cached or nothing more fits; begin anew when the catalog changes."""
@@ -132,7 +131,8 @@ class Prefetcher:
         to_come = min(self._order.missing.bytes, store.limit_bytes - store.resident_bytes)
         return to_come / rate if rate and to_come > 0 and self._state.mount_state in GROWING else None
 
-    def _handle_changed_catalog(self) -> None:
+    def handle_changed_catalog(self) -> None:
+        """Have the order computed anew: a listing has altered what there is to draw."""
         if not self._catalog_sync.is_endless:  # an endless remote never changes a file
             self._drawer.forget_not_made()
         self._state.invalidate_order()

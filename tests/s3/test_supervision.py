@@ -100,7 +100,7 @@ def test_a_service_that_fails_in_an_outage_waits_it_out_even_so(growfs: Growfs, 
         store.away = "closed"
         until(lambda: growfs.status()["outage"] is not None)
         break_service(growfs, tmp_path, name)
-        store.away = ""
+        store.away = None
         wait_for_all(growfs, noise)
         assert growfs.status()["fetch"]["failed"] == 0
         growfs.umount()

@@ -422,7 +422,7 @@ def new_prefetcher(cache: LocalCache, state: PrefetchState) -> Prefetcher:
 
     order: Any = SimpleNamespace(remaining=remaining, first=Pass(1, 1))
     drawer, fetcher = new_drawer(cache, state), None  # type: Drawer, Any
-    sync: Any = SimpleNamespace(changed=Signal[[]](), file_changed=Signal[[]](), is_endless=False)
+    sync: Any = SimpleNamespace(file_changed=Signal[[]](), is_endless=False)
     return Prefetcher(cache.catalog, cache.store, sync, order, fetcher, drawer, cache.space, state)
 
 
@@ -525,8 +525,7 @@ async def test_the_order_is_out_of_date_as_soon_as_a_listing_has_found_more(
     cache: LocalCache, prefetch: PrefetchState
 ) -> None:
     """Until then all seems to be cached, and `growfs wait --all` would fail."""
-    prefetcher = new_prefetcher(cache, prefetch)
-    prefetcher._catalog_sync.changed.notify()
+    new_prefetcher(cache, prefetch).handle_changed_catalog()
     assert prefetch.is_stale
 
 
