@@ -28,7 +28,6 @@ from growfs.cache.usage import UsageCounters
 from growfs.errors import GrowfsError
 from growfs.folder import trees
 from growfs.folder.layout import LINK, number_of
-from growfs.folder.opens import OpenCounter
 from growfs.folder.trees import Tree
 from growfs.proc import users_of
 from growfs.rotation.generations import Generations
@@ -36,6 +35,7 @@ from growfs.rotation.jobs import EPOCH_SHARE
 from growfs.rotation.rules import EVERYWHERE, Hold, Holds
 from growfs.signal import Signal
 from growfs.vfs.filesystem import Opens
+from growfs.vfs.open_counter import OpenCounter
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class FolderEngine:
         if not has_hard_links:
             self._files, self._link = self.folder / LINK / "files", disk.link_by_path
             self.reason = "symbolic links to the cached files, as hard links cannot be made here; opens are not counted"
-        self._counter = OpenCounter(self._count_open, has_hard_links)
+        self._counter = OpenCounter(self._count_open, sees_opens=has_hard_links)
         self._spare: Path | None = None
         self._is_wanted = self._is_ready = False
         self._last_error = ""
