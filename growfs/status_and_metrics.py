@@ -281,7 +281,7 @@ class MountInfo(Section):
     mountpoint: str = field(metadata=told("where it is mounted"))
     cache_dir: str = field(metadata=told("folder of the cache of this mount"))
     pid: int = field(metadata=told("process of the daemon"))
-    engine: str = field(metadata=told("`passthrough` or `libfuse`; `folder` for `growfs fill`"))
+    engine: str = field(metadata=told("`passthrough`, `links` or `libfuse`; `folder` for `growfs fill`"))
     engine_reason: str = field(metadata=told("why this engine"))
     metrics_url: str | None = field(metadata=told("where the metrics are served (`--metrics-addr`), or null"))
     seed: int = field(metadata=told("`--seed`"))

@@ -167,7 +167,7 @@ def mapped_only(path: Path) -> Iterator[int]:
         libc.munmap(address, size)
 
 
-ENGINES = ("libfuse", "passthrough")
+ENGINES = ("libfuse", "passthrough", "links")
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -178,10 +178,10 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def usable_engine(wanted: str, folder: Path) -> str:
     """The engine that is wanted; for "either", passthrough if it works here. Skips the test if the engine does not."""
-    reason = None if wanted == "libfuse" else why_not_passthrough(folder)
+    reason = why_not_passthrough(folder) if wanted in ("either", "passthrough") else None
     if reason and wanted == "passthrough":
         pytest.skip(f"passthrough cannot run here: {reason}")
-    return "libfuse" if reason or wanted == "libfuse" else "passthrough"
+    return wanted if wanted != "either" else "libfuse" if reason else "passthrough"
 
 
 @pytest.fixture

@@ -62,7 +62,9 @@ class OpenFile:
 
 
 class OpenFiles:
-    """Owns the descriptors. `descriptor_closed` (node id) is notified of each that is closed, and of that of an
+    """Owns the descriptors. `descriptor_opened` (node id) is notified of each file that this opens.
+
+    `descriptor_closed` (node id) is notified of each that is closed, and of that of an
     orphan which is only mapped: the file may have been fetched again, and is opened by another descriptor then.
 
     A file is open (readers hold it), idle (resident, and kept for the next reader), or an orphan that is only mapped.
@@ -71,6 +73,7 @@ class OpenFiles:
 
     def __init__(self) -> None:
         self.orphan_bytes = 0
+        self.descriptor_opened = Signal[[int]]()
         self.descriptor_closed = Signal[[int]]()
         self._files: dict[int, OpenFile] = {}
         self._idle: dict[int, OpenFile] = {}
@@ -144,6 +147,7 @@ class OpenFiles:
             os.close(fd)
             return None
         self._files[id] = opened
+        self.descriptor_opened.notify(id)
         return opened
 
     def close(self, id: int) -> int:

@@ -10,7 +10,7 @@ import errno
 import json
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,15 +88,19 @@ class Publisher:
 
     last_seq: the last number given. Admissions and queue positions take theirs from one counter, and none twice.
     left_behind: a file without a row could not be removed. mirrors: folders with links to files, under the same paths.
-    What is removed is removed there, and what is replaced is replaced there, so that its bytes are freed.
+    What is removed is removed there, and what is replaced is replaced there, so that its bytes are freed. leaving:
+    called with files that are about to be removed.
     """
 
-    def __init__(self, files: Path, paths: DirectoryPaths, last_seq: int) -> None:
+    def __init__(
+        self, files: Path, paths: DirectoryPaths, last_seq: int, leaving: Callable[[Sequence[Removed]], None]
+    ) -> None:
         self.last_seq = last_seq
         self.left_behind = False
         self.mirrors: list[Path] = []
         self._files = files
         self._paths = paths
+        self._leaving = leaving
 
     def publish(
         self, writer: sqlite3.Connection, staged: Sequence[StagedFile], pass_number: int, renamed: Renamed
@@ -250,8 +254,9 @@ class Publisher:
                     writer.execute("UPDATE node SET drawn = 0 WHERE id = ?", (id,))
         return evicted
 
-    def remove(self, evicted: Iterable[Removed]) -> None:
+    def remove(self, evicted: Sequence[Removed]) -> None:
         """Remove the files of rows that were deleted."""
+        self._leaving(evicted)
         for file in evicted:
             path = self._files / file.path
             with self._log_failure(path):
@@ -261,13 +266,14 @@ class Publisher:
 
     def drop(self, removed: Iterable[Removed]) -> None:
         """Remove the cached files that left the catalog, and folders that are then empty."""
-        for file in removed:
-            if file.bytes is not None:
-                path = self._files / file.path
-                with self._log_failure(path):
-                    for top in (self._files, *self.mirrors):
-                        disk.unlink("DISCARD", top / file.path)
-                        disk.prune_folders("DISCARD_FOLDER", (top / file.path).parent, top)
+        cached = [file for file in removed if file.bytes is not None]
+        self._leaving(cached)
+        for file in cached:
+            path = self._files / file.path
+            with self._log_failure(path):
+                for top in (self._files, *self.mirrors):
+                    disk.unlink("DISCARD", top / file.path)
+                    disk.prune_folders("DISCARD_FOLDER", (top / file.path).parent, top)
 
     @contextmanager
     def _log_failure(self, path: Path) -> Iterator[None]:

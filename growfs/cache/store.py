@@ -90,11 +90,21 @@ class Store:
 
     Signals: `space_freed`; `admitted`, after files became resident; `returned_to_pass`, after files were evicted that
     the current pass may draw again; `replaced`, with the versions that newer ones replaced; `descriptor_closed`, with
-    the node id; `damaged`, with the node id of a file that was evicted because its content was not the right one.
+    the node id; `damaged`, with the node id of a file that was evicted because its content was not the right one;
+    `leaving`, with files that are about to be deleted, on the writing thread.
+
+    sees_opens: readers open files through the daemon. Else each file is opened here before it goes, to know by a lease
+    who has it open then and later (`OpenFile.is_mapped`).
     """
 
     def __init__(
-        self, folder: Path, database: Database, catalog: Catalog, cache_size: CacheSize, min_free: int
+        self,
+        folder: Path,
+        database: Database,
+        catalog: Catalog,
+        cache_size: CacheSize,
+        min_free: int,
+        sees_opens: bool = True,
     ) -> None:
         self.folder = folder
         self.min_free = min_free
@@ -105,6 +115,8 @@ class Store:
         self.replaced = Signal[[list[Removed]]]()
         self.returned_to_pass = Signal[[]]()
         self.damaged = Signal[[int]]()
+        self.leaving = Signal[[Sequence[Removed]]]()
+        self._sees_opens = sees_opens
         self._open = OpenFiles()
         self.descriptor_closed = self._open.descriptor_closed
         self._db = database
@@ -125,7 +137,7 @@ class Store:
         self.limit_bytes = self._limit(cache_size)
         (shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
         (self.last_seq,) = database.row("SELECT coalesce(max(seq), 0) FROM resident")
-        self._publisher = Publisher(self._files, catalog.paths, max(shown_seq, last_place))
+        self._publisher = Publisher(self._files, catalog.paths, max(shown_seq, last_place), self.leaving.notify)
         self._durable = database.row("SELECT 1 FROM resident WHERE durable = 0") is None
         self.quota_bytes: int | None = None
         """What a quota that statvfs(2) does not tell allows, as far as it was tried; None until it refuses more."""
@@ -269,6 +281,9 @@ class Store:
         disk refuses; then none of them is resident. Either way, their reservations end. refused: is given the errors of
         files whose path alone the disk refuses, by node id; the others are admitted.
         """
+        for file in staged:
+            if file.renews:
+                self.track(file.node.id)
         renamed: Renamed = {}
         pass_number = self._catalog.pass_number
         try:
@@ -386,9 +401,21 @@ class Store:
         if row is None:
             return None
         parent, name, size, mtime_ns, *admitted = row
-        return self._open.open(
-            id, f"{self._files}/{self._catalog.path_of(parent, name)}", size, mtime_ns, tuple(admitted)
-        )
+        return self._open.open(id, self.path_of(parent, name), size, mtime_ns, tuple(admitted))
+
+    def is_in_use(self, id: int) -> bool:
+        """Whether a reader has a resident file open or mapped."""
+        self.track(id)
+        return id in self._open
+
+    def track(self, id: int) -> None:
+        """Know of a file that may leave when its last reader closes it, if readers open files by themselves."""
+        if not self._sees_opens and self.open_ahead(id):
+            self._open.close(id)
+
+    def path_of(self, parent: int, name: str) -> str:
+        """Where a file with that name in a directory is while it is resident."""
+        return f"{self._files}/{self._catalog.path_of(parent, name)}"
 
     def located(self, id: int) -> tuple[Path, str] | None:
         """(where a resident file is, its digest); None where it is not resident."""

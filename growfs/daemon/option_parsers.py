@@ -113,8 +113,10 @@ def on_miss(text: str) -> str:
 
 def engine(text: str) -> str:
     """The engine."""
-    if text not in ("auto", "passthrough", "libfuse"):
-        raise UsageError(f"{text!r}: write 'passthrough', 'libfuse', or 'auto' (the faster one that works here)")
+    if text not in ("auto", "passthrough", "links", "libfuse"):
+        raise UsageError(
+            f"{text!r}: write 'passthrough', 'links', 'libfuse', or 'auto' (the fastest that shows plain files)"
+        )
     return text
 
 

@@ -190,8 +190,9 @@ class Options:
     engine: str = option(
         "auto",
         engine,
-        "auto|passthrough|libfuse",
-        "How files are read: by the kernel (passthrough; Linux 6.9, root) or through the daemon (libfuse).",
+        "auto|passthrough|links|libfuse",
+        "How files are read: by the kernel (passthrough; Linux 6.9, root), as links into the cache (links; at the"
+        " speed of the disk), or through the daemon (libfuse).",
     )
     on_miss: str = option(
         "wait",

@@ -24,9 +24,10 @@ from growfs.daemon.options import MountRequest
 from growfs.daemon.snapshot import StatusSource
 from growfs.daemon.supervisor import Service, Supervisor
 from growfs.daemon.virtual_files import RecentLog, virtual_files
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, UsageError
 from growfs.folder.folder_engine import FolderEngine
 from growfs.fuse.engine_choice import Engine, EngineChoice
+from growfs.fuse.links import LinksEngine
 from growfs.remote.filter import PathFilter
 from growfs.remote.stores.registry import choose_client
 from growfs.rotation.generations import Demand, Generations
@@ -85,8 +86,15 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
 
     database = Database(folder.database)
     recover(database, folder.path)
+    choice = None if request.fills else EngineChoice(options.engine, folder.partial)
+    shows_links = choice is not None and choice.shows_links
+    if shows_links and options.allow_other:
+        raise UsageError(
+            "--allow-other: other users cannot follow links into the cache, which is only this user's; mount as the"
+            " user who trains, or with --engine libfuse"
+        )
     catalog = Catalog(database, options.freeze)
-    store = Store(folder.path, database, catalog, options.cache_size, options.min_free)
+    store = Store(folder.path, database, catalog, options.cache_size, options.min_free, sees_opens=not shows_links)
     if producer is None or producer.rename is None:  # else the files are not named as those of the remote
         given, names = json.dumps([options.include, options.exclude]), PathFilter(options.include, options.exclude)
         for changes in catalog.forget_excluded(names, given):
@@ -190,9 +198,8 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     engine: Engine
     if filled:
         engine, reason, misses, opens = filled, filled.reason, Misses(), filled.opens
-    else:
-        vfs = Vfs(catalog, store, readers, virtual, fetcher.ensure if options.on_miss == "wait" else None)
-        choice = EngineChoice(options.engine, folder.partial)
+    elif choice:
+        vfs = Vfs(catalog, store, readers, virtual, fetcher.ensure if options.on_miss == "wait" else None, shows_links)
         engine = choice.create(vfs)
         reason, misses, opens = choice.reason, vfs.misses, vfs.opens
         vfs.file_opened.connect(usage.count_open)
@@ -201,6 +208,10 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
             removed.connect(vfs.forget_names)
         store.damaged.connect(vfs.note_damaged)
         store.descriptor_closed.connect(engine.drop_descriptor)
+        if isinstance(engine, LinksEngine):
+            store.open_files.descriptor_opened.connect(engine.note_own_open)
+            store.leaving.connect(vfs.note_leaving)
+            vfs.links_leaving.connect(engine.drop_links)
 
     # What people see, and can change.
 

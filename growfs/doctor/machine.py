@@ -58,13 +58,15 @@ def check_engine(requested: str, folder: Path) -> tuple[Check, str]:
         return Check.failed("engine", error), ""
     except OSError as error:
         return Check(Level.FAILURE, "engine", f"cannot be tried: {error}", "pass another --cache-dir"), ""
-    if choice.passthrough:
+    if choice.name == "passthrough":
         other = "is installed, too" if has_pyfuse3() else "is not installed, nor needed here"
         return ok("engine", f"passthrough: {choice.reason}; libfuse {other}"), "passthrough"
-    if requested == "libfuse":
-        return ok("engine", f"libfuse: {choice.reason}"), "libfuse"
+    if requested == choice.name:
+        return ok("engine", f"{choice.name}: {choice.reason}"), choice.name
     text, _, remedy = choice.reason.partition("; ")
-    return warning("engine", f"libfuse, which reads slower; {text}", remedy), "libfuse"
+    if choice.shows_links:
+        return warning("engine", f"links: programs see symbolic links; {text}", remedy), choice.name
+    return warning("engine", f"libfuse, which reads slower; {text}", f"{remedy}, or --engine links"), choice.name
 
 
 def _check_rights(allow_other: bool, has_device: bool) -> Iterator[Check]:

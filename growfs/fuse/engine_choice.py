@@ -1,4 +1,4 @@
-"""The choice between the two engines, passthrough and libfuse. Only libfuse needs pyfuse3, of the extra `libfuse`."""
+"""The choice among the engines: passthrough, links and libfuse. Only libfuse needs pyfuse3, of the extra `libfuse`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Protocol
 
 from growfs.errors import GrowfsError, pip_install
+from growfs.fuse.links import LinksEngine
 from growfs.fuse.mounting import MountSpec
 from growfs.fuse.passthrough import PassthroughEngine
 from growfs.fuse.probe import why_not_passthrough
 from growfs.fuse.protocol import STACK_DEPTH_MAX
 from growfs.vfs.filesystem import Vfs
 
+LIBFUSE = "libfuse"
 PACKAGES = "apt install fuse3 libfuse3-dev pkg-config gcc python3-dev"
 """On Debian and Ubuntu: what pyfuse3 is compiled with, and fusermount3."""
 
@@ -53,26 +55,41 @@ class KernelEngine(Engine, Protocol):
 
 
 class EngineChoice:
-    """The requested engine, or with "auto" the fastest engine that works for files in folder.
+    """The requested engine, or with "auto" the fastest engine that works for files in folder and shows plain files.
 
-    reason: why it was chosen, in words. Raises GrowfsError if the requested engine does not work.
+    name: its name. reason: why it was chosen, in words. Raises GrowfsError if the requested engine does not work.
     """
 
     def __init__(self, requested: str, folder: Path) -> None:
-        self._stack_depth = 1  # the lowest that works: so an overlay may lie on top of the mount
-        why_not = None if requested == "libfuse" else why_not_passthrough(folder, self._stack_depth)
-        if why_not:
+        self.name, self._stack_depth = requested, 1  # the lowest that works: so an overlay may lie on top of the mount
+        self.reason = "requested by --engine"
+        if requested == LinksEngine.name:
+            self.reason = "each cached file is a symbolic link to itself in the cache"
+        elif requested != LIBFUSE:
+            why_not = self._why_not_passthrough(folder)
+            if requested == PassthroughEngine.name and why_not:
+                raise GrowfsError(f"--engine passthrough: {why_not}; or leave the choice to --engine auto")
+            self.name = self._name_without(why_not) if why_not else PassthroughEngine.name
+
+    def _why_not_passthrough(self, folder: Path) -> str | None:
+        self.reason = "the kernel reads the cached files itself"
+        if why_not := why_not_passthrough(folder, self._stack_depth):
             self._stack_depth = STACK_DEPTH_MAX
             why_not = why_not_passthrough(folder, self._stack_depth)
-        self.passthrough = requested != "libfuse" and why_not is None
-        if requested == "passthrough" and why_not:
-            raise GrowfsError(f"--engine passthrough: {why_not}; or leave the choice to --engine auto")
-        if self.passthrough:
-            self.reason = "the kernel reads the cached files itself"
-        elif why_not:
-            self.reason = f"no passthrough: {why_not}"
-        else:
-            self.reason = "requested by --engine"
+        return why_not
+
+    def _name_without(self, why_not: str) -> str:
+        """The engine to choose without passthrough."""
+        self.reason = f"no passthrough: {why_not}"
+        if has_pyfuse3():
+            return LIBFUSE
+        self.reason += "; cached files are shown as symbolic links"
+        return LinksEngine.name
+
+    @property
+    def shows_links(self) -> bool:
+        """Whether readers open cached files by themselves."""
+        return self.name == LinksEngine.name
 
     def create(self, vfs: Vfs) -> KernelEngine:
         """Create the chosen engine for a vfs. Raises GrowfsError as `load` does."""
@@ -80,8 +97,10 @@ class EngineChoice:
 
     def load(self) -> Callable[[Vfs], KernelEngine]:
         """Import the chosen engine. Raises GrowfsError if that is libfuse, and pyfuse3 does not work here."""
-        if self.passthrough:
+        if self.name == PassthroughEngine.name:
             return partial(PassthroughEngine, stack_depth=self._stack_depth)
+        if self.name == LinksEngine.name:
+            return LinksEngine
         try:
             from growfs.fuse.libfuse import LibfuseEngine  # imports pyfuse3; without it a mount starts sooner
         except (ImportError, OSError) as error:  # its C library may be missing, or of another version

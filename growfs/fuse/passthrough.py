@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class PassthroughEngine:
     """
 
     name = "passthrough"
+    needs = protocol.InitFlag.PASSTHROUGH
+    """What the kernel has to offer."""
 
     def __init__(self, vfs: Vfs, stack_depth: int) -> None:
         self.requests: Counter[str] = Counter()
@@ -79,6 +82,7 @@ class PassthroughEngine:
             Opcode.FORGET: self._forget,
             Opcode.BATCH_FORGET: self._forget,
             Opcode.GETATTR: self._getattr,
+            Opcode.READLINK: self._read_link,
             Opcode.STATX: self._statx,
             Opcode.OPEN: self._open,
             Opcode.READ: self._read,
@@ -100,7 +104,7 @@ class PassthroughEngine:
         session = Session(spec.attach())
         self.use(session)
         self._mounted = spec.row()
-        session.handshake(self._stack_depth)
+        session.handshake(self.needs, self._stack_depth)
 
     def use(self, session: Session) -> None:
         """Serve this session."""
@@ -222,6 +226,9 @@ class PassthroughEngine:
     def _statx(self, request: FuseRequest) -> None:
         attributes = self._vfs.attributes(request.nodeid)
         self._reply(request, replies.statx_out(attributes))
+
+    def _read_link(self, request: FuseRequest) -> None:
+        self._reply(request, os.fsencode(self._vfs.link(request.nodeid).target))
 
     def _statfs(self, request: FuseRequest) -> None:
         self._reply(request, replies.statfs_out(self._vfs.capacity()))

@@ -44,7 +44,7 @@ def why_not_passthrough(folder: Path, stack_depth: int = protocol.STACK_DEPTH_MA
             superblock = _create(device)
             stack.callback(os.close, superblock)
             session = Session(device)
-            session.handshake(stack_depth)
+            session.handshake(protocol.InitFlag.PASSTHROUGH, stack_depth)
         except (protocol.KernelTooOld, GrowfsError) as error:
             return f"Linux {platform.release()} has no passthrough ({error}); it came with Linux 6.9"
         except OSError as error:

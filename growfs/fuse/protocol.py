@@ -2,8 +2,9 @@
 
 Each name is that of include/uapi/linux/fuse.h in the kernel's source, without its prefix.
 
-Supported versions: 7.40 (Linux 6.9, the first with passthrough) to 7.45. A kernel with a later minor version speaks
-ours, see "Version negotiation" in the header. An older kernel is refused (`KernelTooOld`).
+Supported versions: 7.28 (Linux 4.20, the first that caches links; passthrough came with 7.40, Linux 6.9) to 7.45. A
+kernel with a later minor version speaks ours, see "Version negotiation" in the header. An older kernel, and one without
+what an engine needs, is refused (`KernelTooOld`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from growfs.fuse.structs import (
 
 MAJOR = 7
 """FUSE_KERNEL_VERSION."""
-MINOR_MIN, MINOR_MAX = 40, 45
-"""FUSE_KERNEL_MINOR_VERSION of the first kernel with FOPEN_PASSTHROUGH, and of the last one supported here."""
+MINOR_MIN, MINOR_MAX = 28, 45
+"""FUSE_KERNEL_MINOR_VERSION of the first kernel with FUSE_CACHE_SYMLINKS, and of the last one supported here."""
 MIN_READ_BUFFER = 8192
 """FUSE_MIN_READ_BUFFER: the smallest buffer for read(2) of /dev/fuse, in bytes."""
 READ_MAX = 1 << 20
@@ -112,6 +113,7 @@ class InitFlag(enum.IntFlag):
     PARALLEL_DIROPS = 1 << 18
     ABORT_ERROR = 1 << 21
     MAX_PAGES = 1 << 22
+    CACHE_SYMLINKS = 1 << 23
     INIT_EXT = 1 << 30
     PASSTHROUGH = 1 << 37
     NO_EXPORT_SUPPORT = 1 << 38
@@ -131,7 +133,7 @@ STATX_BASIC_STATS = 0x7FF
 
 
 class KernelTooOld(ValueError):
-    """The kernel's protocol has no passthrough."""
+    """The kernel's protocol lacks what an engine needs."""
 
 
 IOC_MAGIC = 229
@@ -209,17 +211,19 @@ def parse_offer(request: FuseRequest) -> Members:
     return InitIn.unpack(request.message.ljust(HEADER + InitIn.size, b"\0"), HEADER)
 
 
-def negotiate(offer: Members, wanted: InitFlag, max_background: int, page_bytes: int, stack_depth: int) -> bytes:
-    """The InitOut that answers an InitIn; it sets the wanted flags that the kernel offers.
+def negotiate(
+    offer: Members, wanted: InitFlag, needed: InitFlag, max_background: int, page_bytes: int, stack_depth: int
+) -> bytes:
+    """The InitOut that answers an InitIn; it sets the wanted and needed flags that the kernel offers.
 
-    Raises KernelTooOld without passthrough.
+    Raises KernelTooOld if it does not offer the needed ones.
 
     page_bytes: of a page of the kernel's: a READ is limited in pages, of which some kernels have larger ones.
     stack_depth: see STACK_DEPTH_MAX.
     """
-    if (offer.major, offer.minor) < (MAJOR, MINOR_MIN) or not all_flags(offer) & InitFlag.PASSTHROUGH:
+    if (offer.major, offer.minor) < (MAJOR, MINOR_MIN) or needed & ~all_flags(offer):
         raise KernelTooOld(f"FUSE {offer.major}.{offer.minor}")
-    flags = wanted & all_flags(offer)
+    flags = (wanted | needed) & all_flags(offer)
     return InitOut.pack(
         major=MAJOR,
         minor=min(offer.minor, MINOR_MAX),

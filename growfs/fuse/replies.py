@@ -8,7 +8,7 @@ from struct import Struct
 from growfs.disk import BLOCK
 from growfs.fuse.protocol import STATX_BASIC_STATS
 from growfs.fuse.structs import Attr, AttrOut, Dirent, EntryOut, OpenOut, OutHeader, StatfsOut, StatxOut, StatxTimes
-from growfs.vfs.attributes import FILE_TIMEOUT_S, Attributes, Capacity, Entry
+from growfs.vfs.attributes import FILE_TIMEOUT_S, LINK_BIT, Attributes, Capacity, Entry
 from growfs.vfs.filesystem import NAME_MAX
 
 _owner = (os.getuid(), os.getgid())
@@ -18,6 +18,7 @@ DIRENT_ALIGNMENT = 8
 _PADDING = [bytes(count) for count in range(DIRENT_ALIGNMENT)]
 _PLUS = Struct(EntryOut.layout.format + Attr.layout.format[1:] + Dirent.layout.format[1:])
 _FILE_MODE = Attributes(0, False, 0, 0, 0.0).mode
+_LINK_MODE = Attributes(LINK_BIT, False, 0, 0, 0.0).mode
 
 
 def reply(unique: int, body: bytes = b"") -> bytes:
@@ -66,10 +67,11 @@ def direntplus(entry: Entry) -> bytes:
     s, ns = divmod(mtime_ns, 10**9)
     length = len(encoded)
     timeout = int(FILE_TIMEOUT_S)
+    mode = _LINK_MODE if id & LINK_BIT else _FILE_MODE
     head = _PLUS.pack(
         *(id, 0, timeout, timeout, 0, 0),
-        *(id, size, -(-size // 512), s, s, s, ns, ns, ns, _FILE_MODE, 1, *_owner, 0, BLOCK, 0),
-        *(id, position, length, _FILE_MODE >> 12),
+        *(id, size, -(-size // 512), s, s, s, ns, ns, ns, mode, 1, *_owner, 0, BLOCK, 0),
+        *(id, position, length, mode >> 12),
     )
     return head + encoded + _PADDING[-length % DIRENT_ALIGNMENT]
 

@@ -15,7 +15,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import trio
 
@@ -42,7 +42,6 @@ FLAGS = (
     | protocol.InitFlag.ABORT_ERROR
     | protocol.InitFlag.MAX_PAGES
     | protocol.InitFlag.INIT_EXT
-    | protocol.InitFlag.PASSTHROUGH
     | protocol.InitFlag.NO_EXPORT_SUPPORT
     | protocol.InitFlag.ALLOW_IDMAP
 )
@@ -95,13 +94,13 @@ class Session:
         os.set_blocking(fd, False)
         self._deferred: deque[Callable[[], object]] = deque()
         self.cpu_latency = CpuLatencyRequest()
-        self._notifications: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._notifications: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
         self._notifier = threading.Thread(target=self._write_notifications, name="notifier", daemon=True)
 
-    def handshake(self, stack_depth: int) -> None:
+    def handshake(self, needed: protocol.InitFlag, stack_depth: int = 0) -> None:
         """Answer INIT. Call it once the file system is mounted or created. Raises KernelTooOld or GrowfsError.
 
-        stack_depth: as for `negotiate`.
+        needed, stack_depth: as for `negotiate`.
         """
         ready = select.poll()
         ready.register(self.fd, select.POLLIN)
@@ -112,7 +111,7 @@ class Session:
             raise GrowfsError(f"the kernel's FUSE begins the session with request {request.opcode}")
         try:
             offer = protocol.parse_offer(request)
-            answer = protocol.negotiate(offer, FLAGS, BACKGROUND_MAX, mmap.PAGESIZE, stack_depth)
+            answer = protocol.negotiate(offer, FLAGS, needed, BACKGROUND_MAX, mmap.PAGESIZE, stack_depth)
         except protocol.KernelTooOld:
             self.send(replies.error_reply(request.unique, errno.EPROTO))
             raise
@@ -204,8 +203,22 @@ class Session:
         """Send a notification from the notifier thread: the kernel may hold it until this thread answered requests."""
         self._notifications.put(message)
 
+    def notify_all(self, messages: Iterable[bytes], timeout_s: float) -> None:
+        """Send notifications, and return when the kernel has handled them; from any thread but the serving one.
+
+        Or after the timeout: the kernel may hold them while a listing of that directory waits.
+        """
+        for message in messages:
+            self._notifications.put(message)
+        done = threading.Event()
+        self._notifications.put(done)
+        done.wait(timeout_s)
+
     def _write_notifications(self) -> None:
         while (message := self._notifications.get()) is not None:
+            if isinstance(message, threading.Event):
+                message.set()
+                continue
             try:
                 os.write(self.fd, message)
             except OSError as error:

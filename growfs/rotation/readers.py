@@ -136,6 +136,15 @@ class Readers:
         if reader := self._by_number.get(number):
             reader.opened(id, self._generations.current, trio.current_time(), waited)
 
+    def opened_by_any(self, id: int) -> None:
+        """A file was opened and nothing tells by which reader: it counts for each that holds something."""
+        self._generations.note_opened(id)
+        now = trio.current_time()
+        for reader in self._holding():
+            if reader.holds:
+                reader.opened(id, self._generations.current, now)
+                reader.closed(now)
+
     def closed(self, number: int) -> None:
         """A file that a reader had opened is closed."""
         if reader := self._by_number.get(number):

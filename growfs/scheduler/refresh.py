@@ -243,6 +243,8 @@ class CatalogSync:
                 immediate.append((id, file))
             elif id not in self._updating:  # else the next listing compares it again
                 self.updates[id] = file
+        for id in part.gone:
+            self._store.track(id)
         changes = await self._catalog.apply(replace(part, changed=immediate), self._store.drop_files)
         self._store.count_dropped(changes)
         if changes.removed:

@@ -403,7 +403,7 @@ class Space:
         """
         opened = set[int]()
         for start in range(0, len(ids), CHECKED_FILES_MAX):
-            opened.update(id for id in ids[start : start + CHECKED_FILES_MAX] if id in self._store.open_files)
+            opened.update(id for id in ids[start : start + CHECKED_FILES_MAX] if self._store.is_in_use(id))
             await trio.lowlevel.checkpoint()
         return opened
 

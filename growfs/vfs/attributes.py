@@ -16,6 +16,10 @@ DIRECTORY_TIMEOUT_S = 1.0
 """How long the kernel may cache a directory's. It checks them for each path, so with 0 it would ask at every open."""
 
 
+LINK_BIT = 1 << 41
+"""Set in the id of a link to a cached file; the rest is the file's own id, which it has while it is not a link."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attributes:
     """The result of stat(2). mtime_ns: since the epoch. timeout_s: how long the kernel may cache it."""
@@ -29,6 +33,8 @@ class Attributes:
     @property
     def mode(self) -> int:
         """Type and permissions: everybody may read."""
+        if self.id & LINK_BIT:
+            return stat.S_IFLNK | 0o777
         return stat.S_IFDIR | 0o555 if self.is_dir else stat.S_IFREG | 0o444
 
     @property

@@ -11,8 +11,9 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import trio
 
@@ -28,7 +29,7 @@ from growfs.rotation.rules import EVERYWHERE, Generation
 from growfs.signal import Signal
 from growfs.status_and_metrics import MissStatus
 from growfs.syscalls import read_page_cache
-from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
+from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, LINK_BIT, Attributes, Capacity, Entry
 from growfs.vfs.virtual import FOLDER_ID, FOLDER_NAME, VirtualFolder
 
 log = logging.getLogger(__name__)
@@ -94,14 +95,29 @@ class OpenDirectory:
         self.pending, self.position, self.scanned, self.is_scanning = [], 0, 0, True
 
 
+class Link(NamedTuple):
+    """A symbolic link to a cached file. directory: the id of the one that lists it."""
+
+    directory: int
+    target: str
+
+
+class LeavingLink(NamedTuple):
+    """A link to a file that is about to be deleted."""
+
+    id: int
+    parent: int
+    name: str
+
+
 class Vfs:
     """Owns the handles. Methods raise GrowfsError with the errno for the reader.
 
     fetch: given a node and its path, returns when the file is resident; raises GrowfsError. Without it, a miss is an
-    error at once.
+    error at once. shows_links: each cached file is a symbolic link to itself in the cache, and is opened without this.
 
     Signals: `file_opened` (node id) for each open of a cached file; `name_invalidated` (directory id, name) for each
-    name that the kernel has to look up again.
+    name that the kernel has to look up again; `links_leaving`, on the thread that then deletes the files.
     """
 
     def __init__(
@@ -111,17 +127,20 @@ class Vfs:
         readers: Readers,
         virtual: VirtualFolder,
         fetch: Callable[[Node, str], Awaitable[None]] | None,
+        shows_links: bool = False,
     ) -> None:
         self.misses = Misses()
         self.opens = Opens()
         self.file_opened = Signal[[int]]()
         self.name_invalidated = Signal[[int, str]]()
+        self.links_leaving = Signal[[list[LeavingLink]]]()
         self._damaged: set[int] = set()
         self._catalog = catalog
         self._store = store
         self._readers = readers
         self._virtual = virtual
         self._fetch = fetch
+        self._shows_links = shows_links
         self._directories: dict[int, OpenDirectory] = {}
         self._directory_handles = itertools.count(1)
         self._buffer = memoryview(bytearray(READ_BYTES))
@@ -145,11 +164,36 @@ class Vfs:
         elif parent == ROOT and name == FOLDER_NAME:
             return self.attributes(FOLDER_ID)
         elif node := self._catalog.find(parent, name):
-            return self._of(node)
+            return self._named(node) if self._shows_links and not node.is_dir else self._of(node)
         raise NoSuchName(name)
+
+    def _named(self, node: Node) -> Attributes:
+        """The attributes of a file's name: that of a link if it is cached; else the kernel is to look it up again."""
+        if node.seq is not None:
+            return self._link_attributes(node)
+        return replace(self._of(node), timeout_s=0.0)
+
+    def _link_attributes(self, node: Node) -> Attributes:
+        mtime_ns = self._started_ns if node.mtime_ns is None else node.mtime_ns
+        length = len(os.fsencode(self._store.path_of(node.parent, node.name)))
+        return Attributes(node.id | LINK_BIT, False, length, mtime_ns, FILE_TIMEOUT_S)
+
+    def link(self, id: int) -> Link:
+        """The link to a cached file."""
+        node = self._linked(id)
+        return Link(node.parent, self._store.path_of(node.parent, node.name))
+
+    def _linked(self, id: int) -> Node:
+        """The file that a link leads to. Raises Stale if it is not cached any more: then its name is no link."""
+        node = self._catalog.node(id & ~LINK_BIT)
+        if node is None or node.seq is None:
+            raise Stale(str(id))
+        return node
 
     def attributes(self, id: int) -> Attributes:
         """The attributes of a node."""
+        if id & LINK_BIT:
+            return self._link_attributes(self._linked(id))
         if id in (ROOT, FOLDER_ID):
             return Attributes(id, True, 0, self._started_ns, DIRECTORY_TIMEOUT_S)
         if self._virtual.get(id):
@@ -169,6 +213,10 @@ class Vfs:
     def _file(self, id: int, size: int | None, mtime_ns: int | None) -> Attributes:
         mtime_ns = self._started_ns if mtime_ns is None else mtime_ns
         return Attributes(id, False, size or 0, mtime_ns, 0.0 if size is None else FILE_TIMEOUT_S)
+
+    def note_leaving(self, files: Sequence[Removed]) -> None:
+        """Have the kernel drop the links to files that are about to be deleted."""
+        self.links_leaving.notify([LeavingLink(file.id | LINK_BIT, file.parent, file.name) for file in files])
 
     # Listings.
 
@@ -212,9 +260,18 @@ class Vfs:
         directory.pending, scanned = visible_entries(
             self._store, directory.id, directory.scanned, generation, SCAN_ROWS, self._started_ns
         )
+        if self._shows_links:
+            directory.pending = self._as_links(directory.id, directory.pending)
         directory.is_scanning = scanned is not None
         directory.scanned = scanned or directory.scanned
         return not directory.is_scanning
+
+    def _as_links(self, directory: int, entries: list[Entry]) -> list[Entry]:
+        length = len(os.fsencode(self._store.path_of(directory, "")))
+        return [
+            entry if entry.is_dir else entry._replace(id=entry.id | LINK_BIT, size=length + len(entry.name.encode()))
+            for entry in entries
+        ]
 
     def entries(self, handle: int, position: int) -> list[Entry]:
         """Some of the entries after a position, once the listing has begun there. An empty list is the end.
@@ -274,6 +331,19 @@ class Vfs:
         self.file_opened.notify(id)
         self._readers.opened(handle >> READER_SHIFT, id, missed)
 
+    def find(self, directory: int, name: str) -> int | None:
+        """The id of a file with that name in a directory."""
+        node = self._catalog.find(directory, name)
+        return node.id if node else None
+
+    def count_unseen_open(self, id: int) -> None:
+        """Count an open of a cached file that was opened through its link."""
+        if node := self._catalog.node(id):
+            self.opens.total += 1
+            self.opens.bytes += node.size or 0
+            self.file_opened.notify(id)
+            self._readers.opened_by_any(id)
+
     def open_ahead(self, id: int) -> bool:
         """Open a listed file before a reader does; False where that is of no use. It counts as no open."""
         return self._store.open_ahead(id)
@@ -302,6 +372,10 @@ class Vfs:
                 self.misses.wait_s += trio.current_time() - waits_from
         self.count_open(handle, missed)
         return handle
+
+    async def recheck(self, id: int) -> None:
+        """Verify a cached file that may have been changed: if it was, it is evicted."""
+        await self._store.verify(id)
 
     def note_damaged(self, id: int) -> None:
         """Note that a file was evicted because its content was not the right one."""

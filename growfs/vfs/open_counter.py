@@ -1,4 +1,4 @@
-"""Counts the opens in the generations of a folder, with inotify(7) where there is one and it may watch so much."""
+"""Counts opens that the daemon takes no part in, with inotify(7) if there is one and it may watch so much."""
 
 from __future__ import annotations
 
@@ -13,20 +13,29 @@ import trio
 
 log = logging.getLogger(__name__)
 
+NOWHERE = (-1, -1)
 EVENTS_EVERY_S = 0.2
 """Events are read so often, at most: the kernel keeps 16,384 of them (fs.inotify.max_queued_events)."""
 
 
 class OpenCounter:
-    """Owns the watches, one for each directory of a tree. is_counting: False where what is opened cannot be known.
+    """Owns the watches, one for each directory of a tree. is_counting: False if what is opened cannot be known.
 
-    opened: called with the number of the generation, the id of the directory, and the name of each file that is opened.
+    opened: called with the number of the tree, the id of the directory, and the name of each file that is opened.
+    changed: as well, for each that is written to or deleted.
     """
 
-    def __init__(self, opened: Callable[[int, int, str], None], sees_opens: bool = True) -> None:
-        """sees_opens: not where the trees have symbolic links, as inotify(7) reports opens where a file really is."""
+    def __init__(
+        self,
+        opened: Callable[[int, int, str], None],
+        changed: Callable[[int, int, str], None] | None = None,
+        sees_opens: bool = True,
+    ) -> None:
+        """sees_opens: not if the trees have symbolic links, as inotify(7) reports opens where a file really is."""
         self._opened = opened
+        self._changed = changed
         self._watched: dict[int, tuple[int, int]] = {}
+        self._directories: set[tuple[int, int]] = set()
         self._inotify: Any = None
         self.is_counting = sees_opens
         if not sees_opens:
@@ -39,26 +48,39 @@ class OpenCounter:
             self._give_up(error)
 
     def watch(self, number: int, folders: Mapping[int, Path]) -> None:
-        """Watch the directories of a generation, given by their ids; on a thread, some microseconds each."""
+        """Watch the directories of a tree, given by their ids; some microseconds each. Works in any thread."""
         if not self.is_counting:
             return
         from inotify_simple import flags
 
         try:
+            mask = flags.OPEN | flags.ONLYDIR
+            if self._changed:
+                mask |= flags.MODIFY | flags.CLOSE_WRITE | flags.DELETE | flags.MOVED_FROM
             for id, folder in folders.items():
                 with suppress(FileNotFoundError):  # its last file was removed meanwhile
-                    self._watched[self._inotify.add_watch(folder, flags.OPEN | flags.ONLYDIR)] = number, id
+                    self._watched[self._inotify.add_watch(folder, mask)] = number, id
+                    self._directories.add((number, id))
         except OSError as error:
             self._give_up(error)
+
+    def is_watched(self, number: int, id: int) -> bool:
+        """Whether a directory of a tree is watched."""
+        return (number, id) in self._directories
 
     async def run(self) -> None:
         """Count until cancelled."""
         while self._inotify is not None:
             await trio.lowlevel.wait_readable(self._inotify.fileno())
-            for event in self._inotify.read(timeout=0):
-                self._count(event)
+            self.count_now()
             await trio.sleep(EVENTS_EVERY_S)
         await trio.sleep_forever()
+
+    def count_now(self) -> None:
+        """Count what was opened until now: the kernel queues the event before the open returns."""
+        if self._inotify is not None:
+            for event in self._inotify.read(timeout=0):
+                self._count(event)
 
     def _count(self, event: Any) -> None:
         from inotify_simple import flags
@@ -66,9 +88,12 @@ class OpenCounter:
         if event.mask & flags.Q_OVERFLOW:
             log.warning("some opens were not counted: more files are opened than inotify(7) can report")
         elif event.mask & flags.IGNORED:
-            self._watched.pop(event.wd, None)
+            self._directories.discard(self._watched.pop(event.wd, NOWHERE))
         elif not event.mask & flags.ISDIR and (watched := self._watched.get(event.wd)):
-            self._opened(*watched, event.name)
+            if event.mask & flags.OPEN:
+                self._opened(*watched, event.name)
+            elif self._changed:
+                self._changed(*watched, event.name)
 
     def close(self) -> None:
         """End all watches."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from growfs.fuse import protocol
-from growfs.fuse.engine_choice import PACKAGES
+from growfs.fuse import engine_choice, protocol
+from growfs.fuse.engine_choice import PACKAGES, EngineChoice
 from growfs.fuse.probe import why_not_passthrough
 from tests.cli.support import assert_refused, leftovers, mark_environment, needs_root
 from tests.harness import Growfs, make_tree
@@ -140,6 +140,18 @@ def test_a_kernel_that_is_too_old_is_reported(monkeypatch: pytest.MonkeyPatch, t
     assert why_not
     assert os.uname().release in why_not
     assert "came with Linux 6.9" in why_not
+
+
+@pytest.mark.promise(10)
+@pytest.mark.parametrize(("has_pyfuse3", "name"), [(True, "libfuse"), (False, "links")])
+def test_auto_without_passthrough_shows_links_only_if_nothing_else_works(
+    has_pyfuse3: bool, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(engine_choice, "why_not_passthrough", lambda *_: "a reason")
+    monkeypatch.setattr(engine_choice, "has_pyfuse3", lambda: has_pyfuse3)
+    choice = EngineChoice("auto", tmp_path)
+    assert (choice.name, choice.shows_links) == (name, name == "links")
+    assert choice.reason.startswith("no passthrough: a reason")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Fixtures of the tests that use real mounts.
 
-A test of a module in BOTH_ENGINES runs once with each engine, and any other once, with passthrough if that works here.
-A test of one engine is marked with `only(engine)`.
+A test of a module in ENGINES_OF runs once with each of its engines, and any other once, with passthrough if that works
+here. A test of some engines is marked with `only(engine, ...)`.
 """
 
 from __future__ import annotations
@@ -37,20 +37,24 @@ ODD_NAMES = [
 ]
 
 
-BOTH_ENGINES = {
-    "test_engines",
-    "test_files",
-    "test_inotify",
-    "test_interrupts",
-    "test_kernel_interface",
-    "test_lifecycle",
-    "test_misses",
-    "test_open_files",
-    "test_readdir",
-    "test_reading",
-    "test_unmount_while_open",
+SHOW_FILES = ("libfuse", "passthrough")
+"""The engines that show cached files as files."""
+ENGINES_OF = {
+    "test_engines": ENGINES,
+    "test_files": SHOW_FILES,
+    "test_inotify": SHOW_FILES,
+    "test_interrupts": ENGINES,
+    "test_kernel_interface": SHOW_FILES,
+    "test_lifecycle": ENGINES,
+    "test_links": ("links",),
+    "test_misses": ENGINES,
+    "test_open_files": ENGINES,
+    "test_readdir": ENGINES,
+    "test_reading": SHOW_FILES,
+    "test_unmount_while_open": SHOW_FILES,
 }
-"""Modules about what each engine does by itself: requests of the kernel, reads, open files, and how a mount ends."""
+"""By module: about what each engine does by itself, as requests of the kernel, reads, open files, and how a mount ends.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,17 +67,18 @@ class Library:
     growfs: Growfs
 
 
-def only(engine: str) -> pytest.MarkDecorator:
-    """Mark a test that runs with one engine only."""
-    return pytest.mark.parametrize("engine", [engine], indirect=True)
+def only(*engines: str) -> pytest.MarkDecorator:
+    """Mark a test that runs with these engines only."""
+    return pytest.mark.parametrize("engine", engines, indirect=True)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Choose the engines of a test that is not marked with `only`."""
     marks = metafunc.definition.iter_markers("parametrize")
     if "engine" in metafunc.fixturenames and not any("engine" in mark.args[0] for mark in marks):
-        both = metafunc.module.__name__.rpartition(".")[2] in BOTH_ENGINES
-        metafunc.parametrize("engine", ENGINES if both else ["either"], indirect=True, scope="module")
+        name = metafunc.module.__name__.rpartition(".")[2]
+        engines = ENGINES_OF.get(name, ["either"])
+        metafunc.parametrize("engine", engines, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")

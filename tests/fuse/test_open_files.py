@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuse.conftest import only
+from tests.fuse.conftest import SHOW_FILES, only
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import CAPACITY, epoch, full_cache, waited_opens
 from tests.harness import Growfs, make_tree, mapped_only, until
@@ -58,6 +58,7 @@ def relist(growfs: Growfs) -> None:
     growfs.run("set", growfs.mountpoint, "refresh=0.1")
 
 
+@only(*SHOW_FILES)
 @pytest.mark.promise(2)
 def test_an_open_file_survives_eviction(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", files=3, size=OLD_SIZE)
@@ -133,6 +134,7 @@ def test_an_old_version_can_be_opened_again_by_its_descriptor(growfs: Growfs, tm
         assert (growfs.mountpoint / NAME).read_bytes() == b"new"
 
 
+@only(*SHOW_FILES)
 @pytest.mark.promise(2, 29)
 def test_an_open_file_whose_cached_copy_was_deleted_opens_again(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=2, size=OLD_SIZE)
@@ -274,6 +276,7 @@ def test_a_fetch_accepts_a_version_newer_than_the_catalogs(growfs: Growfs, tmp_p
         assert (growfs.mountpoint / path).stat().st_size == len(b"changed since it was listed")
 
 
+@only(*SHOW_FILES)
 @pytest.mark.promise(29)
 def test_a_file_whose_cached_copy_was_tampered_with_is_fetched_again(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=3)

@@ -205,6 +205,7 @@ class Engine:
 
     name = "model"
     reason = "there is no kernel"
+    shows_links = False
 
     def __init__(self, *_: object) -> None:
         self.requests: Counter[str] = Counter()

@@ -25,6 +25,7 @@ ENTRY = bytes.fromhex(
 DIRENT = bytes.fromhex("0204000000000000030000000000000002000000080000006631000000000000")
 FILE = Attributes(1026, False, 300_000, 0x6B0064CF * 10**9 + 0x026D4FA9, 86_400.0)
 
+OFFERED = FLAGS | InitFlag.PASSTHROUGH | InitFlag.CACHE_SYMLINKS
 STRUCTURES = [kind for kind in vars(structs).values() if isinstance(kind, Structure)]
 SIZES = {  # sizeof, of the header's 64-bit layouts
     "InHeader": 40, "OutHeader": 16, "InitIn": 64, "InitOut": 64, "OpenOut": 16, "ReadIn": 40, "ReleaseIn": 24,
@@ -38,35 +39,42 @@ def test_parse_the_init_request_of_the_kernel() -> None:
     assert (request.opcode, request.unique) == (Opcode.INIT, 2)
     offer = structs.InitIn.unpack(request.message, HEADER)
     assert (offer.major, offer.minor, offer.max_readahead) == (7, 45, 131_072)
-    assert FLAGS & protocol.all_flags(offer) == FLAGS
+    assert OFFERED & protocol.all_flags(offer) == OFFERED
 
 
 def test_negotiate_accepts_the_flags_of_the_kernel() -> None:
     offer = structs.InitIn.unpack(INIT, HEADER)
     answer = negotiated(offer, FLAGS, 64, 4096)
     assert (answer.major, answer.minor, answer.max_stack_depth) == (7, 45, 2)
-    assert protocol.all_flags(answer) == FLAGS
+    assert protocol.all_flags(answer) == FLAGS | InitFlag.CACHE_SYMLINKS
 
 
-@pytest.mark.parametrize(("minor", "used"), [(40, 40), (44, 44), (45, 45), (46, 45), (99, 45)])
+@pytest.mark.parametrize(("minor", "used"), [(28, 28), (40, 40), (44, 44), (45, 45), (46, 45), (99, 45)])
 def test_the_lower_minor_version_is_used(minor: int, used: int) -> None:
     assert negotiated(offered(minor=minor), FLAGS, 1, 4096).minor == used
 
 
-@pytest.mark.parametrize(("major", "minor"), [(7, 39), (7, 12), (6, 45)])
-def test_a_kernel_without_passthrough_is_refused(major: int, minor: int) -> None:
+@pytest.mark.parametrize(("major", "minor"), [(7, 27), (7, 12), (6, 45)])
+def test_a_kernel_that_is_too_old_is_refused(major: int, minor: int) -> None:
     with pytest.raises(protocol.KernelTooOld, match=f"FUSE {major}.{minor}"):
-        protocol.negotiate(offered(major=major, minor=minor), FLAGS, 1, 4096, 1)
+        protocol.negotiate(offered(major=major, minor=minor), FLAGS, InitFlag.CACHE_SYMLINKS, 1, 4096, 1)
 
 
-@pytest.mark.parametrize("missing", [InitFlag.PASSTHROUGH, InitFlag.INIT_EXT])
-def test_a_kernel_that_was_built_without_passthrough_is_refused(missing: InitFlag) -> None:
+@pytest.mark.parametrize(
+    ("needed", "missing"),
+    [
+        (InitFlag.PASSTHROUGH, InitFlag.PASSTHROUGH),
+        (InitFlag.PASSTHROUGH, InitFlag.INIT_EXT),
+        (InitFlag.CACHE_SYMLINKS, InitFlag.CACHE_SYMLINKS),
+    ],
+)
+def test_a_kernel_without_what_an_engine_needs_is_refused(needed: InitFlag, missing: InitFlag) -> None:
     with pytest.raises(protocol.KernelTooOld):
-        protocol.negotiate(offered(flags=int(FLAGS) & ~int(missing)), FLAGS, 1, 4096, 1)
+        protocol.negotiate(offered(flags=int(OFFERED) & ~int(missing)), FLAGS, needed, 1, 4096, 1)
 
 
 def test_flags_that_the_kernel_does_not_offer_are_not_set() -> None:
-    offer = offered(flags=int(InitFlag.PASSTHROUGH | InitFlag.INIT_EXT))
+    offer = offered(flags=int(InitFlag.CACHE_SYMLINKS | InitFlag.INIT_EXT))
     assert protocol.all_flags(negotiated(offer, FLAGS, 1, 4096)) == protocol.all_flags(offer)
 
 
@@ -76,12 +84,13 @@ def test_the_largest_read_is_the_same_for_all_page_sizes(page_bytes: int, pages:
     assert (answer.max_pages, answer.max_write) == (pages, 4096)
 
 
-def offered(major: int = 7, minor: int = 45, flags: int = int(FLAGS)) -> Members:
+def offered(major: int = 7, minor: int = 45, flags: int = int(OFFERED)) -> Members:
     return structs.InitIn.members(major, minor, 131_072, flags & 0xFFFFFFFF, flags >> 32)
 
 
 def negotiated(offer: Members, wanted: InitFlag, max_background: int, page_bytes: int) -> Members:
-    return structs.InitOut.unpack(protocol.negotiate(offer, wanted, max_background, page_bytes, 2))
+    answer = protocol.negotiate(offer, wanted, InitFlag.CACHE_SYMLINKS, max_background, page_bytes, 2)
+    return structs.InitOut.unpack(answer)
 
 
 def test_pack_an_entry_of_a_directory() -> None:

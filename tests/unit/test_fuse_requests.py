@@ -21,7 +21,7 @@ from growfs.cache.usage import Budget, UsageCounters
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol, replies, session, structs
 from growfs.fuse.passthrough import WRITE_OPCODES, PassthroughEngine
-from growfs.fuse.protocol import Opcode
+from growfs.fuse.protocol import InitFlag, Opcode
 from growfs.fuse.session import FLAGS, Session
 from growfs.rotation.readers import Readers
 from growfs.vfs.filesystem import Vfs
@@ -228,9 +228,10 @@ async def test_any_message_is_answered_once(kernel: Kernel) -> None:
 async def test_the_handshake_answers_the_init_request() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        offer = structs.InitIn.pack(7, 45, 4096, int(FLAGS) & 0xFFFFFFFF, int(FLAGS) >> 32)
+        flags = int(FLAGS | InitFlag.PASSTHROUGH)
+        offer = structs.InitIn.pack(7, 45, 4096, flags & 0xFFFFFFFF, flags >> 32)
         theirs.send(structs.InHeader.pack(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0) + offer)
-        Session(ours.fileno()).handshake(1)
+        Session(ours.fileno()).handshake(InitFlag.PASSTHROUGH, 1)
         assert structs.InitOut.unpack(theirs.recv(1000), structs.OutHeader.size).major == 7
 
 
@@ -241,7 +242,7 @@ async def test_a_kernel_whose_init_request_is_shorter_is_told_that_it_is_too_old
         offer = structs.InitIn.pack(7, 34, 131_072, 0x7FFFFFB, 0)[:16]
         theirs.send(structs.InHeader.pack(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0) + offer)
         with pytest.raises(protocol.KernelTooOld, match=r"FUSE 7\.34"):
-            Session(ours.fileno()).handshake(1)
+            Session(ours.fileno()).handshake(InitFlag.PASSTHROUGH, 1)
         assert structs.OutHeader.unpack(theirs.recv(1000)).error == -errno.EPROTO
 
 
@@ -250,4 +251,4 @@ async def test_a_session_that_begins_with_another_request_is_refused() -> None:
     with ours, theirs:
         theirs.send(structs.InHeader.pack(protocol.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0))
         with pytest.raises(GrowfsError, match="begins the session with request 17"):
-            Session(ours.fileno()).handshake(1)
+            Session(ours.fileno()).handshake(InitFlag.PASSTHROUGH, 1)

@@ -1,0 +1,133 @@
+"""The links engine: shows each cached file as a symbolic link to itself in the cache, which the kernel keeps.
+
+So a reader opens, reads and maps cached files without the daemon, at the speed of the disk, whoever mounted and on any
+kernel since Linux 4.20. A file that is not cached is a file of the mount: its open waits, and is read through the
+daemon. Opens are counted by inotify(7), and a lease tells whether a file is open when it is to be evicted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import trio
+
+from growfs.errors import GrowfsError
+from growfs.fuse import protocol
+from growfs.fuse.mounting import MountSpec
+from growfs.fuse.passthrough import NO_BACKING, PassthroughEngine
+from growfs.fuse.protocol import FuseRequest
+from growfs.vfs.filesystem import LeavingLink, Vfs
+from growfs.vfs.open_counter import OpenCounter
+
+DROPPED_S_MAX = 0.1
+"""How long deletions wait for the kernel to drop the links. It does not while a listing of their directory waits for a
+generation, which may wait for the deletions."""
+FOLLOWED_S = 0.01
+"""After that, how long a process may take to open the path that it has read from a link."""
+OWN_OPEN_S = 1.0
+"""Opens of a file that are reported so soon after the daemon has opened it are its own."""
+OWN_OPENS_MAX = 10_000
+TREE = 0
+
+
+class LinksEngine(PassthroughEngine):
+    """Owns the counter of opens. The session is as with passthrough, without backing ids."""
+
+    name = "links"
+    needs = protocol.InitFlag.CACHE_SYMLINKS
+
+    def __init__(self, vfs: Vfs) -> None:
+        super().__init__(vfs, stack_depth=0)
+        self._counter = OpenCounter(self._count_open, self._recheck)
+        self._to_recheck: set[int] = set()
+        self._own_opens: dict[int, float] = {}
+        """When the daemon last opened a file, by node id."""
+
+    def mount(self, spec: MountSpec) -> None:
+        """Attach to the mountpoint, for this user alone, and begin the session. Raises GrowfsError."""
+        try:
+            super().mount(replace(spec, allow_other=False))
+        except protocol.KernelTooOld as error:
+            raise GrowfsError(
+                f"--engine links: the kernel ({error}) keeps no links; that came with Linux 4.20; use --engine libfuse"
+            ) from None
+
+    async def serve(self) -> None:
+        """Answer the kernel until the file system is unmounted."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._counter.run)
+            await super().serve()
+            nursery.cancel_scope.cancel()
+
+    def unmount(self) -> None:
+        """Detach. The files that readers have open in the cache stay open."""
+        super().unmount()
+        self._counter.close()
+
+    def drop_links(self, leaving: Sequence[LeavingLink]) -> None:
+        """Have the kernel forget the links to files that are about to be deleted: opens of their names wait again.
+
+        Called on the thread that deletes them.
+        """
+        if not (self._mounted and leaving):
+            return
+        messages = []
+        for link in leaving:
+            messages.append(protocol.inval_entry(link.parent, link.name.encode()))
+            messages.append(protocol.inval_inode(link.id, 0, 0))  # a descriptor (O_PATH) may keep it
+        self._session.notify_all(messages, DROPPED_S_MAX)
+        time.sleep(FOLLOWED_S)
+
+    def note_own_open(self, id: int) -> None:
+        """Note that the daemon has opened a cached file."""
+        self._own_opens[id] = trio.current_time()
+        if len(self._own_opens) > OWN_OPENS_MAX:
+            since = trio.current_time() - OWN_OPEN_S
+            self._own_opens = {id: at for id, at in self._own_opens.items() if at > since}
+
+    def _count_open(self, _: int, directory: int, name: str) -> None:
+        id = self._vfs.find(directory, name)
+        if id is not None and trio.current_time() - self._own_opens.get(id, -OWN_OPEN_S) >= OWN_OPEN_S:
+            self._vfs.count_unseen_open(id)
+
+    def _recheck(self, _: int, directory: int, name: str) -> None:
+        """Have a cached file verified that somebody has written to or deleted, unless it was growfs that deleted it."""
+        id = self._vfs.find(directory, name)
+        if id is not None and id not in self._to_recheck:
+            self._to_recheck.add(id)
+            self._nursery.start_soon(self._recheck_later, id)
+
+    async def _recheck_later(self, id: int) -> None:
+        self.note_own_open(id)
+        await self._vfs.recheck(id)
+        self.note_own_open(id)
+        self._to_recheck.discard(id)
+
+    # Requests.
+
+    def _opendir(self, request: FuseRequest) -> None:
+        """Count first what its reader has opened: that decides what it is shown."""
+        self._counter.count_now()
+        super()._opendir(request)
+
+    def _open(self, request: FuseRequest) -> None:
+        """Of a file that is not cached, or one in .growfs/, which may say how often files were opened."""
+        self._counter.count_now()
+        super()._open(request)
+
+    def _read_link(self, request: FuseRequest) -> None:
+        """Watch the folder first: the open that follows counts."""
+        link = self._vfs.link(request.nodeid)
+        if not self._counter.is_watched(TREE, link.directory):
+            self._counter.watch(TREE, {link.directory: Path(link.target).parent})
+        super()._read_link(request)
+
+    def _backing_id(self, id: int, handle: int) -> int:
+        """None: the reader of this file has waited for it, and next time its name is a link."""
+        return NO_BACKING
+
+    def _open_ahead(self) -> bool:
+        return False

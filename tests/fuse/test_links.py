@@ -1,0 +1,162 @@
+"""The links engine: readers open cached files themselves, and everything else works as with the other engines."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.cli.support import NOBODY, namespace, other_user
+from tests.fuse.conftest import opened
+from tests.harness import Growfs, make_tree, until
+
+SIZE = 20_000
+
+
+def is_link(growfs: Growfs, path: str) -> bool:
+    return (growfs.mountpoint / path).is_symlink()
+
+
+def test_a_warm_epoch_asks_the_daemon_for_nothing_but_listings(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", files=20, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", str(len(tree)))
+    for _ in range(2):
+        assert growfs.content() == tree
+    before = growfs.status()["requests"]
+    paths = [growfs.mountpoint / path for path in tree]
+    for path in paths:
+        path.read_bytes()
+    after = growfs.status()["requests"]
+    assert {name for name in ("OPEN", "READ", "READLINK", "RELEASE") if after.get(name) != before.get(name)} == set()
+    assert all(path.is_symlink() for path in paths)
+    assert {entry.is_symlink() for entry in os.scandir(paths[0].parent)} == {True}
+    assert os.readlink(paths[0]).startswith(str(growfs.cache / "files"))
+    assert os.lstat(paths[0]).st_size == len(os.readlink(paths[0]))
+
+
+@pytest.mark.promise(28)
+def test_opens_through_links_are_counted(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", files=20, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", str(len(tree)))
+    assert growfs.content() == tree
+    until(lambda: growfs.status()["opens"]["total"] == len(tree))
+    (reader,) = growfs.status()["readers"]
+    assert reader["opens"] == len(tree)
+
+
+@pytest.mark.promise(1, 8)
+def test_a_name_whose_file_was_evicted_waits_for_it_and_is_a_link_again(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--rotation", "never", "--wait-files", "5")
+    assert growfs.content() == tree
+    growfs.run("evict", growfs.mountpoint, "class0/0001.bin")
+    assert not is_link(growfs, "class0/0001.bin")
+    assert (growfs.mountpoint / "class0/0001.bin").stat().st_size == SIZE
+    assert (growfs.mountpoint / "class0/0001.bin").read_bytes() == tree["class0/0001.bin"]
+    assert growfs.status()["miss"]["files_total"] == 1
+    assert is_link(growfs, "class0/0001.bin")
+    assert growfs.content() == tree
+
+
+@pytest.mark.promise(2, 3)
+def test_a_file_that_is_open_is_not_evicted_and_one_that_is_replaced_counts_until_its_last_close(
+    growfs: Growfs, tmp_path: Path
+) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", "5", "--rotation", "never", "--refresh", "1s")
+    assert growfs.content() == tree
+    with opened(growfs.mountpoint / "class0/0001.bin") as fd:
+        assert "1 kept" in growfs.run("evict", growfs.mountpoint, "class0/0001.bin").stdout
+        (tmp_path / "remote/class0/0001.bin").write_bytes(b"new" * SIZE)
+        until(lambda: growfs.status()["cache"]["orphan_bytes"] >= SIZE)
+        assert os.pread(fd, 2 * SIZE, 0) == tree["class0/0001.bin"]
+        assert (growfs.mountpoint / "class0/0001.bin").read_bytes() == b"new" * SIZE
+    until(lambda: growfs.status()["cache"]["orphan_bytes"] == 0)
+
+
+@pytest.mark.promise(29)
+def test_a_cached_file_that_somebody_writes_to_or_deletes_is_fetched_again(growfs: Growfs, tmp_path: Path) -> None:
+    """Permissions do not keep root from writing through a link."""
+    tree = make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", "5")
+    assert growfs.content() == tree
+    os.truncate(os.readlink(growfs.mountpoint / "class0/0001.bin"), 3)
+    os.unlink(os.readlink(growfs.mountpoint / "class0/0002.bin"))
+    until(lambda: not is_link(growfs, "class0/0001.bin") and not is_link(growfs, "class0/0002.bin"))
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+
+
+@pytest.mark.promise(1)
+def test_no_open_of_a_listed_file_fails_while_misses_evict_what_others_list(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=2, files=40, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--cache-size", "1MB", "--min-free", "0", "--settle", "0")
+    stop, errors = time.monotonic() + 8, list[str]()
+
+    def read(seed: int) -> None:
+        generator = random.Random(seed)
+        while time.monotonic() < stop:
+            names = [*growfs.names(), *generator.sample(sorted(tree), 5)]
+            for path in generator.sample(names, len(names)):
+                try:
+                    content = (growfs.mountpoint / path).read_bytes()
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:  # all is held by the others
+                        errors.append(f"{path}: {error}")
+                else:
+                    if content != tree[path]:
+                        errors.append(f"{path}: {len(content)} other bytes")
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert growfs.status()["evict"]["files_total"] > 20
+
+
+@pytest.mark.promise(1)
+def test_after_sigkill_the_next_mount_shows_what_is_cached(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", "5")
+    assert growfs.content() == tree
+    gone = os.readlink(growfs.mountpoint / "class0/0001.bin")
+    growfs.kill()
+    os.unlink(gone)
+    growfs.mount(tmp_path / "remote", "--wait-files", "5")
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+
+
+def test_an_ordinary_user_mounts_with_links() -> None:
+    with ExitStack() as stack:
+        user = stack.enter_context(other_user())
+        tree = make_tree(user.folder / "remote", files=10, size=SIZE)
+        for name in ("mnt", "dev"):
+            (user.folder / name).mkdir()
+        os.chown(user.folder / "mnt", NOBODY, NOBODY)
+        script = "mount -t tmpfs tmpfs {0}; mknod -m 666 {0}/fuse c 10 229; mount --bind {0}/fuse /dev/fuse"
+        user.before = stack.enter_context(namespace(script.format(user.folder / "dev")))
+        done = user.run(
+            *("mount", user.folder / "remote", user.folder / "mnt", "--cache-dir", user.folder / "cache"),
+            *("--cache-size", "100MB", "--engine", "links", "--wait-files", len(tree)),
+        )
+        assert done.returncode == 0, done.stderr
+        assert "links engine" in done.stdout + done.stderr
+        found = user.run_program("sh", "-c", f"cd {user.folder}/mnt && find -L . -type f ! -path './.growfs/*' | wc -l")
+        assert int(found.stdout) == len(tree), found.stderr
+        summed = user.run_program("sh", "-c", f"cat {user.folder}/mnt/class*/*.bin | wc -c")
+        assert int(summed.stdout) == sum(map(len, tree.values()))
+        assert user.run("umount", user.folder / "mnt").returncode == 0
+
+
+def test_other_users_are_not_let_in(growfs: Growfs, tmp_path: Path) -> None:
+    """They could list links, and follow none."""
+    make_tree(tmp_path / "remote", files=1)
+    done = growfs.mount(tmp_path / "remote", "--allow-other", check=False)
+    assert "other users cannot follow links" in done.stderr
