@@ -2,7 +2,7 @@
 
 Run it as tools/bench.
 
-Each figure is a median over rounds in which both engines, the plain files and the peers alternate, so ratios compare
+Each figure is a median over rounds in which all engines, the plain files and the peers alternate, so ratios compare
 runs that follow each other. Each round has a fresh mount: "first" means that the kernel's caches hold nothing of the
 mount. Unless a figure says "cold", the cached file's own pages are in memory, because growfs does not determine the
 disk's speed. "noise" is the median's standard error.

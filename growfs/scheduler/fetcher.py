@@ -281,7 +281,8 @@ class Fetcher:
         )
 
     def _enqueue(self, download: Download, reserved: Reservation) -> None:
-        download.hold(reserved, self._sizes.need(download.node))
+        node = download.node
+        download.hold(reserved, None if self._sizes.is_guess(node) else self._sizes.need(node))
         self._dispatcher.enqueue(download)
 
     def _handle_full_disk(self, download: Download, error: DiskFull) -> bool:

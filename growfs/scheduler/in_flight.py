@@ -164,10 +164,10 @@ class Download:
         """Whether no worker can get it yet, as nothing is reserved for it."""
         return self.reserved is None and self.state is DownloadState.QUEUED
 
-    def hold(self, reserved: Reservation, need: int) -> None:
-        """Own a reservation, for a file that needs so many bytes; or fewer are worth a try."""
+    def hold(self, reserved: Reservation, need: int | None) -> None:
+        """Own a reservation, for a file that needs so many bytes; None: it may have as many as are reserved."""
         self.reserved = reserved
-        self.size_max = min(need, reserved.bytes)
+        self.size_max = reserved.bytes if need is None else min(need, reserved.bytes)
 
     def discard(self) -> None:
         """Give back the room that it holds, and delete what was fetched of it."""

@@ -230,6 +230,7 @@ def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path)
     assert error_of(missing[3]) == errno.EIO, "a disk that fails is not a full one"
     assert "the cache directory cannot be written ([Errno 5] Input/output error)" in growfs.log()
     (tmp_path / "failing").unlink()
+    growfs.run("set", growfs.mountpoint, "miss-timeout=30s")
     assert missing[3].read_bytes()
 
 

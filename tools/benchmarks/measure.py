@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 ACCESS_KEY, SECRET_KEY = "growfs-bench", "growfs-bench-secret"
 COMMAND_S_MAX = 900.0
 NOISE_MAX = 0.03
-ENGINES = ("passthrough", "libfuse")
+ENGINES = ("passthrough", "links", "libfuse")
 CACHESTAT = 451
 """The number of cachestat(2) on all architectures (Linux 6.5)."""
 
