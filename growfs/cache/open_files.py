@@ -62,7 +62,7 @@ class OpenFile:
 
 
 class OpenFiles:
-    """Owns the descriptors. `descriptor_opened` (node id) is notified of each file that this opens.
+    """Owns the descriptors. `descriptor_opened` (node id) is notified of each file that the daemon opens.
 
     `descriptor_closed` (node id) is notified of each that is closed, and of that of an
     orphan which is only mapped: the file may have been fetched again, and is opened by another descriptor then.

@@ -10,6 +10,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from growfs.cache.open_files import OpenFile, OpenFiles
 from growfs.cache.publish import Publisher, Renamed, StagedFile, last_admitted, mark_durable
 from growfs.cache.recovery import set_identity, verify_content, verify_on_medium
 from growfs.cache.schema import set_last_known, set_meta
+from growfs.errors import TooManyOpen
 from growfs.signal import Signal
 from growfs.status_and_metrics import CacheStatus
 from growfs.units import CacheSize
@@ -410,8 +412,10 @@ class Store:
 
     def track(self, id: int) -> None:
         """Know of a file that may leave when its last reader closes it, if readers open files by themselves."""
-        if not self._sees_opens and self.open_ahead(id):
-            self._open.close(id)
+        if not self._sees_opens:
+            with suppress(TooManyOpen):
+                if self.open(id):
+                    self._open.close(id)
 
     def path_of(self, parent: int, name: str) -> str:
         """Where a file with that name in a directory is while it is resident."""
@@ -441,6 +445,7 @@ class Store:
         if row is None:
             return False
         path = self._files / self._catalog.path(Node(*row[:-1]))
+        self._open.descriptor_opened.notify(id)
         identity = await trio.to_thread.run_sync(verify_content, path, row[-1])
         if identity:
             await self._db.write(lambda writer: set_identity(writer, id, identity))

@@ -7,6 +7,7 @@ daemon. Opens are counted by inotify(7), and a lease tells whether a file is ope
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,15 +58,13 @@ class LinksEngine(PassthroughEngine):
 
     async def serve(self) -> None:
         """Answer the kernel until the file system is unmounted."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._counter.run)
-            await super().serve()
-            nursery.cancel_scope.cancel()
-
-    def unmount(self) -> None:
-        """Detach. The files that readers have open in the cache stay open."""
-        super().unmount()
-        self._counter.close()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._counter.run)
+                await super().serve()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._counter.close()
 
     def drop_links(self, leaving: Sequence[LeavingLink]) -> None:
         """Have the kernel forget the links to files that are about to be deleted: opens of their names wait again.
@@ -89,21 +88,19 @@ class LinksEngine(PassthroughEngine):
             self._own_opens = {id: at for id, at in self._own_opens.items() if at > since}
 
     def _count_open(self, _: int, directory: int, name: str) -> None:
-        id = self._vfs.find(directory, name)
-        if id is not None and trio.current_time() - self._own_opens.get(id, -OWN_OPEN_S) >= OWN_OPEN_S:
-            self._vfs.count_unseen_open(id)
+        file = self._vfs.find(directory, name)
+        if file and trio.current_time() - self._own_opens.get(file.id, -math.inf) >= OWN_OPEN_S:
+            self._vfs.count_unseen_open(file)
 
     def _recheck(self, _: int, directory: int, name: str) -> None:
         """Have a cached file verified that somebody has written to or deleted, unless it was growfs that deleted it."""
-        id = self._vfs.find(directory, name)
-        if id is not None and id not in self._to_recheck:
-            self._to_recheck.add(id)
-            self._nursery.start_soon(self._recheck_later, id)
+        file = self._vfs.find(directory, name)
+        if file and file.id not in self._to_recheck:
+            self._to_recheck.add(file.id)
+            self._nursery.start_soon(self._recheck_later, file.id)
 
     async def _recheck_later(self, id: int) -> None:
-        self.note_own_open(id)
         await self._vfs.recheck(id)
-        self.note_own_open(id)
         self._to_recheck.discard(id)
 
     # Requests.

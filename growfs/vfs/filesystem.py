@@ -331,18 +331,16 @@ class Vfs:
         self.file_opened.notify(id)
         self._readers.opened(handle >> READER_SHIFT, id, missed)
 
-    def find(self, directory: int, name: str) -> int | None:
-        """The id of a file with that name in a directory."""
-        node = self._catalog.find(directory, name)
-        return node.id if node else None
+    def find(self, directory: int, name: str) -> Node | None:
+        """The file with that name in a directory."""
+        return self._catalog.find(directory, name)
 
-    def count_unseen_open(self, id: int) -> None:
+    def count_unseen_open(self, file: Node) -> None:
         """Count an open of a cached file that was opened through its link."""
-        if node := self._catalog.node(id):
-            self.opens.total += 1
-            self.opens.bytes += node.size or 0
-            self.file_opened.notify(id)
-            self._readers.opened_by_any(id)
+        self.opens.total += 1
+        self.opens.bytes += file.size or 0
+        self.file_opened.notify(file.id)
+        self._readers.opened_by_any(file.id)
 
     def open_ahead(self, id: int) -> bool:
         """Open a listed file before a reader does; False where that is of no use. It counts as no open."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,9 @@ log = logging.getLogger(__name__)
 NOWHERE = (-1, -1)
 EVENTS_EVERY_S = 0.2
 """Events are read so often, at most: the kernel keeps 16,384 of them (fs.inotify.max_queued_events)."""
+WARN_EVERY_S = 60.0
+EVENTS_MAX = 32
+"""Events that are counted in one step of a millisecond or two."""
 
 
 class OpenCounter:
@@ -36,14 +41,17 @@ class OpenCounter:
         self._changed = changed
         self._watched: dict[int, tuple[int, int]] = {}
         self._directories: set[tuple[int, int]] = set()
+        self._pending: deque[Any] = deque()
+        self._warned_at = -math.inf
         self._inotify: Any = None
+        self._flags: Any = None
         self.is_counting = sees_opens
         if not sees_opens:
             return
         try:
-            from inotify_simple import INotify
+            from inotify_simple import INotify, flags
 
-            self._inotify = INotify()
+            self._inotify, self._flags = INotify(), flags
         except (ImportError, OSError) as error:
             self._give_up(error)
 
@@ -51,8 +59,7 @@ class OpenCounter:
         """Watch the directories of a tree, given by their ids; some microseconds each. Works in any thread."""
         if not self.is_counting:
             return
-        from inotify_simple import flags
-
+        flags = self._flags
         try:
             mask = flags.OPEN | flags.ONLYDIR
             if self._changed:
@@ -72,21 +79,27 @@ class OpenCounter:
         """Count until cancelled."""
         while self._inotify is not None:
             await trio.lowlevel.wait_readable(self._inotify.fileno())
-            self.count_now()
+            self._pending.extend(self._inotify.read(timeout=0))
+            while self._pending:
+                for _ in range(min(EVENTS_MAX, len(self._pending))):
+                    self._count(self._pending.popleft())
+                await trio.lowlevel.checkpoint()  # readers may wait for an answer
             await trio.sleep(EVENTS_EVERY_S)
         await trio.sleep_forever()
 
     def count_now(self) -> None:
         """Count what was opened until now: the kernel queues the event before the open returns."""
         if self._inotify is not None:
-            for event in self._inotify.read(timeout=0):
-                self._count(event)
+            self._pending.extend(self._inotify.read(timeout=0))
+            while self._pending:
+                self._count(self._pending.popleft())
 
     def _count(self, event: Any) -> None:
-        from inotify_simple import flags
-
+        flags = self._flags
         if event.mask & flags.Q_OVERFLOW:
-            log.warning("some opens were not counted: more files are opened than inotify(7) can report")
+            if trio.current_time() > self._warned_at + WARN_EVERY_S:
+                self._warned_at = trio.current_time()
+                log.warning("some opens were not counted: more files are opened than inotify(7) can report")
         elif event.mask & flags.IGNORED:
             self._directories.discard(self._watched.pop(event.wd, NOWHERE))
         elif not event.mask & flags.ISDIR and (watched := self._watched.get(event.wd)):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuse.conftest import SHOW_FILES, Library, only, opened, shared
+from tests.fuse.conftest import Library, opened, shared
 
 MANY = 1000
 DEEP = "/".join(f"level{number}" for number in range(150))
@@ -140,7 +140,6 @@ def test_a_first_readdir_may_begin_at_any_offset(forest: Library) -> None:
     assert len(os.listdir(forest.path / "many")) == MANY
 
 
-@only(*SHOW_FILES)
 def test_directory_entries_agree_with_stat(forest: Library) -> None:
     with os.scandir(forest.path / "many") as entries:
         for entry in entries:
@@ -203,7 +202,6 @@ def test_a_path_over_4096_bytes_gives_enametoolong(forest: Library) -> None:
     assert refused.value.errno == errno.ENAMETOOLONG
 
 
-@only(*SHOW_FILES)
 def test_a_directory_is_no_file_and_a_file_no_directory(forest: Library) -> None:
     with pytest.raises(IsADirectoryError):
         (forest.path / "many").read_bytes()
