@@ -66,7 +66,8 @@ def check_engine(requested: str, folder: Path) -> tuple[Check, str]:
     text, _, remedy = choice.reason.partition("; ")
     if choice.shows_links:
         return warning("engine", f"links: programs see symbolic links; {text}", remedy), choice.name
-    return warning("engine", f"libfuse, which reads slower; {text}", f"{remedy}, or --engine links"), choice.name
+    remedy = f"{remedy}, or pass --engine links" if remedy else "pass --engine links"
+    return warning("engine", f"libfuse, which reads slower; {text}", remedy), choice.name
 
 
 def _check_rights(allow_other: bool, has_device: bool) -> Iterator[Check]:

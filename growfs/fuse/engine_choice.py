@@ -81,10 +81,7 @@ class EngineChoice:
     def _name_without(self, why_not: str) -> str:
         """The engine to choose without passthrough."""
         self.reason = f"no passthrough: {why_not}"
-        if has_pyfuse3():
-            return LIBFUSE
-        self.reason += "; cached files are shown as symbolic links"
-        return LinksEngine.name
+        return LIBFUSE if has_pyfuse3() else LinksEngine.name
 
     @property
     def shows_links(self) -> bool:

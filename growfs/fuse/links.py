@@ -8,6 +8,7 @@ daemon. Opens are counted by inotify(7), and a lease tells whether a file is ope
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ DROPPED_S_MAX = 0.1
 """How long deletions wait for the kernel to drop the links. It does not while a listing of their directory waits for a
 generation, which may wait for the deletions."""
 FOLLOWED_S = 0.01
-"""After that, how long a process may take to open the path that it has read from a link."""
+"""How long a process may take for an entry that it was sent, and to open the path that it has read from a link."""
 OWN_OPEN_S = 1.0
 """Opens of a file that are reported so soon after the daemon has opened it are its own."""
 OWN_OPENS_MAX = 10_000
@@ -44,6 +45,8 @@ class LinksEngine(PassthroughEngine):
         super().__init__(vfs, stack_depth=0)
         self._counter = OpenCounter(self._count_open, self._recheck)
         self._to_recheck: set[int] = set()
+        self._token: trio.lowlevel.TrioToken | None = None
+        """While it serves."""
         self._own_opens: dict[int, float] = {}
         """When the daemon last opened a file, by node id."""
 
@@ -58,12 +61,14 @@ class LinksEngine(PassthroughEngine):
 
     async def serve(self) -> None:
         """Answer the kernel until the file system is unmounted."""
+        self._token = trio.lowlevel.current_trio_token()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._counter.run)
                 await super().serve()
                 nursery.cancel_scope.cancel()
         finally:
+            self._token = None
             self._counter.close()
 
     def drop_links(self, leaving: Sequence[LeavingLink]) -> None:
@@ -71,8 +76,14 @@ class LinksEngine(PassthroughEngine):
 
         Called on the thread that deletes them.
         """
-        if not (self._mounted and leaving):
+        token = self._token
+        if not (self._mounted and leaving and token):
             return
+        done = threading.Event()
+        token.run_sync_soon(self._vfs.list_as_files, {link.id for link in leaving})
+        token.run_sync_soon(done.set)
+        done.wait(DROPPED_S_MAX)
+        time.sleep(FOLLOWED_S)  # the kernel may have a reply from before, and no entry yet that could be dropped
         messages = []
         for link in leaving:
             messages.append(protocol.inval_entry(link.parent, link.name.encode()))

@@ -218,6 +218,18 @@ class Vfs:
         """Have the kernel drop the links to files that are about to be deleted."""
         self.links_leaving.notify([LeavingLink(file.id | LINK_BIT, file.parent, file.name) for file in files])
 
+    def list_as_files(self, ids: set[int]) -> None:
+        """Have listings under way show these links as files: what they lead to is no longer cached."""
+        for directory in self._directories.values():
+            directory.pending = [
+                self._as_file(entry) if entry.id in ids else entry for entry in directory.pending
+            ]  # fmt: skip
+
+    def _as_file(self, link: Entry) -> Entry:
+        id = link.id & ~LINK_BIT
+        node = self._catalog.node(id)
+        return link._replace(id=id, size=(node.size or 0) if node else 0)
+
     # Listings.
 
     def open_directory(self, id: int, tid: int) -> int:
@@ -368,6 +380,8 @@ class Vfs:
             finally:
                 self.misses.waiting.discard(tid)
                 self.misses.wait_s += trio.current_time() - waits_from
+            if self._shows_links:
+                self.name_invalidated.notify(node.parent, node.name)  # its name is a link from now on
         self.count_open(handle, missed)
         return handle
 
