@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from growfs.errors import GrowfsError
-from growfs.fuse import protocol
+from growfs.fuse import protocol, replies
 from growfs.fuse.mounting import MountSpec
 from growfs.fuse.passthrough import NO_BACKING, PassthroughEngine
 from growfs.fuse.protocol import FuseRequest
@@ -117,9 +118,30 @@ class LinksEngine(PassthroughEngine):
     # Requests.
 
     def _opendir(self, request: FuseRequest) -> None:
-        """Count first what its reader has opened: that decides what it is shown."""
+        """Count first what its reader has opened: that decides what it is shown. Its listing begins now.
+
+        It may wait for a generation. If it waited in READDIR, the kernel would hold the directory's lock, and could not
+        drop a link there to a file that is evicted meanwhile.
+        """
         self._counter.count_now()
-        super()._opendir(request)
+        handle = self._vfs.open_directory(request.nodeid, request.tid)
+        if self._vfs.try_begin_listing(handle):
+            self._reply_opendir(request, handle)
+        else:
+            self._start_task(request, partial(self._opendir_later, request, handle))
+
+    async def _opendir_later(self, request: FuseRequest, handle: int) -> None:
+        try:
+            await self._vfs.begin_listing(handle)
+        except BaseException:
+            self._vfs.close_directory(handle)
+            raise
+        self._reply_opendir(request, handle)
+
+    def _reply_opendir(self, request: FuseRequest, handle: int) -> None:
+        self._vfs.note_begun(handle)
+        if not self._session.send(replies.open_reply(request.unique, handle, 0)):
+            self._vfs.close_directory(handle)
 
     def _open(self, request: FuseRequest) -> None:
         """Of a file that is not cached, or one in .growfs/, which may say how often files were opened."""

@@ -86,6 +86,8 @@ class OpenDirectory:
     """The entries after `position` that were read from the database and not yet delivered."""
     scanned: int = 0
     """The admission up to which the database was searched."""
+    has_begun: bool = False
+    """Its listing began when it was opened, and nothing was read of it yet."""
     is_scanning: bool = False
     """The search for the next entries has not found any yet."""
 
@@ -246,12 +248,18 @@ class Vfs:
         directory = self._directories[handle]
         if directory.id == FOLDER_ID:
             return True
-        if not (directory.is_scanning or (position and directory.generation)):
+        if directory.has_begun and not position:
+            directory.has_begun = False
+        elif not (directory.is_scanning or (position and directory.generation)):
             listing = self._readers.listing(directory.pid, directory.id)
             if listing is None:
                 return False
             directory.begin(*listing)
         return self._scan(directory, position)
+
+    def note_begun(self, handle: int) -> None:
+        """Note that the listing which its first read shows has begun."""
+        self._directories[handle].has_begun = True
 
     async def begin_listing(self, handle: int, position: int = 0) -> None:
         """As `try_begin_listing`. Waits where a new generation begins with it, or many rows have to be skipped."""
