@@ -8,9 +8,10 @@ daemon. Opens are counted by inotify(7), and a lease tells whether a file is ope
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,18 +22,17 @@ from growfs.errors import GrowfsError
 from growfs.fuse import protocol, replies
 from growfs.fuse.mounting import MountSpec
 from growfs.fuse.passthrough import NO_BACKING, PassthroughEngine
-from growfs.fuse.protocol import FuseRequest
+from growfs.fuse.protocol import FuseRequest, Opcode
 from growfs.vfs.filesystem import LeavingLink, Vfs
 from growfs.vfs.open_counter import OpenCounter
 
 DROPPED_S_MAX = 0.1
-"""How long deletions wait for the kernel to drop the links. It does not while a listing of their directory waits for a
-generation, which may wait for the deletions."""
+"""How long deletions wait for the kernel to drop the links. It does not while a listing of their directory that was
+rewound waits for a generation, which may wait for the deletions."""
 FOLLOWED_S = 0.01
 """How long a process may take for an entry that it was sent, and to open the path that it has read from a link."""
 OWN_OPEN_S = 1.0
 """Opens of a file that are reported so soon after the daemon has opened it are its own."""
-OWN_OPENS_MAX = 10_000
 TREE = 0
 
 
@@ -49,7 +49,7 @@ class LinksEngine(PassthroughEngine):
         self._token: trio.lowlevel.TrioToken | None = None
         """While it serves."""
         self._own_opens: dict[int, float] = {}
-        """When the daemon last opened a file, by node id."""
+        """When the daemon last opened a file, by node id; the earliest first."""
 
     def mount(self, spec: MountSpec) -> None:
         """Attach to the mountpoint, for this user alone, and begin the session. Raises GrowfsError."""
@@ -94,10 +94,11 @@ class LinksEngine(PassthroughEngine):
 
     def note_own_open(self, id: int) -> None:
         """Note that the daemon has opened a cached file."""
-        self._own_opens[id] = trio.current_time()
-        if len(self._own_opens) > OWN_OPENS_MAX:
-            since = trio.current_time() - OWN_OPEN_S
-            self._own_opens = {id: at for id, at in self._own_opens.items() if at > since}
+        now = trio.current_time()
+        self._own_opens.pop(id, None)
+        self._own_opens[id] = now
+        while now - self._own_opens[first := next(iter(self._own_opens))] >= OWN_OPEN_S:
+            del self._own_opens[first]
 
     def _count_open(self, _: int, directory: int, name: str) -> None:
         file = self._vfs.find(directory, name)
@@ -116,6 +117,9 @@ class LinksEngine(PassthroughEngine):
         self._to_recheck.discard(id)
 
     # Requests.
+
+    def _table(self) -> dict[Opcode, Callable[[FuseRequest], None]]:
+        return super()._table() | {Opcode.READLINK: self._read_link}
 
     def _opendir(self, request: FuseRequest) -> None:
         """Count first what its reader has opened: that decides what it is shown. Its listing begins now.
@@ -153,7 +157,7 @@ class LinksEngine(PassthroughEngine):
         link = self._vfs.link(request.nodeid)
         if not self._counter.is_watched(TREE, link.directory):
             self._counter.watch(TREE, {link.directory: Path(link.target).parent})
-        super()._read_link(request)
+        self._reply(request, os.fsencode(link.target))
 
     def _backing_id(self, id: int, handle: int) -> int:
         """None: the reader of this file has waited for it, and next time its name is a link."""

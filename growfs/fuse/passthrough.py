@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -82,7 +81,6 @@ class PassthroughEngine:
             Opcode.FORGET: self._forget,
             Opcode.BATCH_FORGET: self._forget,
             Opcode.GETATTR: self._getattr,
-            Opcode.READLINK: self._read_link,
             Opcode.STATX: self._statx,
             Opcode.OPEN: self._open,
             Opcode.READ: self._read,
@@ -226,9 +224,6 @@ class PassthroughEngine:
     def _statx(self, request: FuseRequest) -> None:
         attributes = self._vfs.attributes(request.nodeid)
         self._reply(request, replies.statx_out(attributes))
-
-    def _read_link(self, request: FuseRequest) -> None:
-        self._reply(request, os.fsencode(self._vfs.link(request.nodeid).target))
 
     def _statfs(self, request: FuseRequest) -> None:
         self._reply(request, replies.statfs_out(self._vfs.capacity()))
