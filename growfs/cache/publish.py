@@ -189,10 +189,11 @@ class Publisher:
         return cursor.lastrowid or 0, QueuePlace(seq, queue_position, delisted, opened) if seq else None
 
     def requeue(self, writer: sqlite3.Connection, groups: Iterable[Sequence[int]]) -> None:
-        """Move groups of files to the end of the queue to be delisted. Each group is the ids of its files."""
+        """Move groups of files to the end of the queue to be delisted. Each group is the admissions of its files."""
         for group in groups:
             position = self._next()
-            writer.executemany("UPDATE resident SET queue_position = ? WHERE id = ?", [(position, id) for id in group])
+            rows = [(position, seq) for seq in group]
+            writer.executemany("UPDATE resident SET queue_position = ? WHERE seq = ?", rows)
 
     def _admit_folders(self, writer: sqlite3.Connection, id: int) -> None:
         """Make a directory and its parents resident."""

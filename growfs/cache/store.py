@@ -377,7 +377,7 @@ class Store:
         )  # fmt: skip
 
     def requeue(self, writer: sqlite3.Connection, groups: Iterable[Sequence[int]]) -> None:
-        """Move groups of files, given as ids, to the end of the queue to be delisted; within a write."""
+        """Move groups of files, given by their admissions, to the end of the queue to be delisted; within a write."""
         self._publisher.requeue(writer, groups)
 
     # Open files.

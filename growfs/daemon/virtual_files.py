@@ -87,11 +87,11 @@ def virtual_files(
 
 def _listed(catalog: Path, generation: Generation) -> Iterator[Row]:
     """The files that a generation lists, in order of admission."""
-    columns = "n.id, r.delisted, n.size, u.opens"
+    columns = "r.seq, r.delisted, n.size, u.opens"
     rest = "resident r JOIN node n USING (id) JOIN usage u USING (id) WHERE n.is_dir = 0 AND r.seq <= ? ORDER BY r.seq"
     with closing(read_only(catalog)) as connection:
-        for path, id, delisted, size, opens in with_paths(query_of(connection), columns, rest, generation.last_seq):
-            if generation.shows(id, delisted):
+        for path, seq, delisted, size, opens in with_paths(query_of(connection), columns, rest, generation.last_seq):
+            if generation.shows(seq, delisted):
                 yield path, size, path.rpartition("/")[0], opens
 
 

@@ -148,8 +148,8 @@ class Generations:
             writer.execute(FORGET_GENERATIONS)
             values = generation.number, generation.last_seq, time.time()
             writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
-            for ids, delisted in ((generation.delisted, generation.number), (generation.relisted, None)):
-                writer.executemany("UPDATE resident SET delisted = ? WHERE id = ?", ((delisted, id) for id in ids))
+            for seqs, delisted in ((generation.delisted, generation.number), (generation.relisted, None)):
+                writer.executemany("UPDATE resident SET delisted = ? WHERE seq = ?", ((delisted, seq) for seq in seqs))
             self._store.requeue(writer, groups_of(requeued))
 
         await self._db.write(write)

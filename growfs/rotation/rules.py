@@ -68,8 +68,9 @@ _group = attrgetter("queue_position")
 class Generation:
     """The set of listed files: those admitted up to last_seq that neither it nor an earlier generation delisted.
 
-    The rows of the files say a little later what it delists and lists again. It can be listed as long as somebody holds
-    it, also when others have begun since.
+    The rows of the files say a little later what it delists and lists again. It can be listed as long as a job holds
+    it, even if others have begun since. It knows files by their admission (seq), because a new version has another id,
+    and takes the place of the old one.
     """
 
     number: int
@@ -79,9 +80,9 @@ class Generation:
     files: int = 0
     """How many it lists."""
     delisted: BitMap64 = field(default_factory=BitMap64)
-    """The ids of the files that it delists."""
+    """The admissions of the files that it delists."""
     relisted: BitMap64 = field(default_factory=BitMap64)
-    """The ids of the files that it lists again."""
+    """The admissions of the files that it lists again."""
     hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
     """The directories without a listed file, by the nearest directory above them that is listed."""
     is_over: bool = False
@@ -99,11 +100,11 @@ class Generation:
         """A hold on what it lists."""
         return Hold(self.number, self.last_seq)
 
-    def shows(self, id: int, delisted: int | None) -> bool:
+    def shows(self, seq: int, delisted: int | None) -> bool:
         """Whether a file admitted up to last_seq is listed. delisted: the generation that delisted it, by its row."""
-        if id in self.delisted or id in self._hidden:
+        if seq in self.delisted or seq in self._hidden:
             return False
-        return delisted is None or self.number < delisted or id in self.relisted
+        return delisted is None or self.number < delisted or seq in self.relisted
 
     def is_followed_by(self, later: Generation) -> None:
         """Note what a later generation changes."""
@@ -257,7 +258,8 @@ class LastOfKind:
 class FileGroup:
     """A file, or a group of files, that is delisted as a whole. It was listed, and is neither pinned nor frozen."""
 
-    ids: tuple[int, ...]
+    seqs: tuple[int, ...]
+    """The admissions of its files."""
     kinds: tuple[Kind, ...]
     """Of each of its files."""
     bytes: int
@@ -286,7 +288,7 @@ def file_groups(files: Iterable[CachedFile], lasting_holds: Holds, opened: Conta
             is_opened = is_opened or bool(file.opened) or file.id in opened
         first = group[0]
         yield FileGroup(
-            tuple([file.id for file in group]),
+            tuple([file.seq for file in group]),
             tuple([file.kind for file in group]),
             size,
             is_held,
@@ -298,7 +300,7 @@ def file_groups(files: Iterable[CachedFile], lasting_holds: Holds, opened: Conta
 
 @dataclass(slots=True)
 class Delisting:
-    """The ids that a generation delists, and the groups that go to the end of the queue instead."""
+    """The admissions that a generation delists, and the groups that go to the end of the queue instead."""
 
     delisted: list[int] = field(default_factory=list)
     requeued: list[tuple[int, ...]] = field(default_factory=list)
@@ -313,11 +315,11 @@ class Delisting:
 
     def take(self, group: FileGroup, keep: LastOfKind, files: int | None) -> bool:
         """Delist a group, unless that is more than so many files, or a file of it is the last of its kind."""
-        if files is not None and len(self.delisted) + len(group.ids) > files:
+        if files is not None and len(self.delisted) + len(group.seqs) > files:
             return False
         if not keep.take(group.kinds):
             return False
-        self.delisted.extend(group.ids)
+        self.delisted.extend(group.seqs)
         self.bytes += group.bytes
         if not group.has_lasting_hold:
             self.freed += group.bytes
@@ -359,7 +361,7 @@ def delist(groups: Iterable[FileGroup], keep: LastOfKind, need: int, files: int 
             chosen.take(group, keep, files)
     for group in never_opened:
         if chosen.is_enough(need, files) or not chosen.take(group, keep, files):
-            chosen.requeued.append(group.ids)
+            chosen.requeued.append(group.seqs)
     for group in held:
         if chosen.is_enough(need, files):
             break
@@ -426,8 +428,9 @@ class TurnoverInput:
 class GenerationPlan:
     """The next generation: the last admission that it lists, how many files it lists, and what changes.
 
-    delisted, relisted: as in Generation. requeued: ids that get a later place in the queue, in groups; a negative id is
-    of the same group as the id before it. keeps_last: see the function of this name. hidden_below: as in Generation.
+    delisted, relisted: as in Generation. requeued: the admissions that get a later place in the queue, in groups; a
+    negative one is of the same group as the one before it. keeps_last: see the function of this name. hidden_below: as
+    in Generation.
     """
 
     last_seq: int
@@ -461,8 +464,8 @@ def next_generation(
 
     counts: how many files of each kind are cached, up to turnover.last_seq. queue: those that may be delisted, in
     `turnover_order`; read only as far as needed. unlisted: those up to turnover.last_seq that no generation listed and
-    that may stay unlisted, the last admitted first; read only where needed. delisted: ids of all that are;
-    delisted_bytes: of these.
+    that may stay unlisted, the last admitted first; read only where needed. delisted: the admissions of
+    all that are; delisted_bytes: of these.
     """
     files = sum(counts.values())
     surplus = None if turnover.show_files is None else max(0, files - turnover.show_files)
@@ -476,9 +479,9 @@ def next_generation(
         newest = list(unlisted)
         last_seq = last_listed(_newest_groups(newest), keep, short, last_seq)
         files -= sum(file.seq > last_seq for file in newest)
-    newly_delisted = BitMap64(id for id in chosen.delisted if id not in delisted)
+    newly_delisted = BitMap64(seq for seq in chosen.delisted if seq not in delisted)
     relisted = BitMap64(set(delisted).difference(chosen.delisted))
-    requeued = array("q", (-id if place else id for ids in chosen.requeued for place, id in enumerate(ids)))
+    requeued = array("q", (-seq if place else seq for seqs in chosen.requeued for place, seq in enumerate(seqs)))
     return GenerationPlan(last_seq, files, newly_delisted, relisted, requeued, turnover.keeps_last, keep.directories)
 
 

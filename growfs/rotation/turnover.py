@@ -31,7 +31,7 @@ def plan_generation(catalog: Path, number: int, turnover: TurnoverInput) -> Gene
             turnover = replace(turnover, last_seq=_last_of_exactly(connection, turnover, turnover.show_files))
             counts, least, _ = _kinds(connection, turnover.last_seq)
         delisted = dict(
-            connection.execute("SELECT id, bytes FROM resident WHERE delisted IS NOT NULL AND suffix IS NOT NULL")
+            connection.execute("SELECT seq, bytes FROM resident WHERE delisted IS NOT NULL AND suffix IS NOT NULL")
         )
         plan = next_generation(
             number,
@@ -52,11 +52,11 @@ def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> G
     if plan.keeps_last and connection.execute(DELISTED_DIRECTORY).fetchone() is None:
         return plan
     rows = connection.execute(
-        "SELECT id, parent, delisted FROM resident WHERE suffix IS NULL AND seq <= ?", (plan.last_seq,)
+        "SELECT id, seq, parent, delisted FROM resident WHERE suffix IS NULL AND seq <= ?", (plan.last_seq,)
     )
-    parents, delisted = dict[int, int](), set[int]()
-    for id, parent, by_generation in rows:
-        parents[id] = parent
+    parents, seqs, delisted = dict[int, int](), dict[int, int](), set[int]()
+    for id, seq, parent, by_generation in rows:
+        parents[id], seqs[id] = parent, seq
         if by_generation is not None:
             delisted.add(id)
     listed = set[int]()
@@ -73,8 +73,8 @@ def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> G
         hidden_below[above].add(directory)
     return replace(
         plan,
-        delisted=plan.delisted | BitMap64(hidden - delisted),
-        relisted=plan.relisted | BitMap64(delisted & listed),
+        delisted=plan.delisted | BitMap64(seqs[id] for id in hidden - delisted),
+        relisted=plan.relisted | BitMap64(seqs[id] for id in delisted & listed),
         hidden_below=dict(hidden_below),
     )
 

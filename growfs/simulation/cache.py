@@ -260,8 +260,9 @@ class Rotating(Cache):
         view = view or self.generation
         if not view:
             return []
-        last, cached, shows = view.last_seq, self.cached, view.shows
-        return [id for id in self.folders[directory] if (file := cached[id]).seq <= last and shows(id, file.delisted)]
+        last, shows = view.last_seq, view.shows
+        files = map(self.cached.__getitem__, self.folders[directory])
+        return [file.id for file in files if file.seq <= last and shows(file.seq, file.delisted)]
 
     def listing(self, reader: Reader, directory: int, now: float) -> list[int]:
         """A reader lists a directory, which may begin a generation; returns what it is shown."""
@@ -298,16 +299,17 @@ class Rotating(Cache):
             keeps_last=keeps_last(sum(least.values()), self.limit),
         )
         queue = turnover_order(self.cached.values(), turnover.shown_seq)
-        delisted = {file.id: file.bytes for group in self._delisted.values() for file in group}
+        delisted = {file.seq: file.bytes for group in self._delisted.values() for file in group}
         plan = next_generation(
             number, turnover, self.residents, queue, self._unlisted(), delisted, sum(delisted.values())
         )
+        ids = {file.seq: file.id for file in self.cached.values()}
         for changed, by_generation in ((plan.delisted, number), (plan.relisted, None)):
-            for id in changed:
+            for id in map(ids.__getitem__, changed):
                 self.cached[id] = self.cached[id]._replace(delisted=by_generation)
-        for ids in groups_of(plan.requeued):
+        for group in groups_of(plan.requeued):
             self.counter += 1
-            for id in ids:
+            for id in map(ids.__getitem__, group):
                 self.cached[id] = self.cached[id]._replace(queue_position=self.counter)
         shown = [file for file in self.cached.values() if file.seq <= plan.last_seq]
         self._refused = None

@@ -487,5 +487,5 @@ def visible_entries(
     continue after; else it is None. mtime_ns: of files and directories for which the remote gives no time.
     """
     rows = store.entries(parent, after_seq, generation.last_seq, limit, mtime_ns)
-    entries = [Entry._make(row[:-1]) for row in rows if generation.shows(row[0], row[-1])]
+    entries = [Entry._make(row[:-1]) for row in rows if generation.shows(*row[-2:])]
     return entries, rows[-1][-2] if len(rows) == limit and not entries else None

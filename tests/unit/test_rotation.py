@@ -94,11 +94,11 @@ GROUPS = st.lists(
 
 
 def file_groups(drawn: Drawn) -> list[FileGroup]:
-    """File groups with ids of their own; delisted ones come first."""
-    ids = itertools.count(1)
+    """File groups with admissions of their own; delisted ones come first."""
+    seqs = itertools.count(1)
     ordered = sorted(drawn, key=lambda state: not state[3])
     return [
-        FileGroup(tuple(next(ids) for _ in kinds), kinds, bytes, has_lasting_hold, delisted, opened, requeued)
+        FileGroup(tuple(next(seqs) for _ in kinds), kinds, bytes, has_lasting_hold, delisted, opened, requeued)
         for kinds, bytes, has_lasting_hold, delisted, opened, requeued in ordered
     ]
 
@@ -121,7 +121,7 @@ def test_as_few_as_needed_are_delisted_in_order(drawn: Drawn, need: int) -> None
     for group in in_order:
         if freed >= need:
             break
-        expected.extend(group.ids)
+        expected.extend(group.seqs)
         freed += group.bytes
     assert chosen.delisted == expected
 
@@ -133,23 +133,23 @@ def test_the_last_of_a_kind_stays_and_a_group_is_delisted_whole(drawn: Drawn, ne
     listed = enough_of_each_kind(groups, more)
     chosen = delist(groups, LastOfKind(listed), need)
     gone = set(chosen.delisted)
-    left = Counter(listed) - Counter(kind for group in groups if group.ids[0] in gone for kind in group.kinds)
+    left = Counter(listed) - Counter(kind for group in groups if group.seqs[0] in gone for kind in group.kinds)
     assert all(left[kind] >= 1 for kind in listed)
-    assert all(len(gone & set(group.ids)) in (0, len(group.ids)) for group in groups)
-    if sum(group.bytes for group in groups if group.ids[0] in gone) < need:  # then no other group could be delisted
+    assert all(len(gone & set(group.seqs)) in (0, len(group.seqs)) for group in groups)
+    if sum(group.bytes for group in groups if group.seqs[0] in gone) < need:  # then no other group could be delisted
         for group in groups:
-            if group.ids[0] not in gone:
+            if group.seqs[0] not in gone:
                 assert any(left[kind] <= Counter(group.kinds)[kind] for kind in group.kinds)
 
 
 @pytest.mark.promise(18)
 @given(GROUPS, st.integers(0, 600))
 def test_only_files_never_opened_are_requeued_and_only_once(drawn: Drawn, need: int) -> None:
-    groups = {group.ids: group for group in file_groups(drawn)}
+    groups = {group.seqs: group for group in file_groups(drawn)}
     chosen = delist(groups.values(), LastOfKind(enough_of_each_kind(groups.values())), need)
-    for ids in chosen.requeued:
-        assert rank(groups[ids]) == 1
-        assert not set(ids) & set(chosen.delisted)
+    for seqs in chosen.requeued:
+        assert rank(groups[seqs]) == 1
+        assert not set(seqs) & set(chosen.delisted)
 
 
 @pytest.mark.promise(25)

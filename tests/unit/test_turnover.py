@@ -307,6 +307,17 @@ async def test_a_new_version_keeps_its_queue_position(scene: TurnoverScene) -> N
     assert scene.listed() == "34"
 
 
+@pytest.mark.promise(2, 6)
+async def test_every_generation_shows_a_new_version_just_where_it_showed_the_old_one(scene: TurnoverScene) -> None:
+    await show_all(scene, "1234")
+    second = await scene.begin(delist=2)
+    third = await scene.begin()
+    scene.store.limit_bytes += BLOCK
+    for name in "13":
+        await scene.cache.renew(path(name), b"y" * BLOCK)
+    assert (scene.listed(second), scene.listed(third)) == ("34", "1234")
+
+
 # What rotation and misses may evict.
 
 
