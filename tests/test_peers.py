@@ -1,4 +1,4 @@
-"""tools/bench peers: its page is what its results say, and a quick run measures."""
+"""tools/bench peers: its pages are what its results say, and a quick run measures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ ROOT = Path(__file__).parent.parent
 
 def test_the_pages_have_the_figures_of_the_results() -> None:
     results = Results.load(FILE)
-    assert (FILE.parent / "benchmarks.md").read_text() == page.markdown(results)
+    performance = page.PERFORMANCE.read_text()
+    assert page.REST in performance
+    assert page.with_section(performance, page.markdown(results)) == performance
     readme = page.README.read_text()
     assert page.readme_table(results) in readme
     assert page.with_table(readme, results) == readme
@@ -54,5 +56,5 @@ def test_a_quick_run_writes_the_page(tmp_path: Path) -> None:
         assert {"growfs", "rclone mount"} <= set(results.named(case))
         assert not [failed for failed in results.left_out if case in failed]
     assert all(len(run["figures"]["epochs"]) == 2 for run in results.runs if run["case"] == LARGER)
-    assert "--quick" in (tmp_path / "benchmarks.md").read_text()
+    assert "--quick" in (tmp_path / "side-by-side.md").read_text()
     assert "<svg" in (tmp_path / "side-by-side.html").read_text()

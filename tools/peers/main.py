@@ -23,7 +23,7 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
     """Measure, and write the page. machine: what the figures depend on."""
     parser = argparse.ArgumentParser(
         prog="tools/bench peers",
-        description="Measure growfs beside what people would use instead, and write docs/benchmarks.md from it.",
+        description="Measure growfs alongside other tools, and write the end of docs/performance.md from that.",
     )
     parser.add_argument("--quick", action="store_true", help="two peers, small sizes: only shows that it runs")
     parser.add_argument("--case", action="append", choices=CASES, help="measure only this case; may be repeated")
@@ -35,7 +35,7 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
     parser.add_argument("--page", action="store_true", help="measure nothing, write the page from the results")
     parser.add_argument("--note", metavar="TEXT", help="a sentence for the page, on the state of the machine")
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", default=FILE.parent, help="where the page goes (default: docs)"
+        "--out", type=Path, metavar="FOLDER", default=FILE.parent, help="where the results go (default: docs)"
     )
     arguments = parser.parse_args(given)
     file = arguments.out / FILE.name

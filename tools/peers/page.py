@@ -1,13 +1,14 @@
-"""The page that `tools/bench peers` writes from its results: Markdown, HTML, a plot, and the README's table.
+"""What `tools/bench peers` writes from its results: a section of docs/performance.md, a page of HTML with the same, a
+plot, and the README's table.
 
-page.template has the text. A line `=== CASE` begins a section, which is left out if that case did not run.
+page.template has the text. A line `=== CASE` begins a part, which is left out if that case did not run.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,7 +18,9 @@ from tools.peers.results import Results, spread
 
 TEMPLATE = Path(__file__).with_name("page.template")
 README = Path(__file__).parents[2] / "README.md"
+PERFORMANCE = README.parent / "docs" / "performance.md"
 BEGIN = "<!-- tools/bench peers -->\n"
+REST = "<!-- tools/bench peers writes the rest of this page -->\n"
 IN_README = ("growfs", "rclone mount", "MosaicML Streaming", "s5cmd, then train")
 PLOT = "benchmarks.svg"
 STYLE = """
@@ -38,15 +41,19 @@ Column = tuple[str, Callable[[Run], float], str]
 
 
 def write(results: Results, folder: Path) -> None:
-    """Write benchmarks.md, side-by-side.html and the plot into a folder, and where it is docs/, README's table."""
+    """Write side-by-side.html and the plot into a folder. The text goes into the documents if that is docs/, and else
+    into side-by-side.md.
+    """
     text, plot = markdown(results), ""
-    (folder / "benchmarks.md").write_text(text)
     if results.has(LARGER):
         draw(results, folder / PLOT)
         plot = (folder / PLOT).read_text()
     (folder / "side-by-side.html").write_text(html(text, plot))
-    if folder.resolve() == README.parent / "docs":
+    if folder.resolve() == PERFORMANCE.parent:
         README.write_text(with_table(README.read_text(), results))
+        PERFORMANCE.write_text(with_section(PERFORMANCE.read_text(), text))
+    else:
+        (folder / "side-by-side.md").write_text(text)
 
 
 # What the columns show.
@@ -82,7 +89,7 @@ def different_per_s(run: Run) -> float:
     return later("different")(run) * later("samples_per_s")(run)
 
 
-UTILISATION: Column = ("later epochs", later("utilisation"), "{:.2f}")
+UTILIZATION: Column = ("later epochs", later("utilisation"), "{:.2f}")
 SAMPLES: Column = ("samples/s", later("samples_per_s"), "{:,.0f}")
 MEMORY: Column = ("daemon, MB", lambda run: run["daemon_mb"], "{:.0f}")
 TABLES: dict[str, list[Column]] = {
@@ -94,24 +101,24 @@ TABLES: dict[str, list[Column]] = {
     WARM: [("GB/s", best_pass("bytes_per_s", 1e9), "{:.2f}"), ("files/s", best_pass("files_per_s"), "{:,.0f}")],
     BESIDE: [
         ("alone, images/s", lambda run: run["alone_per_s"], "{:,.0f}"),
-        ("beside, of that", lambda run: run["beside_per_s"] / run["alone_per_s"], "{:.0%}"),
+        ("while filling, of that", lambda run: run["beside_per_s"] / run["alone_per_s"], "{:.0%}"),
         ("filled, MB/s", lambda run: run["bytes_per_s"] / 1e6, "{:.0f}"),
     ],
     CATALOG: [
         ("first name, s", lambda run: run["ready_s"], "{:.2f}"),
-        ("another one, ms", lambda run: run["other_ms"], "{:.2f}"),
+        ("each other name, ms", lambda run: run["other_ms"], "{:.2f}"),
         MEMORY,
     ],
 }
-SETTING = {IMAGES: "loader", WARM: "what", BESIDE: "what", CATALOG: "bucket"}
+SETTING = {IMAGES: "loader", WARM: "files", BESIDE: "files", CATALOG: "bucket"}
 """What the settings of a case are."""
 
 
 def larger_columns(data_bytes: int) -> list[Column]:
     """Of the table of case 1."""
     return [
-        ("utilisation, epoch 1", lambda run: run["epochs"][0]["utilisation"], "{:.2f}"),
-        UTILISATION,
+        ("utilization, epoch 1", lambda run: run["epochs"][0]["utilisation"], "{:.2f}"),
+        UTILIZATION,
         SAMPLES,
         ("different", later("different"), "{:.0%}"),
         ("different/s", different_per_s, "{:,.0f}"),
@@ -199,8 +206,9 @@ def cold_table(results: Results) -> str:
     return table(["", *links], rows)
 
 
-def verdicts(results: Results) -> Iterator[str]:
-    """What growfs gains and loses in case 1 beside each peer, a line each, with the reason."""
+def verdicts(results: Results) -> str:
+    """A table of case 1: the rates of growfs as multiples of those of each peer, with the reason."""
+    rows = []
     for peer in results.named(LARGER):
         pairs = [
             (results.of(LARGER, "growfs", mine), results.of(LARGER, peer, name))
@@ -210,19 +218,17 @@ def verdicts(results: Results) -> Iterator[str]:
         ]
         if peer == "growfs" or not pairs:
             continue
-        more, different = (
+        ratios = (
             spread([median(map(figure, own)) / median(map(figure, theirs)) for own, theirs in pairs])
             for figure in (SAMPLES[1], different_per_s)
         )
-        yield (
-            f"- {peer}: growfs trains on {more} times the samples a second, and {different} times the different"
-            f" samples. {peer} {results.peers[peer]['note']}.\n"
-        )
+        rows.append([peer, *ratios, results.peers[peer]["note"]])
+    return table(["growfs, relative to", "samples/s", "different samples/s", "the other one"], rows)
 
 
 def readme_table(results: Results) -> str:
     """README's table: case 1 with a cache of a third, for some of the peers."""
-    columns: list[Column] = [("utilisation", *UTILISATION[1:]), SAMPLES]
+    columns: list[Column] = [("utilization", *UTILIZATION[1:]), SAMPLES]
     columns.append(("different samples/s", different_per_s, "{:,.0f}"))
     rows = (
         [peer, *(spread(list(map(show, found)), form) for _, show, form in columns)]
@@ -238,7 +244,12 @@ def with_table(readme: str, results: Results) -> str:
     return f"{before}{BEGIN}{readme_table(results)}\n{rest.partition(chr(10) * 2)[2]}"
 
 
-# The page.
+def with_section(page: str, section: str) -> str:
+    """docs/performance.md with this text, which is the rest of the page."""
+    return f"{page.partition(REST)[0]}{REST}\n{section}"
+
+
+# The text.
 
 
 def values(results: Results, case: str) -> dict[str, Any]:
@@ -259,12 +270,12 @@ def values(results: Results, case: str) -> dict[str, Any]:
     if case == LARGER:
         cost = larger_table(results, cost_columns(data_bytes), lambda them, form: form.format(median(them)))
         found |= {"table": larger_table(results, larger_columns(data_bytes)), "takes": larger_table(results, TAKES)}
-        return found | {"plot": PLOT, "verdicts": "".join(verdicts(results)), "cost": cost}
+        return found | {"plot": PLOT, "verdicts": verdicts(results), "cost": cost}
     return found | {"table": cold_table(results) if case == COLD else plain_table(results, case)}
 
 
 def markdown(results: Results) -> str:
-    """The whole page."""
+    """The text, a section of a page."""
     machine, remarks = results.machine, f"{results.note}\n\n" if results.note else ""
     if results.quick:
         remarks += "**This was `--quick`: it shows only that everything runs.**\n\n"
@@ -273,14 +284,13 @@ def markdown(results: Results) -> str:
          peer["version"], f"`{peer['flags']}`" if peer["flags"] else ""]
         for name, peer in results.peers.items()
     )  # fmt: skip
-    left_out = "".join(f"- {name}: {reason}\n" for name, reason in results.left_out.items())
     common = {
         **machine,
         "date": results.date,
         "memory_gb": machine["memory_bytes"] / 1e9,
         "remarks": remarks,
         "peers": table(["", "what it is", "version", "flags"], ran),
-        "left_out": f"\nLeft out:\n\n{left_out}" if left_out else "",
+        "left_out": f"\nNot measured:\n\n{missing}" if (missing := left_out(results)) else "",
     }
     head, *sections = TEMPLATE.read_text().split("=== ")
     parts = [head.format_map(common)]
@@ -290,18 +300,32 @@ def markdown(results: Results) -> str:
     return "".join(parts)
 
 
+def left_out(results: Results) -> str:
+    """A list of what did not run: each peer and reason once, with all its cases and settings."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, reason in results.left_out.items():
+        peer, _, setting = name.partition(" (")
+        found.setdefault((peer, reason), []).append(setting.removesuffix(")"))
+    lines = []
+    for (peer, reason), settings in found.items():
+        where = f" ({'; '.join(settings)})" if any(settings) else ""
+        lines.append(f"- {peer}{where}: {reason}\n")
+    return "".join(lines)
+
+
 def html(text: str, plot: str) -> str:
-    """The page as one file, with the plot in it."""
+    """The text as a page in one file, with the plot in it."""
     from markdown import markdown as as_html
 
     drawn = plot[plot.find("<svg") :]
-    body = re.sub(r"<p><img [^>]*></p>", lambda _: drawn, as_html(text, extensions=["tables", "sane_lists"]))
+    page = re.sub("^#(#+ )", r"\1", text, flags=re.MULTILINE)
+    body = re.sub(r"<p><img [^>]*></p>", lambda _: drawn, as_html(page, extensions=["tables", "sane_lists"]))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Side by side</title>'
     return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{body}\n</body></html>\n'
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the plot of case 1: utilisation after the first epoch, a bar for each peer and cache."""
+    """Write the plot of case 1: utilization after the first epoch, a bar for each peer and cache."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -316,14 +340,14 @@ def draw(results: Results, path: Path) -> None:
         ran = caches(results, peer)
         height = 0.8 / len(ran)
         for number, name in enumerate(ran):
-            value = median(map(UTILISATION[1], results.of(LARGER, peer, name)))
+            value = median(map(UTILIZATION[1], results.of(LARGER, peer, name)))
             label = {"any": "no cache, or all data"}.get(name, f"cache {name}") if name not in used else None
             used.add(name)
             at = place + 0.4 - height * (number + 0.5)
             axes.barh(at, value, height=height * 0.9, color=colors[name], label=label)
             axes.text(value + 0.01, at, f"{value:.2f}", va="center", fontsize=7)
     axes.set_yticks(range(len(names)), names)
-    axes.set(xlim=(0, 1.08), xlabel="utilisation of the accelerator after the first epoch")
+    axes.set(xlim=(0, 1.08), xlabel="utilization of the accelerator after the first epoch")
     axes.spines[["top", "right"]].set_visible(False)
     anchor = (0.5, -0.12 - 0.8 / max(4, len(names)))
     axes.legend(loc="upper center", bbox_to_anchor=anchor, ncols=4, fontsize=8, frameon=False)

@@ -206,7 +206,7 @@ def library(package: str) -> dict[str, Any]:
 PEERS = (
     Peer(
         "growfs",
-        "lists what is local, and rotates it",
+        "lists the cached files, and rotates them",
         "trains on each fetched file several times, so it sees fewer different samples in an epoch",
         lambda: growfs.__version__,
         run_growfs,
@@ -217,7 +217,7 @@ PEERS = (
     Peer(
         "rclone mount",
         "FUSE, LRU cache of file ranges",
-        "evicts what the epoch still needs",
+        "evicts files that the epoch still needs",
         lambda: run([rclone_binary(), "version"]).split()[1],
         run_rclone,
         documents="https://rclone.org/commands/rclone_mount/#vfs-file-caching",
@@ -226,7 +226,7 @@ PEERS = (
     Peer(
         "s3fs-fuse",
         "FUSE, cache of whole files, emptied when the disk is full",
-        "evicts what the epoch still needs",
+        "evicts files that the epoch still needs",
         lambda: run(["s3fs", "--version"]).splitlines()[0].split("V")[1].split()[0],
         run_s3fs,
         documents="https://manpages.debian.org/bookworm/s3fs/s3fs.1.en.html",
@@ -247,7 +247,7 @@ PEERS = (
     Peer(
         "MosaicML Streaming",
         "data set in Python, own format, cache of shards",
-        "downloads what it evicted, in each epoch",
+        "downloads evicted shards again, in each epoch",
         documents="https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shard_retrieval.html",
         flags="cache_limit=SIZE, shuffle=True, shuffle_block_size of half of the cache;"
         " StreamingDataLoader of 2 processes",
@@ -276,8 +276,8 @@ PEERS = (
     ),
     Peer(
         "never evict",
-        "what came first stays, the rest is fetched (boto3, 8 threads)",
-        "fetches what does not fit, in each epoch",
+        "keeps the first files, fetches all others each time (boto3, 8 threads)",
+        "fetches the files that do not fit, in each epoch",
         documents="https://arxiv.org/abs/2007.06775",
         flags="a reader of this benchmark's own",
         source="keep",
@@ -286,7 +286,7 @@ PEERS = (
     Peer(
         "s5cmd, then train",
         "copies everything first",
-        "needs room for all the data, and trains on nothing until it is there",
+        "needs room for all the data; training starts after the copy",
         lambda: run([s5cmd_binary(), "version"]).split("-")[0].split()[0],
         run_s5cmd,
         documents="https://github.com/peak/s5cmd",
@@ -297,7 +297,7 @@ PEERS = (
     Peer(
         "local disk",
         "everything is on the disk before the clock starts",
-        "needs room for all the data, and leaves out how it got there",
+        "needs room for all the data; the copy is not counted",
         lambda: os.uname().release,
         run_disk,
         has_cache=False,
