@@ -105,13 +105,13 @@ def test_every_errno_of_a_miss_is_documented() -> None:
         assert all(f"| {name} |" in text for name in ("EIO", "ETIMEDOUT", "EFBIG", "ENOSPC", "ENFILE", "ENOENT"))
 
 
-def test_every_message_of_the_troubleshooting_page_exists_in_the_code() -> None:
+def test_every_message_of_its_page_exists_in_the_code() -> None:
     source = "\n".join(text for path in (ROOT / "growfs").rglob("*.py") for text in texts(ast.parse(path.read_text())))
     assert len(quoted_messages()) > 20
     assert [message for message in quoted_messages() if message not in source] == []
 
 
-def test_every_message_that_a_person_can_meet_is_on_the_troubleshooting_page() -> None:
+def test_every_message_that_a_person_can_meet_is_on_its_page() -> None:
     known = quoted_messages()
     raised = [message for path in (ROOT / "growfs").rglob("*.py") for message in raised_messages(path)]
     assert len(raised) > 100
@@ -119,8 +119,8 @@ def test_every_message_that_a_person_can_meet_is_on_the_troubleshooting_page() -
 
 
 def quoted_messages() -> list[str]:
-    """The parts of messages that the troubleshooting page quotes."""
-    cells = re.findall(r"^\| (`[^|]*) \|", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    """The parts of messages that their page quotes."""
+    cells = re.findall(r"^\| (`[^|]*) \|", (DOCS / "messages.md").read_text(), re.MULTILINE)
     return [message.removeprefix("`").removesuffix("`") for cell in cells for message in cell.split("`, `")]
 
 
