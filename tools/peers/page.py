@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
@@ -297,7 +298,12 @@ def markdown(results: Results) -> str:
     for case, _, text in (section.partition("\n") for section in sections):
         if case == "all" or results.has(case):
             parts.append(text.format_map(common if case == "all" else values(results, case)))
-    return "".join(parts)
+    return "\n\n".join(map(wrapped, "".join(parts).split("\n\n")))
+
+
+def wrapped(block: str) -> str:
+    """A paragraph in lines of 120 characters; tables, lists, headings and pictures as they are."""
+    return block if block[:1] in "|-#!" else textwrap.fill(block, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def left_out(results: Results) -> str:
