@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from growfs.daemon.options import GROUPS
 from growfs.scheduler.fetcher import WINDOW_FILES
 from tests.blocking_server import blocking_server
 from tests.cli.support import assert_refused, closed, namespace, start_growfs
@@ -70,8 +71,15 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
 
 def test_help_names_every_command(growfs: Growfs) -> None:
     text = growfs.run("--help").stdout
-    listed = re.findall(r"^  (\w+) ", text.partition("Commands:")[2], re.MULTILINE)
-    assert listed == COMMANDS
+    sections = text.partition("Mount:")[2]
+    assert sorted(re.findall(r"^  (\w+) ", sections, re.MULTILINE)) == sorted(COMMANDS)
+    assert "..." not in sections, "a summary is cut off"
+
+
+def test_help_groups_the_options(growfs: Growfs) -> None:
+    for command in ("mount", "fill", "doctor"):
+        text = growfs.run(command, "--help").stdout
+        assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == ["Options", *GROUPS.values()]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
