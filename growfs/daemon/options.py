@@ -277,7 +277,7 @@ class Options:
         for wrong, message in (
             (bool(self.peers) != bool(self.peer_addr), "--peers and --peer-addr go together"),
             (bool(self.peers) != bool(self.peer_token_file), "--peers and --peer-token-file go together"),
-            (self.peers and self.partition, "with --peers every node draws all files; leave out --partition"),
+            (self.peers and self.partition, "with --peers every node fetches all files; leave out --partition"),
             (self.peers and self.producer, "--peers cannot be used with --producer: nodes may make different files"),
         ):
             if wrong:

@@ -54,6 +54,8 @@ class Totals:
     hidden_files: int
     """Cached files that are not listed."""
     hidden_bytes: int
+    new_files: int
+    """Of these, the files that no generation has listed."""
     delisted_bytes: int
     held_bytes: dict[Hold, int]
     """What each hold keeps of the delisted files."""
@@ -93,16 +95,18 @@ class StatusSource:
         return self._assemble(readers, totals)
 
     def _totals(self, holds: set[Hold], query: Query) -> Totals:
-        files, bytes = self.generations.hidden(query)
+        hidden = self.generations.hidden(query)
         held_bytes = {hold: self.generations.held_bytes(query, hold) for hold in holds}
         ((seen,),) = query("SELECT count(*) FROM usage")
-        return Totals(seen, files, bytes, self.generations.delisted_bytes(query), held_bytes, Catalog.skipped(query))
+        return Totals(seen, *hidden, self.generations.delisted_bytes(query), held_bytes, Catalog.skipped(query))
 
     def _assemble(self, readers: list[Reader], totals: Totals) -> MountStatus:
         summary, cache = self.usage.summary, self.store.status(totals.delisted_bytes)
         pass_files = self.order.share.files
         listed = ListedStatus(
-            files=max(0, cache.files - totals.hidden_files), bytes=max(0, cache.content_bytes - totals.hidden_bytes)
+            files=max(0, cache.files - totals.hidden_files),
+            bytes=max(0, cache.content_bytes - totals.hidden_bytes),
+            new_files=totals.new_files,
         )
         listed_share = listed.files / pass_files if pass_files else 1.0
         failure = self.prefetcher.last_failure
@@ -173,7 +177,7 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
     """
     if reader.pid == FOREIGN:
         return (
-            "is in another pid namespace, so nothing is delisted while it reads: run it in the pid namespace of growfs"
+            "is in another pid namespace, so no file is replaced while it reads: run it in the pid namespace of growfs"
             " (docker run --pid=host, hostPID, shareProcessNamespace)"
         )
     if reader.opens >= OPENS_MIN and reader.waited >= WAITED_SHARE * reader.opens:
@@ -184,7 +188,7 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
             return "opens by name and never listed: it waits for each file that is not cached"
         if hold := reader.holds.oldest:
             return (
-                f"opens by name and never listed, so what generation {hold.generation} listed stays until it ends:"
+                f"opens by name and never listed, so all files of generation {hold.generation} stay cached until it ends:"
                 " have it list in each epoch"
             )
         return None

@@ -80,7 +80,7 @@ class CacheDisk:
             text = f"{text}: the writable layer of a container; it is slow, and goes with the container"
             return warning("file system", text, "put --cache-dir on a volume")
         if kind in MEMORY:
-            text = f"{text}: in memory; what is cached counts as memory, and is gone after a restart"
+            text = f"{text}: in memory; cached files count as memory, and are lost at a restart"
             return warning("file system", text, f"{elsewhere}, unless that is meant")
         if kind in NETWORK or kind.startswith("fuse"):
             return warning("file system", f"{text}: over the network or a program, not a local disk", elsewhere)
@@ -146,7 +146,10 @@ def _check_format(cache: Path) -> Check | None:
         other = other_format(cache)
     except GrowfsError as error:
         return Check.failed("catalog", error)
-    text, remedy = f"{other}; a mount empties it and fills it again", "to keep what is cached, pass another --cache-dir"
+    text, remedy = (
+        f"{other}; a mount empties it and fills it again",
+        "to keep the cached files, pass another --cache-dir",
+    )
     return warning("catalog", text, remedy) if other else None
 
 

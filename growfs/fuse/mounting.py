@@ -258,7 +258,7 @@ def _check_empty(mountpoint: Path, folder: int) -> None:
     if is_elsewhere and rows and rows[-1].type != AUTOMOUNT:
         raise GrowfsError(f"{mountpoint}: something else is mounted there; name another folder")
     if os.listdir(folder):
-        raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide what is in it; name an empty folder")
+        raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide its content; name an empty folder")
 
 
 def _check_unmounted(mountpoint: Path) -> None:

@@ -327,7 +327,7 @@ class StartGate:
         everything = is_listed and state is MountState.COMPLETE
         if condition.explicit:
             if enough:
-                return "as much as was asked for"
+                return "the requested files"
             return "every file" if everything else "what could be fetched" if ended else None
         if not self._are_first_files_complete(state, ended):
             return None
@@ -371,7 +371,7 @@ class StartGate:
             seeds.give_up(
                 "--remote-budget is spent"
                 if waits_for_tomorrow
-                else "there is no room, and none will be; raise --cache-size"
+                else "the cache has no room for them; raise --cache-size"
             )
         return seeds.seeds_complete or seeds.missing_reason is not None or self._is_away
 

@@ -352,7 +352,7 @@ def test_a_cache_directory_that_is_a_file(growfs: Growfs, remote: Path) -> None:
         (("--storage-option", "key"), "--storage-option: "),
         (("--no-wait", "--wait-files", "3"), "--no-wait contradicts"),
         (("--anon",), "--anon makes no sense for file://"),
-        (("--endpoint-url", "127.0.0.1:9000"), "'127.0.0.1:9000' is no URL of a server; write http://"),
+        (("--endpoint-url", "127.0.0.1:9000"), "'127.0.0.1:9000' is not the URL of a server; write http://"),
         (("--endpoint-url", "http://localhost"), "--endpoint-url makes no sense for file://"),
         (
             ("--members", "no_such_module:find"),

@@ -21,7 +21,7 @@ from growfs.daemon import launch
 from growfs.daemon.options import Options
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at
-from growfs.rotation.pass_order import Candidate, Pass, draw_order
+from growfs.rotation.pass_order import Candidate, Pass, draw_key, draw_order
 from tests.blocking_server import blocking_server
 from tests.cli.support import (
     assert_refused,
@@ -72,13 +72,14 @@ def test_a_mount_with_a_large_cache_returns_soon_after_its_first_files(growfs: G
     """A tenth of a cache may take hours to come."""
     growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import readiness; readiness.START_S = 0.3"
     files = {f"{folder}/{number}": b"x" * 1000 for folder in "ab" for number in range(20)}
+    in_order = sorted(files, key=partial(draw_key, 0, 1))
+    first_files = [next(path for path in in_order if path.startswith(folder)) for folder in "ab"]
     arguments = ("--workers", "1")
     with (
-        blocking_server(files, *files) as server,
+        blocking_server(files, *in_order[20:]) as server,
         start_growfs(growfs, *mount_arguments(growfs, server.manifest), *arguments) as mounting,
     ):
-        for number in range(20):  # the first ones are a file of each directory
-            server.unblock(until(partial(server.requested.__getitem__, slice(number, number + 1)))[0])
+        server.unblock(*first_files)
         output, _ = mounting.communicate(timeout=30)
         assert mounting.returncode == 0
     waited = "waited for a file of each directory and what came in 0.3 s more; now filling the cache"
@@ -310,7 +311,7 @@ def test_a_terminal_gets_a_progress_bar(growfs: Growfs) -> None:
     assert "engine" in engine
     assert "files cached" in first
     if "12 of 12 files" not in first:
-        assert notes.pop(0).startswith(f"{growfs.mountpoint}: waited for as much as was asked for; now ")
+        assert notes.pop(0).startswith(f"{growfs.mountpoint}: waited for the requested files; now ")
     assert all(note.startswith("note: not every directory") for note in notes)  # the other files may be cached by then
 
 
