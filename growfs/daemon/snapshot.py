@@ -188,8 +188,8 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
             return "opens by name and never listed: it waits for each file that is not cached"
         if hold := reader.holds.oldest:
             return (
-                f"opens by name and never listed, so all files of generation {hold.generation} stay cached until it ends:"
-                " have it list in each epoch"
+                f"opens by name and never listed, so all files of generation {hold.generation} stay cached until it"
+                " ends: have it list in each epoch"
             )
         return None
     if reader.listed_once and reader.opened_all and listed_share < 1:

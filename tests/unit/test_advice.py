@@ -64,8 +64,8 @@ def releases(reader: Reader) -> None:
             [opens(100)],
             SHARE,
             (),
-            "opens by name and never listed, so all files of generation 1 stay cached until it ends: have it list in each"
-            " epoch",
+            "opens by name and never listed, so all files of generation 1 stay cached until it ends: have it list in"
+            " each epoch",
         ),
         ([opens(1), releases], SHARE, (), None),
         (
