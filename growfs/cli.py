@@ -18,9 +18,9 @@ import click
 import growfs
 from growfs.client import completion
 from growfs.client.progress import Bar
-from growfs.daemon.status_text import brief, engine, files, moving, printable, render, state_text
+from growfs.daemon.status_text import brief, engine, files, printable, render, state_text
 from growfs.errors import GrowfsError, UsageError
-from growfs.status_and_metrics import MountState
+from growfs.status_and_metrics import MountState, MountStatus
 
 if TYPE_CHECKING:
     from growfs.daemon.options import Options
@@ -174,14 +174,13 @@ def _hide_secrets() -> None:
 
 def _start(url: str, mountpoint: Path, options: Options, foreground: bool, fills: bool) -> None:
     from growfs.daemon import launch
+    from growfs.daemon.option_parsers import nodes_of_job
 
     # As Ctrl-C. Without a handler, the kernel gives no signal to pid 1 of a container (pid_namespaces(7)).
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     on_daemon = launch.end_with_this_process if foreground else None
     with Bar("filling" if fills else "mounting") as bar:
-        daemon, status = launch.start(
-            url, mountpoint, options, lambda status: bar.show(moving(status)), fills, on_daemon
-        )
+        daemon, status = launch.start(url, mountpoint, options, bar.show_start, fills, on_daemon)
     click.echo(f"{status.mountpoint}: {brief(status)}")
     click.echo(f"{status.mountpoint}: {engine(status)}")
     if status.state is not MountState.COMPLETE:
@@ -190,6 +189,11 @@ def _start(url: str, mountpoint: Path, options: Options, foreground: bool, fills
         click.echo(f"{status.mountpoint}: metrics at {status.metrics_url}")
     if status.unpromised:
         click.echo(f"note: not every directory has a file yet: {printable(status.unpromised)}")
+    if (nodes := nodes_of_job()) > 1 and not (options.partition or options.peers):
+        click.echo(
+            f"note: this job has {nodes} nodes, and each of them fetches all files; --partition auto gives each its own"
+            " part, and --peers lets them share their caches"
+        )
     for warning in status.warnings:
         click.echo(f"warning: {printable(warning)}")
     if foreground:
@@ -423,6 +427,7 @@ def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
             raise UsageError(f"set: {text!r}: write it as NAME=VALUE, such as cache-size=1TB")
         given[name.replace("-", "_")] = value
     _call(mountpoint, "set", options=given)
+    click.echo(f"{mountpoint}: set {', '.join(options)}")
 
 
 @main.command()
@@ -430,20 +435,23 @@ def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
 def pause(mountpoint: Path) -> None:
     """Stop prefetching; files that are opened are still fetched."""
     _call(mountpoint, "pause")
+    click.echo(f"{mountpoint}: paused; growfs resume {mountpoint} goes on")
 
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 def resume(mountpoint: Path) -> None:
     """Resume prefetching."""
-    _call(mountpoint, "resume")
+    now = MountStatus.parse(_call(mountpoint, "resume"))
+    click.echo(f"{mountpoint}: resumed; {state_text(now)}")
 
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 def release(mountpoint: Path) -> None:
     """End all holds, so that files no longer listed can be evicted."""
-    _call(mountpoint, "release")
+    readers = MountStatus.parse(_call(mountpoint, "release")).readers
+    click.echo(f"{mountpoint}: ended the holds of {len(readers):,} process{'es' * (len(readers) != 1)}")
 
 
 @main.command()

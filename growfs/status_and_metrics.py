@@ -278,6 +278,15 @@ class SkippedStatus(Section):
 
 
 @dataclass(eq=False, repr=False)
+class StartStatus(Section):
+    """How far `mount` is from its return."""
+
+    done: int = field(metadata=figure("files or bytes that are cached"))
+    needed: int = field(metadata=figure("files or bytes without which training cannot start"))
+    unit: str = field(metadata=figure("`files` or `bytes`"))
+
+
+@dataclass(eq=False, repr=False)
 class MountInfo(Section):
     """What does not change while the daemon runs. The report has it from the database."""
 
@@ -299,6 +308,7 @@ class MountStatus(MountInfo):
 
     ready: bool = field(metadata=gauge("whether `mount` has returned, so that training can start"))
     waited_for: str | None = field(metadata=figure("condition on which `mount` returned; null: it has not yet"))
+    start: StartStatus | None = field(metadata=figure("progress of `mount` towards the start of training, or null"))
     state: MountState = field(metadata=figure("state of the mount"))
     outage: OutageStatus | None = field(metadata=figure("null while the remote answers"))
     peers: PeersStatus | None = field(metadata=figure("the peers (`--peers`), or null"))

@@ -63,6 +63,14 @@ def partition(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
+def nodes_of_job() -> int:
+    """The number of nodes of the job that this process belongs to; 1 if no launcher says it."""
+    try:
+        return partition("auto")[1]
+    except UsageError:
+        return 1
+
+
 def _partition_of_job() -> str:
     """I/N: the number of this node, and the number of nodes. Raises UsageError where no launcher says it."""
     launchers = [TORCHRUN, *([OPEN_MPI] if os.environ.get(OPEN_MPI_LOCAL) == "1" else []), SLURM]

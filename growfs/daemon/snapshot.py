@@ -86,6 +86,8 @@ class StatusSource:
     misses: Misses
     opens: Opens
     engine: Engine
+    cache_warnings: list[str]
+    """What is wrong with the place of the cache."""
 
     async def snapshot(self) -> MountStatus:
         """The status now."""
@@ -114,6 +116,7 @@ class StatusSource:
             **self.mount,
             ready=self.start.passed,
             waited_for=self.start.waited_for,
+            start=self.start.status(),
             state=self.prefetch.mount_state,
             outage=self.outage.status(),
             peers=self.peers.status() if self.peers else None,
@@ -145,6 +148,7 @@ class StatusSource:
             skipped=[*totals.skipped, *self.prefetcher.skipped],
             unpromised=self.prefetch.unpromised,
             warnings=[
+                *self.cache_warnings,
                 *self.supervisor.warnings,
                 *self.prefetcher.warnings,
                 *filter(None, [self.store.open_files.warning]),

@@ -136,6 +136,10 @@ def moving(status: MountStatus) -> str:
         waits_for = waits_for or state_text(status, with_eta=False)
     if not status.remote.files:
         return f"{waits_for}; nothing of {status.url} is known yet"
+    if start := status.start:
+        amount = _size if start.unit == "bytes" else "{:,}".format
+        needed = f"{amount(start.done)} of {amount(start.needed)} {'files ' * (start.unit == 'files')}needed to start"
+        waits_for = f"{waits_for}{'; ' * bool(waits_for)}{needed}"
     return f"{waits_for}{'; ' * bool(waits_for)}{brief(status)}, {_size(status.fetch.bytes_per_s)}/s"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.daemon import launch
+from growfs.daemon import launch, wiring
 from growfs.daemon.options import Options
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at
@@ -263,6 +263,20 @@ def test_a_cache_that_is_larger_than_its_disk_is_told_at_once(growfs: Growfs, tm
             growfs.umount()
 
 
+def test_a_cache_that_is_not_on_a_local_disk_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring, "file_system", lambda _: ("nfs4", Path("/data")))
+    (warning,) = wiring._cache_warnings(Path("/data/cache"))
+    assert warning == "/data/cache: lies on /data (nfs4), which is not a local disk; pass --cache-dir on one"
+
+
+def test_a_job_of_several_nodes_is_pointed_to_its_options(growfs: Growfs, remote: Path) -> None:
+    growfs.env |= {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "4"}
+    hint = "note: this job has 4 nodes, and each of them fetches all files; --partition auto"
+    assert hint in growfs.mount(remote).stdout
+    growfs.umount()
+    assert "note: " not in growfs.mount(remote, "--partition", "auto").stdout
+
+
 def test_few_descriptors_are_told_before_an_open_fails(growfs: Growfs, remote: Path) -> None:
     command = [*SCRIPT, "mount", str(remote), str(growfs.mountpoint), "--cache-dir", str(growfs.cache_dir)]
     line = f"ulimit -n 256 && exec {shlex.join(command)}"
@@ -373,7 +387,8 @@ def test_a_server_that_never_answers_is_named_meanwhile_and_given_up(growfs: Gro
         done = growfs.mount(server.url, check=False)
     *waited, error = done.stderr.splitlines()
     assert done.returncode == 1
-    assert waited[0].startswith(f"growfs: mounting for 0 s: listing the remote; nothing of {server.url} is known yet")
+    first_line = rf"growfs: mounting for \d+ s: listing the remote; nothing of {server.url} is known yet"
+    assert re.match(first_line, waited[0])
     assert "the listing is slow: no page of it has come for" in waited[-1]
     assert error.startswith(f"growfs: {server.url}: its server has not answered the listing for 1 s; check the network")
 

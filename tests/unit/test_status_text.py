@@ -21,6 +21,7 @@ STATUS: dict[str, Any] = {
     "metrics_url": None,
     "ready": True,
     "waited_for": "every file",
+    "start": None,
     "state": "filling",
     "outage": None,
     "seed": 0,
@@ -240,6 +241,10 @@ def test_the_status_in_one_line() -> None:
 def test_what_a_mount_waits_for_comes_first_in_its_line() -> None:
     assert moving(status()).startswith("250 of 1,000 files cached")
     assert moving(status(state="seeding")).startswith("fetching one file of each directory; 250 of 1,000 files cached")
+    files = moving(status(start={"done": 12, "needed": 35, "unit": "files"}))
+    assert files.startswith("12 of 35 files needed to start; 250 of 1,000 files cached")
+    bytes = moving(status(state="seeding", start={"done": 10**6, "needed": 5 * 10**7, "unit": "bytes"}))
+    assert bytes.startswith("fetching one file of each directory; 1 MB of 50 MB needed to start; 250 of")
     unknown = status(state="listing", remote__files=0, remote__listing=True)
     assert moving(unknown) == f"listing the remote; nothing of {unknown.url} is known yet"
     assert moving(status(remote__listing_silent_s=40)).startswith("the listing is slow: no page has arrived for 40 s")
