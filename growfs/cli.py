@@ -18,9 +18,9 @@ import click
 import growfs
 from growfs.client import completion
 from growfs.client.progress import Bar
-from growfs.daemon.status_text import brief, engine, files, moving, printable, render, state_text
+from growfs.daemon.status_text import brief, engine, files, printable, render, state_text
 from growfs.errors import GrowfsError, UsageError
-from growfs.status_and_metrics import MountState
+from growfs.status_and_metrics import MountState, MountStatus
 
 if TYPE_CHECKING:
     from growfs.daemon.options import Options
@@ -30,12 +30,30 @@ LIST_S = 5.0
 """How long the daemons may take to answer `growfs list`."""
 
 
+SECTIONS = {
+    "Mount": ("mount", "wait", "status", "top", "list", "report", "umount"),
+    "Plan and check": ("doctor", "plan", "verify"),
+    "Change a mount": ("set", "pause", "resume", "release"),
+    "Choose files": ("fetch", "pin", "unpin", "evict"),
+    "Without a mount": ("fill", "next", "stop"),
+}
+"""The subcommands, as `growfs --help` lists them."""
+
+
 class CommandGroup(click.Group):
-    """Prints an error as one line, and lists the subcommands in the order of this file."""
+    """Prints an error as one line, and lists the subcommands in sections."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of this file."""
-        return list(self.commands)
+        """The names, in the order of the sections."""
+        return [name for names in SECTIONS.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections. Summaries are not cut."""
+        width = max(map(len, self.commands))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                summaries = [self.commands[name].get_short_help_str(formatter.width) for name in names]
+                formatter.write_dl([(name.ljust(width), text) for name, text in zip(names, summaries, strict=True)])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a subcommand."""
@@ -59,12 +77,25 @@ def main(debug: bool) -> None:
 
 
 class MountCommand(click.Command):
-    """Has a flag for each mount option, too. They are made when they are needed: other commands do without."""
+    """Has a flag for each mount option as well. They are created on demand, because other commands need none."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """All parameters, with --help at the end."""
-        *own, help_option = super().get_params(ctx)
-        return [*own, *_mount_options(), help_option]
+        """All parameters: the command's own, and the mount options."""
+        return [*super().get_params(ctx), *_mount_options()]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in groups."""
+        from growfs.daemon.options import GROUPS
+
+        title = "Options"
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            title = GROUPS.get(parameter.name or "", title)
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                groups.setdefault(title, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 @cache
@@ -110,7 +141,7 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
     """Mount URL on MOUNTPOINT, and return when training can start.
 
     URL is any fsspec URL, such as s3://bucket/prefix, gs://, az://, https://, hf:// or file://, or a local path.
-    With py:FUNCTION, a function of your own creates the files.
+    With py:FUNCTION, your own function creates the files. MOUNTPOINT is created if it does not exist.
     """
     _hide_secrets()
     _start(url, mountpoint, _parsed(config, given), foreground, fills=False)
@@ -122,10 +153,11 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
 @click.option("--foreground", is_flag=True, help="Stay in the foreground until stopped, as by SIGTERM.")
 def fill(url: str, folder: Path, config: Path | None, foreground: bool, **given: Any) -> None:
-    """Keep FOLDER filled with files of URL, where nothing can be mounted; returns when training can start.
+    """Keep FOLDER filled with files of URL, without a mount.
 
-    FOLDER/current is a plain folder of files that are complete. growfs next FOLDER, and growfs.next_generation() in
-    Python, begin its next generation. The other commands work as with a mount; growfs stop FOLDER ends it.
+    Returns when training can start. FOLDER/current is a plain folder of complete files. Begin its next generation with
+    growfs next FOLDER, or growfs.next_generation() in Python. End with growfs stop FOLDER. The other commands work as
+    with a mount.
     """
     from growfs.folder.layout import DEFAULT_CACHE
 
@@ -142,14 +174,13 @@ def _hide_secrets() -> None:
 
 def _start(url: str, mountpoint: Path, options: Options, foreground: bool, fills: bool) -> None:
     from growfs.daemon import launch
+    from growfs.daemon.option_parsers import nodes_of_job
 
     # As Ctrl-C. Without a handler, the kernel gives no signal to pid 1 of a container (pid_namespaces(7)).
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     on_daemon = launch.end_with_this_process if foreground else None
     with Bar("filling" if fills else "mounting") as bar:
-        daemon, status = launch.start(
-            url, mountpoint, options, lambda status: bar.show(moving(status)), fills, on_daemon
-        )
+        daemon, status = launch.start(url, mountpoint, options, bar.show_start, fills, on_daemon)
     click.echo(f"{status.mountpoint}: {brief(status)}")
     click.echo(f"{status.mountpoint}: {engine(status)}")
     if status.state is not MountState.COMPLETE:
@@ -158,6 +189,11 @@ def _start(url: str, mountpoint: Path, options: Options, foreground: bool, fills
         click.echo(f"{status.mountpoint}: metrics at {status.metrics_url}")
     if status.unpromised:
         click.echo(f"note: not every directory has a file yet: {printable(status.unpromised)}")
+    if (nodes := nodes_of_job()) > 1 and not (options.partition or options.peers):
+        click.echo(
+            f"note: this job has {nodes} nodes, and each of them fetches all files; --partition auto gives each its own"
+            " part, and --peers lets them share their caches"
+        )
     for warning in status.warnings:
         click.echo(f"warning: {printable(warning)}")
     if foreground:
@@ -188,7 +224,7 @@ def status(mountpoint: Path, as_json: bool) -> None:
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT, required=False)
 def top(mountpoint: Path | None) -> None:
-    """Show live what a mount is doing, or all mounts of this machine."""
+    """Show live what a mount is doing, or all mounts."""
     from growfs.client.top import app
 
     sys.exit(app.run(mountpoint))
@@ -197,16 +233,17 @@ def top(mountpoint: Path | None) -> None:
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 @click.option("--files", metavar="N", help="Wait until N files are cached.")
-@click.option("--bytes", "bytes_", metavar="SIZE", help="Wait until this much is cached.")
-@click.option("--fraction", metavar="F", help="Wait until this share of the files is cached: 0.5 or 50%.")
+@click.option("--bytes", "bytes_", metavar="SIZE", help="Wait until SIZE bytes are cached.")
+@click.option("--fraction", metavar="F", help="Wait until this share of all files is cached: 0.5 or 50%.")
 @click.option("--all", "everything", is_flag=True, help="Wait until every file is cached.")
 @click.option("--timeout", metavar="TIME", help="Fail after this time.")
 def wait(
     mountpoint: Path, files: str | None, bytes_: str | None, fraction: str | None, everything: bool, timeout: str | None
 ) -> None:
-    """Wait until enough is cached; with none of the first four options, until training can start, as mount does.
+    """Wait until training can start, or until enough files are cached.
 
-    Fails if nothing more will be fetched, or after --timeout.
+    Waits as growfs mount does, unless one of the first four options says how much is enough. Fails if no more files
+    will be fetched, or after --timeout.
     """
     from growfs.client.wait import Enough
     from growfs.client.wait import wait as wait_for
@@ -251,7 +288,10 @@ def umount(mountpoint: Path, lazy: bool) -> None:
 @main.command()
 @click.argument("folder", type=MOUNTPOINT)
 def stop(folder: Path) -> None:
-    """End growfs fill; the files stay in the folder. For a mount it is the same as umount."""
+    """End growfs fill; the files stay in the folder.
+
+    For a mount, stop does the same as umount.
+    """
     from growfs.daemon import launch
 
     launch.stop(folder)
@@ -261,9 +301,10 @@ def stop(folder: Path) -> None:
 @click.argument("folder", type=MOUNTPOINT)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def next_(folder: Path, command: tuple[str, ...]) -> None:
-    """Begin the next generation of a folder that growfs fill fills, if there is something new, and print its path.
+    """Begin the next generation of a filled folder, and print its path.
 
-    With a COMMAND (after --), runs that instead, in the generation's folder, which stays until the command ends.
+    If there is nothing new, the path is that of the current generation. With a COMMAND (after --), runs the command in
+    the folder of the generation instead, which stays until the command ends.
     """
     from growfs.client.generation import begin_generation, run_in
 
@@ -306,7 +347,10 @@ def _with_globs(run: Callable[[Path, tuple[str, ...]], None]) -> click.Command:
 
 @_with_globs
 def pin(mountpoint: Path, globs: tuple[str, ...]) -> None:
-    """Fetch matching files, and never evict them. Patterns use .gitignore syntax."""
+    """Fetch matching files, and never evict them.
+
+    Patterns use .gitignore syntax.
+    """
     _fetch(mountpoint, "pin", globs)
 
 
@@ -339,9 +383,10 @@ def evict(mountpoint: Path, globs: tuple[str, ...]) -> None:
 @main.command()
 @click.argument("place", type=MOUNTPOINT, metavar="MOUNTPOINT|CACHE_DIR")
 def verify(place: Path) -> None:
-    """Compare the cached files with the digests from when they were fetched.
+    """Check the cached files against their digests.
 
-    What differs is evicted, and fetched again where it is mounted. Exits with 1 if there was any.
+    A digest of each file is recorded when it is fetched. Damaged files are evicted, and fetched again if the cache is
+    mounted. Exits with 1 if any file was damaged.
     """
     from humanfriendly import format_size
 
@@ -374,7 +419,7 @@ def _fetch(mountpoint: Path, command: str, globs: tuple[str, ...]) -> None:
 @click.argument("mountpoint", type=MOUNTPOINT)
 @click.argument("options", nargs=-1, required=True, metavar="NAME=VALUE...", shell_complete=completion.settings)
 def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
-    """Change options of a running mount, such as cache-size=1TB."""
+    """Change options of a mount, such as cache-size=1TB."""
     given = {}
     for text in options:
         name, equals, value = text.partition("=")
@@ -382,6 +427,7 @@ def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
             raise UsageError(f"set: {text!r}: write it as NAME=VALUE, such as cache-size=1TB")
         given[name.replace("-", "_")] = value
     _call(mountpoint, "set", options=given)
+    click.echo(f"{mountpoint}: set {', '.join(options)}")
 
 
 @main.command()
@@ -389,20 +435,23 @@ def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
 def pause(mountpoint: Path) -> None:
     """Stop prefetching; files that are opened are still fetched."""
     _call(mountpoint, "pause")
+    click.echo(f"{mountpoint}: paused; growfs resume {mountpoint} goes on")
 
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 def resume(mountpoint: Path) -> None:
     """Resume prefetching."""
-    _call(mountpoint, "resume")
+    now = MountStatus.parse(_call(mountpoint, "resume"))
+    click.echo(f"{mountpoint}: resumed; {state_text(now)}")
 
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 def release(mountpoint: Path) -> None:
-    """Drop all holds, so delisted files can be evicted."""
-    _call(mountpoint, "release")
+    """End all holds, so that files no longer listed can be evicted."""
+    readers = MountStatus.parse(_call(mountpoint, "release")).readers
+    click.echo(f"{mountpoint}: ended the holds of {len(readers):,} process{'es' * (len(readers) != 1)}")
 
 
 @main.command()
@@ -411,14 +460,14 @@ def release(mountpoint: Path) -> None:
 @click.option("--file-size", metavar="SIZE", help="Size of one file, instead of --files.")
 @click.option("--cache-size", metavar="SIZE", required=True, help="Size of the cache.")
 @click.option("--bandwidth", metavar="RATE", required=True, help="Download rate of the link: 1GB/s.")
-@click.option("--read-rate", metavar="RATE", required=True, help="Rate at which the training loop reads.")
-@click.option("--turnover", metavar="F", default="20%", help="Fraction of the cache that each epoch replaces. [20%]")
+@click.option("--read-rate", metavar="RATE", required=True, help="Rate at which the training loop reads: 500MB/s.")
+@click.option("--turnover", metavar="F", default="20%", help="Share of the cache that each epoch replaces. [20%]")
 @click.option("--epochs", metavar="N", default="50", help="Number of epochs; each reads all listed files once. [50]")
-@click.option("--nodes", metavar="N", default="1", help="Number of nodes that feed one another (--peers). [1]")
+@click.option("--nodes", metavar="N", default="1", help="Number of nodes that share their caches (--peers). [1]")
 @click.option("--draw", metavar="FILE", type=click.Path(path_type=Path), help="Plot the result to a PNG or SVG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
-    """Simulate the coverage and the traffic of a cache size."""
+    """Predict the coverage and the traffic of a cache size."""
     from dataclasses import asdict
 
     from rich.console import Console
@@ -446,8 +495,8 @@ def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
 @click.argument("url", shell_complete=completion.values, required=False)
 @click.argument("mountpoint", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--measure", metavar="TIME", default="2s", help="How long to measure each rate; 0: not at all. [2s]")
-@click.option("--timeout", metavar="TIME", default="10s", help="How long a server may take to answer. [10s]")
+@click.option("--measure", metavar="TIME", default="2s", help="Time to measure each rate; 0: measure none. [2s]")
+@click.option("--timeout", metavar="TIME", default="10s", help="Maximum time for a server to respond. [10s]")
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
 def doctor(
     url: str | None,
@@ -458,10 +507,10 @@ def doctor(
     config: Path | None,
     **given: Any,
 ) -> None:
-    """Check whether this machine can mount URL, and measure what to expect.
+    """Check whether this machine can mount URL, and how fast.
 
-    Takes the arguments of growfs mount: write doctor in the place of mount. Without URL, only the machine and the cache
-    are checked. Exits with 1 if mounting would fail. Changes nothing.
+    Takes the arguments of growfs mount: write doctor instead of mount. Without URL, only the machine and the cache are
+    checked. Exits with 1 if mounting would fail. Changes nothing.
     """
     from growfs.daemon import launch
     from growfs.doctor.examination import Effort, diagnose

@@ -1,4 +1,4 @@
-"""What a mount tells of itself: each figure once, with its meaning, its unit and the metric that it is.
+"""The status of a mount: each figure once, with its meaning, its unit and its metric.
 
 The components of a mount return the sections; daemon/snapshot.py puts them together. From here come status.json, the
 types of `status()` in Python, the metrics, and the tables of docs/status-and-metrics.md; the text of .growfs/status
@@ -30,26 +30,26 @@ class Meaning:
     """None: it is not a metric."""
 
 
-def told(text: str, unit: Unit = "", kind: Kind | None = None) -> dict[str, Meaning]:
+def figure(text: str, unit: Unit = "", kind: Kind | None = None) -> dict[str, Meaning]:
     """The metadata of a field that is not a metric. Without any, a field is a section whose fields say it all."""
     return {"meaning": Meaning(text, unit, kind)}
 
 
 def gauge(text: str, unit: Unit = "") -> dict[str, Meaning]:
     """The metadata of a field that is a metric. Where its value is None, the metric has no sample."""
-    return told(text, unit, "gauge")
+    return figure(text, unit, "gauge")
 
 
 def counter(text: str, unit: Unit = "") -> dict[str, Meaning]:
     """The metadata of a field that is a metric and only grows."""
-    return told(text, unit, "counter")
+    return figure(text, unit, "counter")
 
 
 class MountState(Enum):
     """What a mount is doing.
 
-    The value is the word of status.json, which history keeps, too. `text` is what people are told, `color` that of a
-    terminal, and `page_color` that of the report.
+    The value is the word of status.json and of the history. `text` is for people, `color` for a terminal, and
+    `page_color` for the report.
     """
 
     text: str
@@ -59,8 +59,8 @@ class MountState(Enum):
     LISTING = "listing", "listing the remote", "cyan", "gray"
     SEEDING = "seeding", "fetching one file of each directory", "cyan", "teal"
     FILLING = "filling", "filling the cache", "cyan", "blue"
-    ROTATING = "rotating", "replacing delisted files with new ones", "blue", "green"
-    HELD = "held", "held: only misses are fetched", "yellow", "soft"
+    ROTATING = "rotating", "replacing files that are no longer listed", "blue", "green"
+    HELD = "held", "full; only misses are fetched", "yellow", "soft"
     COMPLETE = "complete", "complete: every file of the remote is cached", "green", "lime"
     PAUSED = "paused", "paused: only misses are fetched", "magenta", "amber"
     WAITING = "waiting", "waiting for the remote", "red", "red"
@@ -121,21 +121,21 @@ def _section(type_: Any) -> type[Section] | None:
 class OutageStatus(Section):
     """Why the remote is away."""
 
-    since: float = field(metadata=told("since when the remote is away", "time"))
-    why: str = field(metadata=told("the error of the last request"))
-    next_try_s: float = field(metadata=told("time until it is tried again", "seconds"))
+    since: float = field(metadata=figure("start of the outage", "time"))
+    why: str = field(metadata=figure("the error of the last request"))
+    next_try_s: float = field(metadata=figure("time until the next request", "seconds"))
 
 
 @dataclass(eq=False, repr=False)
 class PeersStatus(Section):
     """The other nodes."""
 
-    nodes: int = field(metadata=gauge("how many they are, with this one"))
-    address: str = field(metadata=told("`--peer-addr`"))
-    serving: bool = field(metadata=gauge("whether this node serves the others"))
-    answering: int = field(metadata=gauge("how many of the other nodes answer"))
-    waiting: bool = field(metadata=gauge("whether a draw waits until another node has what would be evicted"))
-    sent_bytes_total: int = field(metadata=counter("bytes sent to other nodes", "bytes"))
+    nodes: int = field(metadata=gauge("nodes, with this one"))
+    address: str = field(metadata=figure("`--peer-addr`"))
+    serving: bool = field(metadata=gauge("whether this node serves its peers"))
+    answering: int = field(metadata=gauge("peers that answer"))
+    waiting: bool = field(metadata=gauge("whether a fetch waits until a peer has the file that it would evict"))
+    sent_bytes_total: int = field(metadata=counter("bytes sent to peers", "bytes"))
 
 
 @dataclass(eq=False, repr=False)
@@ -148,7 +148,7 @@ class RemoteStatus(Section):
     listed: bool = field(metadata=gauge("whether the listing of the remote is complete"))
     listing: bool = field(metadata=gauge("whether the remote is being listed now"))
     listing_silent_s: float | None = field(
-        metadata=gauge("time since the server sent a page of a listing that is slow; null: it is not slow", "seconds")
+        metadata=gauge("if the listing is slow: time since its last page arrived; else null", "seconds")
     )
 
 
@@ -159,10 +159,12 @@ class CacheStatus(Section):
     files: int = field(metadata=gauge("cached files"))
     bytes: int = field(metadata=gauge("disk space of the cached files", "bytes"))
     content_bytes: int = field(metadata=gauge("sum of the sizes of the cached files", "bytes"))
-    limit_bytes: int = field(metadata=gauge("the most disk space that the cache may take (`--cache-size`)", "bytes"))
-    in_flight_bytes: int = field(metadata=gauge("disk space that is reserved for downloads", "bytes"))
+    limit_bytes: int = field(metadata=gauge("maximum disk space of the cache (`--cache-size`)", "bytes"))
+    in_flight_bytes: int = field(metadata=gauge("disk space reserved for downloads", "bytes"))
     orphan_bytes: int = field(metadata=gauge("disk space of evicted or replaced files that are still open", "bytes"))
-    left_out_bytes: int = field(metadata=gauge("disk space of cached files that are delisted", "bytes"))
+    left_out_bytes: int = field(
+        metadata=gauge("disk space of cached files to be replaced: no longer listed, not yet evicted", "bytes")
+    )
 
 
 @dataclass(eq=False, repr=False)
@@ -171,6 +173,7 @@ class ListedStatus(Section):
 
     files: int = field(metadata=gauge("files that the current generation lists"))
     bytes: int = field(metadata=gauge("sum of the sizes of the listed files", "bytes"))
+    new_files: int = field(metadata=gauge("cached files that wait for the next listing"))
 
 
 @dataclass(eq=False, repr=False)
@@ -179,17 +182,17 @@ class FetchStatus(Section):
 
     files_total: int = field(metadata=counter("files fetched"))
     bytes_total: int = field(metadata=counter("bytes received from the remote", "bytes"))
-    peer_files_total: int = field(metadata=counter("of these, files that other nodes sent (`--peers`)"))
-    peer_bytes_total: int = field(metadata=counter("bytes received from other nodes", "bytes"))
-    bytes_per_s: float = field(metadata=told("download rate over the last seconds", "bytes/s"))
+    peer_files_total: int = field(metadata=counter("of these, files that peers sent (`--peers`)"))
+    peer_bytes_total: int = field(metadata=counter("bytes received from peers", "bytes"))
+    bytes_per_s: float = field(metadata=figure("download rate over the last seconds", "bytes/s"))
     failed: int = field(metadata=counter("downloads that failed"))
-    streams: int = field(metadata=gauge("most requests at a time"))
-    limit_bytes_per_s: int | None = field(metadata=told("`--bandwidth`, or null", "bytes/s"))
-    client: str = field(metadata=told("what requests files: `growfs`, or the store's library (`--client`)"))
-    client_reason: str = field(metadata=told("why"))
+    streams: int = field(metadata=gauge("maximum number of concurrent requests"))
+    limit_bytes_per_s: int | None = field(metadata=figure("`--bandwidth`, or null", "bytes/s"))
+    client: str = field(metadata=figure("client that requests files: `growfs`, or the store's library (`--client`)"))
+    client_reason: str = field(metadata=figure("why this client"))
     library_files_total: int = field(metadata=counter("files that the store's library fetched"))
     late_file: str | None = field(
-        metadata=told("a file that comes so slowly that those drawn after it are listed without it, or null")
+        metadata=figure("a file that arrives so slowly that later files are listed without it, or null")
     )
     eta_s: float | None = field(
         metadata=gauge("time until the cache is full or everything is cached; null: unknown", "seconds")
@@ -210,9 +213,9 @@ class MissStatus(Section):
 
     files_total: int = field(metadata=counter("opens of files that were not cached"))
     wait_s_total: float = field(
-        metadata=counter("how long opens waited for files that were not cached, in total", "seconds")
+        metadata=counter("total time that opens waited for files that were not cached", "seconds")
     )
-    waiting: int = field(metadata=gauge("opens that wait now"))
+    waiting: int = field(metadata=gauge("opens that are waiting"))
 
 
 @dataclass(eq=False, repr=False)
@@ -220,7 +223,7 @@ class CoverageStatus(Section):
     """How much of the data was cached at some time."""
 
     files_seen: int = field(metadata=gauge("files that were cached at some time"))
-    files: int = field(metadata=gauge("files of the remote, or of this shard"))
+    files: int = field(metadata=gauge("files of the remote, or of this node's partition"))
     pass_: int = field(metadata=gauge("number of the pass over the data, from 1"))
 
 
@@ -228,7 +231,7 @@ class CoverageStatus(Section):
 class BudgetStatus(Section):
     """The traffic of today."""
 
-    limit_bytes: int | None = field(metadata=gauge("traffic allowed in a day (`--remote-budget`), or null", "bytes"))
+    limit_bytes: int | None = field(metadata=gauge("traffic allowed per day (`--remote-budget`), or null", "bytes"))
     spent_bytes: int = field(metadata=gauge("bytes received today (UTC)", "bytes"))
     resumes_s: float | None = field(
         metadata=gauge("time until prefetching resumes, if the budget is spent; else null", "seconds")
@@ -240,11 +243,11 @@ class OpensStatus(Section):
     """How often files were opened."""
 
     total: int = field(metadata=counter("opens of cached files"))
-    bytes_total: int = field(metadata=counter("sum of the sizes of the files that were opened, each time", "bytes"))
-    min: int = field(metadata=gauge("opens of the file that was opened least, of all that were ever cached"))
-    max: int = field(metadata=gauge("opens of the file that was opened most"))
-    mean: float = field(metadata=gauge("opens per file, of all that were ever cached"))
-    dispersion: float = field(metadata=gauge("variance of opens per file over their mean; 0: all equal"))
+    bytes_total: int = field(metadata=counter("sum of the sizes of the opened files, once per open", "bytes"))
+    min: int = field(metadata=gauge("opens of the least opened file, among all that were ever cached"))
+    max: int = field(metadata=gauge("opens of the most opened file"))
+    mean: float = field(metadata=gauge("opens per file, over all that were ever cached"))
+    dispersion: float = field(metadata=gauge("variance of the opens per file, divided by their mean; 0: all equal"))
     per_fetch: float = field(metadata=gauge("opens per fetched file"))
 
 
@@ -252,52 +255,64 @@ class OpensStatus(Section):
 class ReaderStatus(Section):
     """A process that reads."""
 
-    pid: int = field(metadata=told("process; 0: all of other pid namespaces"))
-    command: str = field(metadata=told("its name"))
-    listed_at: float | None = field(metadata=told("when it last listed; null: never", "time"))
-    generation: int = field(metadata=told("generation that it listed last"))
-    files_shown: int = field(metadata=told("files that it was shown in that generation"))
-    files_opened: int = field(metadata=told("of these, how many it opened"))
-    opens: int = field(metadata=told("its opens"))
-    held_bytes: int = field(metadata=told("disk space of delisted files that its hold keeps from eviction", "bytes"))
-    advice: str | None = field(metadata=told("what is wrong with the way it reads, or null"))
+    pid: int = field(metadata=figure("process ID; 0: all processes of other pid namespaces"))
+    command: str = field(metadata=figure("name of the process"))
+    listed_at: float | None = field(metadata=figure("its last listing; null: it has never listed", "time"))
+    generation: int = field(metadata=figure("generation of its last listing"))
+    files_shown: int = field(metadata=figure("files that it listed in that generation"))
+    files_opened: int = field(metadata=figure("of these, files that it opened"))
+    opens: int = field(metadata=figure("its opens"))
+    held_bytes: int = field(
+        metadata=figure("disk space of files to be replaced that its hold keeps from eviction", "bytes")
+    )
+    advice: str | None = field(metadata=figure("how to read without waiting, or to see more files; or null"))
 
 
 @dataclass(eq=False, repr=False)
 class SkippedStatus(Section):
     """Files that cannot be mounted or fetched, for one reason."""
 
-    reason: str = field(metadata=told("why"))
-    files: int = field(metadata=told("how many"))
-    example: str = field(metadata=told("one of them"))
+    reason: str = field(metadata=figure("why"))
+    files: int = field(metadata=figure("number of files"))
+    example: str = field(metadata=figure("path of one of them"))
+
+
+@dataclass(eq=False, repr=False)
+class StartStatus(Section):
+    """How far `mount` is from its return."""
+
+    done: int = field(metadata=figure("files or bytes that are cached"))
+    needed: int = field(metadata=figure("files or bytes without which training cannot start"))
+    unit: str = field(metadata=figure("`files` or `bytes`"))
 
 
 @dataclass(eq=False, repr=False)
 class MountInfo(Section):
     """What does not change while the daemon runs. The report has it from the database."""
 
-    version: str = field(metadata=told("version of growfs"))
-    url: str = field(metadata=told("the remote, without secrets"))
-    mountpoint: str = field(metadata=told("where it is mounted"))
-    cache_dir: str = field(metadata=told("folder of the cache of this mount"))
-    pid: int = field(metadata=told("process of the daemon"))
-    engine: str = field(metadata=told("`passthrough`, `links` or `libfuse`; `folder` for `growfs fill`"))
-    engine_reason: str = field(metadata=told("why this engine"))
-    metrics_url: str | None = field(metadata=told("where the metrics are served (`--metrics-addr`), or null"))
-    seed: int = field(metadata=told("`--seed`"))
-    partition: str | None = field(metadata=told("`--partition` as I/N, or null"))
+    version: str = field(metadata=figure("version of growfs"))
+    url: str = field(metadata=figure("the remote, without secrets"))
+    mountpoint: str = field(metadata=figure("the folder where it is mounted"))
+    cache_dir: str = field(metadata=figure("folder of the cache of this mount"))
+    pid: int = field(metadata=figure("process ID of the daemon"))
+    engine: str = field(metadata=figure("`passthrough`, `links` or `libfuse`; `folder` for `growfs fill`"))
+    engine_reason: str = field(metadata=figure("why this engine"))
+    metrics_url: str | None = field(metadata=figure("URL of the metrics (`--metrics-addr`), or null"))
+    seed: int = field(metadata=figure("`--seed`"))
+    partition: str | None = field(metadata=figure("`--partition` as I/N, or null"))
 
 
 @dataclass(eq=False, repr=False)
 class MountStatus(MountInfo):
     """The content of status.json."""
 
-    ready: bool = field(metadata=gauge("whether training can start: whether `mount` has returned"))
-    waited_for: str | None = field(metadata=told("what `mount` has waited for, or null: it still waits"))
-    state: MountState = field(metadata=told("what the mount is doing"))
-    outage: OutageStatus | None = field(metadata=told("null while the remote answers"))
-    peers: PeersStatus | None = field(metadata=told("the nodes that feed one another (`--peers`), or null"))
-    rotation: str = field(metadata=told("`--rotation`"))
+    ready: bool = field(metadata=gauge("whether `mount` has returned, so that training can start"))
+    waited_for: str | None = field(metadata=figure("condition on which `mount` returned; null: it has not yet"))
+    start: StartStatus | None = field(metadata=figure("progress of `mount` towards the start of training, or null"))
+    state: MountState = field(metadata=figure("state of the mount"))
+    outage: OutageStatus | None = field(metadata=figure("null while the remote answers"))
+    peers: PeersStatus | None = field(metadata=figure("the peers (`--peers`), or null"))
+    rotation: str = field(metadata=figure("`--rotation`"))
     generation: int = field(metadata=gauge("number of the current generation"))
     remote: RemoteStatus
     cache: CacheStatus
@@ -308,15 +323,15 @@ class MountStatus(MountInfo):
     coverage: CoverageStatus
     budget: BudgetStatus
     opens: OpensStatus
-    requests: dict[str, int] = field(metadata=told("requests of the kernel by kind, with passthrough"))
-    readers: list[ReaderStatus] = field(metadata=told("the processes that read"))
-    skipped: list[SkippedStatus] = field(metadata=told("files that cannot be mounted or fetched"))
-    unpromised: str | None = field(metadata=told("why some directories have no file yet, or null"))
-    warnings: list[str] = field(metadata=told("what is odd about the options, or has failed and is tried again"))
+    requests: dict[str, int] = field(metadata=figure("requests of the kernel by kind, with passthrough and links"))
+    readers: list[ReaderStatus] = field(metadata=figure("processes that read"))
+    skipped: list[SkippedStatus] = field(metadata=figure("files that cannot be mounted or fetched"))
+    unpromised: str | None = field(metadata=figure("why some directories have no file yet, or null"))
+    warnings: list[str] = field(metadata=figure("conflicting options, and failures that are retried"))
     last_error: str | None = field(
-        metadata=told("the latest failure of a file or a listing that has not succeeded since, or null")
+        metadata=figure("latest failure of a file or listing that has not succeeded since, or null")
     )
-    last_error_at: float | None = field(metadata=told("when that was", "time"))
+    last_error_at: float | None = field(metadata=figure("time of that failure", "time"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,29 +386,29 @@ class Metric:
 METRICS = (
     Metric(
         "growfs_mount_info",
-        "what is mounted; always 1",
+        "the mount, by its labels; always 1",
         lambda status: [((status.url, status.mountpoint, status.engine, status.version), 1)],
         ("url", "mountpoint", "engine", "version"),
     ),
     Metric(
         "growfs_state",
-        "1 for the state that the mount is in, 0 for the others",
+        "1 for the state of the mount, 0 for all others",
         lambda status: [((state.value,), state is status.state) for state in MountState],
         ("state",),
     ),
     Metric(
         "growfs_outage_seconds",
-        "how long the remote has been away; 0: it is not",
+        "duration of the current outage of the remote; 0: none",
         lambda status: [((), time.time() - status.outage.since if status.outage else 0)],
     ),
     Metric(
         "growfs_last_error_timestamp_seconds",
-        "when the latest failure was that has not succeeded since",
+        "time of the latest failure that has not succeeded since",
         lambda status: [((), status.last_error_at)] if status.last_error_at else [],
     ),
     Metric(
         "growfs_requests_total",
-        "requests of the kernel, with passthrough",
+        "requests of the kernel, with passthrough and links",
         lambda status: [((opcode,), count) for opcode, count in status.requests.items()],
         ("opcode",),
         "counter",
@@ -401,7 +416,7 @@ METRICS = (
     Metric("growfs_readers", "processes that read", lambda status: [((), len(status.readers))]),
     Metric(
         "growfs_held_bytes",
-        "disk space of delisted files that the hold of one reader keeps, of the reader that holds most",
+        "disk space of files to be replaced that one reader holds: the reader that holds most",
         lambda status: [((), max((reader.held_bytes for reader in status.readers), default=0))],
     ),
     Metric(

@@ -11,7 +11,7 @@ ALL = "(all)"
 
 FAULTS = {
     1: (
-        "a body that is cut, damaged, or of another length",
+        "a response body that is cut short, damaged, or of the wrong length",
         S3_FAULTS,
         "test_faults_of_single_objects_have_nothing_wrong_admitted",
     ),
@@ -21,12 +21,12 @@ FAULTS = {
         "test_an_object_that_changes_between_its_parts_is_no_mix",
     ),
     3: (
-        "a remote that refuses, throttles or is away for minutes",
+        "a remote that refuses, throttles, or is away for minutes",
         S3_FAULTS,
         "test_a_fault_of_the_whole_remote_is_waited_out",
     ),
     4: (
-        "another user, or a program that writes",
+        "another user, or a program that tries to write",
         "tests/fuse/test_reading.py",
         "test_a_shared_mapping_cannot_be_written",
     ),
@@ -34,11 +34,11 @@ FAULTS = {
     6: ("any order of listings by several processes", MODEL, ALL),
     7: ("a listing that takes minutes", TROUBLES, "test_a_mount_returns_while_a_long_listing_goes_on"),
     8: (
-        "many that open large files of it",
+        "many readers that open its large files",
         "tests/fuse/test_resource_limits.py",
         "test_a_large_virtual_file_is_shared_by_those_that_open_it",
     ),
-    9: ("the end of the daemon", "tests/crash/test_trust.py", "test_a_dead_mount_is_detected_at_once"),
+    9: ("the death of the daemon", "tests/crash/test_trust.py", "test_a_dead_mount_is_detected_at_once"),
     10: ("a daemon that is killed while files are open", UNMOUNT, "test_after_sigkill_every_new_open_fails"),
     11: (
         "an unmount while files are open and mapped",
@@ -46,7 +46,7 @@ FAULTS = {
         "test_after_a_lazy_umount_open_and_mapped_files_stay_readable",
     ),
     12: (
-        "arrivals, replacements and evictions while somebody watches",
+        "arrivals, replacements and evictions while a program watches",
         "tests/fuse/test_inotify.py",
         "test_inotify_reports_no_replacements",
     ),
@@ -54,12 +54,12 @@ FAULTS = {
     14: ("an outage in the middle of filling", TROUBLES, "test_an_outage_in_the_middle_of_filling_is_waited_out"),
     15: ("a listing that takes minutes", TROUBLES, "test_a_mount_returns_while_a_long_listing_goes_on"),
     16: (
-        "a page of a listing that comes twice, or out of order",
+        "a listing page that comes twice, or out of order",
         S3_FAULTS,
         "test_a_listing_with_a_bad_page_loses_no_file",
     ),
     17: (
-        "kills of the daemon, workers, server and readers",
+        "kills of the daemon, its workers, the server and readers",
         "tests/test_soak.py",
         "test_readers_see_no_fault_but_those_that_are_due",
     ),
@@ -71,7 +71,7 @@ FAULTS = {
     19: ("any order of misses, opens and evictions", MODEL, ALL),
     20: ("a file that always fails", "tests/fuse/test_prefetch.py", "test_a_file_that_fails_does_not_stop_the_others"),
     21: (
-        "readers whose processes cannot be seen",
+        "readers whose processes the daemon cannot see",
         "tests/fuse/test_rotation.py",
         "test_nothing_rotates_for_readers_of_another_pid_namespace",
     ),
@@ -82,16 +82,16 @@ FAULTS = {
     ),
     23: ("more frozen files than the cache can hold", SELECTION, "test_frozen_files_that_do_not_fit_are_refused"),
     24: ("a file of a group that fails", SELECTION, "test_a_file_that_fails_keeps_its_group_unlisted"),
-    25: ("more files asked for than the cache can hold", SELECTION, "test_show_files_beyond_the_capacity_is_refused"),
+    25: ("a number larger than the cache can hold", SELECTION, "test_show_files_beyond_the_capacity_is_refused"),
     26: (
-        "a remote that grows",
+        "a remote that gains files",
         "tests/unit/test_pass_order.py",
         "test_a_growing_catalog_moves_no_file_to_another_node",
     ),
     27: ("a restart in the middle of a day", "tests/unit/test_budget.py", "test_the_count_survives_a_restart"),
     28: ("a full disk", DISKS, "test_on_a_full_disk_misses_and_smaller_sizes_make_room"),
     29: (
-        "SIGKILL at each step, an error of the disk, a power loss",
+        "SIGKILL at each step, a disk error, a power loss",
         LABELS,
         "test_after_a_kill_the_next_mount_is_consistent",
     ),
@@ -102,19 +102,19 @@ FAULTS = {
         "test_what_a_hostile_listing_names_can_be_a_file_or_is_skipped",
     ),
     32: (
-        "errors and process lists, which show arguments",
+        "errors and process lists, which contain arguments",
         "tests/cli/test_secrets.py",
         "test_an_error_shows_no_secret",
     ),
     33: ("wrong bytes from the server", S3_FAULTS, "test_faults_of_single_objects_have_nothing_wrong_admitted"),
     34: (
-        "a change of the rate while files are fetched",
+        "a change of the rate during fetches",
         "tests/unit/test_rate_limits.py",
         "test_a_change_of_the_rate_applies_at_once",
     ),
-    35: ("shards that are broken", MEMBERS, "test_broken_shards_and_odd_names_are_reported_and_the_others_served"),
+    35: ("broken archives", MEMBERS, "test_broken_shards_and_odd_names_are_reported_and_the_others_served"),
     36: (
-        "a shard that changes while it is read",
+        "an archive that changes while it is read",
         "tests/remote/test_archives.py",
         "test_an_archive_that_changes_while_it_is_read_is_read_again",
     ),
@@ -135,8 +135,8 @@ FAULTS = {
         "test_producer_failures_are_logged_and_skipped",
     ),
     41: ("workers that make samples in any order", PRODUCERS, "test_samples_depend_only_on_seed_and_number"),
-    42: ("a function that writes elsewhere", PRODUCERS, "test_producer_failures_are_logged_and_skipped"),
-    43: ("an error of the disk while files are linked", FILL, "test_after_a_fault_the_next_start_puts_right"),
+    42: ("a function that writes to other places", PRODUCERS, "test_producer_failures_are_logged_and_skipped"),
+    43: ("a disk error while files are linked", FILL, "test_after_a_fault_the_next_start_puts_right"),
     44: ("a reader that is killed", FILL, "test_a_held_generation_stays_whole_until_its_reader_is_killed"),
     45: ("a kernel without inotify", FILL, "test_without_inotify_what_is_shown_counts_as_read"),
     46: (
@@ -145,4 +145,4 @@ FAULTS = {
         "test_a_node_that_is_killed_while_it_serves_harms_no_reader",
     ),
 }
-"""By the number of the promise: the fault, the file, and the test (or all of the file's)."""
+"""By number of the promise: the fault, the test file, and the test (or ALL of them)."""

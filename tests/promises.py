@@ -1,7 +1,7 @@
 """Which tests check which promise of SEMANTICS.md, by the marks in the tests; docs/promises.md is made from them.
 
 A test of promise 6 is marked `@pytest.mark.promise(6)`. The marks are read from the source, so no test has to be run
-or imported. `python -m tests.promises` writes docs/promises.md; tests/test_promises.py fails where it is out of date.
+or imported. `python -m tests.promises` writes docs/promises.md; tests/test_promises.py fails if it is out of date.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TABLE = TESTS.parent / "docs" / "promises.md"
 HEAD = """# Promises and their tests
 
 Each numbered promise of [SEMANTICS.md](../SEMANTICS.md), and the tests that check it. `python -m tests.promises` writes
-this file from the marks in the tests (`@pytest.mark.promise(6)`), and `tests/test_promises.py` fails where the two
-differ, where a promise has no test, and where a mark names no promise.
+this file from the marks in the tests (`@pytest.mark.promise(6)`), and `tests/test_promises.py` fails if the two
+differ, if a promise has no test, or if a mark names a promise that does not exist.
 
 | promise | file | tests |
 |---|---|---|
@@ -30,8 +30,8 @@ differ, where a promise has no test, and where a mark names no promise.
 FAULTS_HEAD = """
 ## The faults that threaten them
 
-For each promise the fault that threatens it most, and the test that injects it (`tests/promise_faults.py`).
-`tools/soak` injects many of them at once, for an hour.
+The fault that threatens each promise most, and the test that injects it (`tests/promise_faults.py`). `tools/soak`
+injects many of them at once, for an hour.
 
 | promise | fault | injected by |
 |---|---|---|

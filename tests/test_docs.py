@@ -13,7 +13,7 @@ import pytest
 
 from growfs import __version__, errors
 from growfs.cli import main
-from growfs.daemon.options import Options, flag_name
+from growfs.daemon.options import GROUPS, Options, flag_name
 from growfs.daemon.virtual_files import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
 from growfs.fuse.engine_choice import PACKAGES
 from growfs.status_and_metrics import METRICS as OTHERS
@@ -32,9 +32,11 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def option_rows() -> Iterator[str]:
-    """The rows of the options table, as the code defines them."""
+    """The headings and rows of the options tables, as the code defines them."""
     for row in fields(Options):
         meta = row.metadata
+        if row.name in GROUPS:
+            yield f"### {GROUPS[row.name]}"
         value = f" {meta['metavar']}" if "metavar" in meta else ""
         default = f"`{meta['default']}`" if meta.get("default") else ""
         cells = (f"`{flag_name(row.name)}{value}`", default, meta["help"])
@@ -42,7 +44,8 @@ def option_rows() -> Iterator[str]:
 
 
 def test_every_option_is_documented_as_in_its_help() -> None:
-    table = [line for line in OPTIONS.splitlines() if line.startswith("| `--")]
+    headings = {f"### {group}" for group in GROUPS.values()}
+    table = [line for line in OPTIONS.splitlines() if line.startswith("| `--") or line in headings]
     assert table == list(option_rows())
 
 

@@ -34,31 +34,34 @@ Way = Callable[[Numbers, int, int], Reading]
 ABOUT = f"""
 `{{command}}` wrote this page.
 
-A small convolutional network learns scikit-learn's digits. There are {TRAIN:,} training images, of which {RESIDENT} are
-local at a time, and 597 held-out images. There are {{repetitions}} repetitions. Each has a random split (with equally
-many images of each class in both parts), random initial weights, which are the same for all ways to read, and random
-orders. The batch size is {BATCH}. The optimizer is Adam, and its learning rate falls to zero along a cosine.
+This experiment tests whether a model that trains through a rotating cache becomes as accurate as one that trains on all
+of the data. A small convolutional network learns scikit-learn's digits.
 
-The accuracy is that on the held-out images, ± half of the {CONFIDENCE:.0%} confidence interval (Student's t) over the
-repetitions. The differences are paired, so the effects of split and initial weights cancel. All repetitions draw from
-the same 1,797 images: the intervals are about training runs on this data set, not about other data sets.
+There are {TRAIN:,} training images, of which {RESIDENT} are local at a time, and 597 held-out images. There are
+{{repetitions}} repetitions. Each has a random split (with the same number of images of each class in both parts),
+random initial weights, which are the same for all ways to read, and random orders. The batch size is {BATCH}. The
+optimizer is Adam, and its learning rate falls to zero along a cosine.
 
-"Epochs" are epochs of everything local; every other way to read gets as many steps. "Fetches per open" and "opens that
-waited" exclude the first fill of the cache; "fetched" includes it.
+The accuracy is measured on the held-out images, ± half of the {CONFIDENCE:.0%} confidence interval (Student's t) over
+the repetitions. The differences are paired, so the effects of split and initial weights cancel. All repetitions use the
+same 1,797 images: the intervals hold for training runs on this data set, not for other data sets.
+
+"Epochs" are epochs of everything local; every other way to read gets the same number of steps. "Fetches per open" and
+"opens that waited" exclude the first fill of the cache; "fetched" includes it.
 
 - everything local: each epoch shuffles all of the data.
-- growfs: the order that the rules of a mount (`growfs.simulation`) give to a reader that lists, opens each listed file
-  once in random order, and lists again. The cache is full at the start. For d fetches per open the turnover is
-  d / (1 + d), and the remote delivers d files in the time of one open. Files in flight at a listing count as free
-  space, so with a cache of so few files somewhat less is fetched if d is small.
-- LRU: lists what is cached. Each new file replaces the least recently used one, whether that is listed or not. The
-  remote is as fast as for growfs. A listed file that was evicted before it was read is fetched again, and the reader
-  waits.
-- never evict: a static subset, the files that came first. A reader that lists only once sees the same.
+- growfs: a simulation with the rules of a mount (`growfs.simulation`). The reader lists, opens each listed file once in
+  random order, and lists again. The cache is full at the start. For d fetches per open the turnover is d / (1 + d), and
+  the remote delivers d files in the time of one open. Files in flight at a listing count as free space, so with so
+  small a cache somewhat fewer files are fetched if d is small.
+- LRU: the reader lists the cached files. Each new file replaces the least recently used one, whether that is listed or
+  not. The remote is as fast as for growfs. A listed file that was evicted before it was read is fetched again, and the
+  reader waits.
+- never evict: a static subset, the files that came first. A reader that lists only once sees the same files.
 - stream, repeated: as many fetches as growfs, pass after pass in random order, through a shuffle buffer of {RESIDENT}
-  samples. Each sample is trained on as many times as the number says.
-- stream, once: as many bytes as growfs fetches at {USUAL} opens per fetch, with each sample trained on once. They last
-  for {1 / USUAL:.0%} of the steps, and training ends there.
+  samples. The model trains on each sample as often as the number in the table says.
+- stream, once: as many bytes as growfs fetches at {USUAL} opens per fetch. The model trains on each sample once. They
+  last for {1 / USUAL:.0%} of the steps, and training ends there.
 """
 
 
@@ -119,7 +122,7 @@ def main() -> int:
 def report(found: dict[int, list[Row]], command: str, repetitions: int) -> str:
     """The whole page, in Markdown."""
     parts = [
-        "# Does a rotating cache train as well as all the data?",
+        "# Accuracy of training through a rotating cache",
         ABOUT.format(command=command, repetitions=repetitions),
         "![accuracy over the opens per fetch](experiments.svg)\n",
     ]

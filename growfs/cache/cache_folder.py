@@ -222,12 +222,12 @@ def _check_above(cache_dir: Path) -> None:
             if stat.st_uid not in trusted:
                 raise GrowfsError(
                     f"{cache_dir}: lies below {folder} of another user (uid {stat.st_uid}), who could replace it and"
-                    " have growfs delete other files; pass another --cache-dir"
+                    " make growfs delete other files; pass another --cache-dir"
                 )
             if _others_may_write(stat, shared=True):
                 raise GrowfsError(
-                    f"{cache_dir}: lies below {folder}, where other users could replace it and have growfs delete other"
-                    f" files; pass another --cache-dir, or protect what is there from others: chmod +t {folder}"
+                    f"{cache_dir}: lies below {folder}, where other users could replace it and make growfs delete other"
+                    f" files; pass another --cache-dir, or protect it from other users: chmod +t {folder}"
                 )
 
 
@@ -244,12 +244,12 @@ def _check_owner(path: Path, stat: os.stat_result, shared: bool = False) -> None
     """
     if stat.st_uid not in (os.geteuid(), 0):
         raise GrowfsError(
-            f"{path}: belongs to another user (uid {stat.st_uid}), who could have growfs delete other files; pass"
+            f"{path}: belongs to another user (uid {stat.st_uid}), who could make growfs delete other files; pass"
             " another --cache-dir, or delete it"
         )
     if _others_may_write(stat, shared):
         raise GrowfsError(
-            f"{path}: other users may write to it, and could have growfs delete other files; chmod go-w {path}"
+            f"{path}: other users may write to it, and could make growfs delete other files; chmod go-w {path}"
         )
 
 
@@ -389,7 +389,7 @@ def other_format(cache: Path) -> str:
     if not tables:
         return ""
     if not tables >= CACHE_TABLES:
-        raise GrowfsError(f"{database}: is not the catalog of a cache of growfs; move it away, or pass --cache-dir")
+        raise GrowfsError(f"{database}: is not the database of a growfs cache; move it away, or pass --cache-dir")
     return "" if number == FORMAT else f"{cache}: its format is {number}, and that of this growfs is {FORMAT}"
 
 

@@ -162,7 +162,7 @@ class Database:
             try:
                 return await self.write(function)
             except sqlite3.DatabaseError as error:
-                log.warning("the catalog cannot be written, trying again: %s", error)
+                log.warning("the database cannot be written, trying again: %s", error)
                 await trio.sleep(RETRY_S)
 
     async def run_in_writer(self, function: Callable[[], T]) -> T:

@@ -450,7 +450,7 @@ class Store:
         if identity:
             await self._db.write(lambda writer: set_identity(writer, id, identity))
             return False
-        log.warning("%s: the cached file is not the one that was admitted; it is fetched again", path)
+        log.warning("%s: the cached file has been changed; it is fetched again", path)
         await self.evict([id])
         self.damaged.notify(id)
         return True

@@ -21,7 +21,6 @@ from growfs.daemon.launch import start, stop
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import Options
 from growfs.daemon.running import find_living
-from growfs.daemon.status_text import moving
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, resolved
 from growfs.paths import absolute_path
@@ -153,7 +152,7 @@ def mount(
     path = given.mountpoint or resolved(Path(tempfile.mkdtemp(prefix="growfs-")).absolute())
     try:
         with Bar("mounting") as bar:
-            daemon, _ = start(url, path, options, lambda status: bar.show(moving(status)))
+            daemon, _ = start(url, path, options, bar.show_start)
     except BaseException:
         if given.mountpoint is None:
             path.rmdir()

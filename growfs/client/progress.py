@@ -8,10 +8,12 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from growfs.daemon.status_text import printable
+from growfs.daemon.status_text import moving, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+    from growfs.status_and_metrics import MountStatus
 
 
 LINE_EVERY_S = 15.0
@@ -48,6 +50,11 @@ class Bar:
         elif time.monotonic() - self._said_at >= LINE_EVERY_S:
             self._said_at = time.monotonic()
             sys.stderr.write(f"growfs: {self._title} for {self._said_at - self._began:.0f} s: {printable(text)}\n")
+
+    def show_start(self, status: MountStatus) -> None:
+        """Update the bar of a mount that is starting."""
+        start = status.start
+        self.show(moving(status), start.done if start else 0, start.needed if start else None)
 
     def _begin(self) -> None:
         from rich.console import Console

@@ -106,7 +106,7 @@ def _damaged(cache: Path, total: Verified, bar: Bar) -> dict[int, str]:
                 total.files += 1
                 total.bytes += size
     except sqlite3.Error as error:
-        raise GrowfsError(f"{cache}: its catalog cannot be read: {error}") from None
+        raise GrowfsError(f"{cache}: its database cannot be read: {error}") from None
     return damaged
 
 

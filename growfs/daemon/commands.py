@@ -7,6 +7,7 @@ import sqlite3
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -98,8 +99,10 @@ class MountCommands:
         values = {}
         for name, text in options.items():
             if name not in self._live:
-                names = ", ".join(flag_name(name)[2:] for name in self._live)
-                raise UsageError(f"{name}: cannot be set while mounted; these can: {names}")
+                names = [flag_name(name)[2:] for name in self._live]
+                near = get_close_matches(flag_name(name)[2:], names, 1)
+                guess = f"did you mean {near[0]}? " if near else ""
+                raise UsageError(f"{name}: cannot be set while mounted; {guess}these can: {', '.join(names)}")
             values[name] = parse_value(self._live[name], text)
         for name, value in values.items():
             if changing := self._setters[name](value):

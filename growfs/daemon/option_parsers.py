@@ -39,7 +39,7 @@ def cache_size(text: str) -> CacheSize:
     percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     if percent:
         if not 0 < float(percent[1]) <= 100:
-            raise UsageError(f"{text!r} is no valid percentage; write it as 1% to 100%")
+            raise UsageError(f"{text!r} is not a valid percentage; write it as 1% to 100%")
         return CacheSize(share=float(percent[1]) / 100)
     if not (bytes := size(text)):
         raise UsageError("the cache cannot be empty; write its size as 500GB or 80%")
@@ -59,8 +59,16 @@ def partition(text: str) -> tuple[int, int]:
         text = _partition_of_job()
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise UsageError(f"{text!r} is not a shard; write it as 0/8 to 7/8 for a job of eight nodes, or 'auto'")
+        raise UsageError(f"{text!r} is not a partition; write it as 0/8 to 7/8 for a job of eight nodes, or 'auto'")
     return int(number), int(count)
+
+
+def nodes_of_job() -> int:
+    """The number of nodes of the job that this process belongs to; 1 if no launcher says it."""
+    try:
+        return partition("auto")[1]
+    except UsageError:
+        return 1
 
 
 def _partition_of_job() -> str:
@@ -147,7 +155,7 @@ def absolute(url: str) -> str:
 def web_url(text: str) -> str:
     """The URL of a server."""
     if not re.match("https?://[^/]", text):
-        raise UsageError(f"{redact(text)!r} is no URL of a server; write http:// or https:// in front of its name")
+        raise UsageError(f"{redact(text)!r} is not the URL of a server; write http:// or https:// before its name")
     return text
 
 
@@ -155,7 +163,7 @@ def metrics_addr(text: str) -> tuple[str, int]:
     """(host, port) from HOST:PORT; without a host, that of loopback."""
     match = re.fullmatch(r"(?:(\[[\w.:%]+\]|[\w.-]*):)?(\d{1,5})", text, re.ASCII)
     if not match or int(match[2]) > PORT_MAX:
-        raise UsageError(f"{text!r} is no address; write it as HOST:PORT, such as 127.0.0.1:9401 or [::1]:9401")
+        raise UsageError(f"{text!r} is not an address; write it as HOST:PORT, such as 127.0.0.1:9401 or [::1]:9401")
     return (match[1] or LOOPBACK).strip("[]"), int(match[2])
 
 
@@ -229,7 +237,7 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"--peer-token-file {path}: {why}; write the same secret line to it on all nodes") from None
     if not token.isascii() or not token.isprintable() or not token:
         raise UsageError(f"--peer-token-file {path}: write one line of ASCII text to it, the same on all nodes")

@@ -74,6 +74,18 @@ FETCH_PROCESSES = 2
 DEFAULT_CACHE_DIR = str(user_cache_path("growfs")).replace(str(Path.home()), "~", 1)
 
 
+GROUPS = {
+    "cache_dir": "Basics",
+    "wait_files": "Start",
+    "endpoint_url": "Store",
+    "rotation": "Rotation",
+    "partition": "Several nodes",
+    "members": "Producers and archives",
+    "engine": "Advanced",
+}
+"""The groups in which people see the options, each by its first one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of one mount. None: not given."""
@@ -86,31 +98,57 @@ class Options:
         "Maximum size of the cache on disk: 500GB, 20GiB, or a percentage of the free space.",
         live=True,
     )
-    min_free: int = option("1GiB", size, "SIZE", "Free disk space to leave to other programs.", live=True)
-    seed: int = option("0", whole, "N", "Seed of the random order in which files are drawn.")
-    partition: tuple[int, int] | None = option(
-        None,
-        partition,
-        "I/N",
-        "Prefetch only shard I of N (one per node). auto reads the environment of torchrun, Slurm or Open MPI.",
+    bandwidth: int = option("0", rate, "RATE", "Maximum download rate, such as 200MB/s; 0: no limit.", live=True)
+    include: tuple[str, ...] = repeatable(str, "GLOB", "Mount only files that match (.gitignore syntax).")
+    exclude: tuple[str, ...] = repeatable(str, "GLOB", "Skip files that match (.gitignore syntax).")
+    freeze: tuple[str, ...] = repeatable(
+        str,
+        "GLOB",
+        "Fetch matching files before all others and never evict them, as for a validation set; mount waits for them.",
     )
-    peers: tuple[str, ...] | None = option(
+
+    wait_files: int | None = option(None, whole, "N", "Return as soon as N files are cached.")
+    wait_bytes: int | None = option(None, size, "SIZE", "Return as soon as SIZE bytes are cached.")
+    no_wait: bool = flag("Return at once, even if no file is cached.")
+    list_timeout: float = option(
+        "60s", seconds, "TIME", "Start with an incomplete listing of the remote after this time."
+    )
+
+    endpoint_url: str | None = option(None, web_url, "URL", "URL of the store's server, for S3-compatible stores.")
+    anon: bool = flag("Access a public bucket without credentials.")
+    storage_option: tuple[tuple[str, Any], ...] = repeatable(
+        storage_option,
+        "NAME=VALUE",
+        "Option of the store's fsspec filesystem; dots nest: client_kwargs.region_name=eu-west-1.",
+    )
+    client: str = option(
+        "auto",
+        client,
+        "auto|growfs|library",
+        "Client that requests the files: growfs itself (faster) or the store's library, such as s3fs. auto: growfs"
+        " if it supports the store.",
+    )
+    manifest: str | None = option(
         None,
-        peers,
-        "HOST:PORT,...",
-        "The nodes that feed one another: each gets files from another one's cache where it can. dns://NAME:PORT for"
-        " all addresses of a name; auto: the nodes of the Slurm job.",
+        absolute,
+        "FILE",
+        "Read the list of files from a text, CSV or Parquet file or an S3 Inventory, instead of listing the remote.",
+    )
+
+    rotation: str = option(
+        "auto",
+        rotation,
+        "auto|never|always",
+        "When listed files may be evicted. auto: when no process holds them any more; always: when their reader"
+        " has opened them all; never.",
         live=True,
     )
-    peer_addr: tuple[str, int] | None = option(
-        None, peer_addr, "HOST:PORT", "Where this node serves the others. Not encrypted."
-    )
-    peer_token_file: Path | None = option(
-        None, folder, "FILE", "File with the secret that the nodes show one another: one line, the same on all."
-    )
-    peer_bandwidth: int = option("0", rate, "RATE", "Maximum rate at which the other nodes are served; 0: no limit.")
-    freeze: tuple[str, ...] = repeatable(
-        str, "GLOB", "Fetch matching files first, wait for all of them, and never evict them (a validation set)."
+    turnover: float = option(
+        "20%",
+        fraction_of,
+        "SHARE",
+        "Share of a full cache that each generation replaces; proportionally less if only some files were opened.",
+        live=True,
     )
     group: str | None = option(
         None,
@@ -118,45 +156,56 @@ class Options:
         "TEMPLATE",
         "Keep files with the same key together: '{stem}' pairs x.jpg with x.json; also {name}, {parent}.",
     )
-    rotation: str = option(
-        "auto",
-        rotation,
-        "auto|never|always",
-        "When listed files may be evicted. auto: once no hold covers them; always: once their reader has opened"
-        " them all; never.",
-        live=True,
-    )
-    turnover: float = option(
-        "20%",
-        fraction_of,
-        "SHARE",
-        "Fraction of a full cache that a generation replaces if all files were opened; less if fewer were.",
-        live=True,
-    )
+    seed: int = option("0", whole, "N", "Seed of the random order in which files are fetched.")
     hold_idle: float = option(
-        "1h", seconds, "TIME", "End a reader's holds once it has had no file open for this long.", live=True
+        "1h", seconds, "TIME", "End the holds of a process that has had no file open for this long.", live=True
     )
-    show_files: int | None = option(
-        None, positive, "N", "List exactly N files in every generation, so that all nodes have equally many."
-    )
-    remote_budget: int | None = option(
-        None,
-        size,
-        "SIZE",
-        "Stop prefetching after this much traffic in a day (UTC). Files that are opened are still fetched.",
+    settle: float = option(
+        "60s",
+        seconds,
+        "TIME",
+        "How long a job that opens few files or none keeps listing the same files.",
         live=True,
     )
-    workers: int | None = option(
-        None,
+    keep_generations: int = option(
+        "2",
         positive,
         "N",
-        "Number of worker processes: 2 for downloads, one per core for a producer.",
+        "With growfs fill: number of generations that stay in the folder even if no process holds them.",
     )
-    bandwidth: int = option("0", rate, "RATE", "Maximum download rate, such as 200MB/s; 0: no limit.", live=True)
-    include: tuple[str, ...] = repeatable(str, "GLOB", "Mount only files that match (.gitignore syntax).")
-    exclude: tuple[str, ...] = repeatable(str, "GLOB", "Skip files that match (.gitignore syntax).")
+
+    partition: tuple[int, int] | None = option(
+        None,
+        partition,
+        "I/N",
+        "Prefetch only part I of N of the files, one part per node. auto reads I and N from the environment of"
+        " torchrun, Slurm or Open MPI.",
+    )
+    show_files: int | None = option(
+        None, positive, "N", "List exactly N files in every generation, so that all nodes list equally many."
+    )
+    peers: tuple[str, ...] | None = option(
+        None,
+        peers,
+        "HOST:PORT,...",
+        "Nodes that share their caches: each fetches a file from a peer that has it, else from the remote."
+        " dns://NAME:PORT: all addresses of a name; auto: the nodes of the Slurm job.",
+        live=True,
+    )
+    peer_addr: tuple[str, int] | None = option(
+        None, peer_addr, "HOST:PORT", "Address on which this node serves its peers. Not encrypted."
+    )
+    peer_token_file: Path | None = option(None, folder, "FILE", "File with a secret that all peers share, on one line.")
+    peer_bandwidth: int = option("0", rate, "RATE", "Maximum rate at which this node serves its peers; 0: no limit.")
+
+    members: Function | None = option(
+        None,
+        function,
+        "FUNCTION",
+        "Mount the members of archives as files: tar, webdataset, zip_stored, or module:function.",
+    )
     producer: Function | None = option(
-        None, function, "FUNCTION", "Create each file with your own function: mypkg.shards:make, or shards.py:make."
+        None, function, "FUNCTION", "Create each file with your own function: mypkg.shards:make or shards.py:make."
     )
     rename: str | None = option(
         None,
@@ -168,75 +217,44 @@ class Options:
     producer_timeout: float = option("10m", seconds, "TIME", "Time limit of a producer for one file; 0: no limit.")
     producer_memory: int = option("4GiB", size, "SIZE", "Memory limit of one producer process.")
     producer_retries: int = option(
-        "2", whole, "N", "Retries for a file on which the producer fails; then the file is skipped for this pass."
+        "2", whole, "N", "Retries when the producer fails on a file; then the file is skipped for this pass."
     )
-    manifest: str | None = option(
-        None,
-        absolute,
-        "FILE",
-        "Read the catalog from a text, CSV or Parquet file of paths, or an S3 Inventory, instead of listing.",
-    )
-    members: Function | None = option(
-        None,
-        function,
-        "FUNCTION",
-        "Mount the members of archives as files: tar, webdataset, zip_stored, or module:function.",
-    )
-    refresh: float = option("1h", seconds, "TIME", "Interval between listings of the remote; 0: list once.", live=True)
-    list_timeout: float = option("60s", seconds, "TIME", "Start with an incomplete listing after this time.")
-    wait_files: int | None = option(None, whole, "N", "Return as soon as N files are cached.")
-    wait_bytes: int | None = option(None, size, "SIZE", "Return as soon as this much is cached.")
-    no_wait: bool = flag("Return immediately, with whatever is cached.")
+
     engine: str = option(
         "auto",
         engine,
         "auto|passthrough|links|libfuse",
-        "How files are read: by the kernel (passthrough; Linux 6.9, root), as links into the cache (links; at the"
-        " speed of the disk), or through the daemon (libfuse).",
+        "How files are read: by the kernel (passthrough; root, Linux 6.9), through links into the cache (links; no"
+        " root needed), or through the daemon (libfuse).",
     )
+    allow_other: bool = flag("Let other users read the mount (always on when root mounts).")
     on_miss: str = option(
         "wait",
         on_miss,
         "wait|error",
-        "What open() of an uncached file does: wait until it is fetched, or fail with ENOENT.",
+        "What open() does on a miss, a file that is not cached: wait until it is fetched, or fail with ENOENT.",
     )
-    miss_timeout: float = option(
-        "300s", seconds, "TIME", "Maximum time that open() waits for a file to be fetched.", live=True
-    )
-    settle: float = option(
-        "60s",
-        seconds,
-        "TIME",
-        "How long a job that opens nothing, or only a few files, keeps listing the same files.",
+    miss_timeout: float = option("300s", seconds, "TIME", "Maximum time that open() waits on a miss.", live=True)
+    refresh: float = option("1h", seconds, "TIME", "Interval between listings of the remote; 0: list once.", live=True)
+    min_free: int = option("1GiB", size, "SIZE", "Free disk space to leave to other programs.", live=True)
+    remote_budget: int | None = option(
+        None,
+        size,
+        "SIZE",
+        "Stop prefetching after this much traffic in a day (UTC). Files that are opened are still fetched.",
         live=True,
     )
-    keep_generations: int = option(
-        "2",
+    workers: int | None = option(
+        None,
         positive,
         "N",
-        "With growfs fill: how many generations stay in the folder, whether or not anybody has said to read them.",
+        "Number of worker processes; by default 2 for downloads, one per core for a producer.",
     )
-    storage_option: tuple[tuple[str, Any], ...] = repeatable(
-        storage_option,
-        "NAME=VALUE",
-        "Option of the store's fsspec filesystem; dots nest (client_kwargs.region_name=eu-west-1).",
-    )
-    endpoint_url: str | None = option(None, web_url, "URL", "URL of the store's server, for S3-compatible stores.")
-    client: str = option(
-        "auto",
-        client,
-        "auto|growfs|library",
-        "What requests the files: growfs itself (faster), or the store's library, such as s3fs. auto: growfs, unless"
-        " only the library can.",
-    )
-    anon: bool = flag("Access a public bucket without credentials.")
-    allow_other: bool = flag("Let other users read the mount (always on when root mounts).")
-
     metrics_addr: tuple[str, int] | None = option(
         None,
         metrics_addr,
         "HOST:PORT",
-        "Serve Prometheus metrics over HTTP: 127.0.0.1:9401, or 9401 for the same. Not encrypted.",
+        "Serve Prometheus metrics over HTTP, not encrypted; 9401 means 127.0.0.1:9401.",
     )
 
     @classmethod
@@ -259,7 +277,7 @@ class Options:
         for wrong, message in (
             (bool(self.peers) != bool(self.peer_addr), "--peers and --peer-addr go together"),
             (bool(self.peers) != bool(self.peer_token_file), "--peers and --peer-token-file go together"),
-            (self.peers and self.partition, "with --peers every node draws all files; leave out --partition"),
+            (self.peers and self.partition, "with --peers every node fetches all files; leave out --partition"),
             (self.peers and self.producer, "--peers cannot be used with --producer: nodes may make different files"),
         ):
             if wrong:

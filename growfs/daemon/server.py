@@ -212,7 +212,7 @@ def _check_mount(request: MountRequest, allow_other: bool) -> int:
     try:
         check_fuse(allow_other)
     except GrowfsError as error:
-        raise GrowfsError(f"{error}; where nothing can be mounted, growfs fill keeps a plain folder filled") from None
+        raise GrowfsError(f"{error}; if nothing can be mounted here, growfs fill keeps a plain folder filled") from None
     folder = check_mountpoint(request.mountpoint)
     check_outside(request.mountpoint, "--cache-dir", request.options.cache_dir)
     for variable in TEMPORARY_FOLDERS:

@@ -54,6 +54,8 @@ class Totals:
     hidden_files: int
     """Cached files that are not listed."""
     hidden_bytes: int
+    new_files: int
+    """Of these, the files that no generation has listed."""
     delisted_bytes: int
     held_bytes: dict[Hold, int]
     """What each hold keeps of the delisted files."""
@@ -84,6 +86,8 @@ class StatusSource:
     misses: Misses
     opens: Opens
     engine: Engine
+    cache_warnings: list[str]
+    """What is wrong with the place of the cache."""
 
     async def snapshot(self) -> MountStatus:
         """The status now."""
@@ -93,16 +97,18 @@ class StatusSource:
         return self._assemble(readers, totals)
 
     def _totals(self, holds: set[Hold], query: Query) -> Totals:
-        files, bytes = self.generations.hidden(query)
+        hidden = self.generations.hidden(query)
         held_bytes = {hold: self.generations.held_bytes(query, hold) for hold in holds}
         ((seen,),) = query("SELECT count(*) FROM usage")
-        return Totals(seen, files, bytes, self.generations.delisted_bytes(query), held_bytes, Catalog.skipped(query))
+        return Totals(seen, *hidden, self.generations.delisted_bytes(query), held_bytes, Catalog.skipped(query))
 
     def _assemble(self, readers: list[Reader], totals: Totals) -> MountStatus:
         summary, cache = self.usage.summary, self.store.status(totals.delisted_bytes)
         pass_files = self.order.share.files
         listed = ListedStatus(
-            files=max(0, cache.files - totals.hidden_files), bytes=max(0, cache.content_bytes - totals.hidden_bytes)
+            files=max(0, cache.files - totals.hidden_files),
+            bytes=max(0, cache.content_bytes - totals.hidden_bytes),
+            new_files=totals.new_files,
         )
         listed_share = listed.files / pass_files if pass_files else 1.0
         failure = self.prefetcher.last_failure
@@ -110,6 +116,7 @@ class StatusSource:
             **self.mount,
             ready=self.start.passed,
             waited_for=self.start.waited_for,
+            start=self.start.status(),
             state=self.prefetch.mount_state,
             outage=self.outage.status(),
             peers=self.peers.status() if self.peers else None,
@@ -141,6 +148,7 @@ class StatusSource:
             skipped=[*totals.skipped, *self.prefetcher.skipped],
             unpromised=self.prefetch.unpromised,
             warnings=[
+                *self.cache_warnings,
                 *self.supervisor.warnings,
                 *self.prefetcher.warnings,
                 *filter(None, [self.store.open_files.warning]),
@@ -173,7 +181,7 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
     """
     if reader.pid == FOREIGN:
         return (
-            "is in another pid namespace, so nothing is delisted while it reads: run it in the pid namespace of growfs"
+            "is in another pid namespace, so no file is replaced while it reads: run it in the pid namespace of growfs"
             " (docker run --pid=host, hostPID, shareProcessNamespace)"
         )
     if reader.opens >= OPENS_MIN and reader.waited >= WAITED_SHARE * reader.opens:
@@ -184,8 +192,8 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
             return "opens by name and never listed: it waits for each file that is not cached"
         if hold := reader.holds.oldest:
             return (
-                f"opens by name and never listed, so what generation {hold.generation} listed stays until it ends:"
-                " have it list in each epoch"
+                f"opens by name and never listed, so all files of generation {hold.generation} stay cached until it"
+                " ends: have it list in each epoch"
             )
         return None
     if reader.listed_once and reader.opened_all and listed_share < 1:

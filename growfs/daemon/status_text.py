@@ -26,9 +26,9 @@ def figures(status: MountStatus) -> Iterator[Line]:
     coverage = status.coverage
     share = cache.files / remote.files if remote.files else 0.0
     known = "" if remote.listed else " so far"
-    shard = f" (shard {status.partition})" if status.partition else ""
+    partition = f" (partition {status.partition})" if status.partition else ""
     failed = f", {fetch.failed} failed" if fetch.failed else ""
-    late = f"; {fetch.late_file} comes slowly" if fetch.late_file else ""
+    late = f"; {fetch.late_file} arrives slowly" if fetch.late_file else ""
     yield "remote", f"{status.url}: {files(remote.files)}, {_size(remote.bytes)}{known}{silence(remote)}"
     yield "mounted", f"{status.mountpoint} by pid {status.pid}, {engine(status)}"
     yield "state", state_text(status)
@@ -36,26 +36,34 @@ def figures(status: MountStatus) -> Iterator[Line]:
         "cached",
         f"{files(cache.files)} ({share:.1%} of the remote), {_size(cache.bytes)} of {_size(cache.limit_bytes)}",
     )
-    yield (
-        "listed",
-        f"{files(status.listed.files)} in generation {status.generation}, {_size(cache.left_out_bytes)} delisted",
-    )
+    yield "listed", _listed_text(status)
     yield (
         "coverage",
-        f"{coverage.files_seen:,} of {files(coverage.files)}{shard} cached so far, pass {coverage.pass_}",
+        f"{coverage.files_seen:,} of {files(coverage.files)}{partition} cached so far, pass {coverage.pass_}",
     )
     yield (
         "fetched",
         f"{files(fetch.files_total)}, {_size(fetch.bytes_total)}, now {_size(fetch.bytes_per_s)}/s{failed}{late}",
     )
     others = fetch.library_files_total if fetch.client == "growfs" else 0
-    left = f"; {files(others)} left to the library" if others else ""
+    left = f"; {files(others)} fetched by the library" if others else ""
     yield "client", f"{fetch.client} ({fetch.client_reason}){left}"
     yield "misses", f"{miss.files_total}, waited {miss.wait_s_total:.1f} s in total"
     yield "opens", f"{opens.mean:.2f} per file ({opens.min} to {opens.max}), {opens.per_fetch:.2f} per fetch"
     if peers := status.peers:
-        traffic = f"{_size(fetch.peer_bytes_total)} from them, {_size(peers.sent_bytes_total)} to them"
+        traffic = f"{_size(fetch.peer_bytes_total)} received, {_size(peers.sent_bytes_total)} sent"
         yield "nodes", f"{peers.answering + 1} of {peers.nodes} answer, {traffic}"
+
+
+def _listed_text(status: MountStatus) -> str:
+    if not status.generation:
+        return "nothing listed yet"
+    text, new, replaced = files(status.listed.files), status.listed.new_files, status.cache.left_out_bytes
+    text += f" in generation {status.generation}"
+    if new:
+        next_one = "generation" if status.engine == "folder" else "listing"
+        text += f"; {new:,} new file{'s wait' if new > 1 else ' waits'} for the next {next_one}"
+    return f"{text}; {_size(replaced)} to be replaced" if replaced else text
 
 
 def readers(status: MountStatus) -> Iterator[Line]:
@@ -63,12 +71,12 @@ def readers(status: MountStatus) -> Iterator[Line]:
     for reader in status.readers:
         advice = f"; {reader.advice}" if reader.advice else ""
         usage = f"listed {files(reader.files_shown)}, opened {reader.files_opened:,}"
-        holds = f", holds {_size(reader.held_bytes)} of what is delisted" if reader.held_bytes else ""
+        holds = f", holds {_size(reader.held_bytes)} of files to be replaced" if reader.held_bytes else ""
         yield "reader", f"{reader.command} {reader.pid}: {usage}{holds}{advice}"
 
 
 def notes(status: MountStatus) -> Iterator[Line]:
-    """The lines that are there only if something is to be said."""
+    """The lines that a status has only sometimes."""
     budget = status.budget
     if budget.limit_bytes is not None:
         spent = "" if budget.resumes_s is None else f"; resumes in {_duration(budget.resumes_s, units=2)}"
@@ -94,31 +102,33 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
         next_try = f"in {_duration(next_try_s)}" if next_try_s else "now"
         return f"{text}: {outage.why} (since {_clock(outage.since)}, next try {next_try})"
     if state is MountState.LISTING and not status.remote.listing:
-        text = "the remote could not be listed; it is tried again"
+        text = "the remote could not be listed; growfs is trying again"
     if state is MountState.HELD and _makes_room(status):
-        text = "full: the next listing makes room for new files"
-        if status.engine == "folder":  # where nobody sees listings
-            text = "full: the next generation makes room for new files"
-        elif cache.left_out_bytes:  # of which the draw that waits would have taken what nobody holds
-            text = "full: what is delisted makes room once no reader holds it"
+        if status.engine == "folder":  # nothing reports listings
+            text = "full; the next generation makes room for new files"
+        elif not status.generation:
+            text = "full; rotation starts with the first listing"
+        elif cache.left_out_bytes:  # the draw that waits would have taken what no reader holds
+            text = "full; files to be replaced make room when no reader holds them any more"
+        else:
+            text = "full; the next listing makes room for new files"
     if cache.bytes + cache.in_flight_bytes + cache.orphan_bytes > cache.limit_bytes:
-        text = "over its size: what is open goes once it is closed"
+        text = "over its size; open files are evicted when they are closed"
     if state is MountState.COMPLETE and status.partition:
-        text = f"complete: every file of shard {status.partition} is cached"
+        text = f"complete: every file of partition {status.partition} is cached"
     eta_s = status.fetch.eta_s
     return f"{text}, {_duration(eta_s, units=2)} left" if eta_s and with_eta else text
 
 
 def _makes_room(status: MountStatus) -> bool:
-    """Whether a listing makes room in a full cache. Else another line of the status says why it does not."""
-    rotates = status.rotation != "never" and status.generation > 0
+    """Whether a listing makes room in a full cache. If not, another line of the status says why."""
     is_spent = status.budget.resumes_s is not None
     has_foreign_reader = any(reader.pid == 0 for reader in status.readers)
-    return rotates and not (is_spent or has_foreign_reader)
+    return status.rotation != "never" and not (is_spent or has_foreign_reader)
 
 
 def moving(status: MountStatus) -> str:
-    """As `brief`, with the download rate. What is waited for comes first: a terminal may be narrow."""
+    """`brief` with the download rate. The state comes first, because a terminal may be narrow."""
     if status.state is MountState.WAITING:
         return f"{state_text(status)}; {brief(status)}"
     waits_for = silence(status.remote).removeprefix("; ")
@@ -126,13 +136,17 @@ def moving(status: MountStatus) -> str:
         waits_for = waits_for or state_text(status, with_eta=False)
     if not status.remote.files:
         return f"{waits_for}; nothing of {status.url} is known yet"
+    if start := status.start:
+        amount = _size if start.unit == "bytes" else "{:,}".format
+        needed = f"{amount(start.done)} of {amount(start.needed)} {'files ' * (start.unit == 'files')}needed to start"
+        waits_for = f"{waits_for}{'; ' * bool(waits_for)}{needed}"
     return f"{waits_for}{'; ' * bool(waits_for)}{brief(status)}, {_size(status.fetch.bytes_per_s)}/s"
 
 
 def silence(remote: RemoteStatus) -> str:
     """That a listing is slow, for the end of a line; empty if it is not."""
     silent_s = remote.listing_silent_s
-    return "" if silent_s is None else f"; the listing is slow: no page of it has come for {_duration(silent_s)}"
+    return "" if silent_s is None else f"; the listing is slow: no page has arrived for {_duration(silent_s)}"
 
 
 def brief(status: MountStatus) -> str:

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
@@ -28,6 +29,7 @@ from growfs.errors import GrowfsError, UsageError
 from growfs.folder.folder_engine import FolderEngine
 from growfs.fuse.engine_choice import Engine, EngineChoice
 from growfs.fuse.links import LinksEngine
+from growfs.fuse.mounting import file_system, is_remote
 from growfs.remote.filter import PathFilter
 from growfs.remote.stores.registry import choose_client
 from growfs.rotation.generations import Demand, Generations
@@ -250,6 +252,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         opens=opens,
         engine=engine,
         supervisor=supervisor,
+        cache_warnings=_cache_warnings(options.cache_dir),
     )
 
     def sample() -> Sample:
@@ -300,6 +303,13 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     return Components(
         folder, database, catalog, store, usage, history, start, status, engine, tuple(running), supervisor
     )
+
+
+def _cache_warnings(cache_dir: Path) -> list[str]:
+    kind, mountpoint = file_system(cache_dir)
+    if not is_remote(kind):
+        return []
+    return [f"{cache_dir}: lies on {mountpoint} ({kind}), which is not a local disk; pass --cache-dir on one"]
 
 
 def _build_peers(

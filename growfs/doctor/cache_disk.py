@@ -20,14 +20,11 @@ from growfs.cache.cache_folder import DATABASE, check_cache, other_format, unusa
 from growfs.daemon.options import Options
 from growfs.doctor.check import SCRATCH, Check, Disk, Level, ok, warning
 from growfs.errors import GrowfsError
-from growfs.fuse.mounting import mount_rows
+from growfs.fuse.mounting import file_system, is_remote
 from growfs.units import flag_size
 
 BLOCK_BYTES = 4 << 20
 SPEED_BYTES_MAX = 8 << 30
-NETWORK = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "afs", "virtiofs"}
-)
 MEMORY = frozenset({"tmpfs", "ramfs"})
 FREE_FILES_MIN = 10_000
 
@@ -80,10 +77,10 @@ class CacheDisk:
             text = f"{text}: the writable layer of a container; it is slow, and goes with the container"
             return warning("file system", text, "put --cache-dir on a volume")
         if kind in MEMORY:
-            text = f"{text}: in memory; what is cached counts as memory, and is gone after a restart"
+            text = f"{text}: in memory; cached files count as memory, and are lost at a restart"
             return warning("file system", text, f"{elsewhere}, unless that is meant")
-        if kind in NETWORK or kind.startswith("fuse"):
-            return warning("file system", f"{text}: over the network or a program, not a local disk", elsewhere)
+        if is_remote(kind):
+            return warning("file system", f"{text}: not a local disk", elsewhere)
         return ok("file system", text)
 
     def _check_space(self) -> Check:
@@ -146,17 +143,11 @@ def _check_format(cache: Path) -> Check | None:
         other = other_format(cache)
     except GrowfsError as error:
         return Check.failed("catalog", error)
-    text, remedy = f"{other}; a mount empties it and fills it again", "to keep what is cached, pass another --cache-dir"
+    text, remedy = (
+        f"{other}; a mount empties it and fills it again",
+        "to keep the cached files, pass another --cache-dir",
+    )
     return warning("catalog", text, remedy) if other else None
-
-
-def file_system(folder: Path) -> tuple[str, Path]:
-    """(the type of the file system that a folder is in, where that is mounted)"""
-    path = folder.resolve()
-    rows = [row for row in mount_rows() if row.mountpoint == path or row.mountpoint in path.parents]
-    row = max(rows, key=lambda row: len(row.mountpoint.parts))  # of several on one mountpoint, the first in the table
-    last = [each for each in rows if each.mountpoint == row.mountpoint][-1]  # hides those before it
-    return last.type, last.mountpoint
 
 
 def _bypass_page_cache(fd: int) -> bool:

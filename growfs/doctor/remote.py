@@ -53,7 +53,7 @@ def check_remote(probe: RemoteToTry, answer_s: float, on_phase: Callable[[str], 
 
 
 def _found(connection: socket.socket, answer_s: float, on_phase: Callable[[str], None]) -> Iterator[Found]:
-    phase, busy = Phase("importing what the remote needs", IMPORT_S), None
+    phase, busy = Phase("importing the remote's libraries", IMPORT_S), None
     deadline = time.monotonic() + answer_s + IMPORT_S
     while True:
         connection.settimeout(max(0.001, deadline - time.monotonic()))

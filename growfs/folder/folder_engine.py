@@ -1,4 +1,4 @@
-"""Keeps a folder filled: begins generations, gives each a tree, and ends those that nobody reads.
+"""Keeps a folder filled: begins generations, gives each a tree, and ends those that no process reads.
 
 Readers open plain files, so the daemon sees neither listings nor opens. A program says when its next epoch begins
 (`growfs.next_generation`), and holds its generation with a lock on the tree. For programs that say nothing, the folder
@@ -212,11 +212,11 @@ class FolderEngine:
         self._finished = trio.Event()
 
     async def _step(self) -> None:
-        """Begin a generation, if one is wanted or the folder grows by itself, and end what nobody reads."""
+        """Begin a generation, if one is wanted or the folder grows by itself, and end what no process reads."""
         self._woken = trio.Event()
         try:
             for tree in [tree for tree in self._trees if not tree.path.is_dir()]:
-                log.warning("%s: somebody has removed it", tree.path)
+                log.warning("%s: another program has removed it", tree.path)
                 await self._db.run_in_writer(partial(self._store.mirrors.remove, tree.path))
                 self._trees.remove(tree)
             if self._is_wanted:

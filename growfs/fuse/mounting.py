@@ -36,6 +36,9 @@ MNT_FORCE, MNT_DETACH = 1, 2
 CAP_SYS_ADMIN = 21
 LINKS_MAX = 40
 """As many links the kernel follows (path_resolution(7))."""
+NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "afs", "virtiofs"}
+)
 ANSWER_S = 5.0
 """How long a mount may take to answer before its daemon counts as one that hangs."""
 
@@ -221,16 +224,30 @@ def is_dead(mountpoint: Path) -> bool:
     return codes in ([errno.ENOTCONN], [errno.ECONNABORTED])
 
 
+def file_system(folder: Path) -> tuple[str, Path]:
+    """(type of the file system that a folder is in, where that is mounted)."""
+    path = folder.resolve()
+    rows = [row for row in mount_rows() if row.mountpoint == path or row.mountpoint in path.parents]
+    row = max(rows, key=lambda row: len(row.mountpoint.parts))  # of several on one mountpoint, the first in the table
+    last = [each for each in rows if each.mountpoint == row.mountpoint][-1]  # hides those before it
+    return last.type, last.mountpoint
+
+
+def is_remote(file_system: str) -> bool:
+    """Whether files of a file system of this type come over the network or from a program."""
+    return file_system in NETWORK or file_system.startswith("fuse")
+
+
 def check_mountpoint(mountpoint: Path) -> int:
-    """A descriptor of the folder to mount on. Raises GrowfsError if this cannot be a mountpoint.
+    """A descriptor of the folder to mount on, which is created if need be. Raises GrowfsError if it cannot be one.
 
     Until the descriptor is closed, no other daemon gets one: two mounts would succeed, one above the other.
     """
     _check_unmounted(mountpoint)  # first, because such a mount may hang
     try:
+        if not os.path.lexists(mountpoint):
+            os.makedirs(mountpoint, exist_ok=True)
         folder = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise GrowfsError(f"{mountpoint}: no such folder; make it first: mkdir -p {mountpoint}") from None
     except NotADirectoryError:
         raise GrowfsError(f"{mountpoint}: is not a folder; name an empty one") from None
     except OSError as error:
@@ -258,7 +275,7 @@ def _check_empty(mountpoint: Path, folder: int) -> None:
     if is_elsewhere and rows and rows[-1].type != AUTOMOUNT:
         raise GrowfsError(f"{mountpoint}: something else is mounted there; name another folder")
     if os.listdir(folder):
-        raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide what is in it; name an empty folder")
+        raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide its content; name an empty folder")
 
 
 def _check_unmounted(mountpoint: Path) -> None:

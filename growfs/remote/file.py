@@ -50,7 +50,7 @@ class SeekableStream(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         if whence == os.SEEK_END and self.file.size is None:
-            raise io.UnsupportedOperation(f"{self.name}: where it ends is not known before it is read")
+            raise io.UnsupportedOperation(f"{self.name}: its end is not known before it is read")
         position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.file.size or 0}[whence]
         if position < 0:
             raise OSError(22, "Invalid argument")

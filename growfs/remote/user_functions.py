@@ -56,7 +56,7 @@ class Function:
 
     def load(self) -> Callable[..., Any]:
         """Import it. Any error of the module is raised as a UsageError."""
-        advice = f"it is looked for in {self.folder}, then on PYTHONPATH and among what is installed"
+        advice = f"it is looked for in {self.folder}, then on PYTHONPATH and among the installed packages"
         try:
             module = found = self._import()
             for part in self.name.split("."):

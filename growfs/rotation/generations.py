@@ -263,17 +263,17 @@ class Generations:
 
     # Sums over many files, for a thread.
 
-    def hidden(self, ask: Query) -> tuple[int, int]:
-        """(files, bytes) that are cached, and that the current generation does not list."""
+    def hidden(self, ask: Query) -> tuple[int, int, int]:
+        """(files, their bytes, files among them that no generation has listed): cached, and not listed now."""
         generation = self.current
         if generation is None:
-            return self._store.resident_files, self._store.resident_content_bytes
-        ((files, bytes),) = ask(
-            "SELECT count(*), coalesce(sum(n.size), 0) FROM resident r JOIN node n USING (id)"
-            " WHERE r.suffix IS NOT NULL AND (r.seq > ? OR r.delisted <= ?)",
+            return self._store.resident_files, self._store.resident_content_bytes, self._store.resident_files
+        ((files, bytes, new),) = ask(
+            "SELECT count(*), coalesce(sum(n.size), 0), coalesce(sum(r.seq > ?1), 0) FROM resident r"
+            " JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND (r.seq > ?1 OR r.delisted <= ?2)",
             generation.last_seq, generation.number,
         )  # fmt: skip
-        return files, bytes
+        return files, bytes, new
 
     @staticmethod
     def delisted_bytes(ask: Query) -> int:

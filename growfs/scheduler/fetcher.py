@@ -412,7 +412,7 @@ class Fetcher:
             if late := [download for download in downloads if download.state is not DownloadState.FETCHED]:
                 self._late += late
                 more = f" and {len(late) - 1} more" if late[1:] else ""
-                log.warning("%s%s comes slowly; files drawn later are listed without it", late[0].path, more)
+                log.warning("%s%s arrives slowly; later files are listed without it", late[0].path, more)
             if groups:
                 self._admission_due.set()
 
@@ -435,7 +435,7 @@ class Fetcher:
                     admitted = await self._store.admit(staged, errors)
             except Exception as error:
                 if not isinstance(error, (OSError, sqlite3.Error)):
-                    log.exception("files could not be admitted: a bug in growfs")
+                    log.exception("files could not be added to the cache: a bug in growfs")
                 failure = error
                 admitted = set()
             for download in batch:

@@ -191,7 +191,13 @@ class Prefetcher:
             for glob in order.unmatched
         ]
         if self._order.first.group is not None and not order.has_groups:
-            warnings.append("--group puts no two files together: each is drawn and delisted alone")
+            warnings.append("--group puts no two files together: each is fetched and replaced alone")
+        all_fit = self._order.share.bytes <= self._store.reachable_bytes
+        if not (all_fit or self._catalog.freezes) and (folder := self._catalog.validation_folder()):
+            warnings.append(
+                f"{folder}/ looks like a validation set, but its files come and go like all others: --freeze"
+                f" '{folder}/**' keeps them all, --exclude '{folder}/**' leaves them out"
+            )
         return warnings
 
     async def _draw_order(self, order: Order) -> bool:
@@ -350,7 +356,7 @@ async def plan_next(
             plan: GenerationPlan = await call_worker(workers, PlanTurnover(catalog, number, input))
             return plan
         except (WorkerLost, GrowfsError) as error:
-            log.warning("no worker could compute what generation %d lists: %s", number, error)
+            log.warning("no worker could plan generation %d: %s", number, error)
     try:
         return await trio.to_thread.run_sync(plan_generation, catalog, number, input)
     except sqlite3.DatabaseError as failure:

@@ -21,7 +21,7 @@ from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.refresh import CatalogSync
 from growfs.signal import Signal
-from growfs.status_and_metrics import MountState
+from growfs.status_and_metrics import MountState, StartStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,13 @@ class SeedTracker:
         """Why a directory, by its id, has no file."""
         self._seeds: BitMap64 | None = None
         self._frozen: BitMap64 | None = None
+        self._all = BitMap64()
+        """All seeds and frozen files of any order so far."""
 
     def begin(self, order: Order, limit_bytes: int) -> None:
         """Begin a pass: its order says what is missing. limit_bytes: of the cache."""
         self._frozen, self._seeds, self.bytes = order.frozen_ids, order.seed_ids, order.seed_bytes
+        self._all |= order.frozen_ids | order.seed_ids
         self._reason = None
         self._failed.clear()
         if len(order.seeds) > SEED_DIRECTORIES_MAX:
@@ -118,6 +121,12 @@ class SeedTracker:
         if self._reason is None and (self._condition.explicit or self._condition.no_wait):
             return "the mount did not wait for that"
         return self._reason
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(files that are cached or failed, files) of those without which training does not start."""
+        missing = (self._frozen or BitMap64()) | ((self._seeds or BitMap64()) if self._reason is None else BitMap64())
+        return len(self._all) - len(missing), len(self._all) if missing else 0
 
     @property
     def seeds_complete(self) -> bool:
@@ -292,6 +301,23 @@ class StartGate:
         self.passed = self._prefetch.is_started = True
         self.opened.notify()
 
+    def status(self) -> StartStatus | None:
+        """How many files or bytes are still needed; None if that is not known, or none are."""
+        condition, store = self._condition, self._store
+        if self.passed or condition.no_wait:
+            return None
+        done, needed = (0, 0) if condition.explicit else self._prefetch.seeds.progress
+        files, bytes = condition.amount(store.limit_bytes)
+        files = max(files, condition.show_files)
+        if needed > done:
+            return StartStatus(done=done, needed=needed, unit="files")
+        if files > store.resident_files:
+            return StartStatus(done=store.resident_files, needed=files, unit="files")
+        bytes = min(bytes, self._catalog.bytes) if self._catalog_sync.complete else bytes
+        if bytes > store.resident_content_bytes:
+            return StartStatus(done=store.resident_content_bytes, needed=bytes, unit="bytes")
+        return None
+
     async def is_anything_listed(self) -> bool:
         """Whether there is anything to mount. Raises the error of a first listing that failed."""
         sync = self._catalog_sync
@@ -327,7 +353,7 @@ class StartGate:
         everything = is_listed and state is MountState.COMPLETE
         if condition.explicit:
             if enough:
-                return "as much as was asked for"
+                return "the requested files"
             return "every file" if everything else "what could be fetched" if ended else None
         if not self._are_first_files_complete(state, ended):
             return None
@@ -371,7 +397,7 @@ class StartGate:
             seeds.give_up(
                 "--remote-budget is spent"
                 if waits_for_tomorrow
-                else "there is no room, and none will be; raise --cache-size"
+                else "the cache has no room for them; raise --cache-size"
             )
         return seeds.seeds_complete or seeds.missing_reason is not None or self._is_away
 

@@ -145,7 +145,7 @@ class CatalogSync:
                 return
             await self._apply(ListingDiff(self._catalog.listing, changed=changed, gone=[] if found else [node.id]))
         except (Unreadable, sqlite3.DatabaseError) as error:  # the next listing finds it again
-            log.warning("%s changed, but the catalog cannot be written: %s", node.name, error)
+            log.warning("%s changed, but the database cannot be written: %s", node.name, error)
             return
         self.file_changed.notify()
 

@@ -119,4 +119,4 @@ class OpenCounter:
         self._watched.clear()
         limit = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EMFILE)
         remedy = "; raise fs.inotify.max_user_watches or max_user_instances (sysctl)" if limit else ""
-        log.warning("opens are not counted, so what is listed counts as read: %s%s", error, remedy)
+        log.warning("opens are not counted, so all listed files count as read: %s%s", error, remedy)

@@ -161,6 +161,6 @@ class PeerPoll:
         except OSError as error:
             return error.strerror or str(error)
         except (http.client.HTTPException, ValueError, TypeError, LookupError):
-            return "what is there is no node of growfs, or of another version"
+            return "it is not a growfs node, or runs another version"
         finally:
             connection.close()

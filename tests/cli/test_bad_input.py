@@ -191,10 +191,15 @@ def test_a_cache_or_a_temporary_folder_below_the_mountpoint(
 # The mountpoint.
 
 
-def test_a_mountpoint_that_is_missing(growfs: Growfs, remote: Path) -> None:
-    growfs.mountpoint.rmdir()
-    assert_mount_refused(growfs, remote, expected=(f"{growfs.mountpoint}: no such folder", "mkdir -p"))
-    growfs.mountpoint.mkdir()
+def test_a_mountpoint_that_is_missing_is_created(growfs: Growfs, remote: Path) -> None:
+    growfs.mountpoint = growfs.mountpoint / "new" / "folder"
+    growfs.mount(remote)
+    assert os.listdir(growfs.mountpoint)
+
+
+def test_a_mountpoint_that_cannot_be_created(growfs: Growfs, remote: Path) -> None:
+    growfs.mountpoint = Path("/proc/no/such")
+    assert_mount_refused(growfs, remote, expected=("/proc/no/such: No such file or directory",))
 
 
 def test_a_mountpoint_that_is_a_file(growfs: Growfs, remote: Path) -> None:
@@ -352,7 +357,7 @@ def test_a_cache_directory_that_is_a_file(growfs: Growfs, remote: Path) -> None:
         (("--storage-option", "key"), "--storage-option: "),
         (("--no-wait", "--wait-files", "3"), "--no-wait contradicts"),
         (("--anon",), "--anon makes no sense for file://"),
-        (("--endpoint-url", "127.0.0.1:9000"), "'127.0.0.1:9000' is no URL of a server; write http://"),
+        (("--endpoint-url", "127.0.0.1:9000"), "'127.0.0.1:9000' is not the URL of a server; write http://"),
         (("--endpoint-url", "http://localhost"), "--endpoint-url makes no sense for file://"),
         (
             ("--members", "no_such_module:find"),

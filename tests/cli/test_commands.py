@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from growfs.daemon.options import GROUPS
 from growfs.scheduler.fetcher import WINDOW_FILES
 from tests.blocking_server import blocking_server
 from tests.cli.support import assert_refused, closed, namespace, start_growfs
@@ -70,8 +71,15 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
 
 def test_help_names_every_command(growfs: Growfs) -> None:
     text = growfs.run("--help").stdout
-    listed = re.findall(r"^  (\w+) ", text.partition("Commands:")[2], re.MULTILINE)
-    assert listed == COMMANDS
+    sections = text.partition("Mount:")[2]
+    assert sorted(re.findall(r"^  (\w+) ", sections, re.MULTILINE)) == sorted(COMMANDS)
+    assert "..." not in sections, "a summary is cut off"
+
+
+def test_help_groups_the_options(growfs: Growfs) -> None:
+    for command in ("mount", "fill", "doctor"):
+        text = growfs.run(command, "--help").stdout
+        assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == ["Options", *GROUPS.values()]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -224,19 +232,22 @@ def test_pause_and_resume(growfs: Growfs) -> None:
             first = until(lambda: next((path for path in server.requested if path), None))
             server.unblock(first)
             assert mounting.wait(30) == 0
-        growfs.run("pause", growfs.mountpoint)
+        paused = growfs.run("pause", growfs.mountpoint).stdout
+        assert paused == f"{growfs.mountpoint}: paused; growfs resume {growfs.mountpoint} goes on\n"
         assert growfs.status()["state"] == "paused"
         server.unblock()
         assert (growfs.mountpoint / "f39").read_bytes() == files["f39"], "a miss is served while paused"
         until(lambda: not growfs.status()["cache"]["in_flight_bytes"])
         assert growfs.status()["cache"]["files"] < len(files)
-        growfs.run("resume", growfs.mountpoint)
+        assert growfs.run("resume", growfs.mountpoint).stdout.startswith(f"{growfs.mountpoint}: resumed; filling")
         growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "30s")
         assert growfs.status()["cache"]["files"] == len(files)
 
 
 def test_set_changes_options_of_a_live_mount(mounted: Growfs) -> None:
-    mounted.run("set", mounted.mountpoint, "cache-size=2GB", "min-free=1MB", "refresh=0", "settle=5m", "miss-timeout=9")
+    given = "cache-size=2GB", "min-free=1MB", "refresh=0", "settle=5m", "miss-timeout=9"
+    done = mounted.run("set", mounted.mountpoint, *given)
+    assert done.stdout == f"{mounted.mountpoint}: set {', '.join(given)}\n"
     assert mounted.status()["cache"]["limit_bytes"] == 2_000_000_000
 
 
@@ -245,6 +256,7 @@ def test_set_changes_options_of_a_live_mount(mounted: Growfs) -> None:
     [
         ("seed=1", "these can: cache-size", 2),
         ("no-such=1", "these can: cache-size", 2),
+        ("cash-size=1GB", "did you mean cache-size? ", 2),
         ("cache-size", "NAME=VALUE", 2),
         ("cache-size=lots", "is not a size", 2),
         ("settle=soon", "is not a time", 2),

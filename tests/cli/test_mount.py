@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from growfs.daemon import launch
+from growfs.daemon import launch, wiring
 from growfs.daemon.options import Options
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at
-from growfs.rotation.pass_order import Candidate, Pass, draw_order
+from growfs.rotation.pass_order import Candidate, Pass, draw_key, draw_order
 from tests.blocking_server import blocking_server
 from tests.cli.support import (
     assert_refused,
@@ -72,13 +72,14 @@ def test_a_mount_with_a_large_cache_returns_soon_after_its_first_files(growfs: G
     """A tenth of a cache may take hours to come."""
     growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import readiness; readiness.START_S = 0.3"
     files = {f"{folder}/{number}": b"x" * 1000 for folder in "ab" for number in range(20)}
+    in_order = sorted(files, key=partial(draw_key, 0, 1))
+    first_files = [next(path for path in in_order if path.startswith(folder)) for folder in "ab"]
     arguments = ("--workers", "1")
     with (
-        blocking_server(files, *files) as server,
+        blocking_server(files, *in_order[20:]) as server,
         start_growfs(growfs, *mount_arguments(growfs, server.manifest), *arguments) as mounting,
     ):
-        for number in range(20):  # the first ones are a file of each directory
-            server.unblock(until(partial(server.requested.__getitem__, slice(number, number + 1)))[0])
+        server.unblock(*first_files)
         output, _ = mounting.communicate(timeout=30)
         assert mounting.returncode == 0
     waited = "waited for a file of each directory and what came in 0.3 s more; now filling the cache"
@@ -262,6 +263,20 @@ def test_a_cache_that_is_larger_than_its_disk_is_told_at_once(growfs: Growfs, tm
             growfs.umount()
 
 
+def test_a_cache_that_is_not_on_a_local_disk_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring, "file_system", lambda _: ("nfs4", Path("/data")))
+    (warning,) = wiring._cache_warnings(Path("/data/cache"))
+    assert warning == "/data/cache: lies on /data (nfs4), which is not a local disk; pass --cache-dir on one"
+
+
+def test_a_job_of_several_nodes_is_pointed_to_its_options(growfs: Growfs, remote: Path) -> None:
+    growfs.env |= {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "4"}
+    hint = "note: this job has 4 nodes, and each of them fetches all files; --partition auto"
+    assert hint in growfs.mount(remote).stdout
+    growfs.umount()
+    assert "note: " not in growfs.mount(remote, "--partition", "auto").stdout
+
+
 def test_few_descriptors_are_told_before_an_open_fails(growfs: Growfs, remote: Path) -> None:
     command = [*SCRIPT, "mount", str(remote), str(growfs.mountpoint), "--cache-dir", str(growfs.cache_dir)]
     line = f"ulimit -n 256 && exec {shlex.join(command)}"
@@ -310,7 +325,7 @@ def test_a_terminal_gets_a_progress_bar(growfs: Growfs) -> None:
     assert "engine" in engine
     assert "files cached" in first
     if "12 of 12 files" not in first:
-        assert notes.pop(0).startswith(f"{growfs.mountpoint}: waited for as much as was asked for; now ")
+        assert notes.pop(0).startswith(f"{growfs.mountpoint}: waited for the requested files; now ")
     assert all(note.startswith("note: not every directory") for note in notes)  # the other files may be cached by then
 
 
@@ -372,7 +387,8 @@ def test_a_server_that_never_answers_is_named_meanwhile_and_given_up(growfs: Gro
         done = growfs.mount(server.url, check=False)
     *waited, error = done.stderr.splitlines()
     assert done.returncode == 1
-    assert waited[0].startswith(f"growfs: mounting for 0 s: listing the remote; nothing of {server.url} is known yet")
+    first_line = rf"growfs: mounting for \d+ s: listing the remote; nothing of {server.url} is known yet"
+    assert re.match(first_line, waited[0])
     assert "the listing is slow: no page of it has come for" in waited[-1]
     assert error.startswith(f"growfs: {server.url}: its server has not answered the listing for 1 s; check the network")
 

@@ -87,7 +87,7 @@ def test_frozen_files_that_do_not_fit_are_refused(growfs: Growfs, tmp_path: Path
 def test_frozen_files_that_fill_the_cache_are_reported(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2, files=CAPACITY, size=SIZE)
     done = growfs.mount(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, "--freeze", "class0/*")
-    assert "not every directory has a file yet: there is no room, and none will be" in done.stdout
+    assert "not every directory has a file yet: the cache has no room for them" in done.stdout
     assert growfs.names() == {f"class0/{number:04}.bin" for number in range(CAPACITY)}
     growfs.run("set", growfs.mountpoint, "miss-timeout=1h")
     opening = ["cat", str(growfs.mountpoint / "class1/0000.bin")]
@@ -110,6 +110,18 @@ def test_options_that_match_nothing_are_reported(growfs: Growfs, tmp_path: Path)
         (tmp_path / "remote/clas0" / name).write_bytes(b"x")
     growfs.run("set", growfs.mountpoint, "refresh=0.1")
     until(lambda: growfs.status()["warnings"] == [])
+
+
+@only("libfuse")
+def test_a_validation_set_that_rotates_is_pointed_out(growfs: Growfs, tmp_path: Path) -> None:
+    for folder in ("train", "val"):
+        make_tree(tmp_path / "remote" / folder, directories=1, files=CAPACITY, size=SIZE)
+    hint = "warning: val/ looks like a validation set"
+    for flags in ((), ("--freeze", "val/*/0000.bin"), ("--exclude", "val/**"), ("--cache-size", "1GB")):
+        size = () if "--cache-size" in flags else ("--cache-size", CAPACITY * SIZE)
+        output = growfs.mount(tmp_path / "remote", *size, *flags).stdout
+        assert (hint in output) == (not flags), flags
+        growfs.umount()
 
 
 # --group.

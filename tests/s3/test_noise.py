@@ -122,7 +122,7 @@ def test_what_others_have_is_listed_while_one_object_trickles(growfs: Growfs) ->
         until(lambda: growfs.status()["cache"]["files"] >= noise.keys - 1)
         assert key(50) not in growfs.names()
         assert growfs.status()["fetch"]["late_file"] == key(50)
-        assert f"{key(50)} comes slowly" in growfs.log()
+        assert f"{key(50)} arrives slowly" in growfs.log()
         growfs.umount()
 
 

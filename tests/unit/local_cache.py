@@ -196,7 +196,7 @@ class LocalCache:
 
     def totals(self) -> tuple[int, int]:
         """(files, bytes) of the current generation."""
-        files, bytes = self.generations.hidden(self.database.rows)
+        files, bytes, _ = self.generations.hidden(self.database.rows)
         return self.store.resident_files - files, self.store.resident_content_bytes - bytes
 
     def resident(self) -> set[str]:

@@ -64,8 +64,8 @@ def releases(reader: Reader) -> None:
             [opens(100)],
             SHARE,
             (),
-            "opens by name and never listed, so what generation 1 listed stays until it ends: have it list in each"
-            " epoch",
+            "opens by name and never listed, so all files of generation 1 stay cached until it ends: have it list in"
+            " each epoch",
         ),
         ([opens(1), releases], SHARE, (), None),
         (
@@ -107,5 +107,5 @@ def test_the_advice_fits_what_a_reader_did(
 def test_a_reader_in_another_pid_namespace() -> None:
     foreign = Reader(FOREIGN, "", "another pid namespace")
     text = advice(foreign, 3 * HOUR_S, SHARE, ()) or ""
-    assert text.startswith("is in another pid namespace, so nothing is delisted while it reads: ")
+    assert text.startswith("is in another pid namespace, so no file is replaced while it reads: ")
     assert "shareProcessNamespace" in text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.errors import RemoteBusy
+from growfs.errors import RemoteBusy, RemoteError
 from growfs.remote.digest import Digest, of
 from growfs.remote.http.threads import TransferJob, TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
@@ -78,6 +78,17 @@ class AllParts(TransferThreads):
             with pytest.raises(RemoteBusy, match="was sent whole"):
                 part()
         raise RemoteBusy("as each of them")
+
+
+@pytest.mark.parametrize("client", ["growfs", "library"])
+def test_a_part_from_a_server_that_ignores_ranges_is_refused_at_once(
+    http_folder: WebFolder, target: Path, client: str
+) -> None:
+    """A probe is such a request, and is not repeated: the server counted as away until a download was answered."""
+    (http_folder.folder / "whole").write_bytes(DATA)
+    remote = HttpRemote(RemoteSpec(http_folder.url, client=client))
+    with pytest.raises(RemoteError, match="sends whole files only"):
+        remote.fetch(FetchTask(remote.stat("whole"), target, byte_range=ByteRange(0, 1)))
 
 
 def test_a_server_that_ignores_ranges_is_asked_for_the_whole(http_folder: WebFolder, target: Path) -> None:

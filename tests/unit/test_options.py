@@ -181,7 +181,7 @@ def test_partition_auto_without_that_environment_is_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError) as raised:
         partition("auto")
-    message = "'8/8' is not a shard" if len(environment) == 2 else "needs GROUP_RANK and GROUP_WORLD_SIZE"
+    message = "'8/8' is not a partition" if len(environment) == 2 else "needs GROUP_RANK and GROUP_WORLD_SIZE"
     assert message in str(raised.value)
     assert "0/8" in str(raised.value)
 

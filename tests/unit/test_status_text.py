@@ -21,6 +21,7 @@ STATUS: dict[str, Any] = {
     "metrics_url": None,
     "ready": True,
     "waited_for": "every file",
+    "start": None,
     "state": "filling",
     "outage": None,
     "seed": 0,
@@ -45,7 +46,7 @@ STATUS: dict[str, Any] = {
         "orphan_bytes": 0,
         "left_out_bytes": 0,
     },
-    "listed": {"files": 200, "bytes": 10**9},
+    "listed": {"files": 200, "bytes": 10**9, "new_files": 0},
     "fetch": {
         "files_total": 250,
         "bytes_total": 2 * 10**9,
@@ -126,7 +127,7 @@ def test_the_page_shows_the_status() -> None:
     page = lines()
     assert page["remote"].startswith("s3://bucket/train: 1,000 files, 10 GB")
     assert page["cached"] == "250 files (25.0% of the remote), 3 GB of 5 GB"
-    assert page["listed"] == "200 files in generation 3, 0 bytes delisted"
+    assert page["listed"] == "200 files in generation 3"
     assert page["coverage"] == "250 of 1,000 files cached so far, pass 1"
     assert page["misses"].startswith("2, waited 1.2 s")
     assert set(page) & {"skipped", "note", "last error", "reader", "budget"} == set()
@@ -159,15 +160,22 @@ def test_the_page_shows_skipped_names_errors_and_hints() -> None:
     assert page["reader"] == "python 9: listed 5 files, opened 2; lists once"
 
 
-def test_the_page_shows_the_shard() -> None:
-    page = lines(partition="3/8", coverage__files=125, coverage__files_seen=50, cache__left_out_bytes=10**9)
-    assert page["coverage"] == "50 of 125 files (shard 3/8) cached so far, pass 1"
-    assert page["listed"].endswith("1 GB delisted")
+def test_the_page_shows_what_the_next_listing_changes() -> None:
+    assert lines(generation=0, listed__files=0, listed__new_files=250)["listed"] == "nothing listed yet"
+    assert lines(listed__new_files=1)["listed"].endswith("generation 3; 1 new file waits for the next listing")
+    changes: dict[str, Any] = {"listed__new_files": 19, "cache__left_out_bytes": 10**9}
+    assert lines(**changes)["listed"].endswith("3; 19 new files wait for the next listing; 1 GB to be replaced")
+    assert "wait for the next generation" in lines(**changes, engine="folder")["listed"]
+
+
+def test_the_page_shows_the_partition() -> None:
+    page = lines(partition="3/8", coverage__files=125, coverage__files_seen=50)
+    assert page["coverage"] == "50 of 125 files (partition 3/8) cached so far, pass 1"
 
 
 def test_the_page_shows_the_other_nodes() -> None:
     page = lines(peers=PEERS, fetch__peer_bytes_total=2 * 10**9)
-    assert page["nodes"] == "3 of 4 answer, 2 GB from them, 1 GB to them"
+    assert page["nodes"] == "3 of 4 answer, 2 GB received, 1 GB sent"
 
 
 def test_the_page_shows_the_budget() -> None:
@@ -197,21 +205,23 @@ SPENT = {"limit_bytes": 10**9, "spent_bytes": 10**9, "resumes_s": 3660.0}
 
 
 def test_a_full_cache_promises_room_only_if_a_listing_makes_some() -> None:
-    assert state_text(status(**FULL)) == "full: the next listing makes room for new files"
-    assert state_text(status(**FULL, engine="folder")) == "full: the next generation makes room for new files"
+    assert state_text(status(**FULL)) == "full; the next listing makes room for new files"
+    assert state_text(status(**FULL, engine="folder")) == "full; the next generation makes room for new files"
+    assert state_text(status(**FULL, generation=0)) == "full; rotation starts with the first listing"
     for reason in (
         {"rotation": "never"},
-        {"generation": 0},
         {"budget": SPENT},
         {"readers": [READER | {"pid": 0}]},
     ):
-        assert state_text(status(**FULL, **reason)) == "held: only misses are fetched", reason
+        assert state_text(status(**FULL, **reason)) == "full; only misses are fetched", reason
 
 
-def test_a_full_cache_whose_delisted_files_are_held_says_who_holds_them() -> None:
+def test_a_full_cache_whose_old_files_are_held_says_who_holds_them() -> None:
     changes: dict[str, Any] = {**FULL, "cache__left_out_bytes": 5 * 10**8, "readers": [READER | {"advice": None}]}
-    assert state_text(status(**changes)) == "full: what is delisted makes room once no reader holds it"
-    assert lines(**changes)["reader"] == "python 4711: listed 200 files, opened 50, holds 500 MB of what is delisted"
+    assert state_text(status(**changes)) == "full; files to be replaced make room when no reader holds them any more"
+    assert (
+        lines(**changes)["reader"] == "python 4711: listed 200 files, opened 50, holds 500 MB of files to be replaced"
+    )
     assert state_text(status(**changes, engine="folder")).endswith("the next generation makes room for new files")
 
 
@@ -231,11 +241,13 @@ def test_the_status_in_one_line() -> None:
 def test_what_a_mount_waits_for_comes_first_in_its_line() -> None:
     assert moving(status()).startswith("250 of 1,000 files cached")
     assert moving(status(state="seeding")).startswith("fetching one file of each directory; 250 of 1,000 files cached")
+    files = moving(status(start={"done": 12, "needed": 35, "unit": "files"}))
+    assert files.startswith("12 of 35 files needed to start; 250 of 1,000 files cached")
+    bytes = moving(status(state="seeding", start={"done": 10**6, "needed": 5 * 10**7, "unit": "bytes"}))
+    assert bytes.startswith("fetching one file of each directory; 1 MB of 50 MB needed to start; 250 of")
     unknown = status(state="listing", remote__files=0, remote__listing=True)
     assert moving(unknown) == f"listing the remote; nothing of {unknown.url} is known yet"
-    assert moving(status(remote__listing_silent_s=40)).startswith(
-        "the listing is slow: no page of it has come for 40 s"
-    )
+    assert moving(status(remote__listing_silent_s=40)).startswith("the listing is slow: no page has arrived for 40 s")
     outage = {"since": 0.0, "why": "x: cannot reach the server", "next_try_s": 3.2}
     away = status(state="waiting", outage=outage)
     assert moving(away) == f"{state_text(away)}; {brief(away)}"

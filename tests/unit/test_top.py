@@ -86,8 +86,8 @@ def test_each_page_has_a_key_and_shows_what_it_is_for() -> None:
 
 
 def test_that_readers_of_plain_files_are_not_seen_is_said() -> None:
-    assert "nobody reads" in text(TopPage.READERS, watch(readers=[]))
-    assert "who reads plain files is not seen" in text(TopPage.READERS, watch(readers=[], engine="folder"))
+    assert "no process reads" in text(TopPage.READERS, watch(readers=[]))
+    assert "readers of plain files cannot be seen" in text(TopPage.READERS, watch(readers=[], engine="folder"))
 
 
 def test_directories_show_their_balance() -> None:

@@ -157,9 +157,9 @@ def _summary(watch: Watch, status: MountStatus, remarks: Sequence[tuple[str, str
     kinds = (
         ("listed", cache.bytes - fresh - cache.left_out_bytes, "▆", "green"),
         ("new", fresh, "▆", "cyan"),
-        ("delisted", cache.left_out_bytes, "▅", "yellow"),
+        ("to be replaced", cache.left_out_bytes, "▅", "yellow"),
         ("evicted, still open", cache.orphan_bytes, "▅", "red"),
-        ("on its way", cache.in_flight_bytes, "▃", "blue"),
+        ("being fetched", cache.in_flight_bytes, "▃", "blue"),
     )
     limit = max(cache.limit_bytes, 1)
     bars = _grid(10, None)
@@ -210,9 +210,9 @@ def _readers(watch: Watch, first: int, width: int, height: int) -> Panel:
     readers = watch.status.readers[first:]
     if not watch.status.readers:
         is_plain = watch.status.engine == "folder"
-        text = "not known: who reads plain files is not seen" if is_plain else "nobody reads"
+        text = "unknown: readers of plain files cannot be seen" if is_plain else "no process reads"
         return _panel("readers", Text(text, "bright_black"))
-    table = _table("process", "listed", ">gen.", "opened of shown", ">opens", ">holds")
+    table = _table("process", "listed", ">gen.", "opened of listed", ">opens", ">holds")
     table.columns[0].max_width = max(8, min(32, width - 62))
     advice: list[str] = []
     for reader in readers[: max(1, height - 3)]:
@@ -236,7 +236,7 @@ def _directories(watch: Watch, first: int, width: int, height: int) -> Panel:
     directories = watch.survey.directories
     if not directories:
         return _panel("directories", Text("the database is being read", "bright_black"))
-    table = _table("directory", ">files", ">cached", "share", ">delisted", ">opens per file")
+    table = _table("directory", ">files", ">cached", "share", ">to replace", ">opens per file")
     table.columns[0].ratio = 1
     rows = max(1, height - 3)
     first = max(0, min(first, len(directories) - rows))

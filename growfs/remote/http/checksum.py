@@ -117,7 +117,7 @@ ExpectedChecksum = _ExpectedCrc | _ExpectedHash
 
 
 def _differs(name: str) -> str:
-    return f"what came has another {name.upper()} than the store sent"
+    return f"the content has another {name.upper()} than the store sent"
 
 
 def _is_whole_file(headers: Headers) -> bool:

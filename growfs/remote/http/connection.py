@@ -138,6 +138,10 @@ class FallBack(Exception):
     """The response is left to the store's library."""
 
 
+class RangeIgnored(FallBack):
+    """The server sent the whole file, although a part of it was requested."""
+
+
 class _ServerClosed(Exception):
     """The server closed the connection before it responded, as it does with one that was idle for long."""
 
@@ -425,7 +429,7 @@ def _parse(head: str) -> HttpResponse:
     version, _, status = first.partition(" ")
     code, _, reason = status.partition(" ")
     if not version.startswith("HTTP/1.") or not re.fullmatch("[2-9][0-9]{2}", code):
-        raise FallBack("an answer that is no HTTP/1.1")
+        raise FallBack("a response that is not HTTP/1.1")
     headers: Headers = {}
     for line in lines:
         name, colon, value = line.partition(":")

@@ -32,6 +32,7 @@ from growfs.remote.http.connection import (
     Headers,
     HttpRequest,
     HttpResponse,
+    RangeIgnored,
     Timeouts,
 )
 from growfs.remote.http.slow_streams import SlowStreams
@@ -283,7 +284,7 @@ class _FileTransfer(Generic[T]):
             if start != first or length != min(part_length, self.total):
                 raise FallBack("another range than was requested")
         elif part:
-            raise FallBack("the whole file")
+            raise (FallBack if (first, length) == (0, part.size) else RangeIgnored)("the whole file")
         else:
             self.total = self._file_bytes = length
             if not whole and (length == part_length or (size and length != size)):

@@ -198,9 +198,12 @@ class StoreRemote(ABC):
 
     def _check_length(self, path: str, part: ByteRange, got: int) -> None:
         if got > part.size:
-            raise RemoteError(f"{self.safe_url(path)}: its server sends whole files only; use one that has ranges")
+            raise self._sends_whole_files(path)
         if got < part.size:
             raise RemoteBusy(f"{self.safe_url(path)}: cut short at {got} of {part.size} bytes; try again")
+
+    def _sends_whole_files(self, path: str) -> RemoteError:
+        return RemoteError(f"{self.safe_url(path)}: its server sends whole files only; use one that has ranges")
 
     # Errors and what they show.
 

@@ -21,7 +21,15 @@ from growfs.errors import GrowfsError, RemoteBusy, RemoteError, RemoteMissing, U
 from growfs.remote.client_choice import OWN, ClientChoice
 from growfs.remote.digest import Digest
 from growfs.remote.errors import translate
-from growfs.remote.http.connection import TIMEOUTS, Connection, ConnectionFailed, FallBack, Headers, HttpRequest
+from growfs.remote.http.connection import (
+    TIMEOUTS,
+    Connection,
+    ConnectionFailed,
+    FallBack,
+    Headers,
+    HttpRequest,
+    RangeIgnored,
+)
 from growfs.remote.http.download import RangeDownloader
 from growfs.remote.http.proxy import proxy_for
 from growfs.remote.http.stream import FileStream, HttpStream
@@ -203,6 +211,8 @@ class FsspecRemote(StoreRemote):
                 found = self._fetch_by_get(task)
                 self._threads.library.note_own()
                 return found
+            except RangeIgnored:
+                raise self._sends_whole_files(task.file.path) from None
             except FallBack as reason:
                 why = str(reason)
         if task.byte_range:  # the library may not give the version with a range
@@ -350,7 +360,7 @@ class FsspecRemote(StoreRemote):
         def read(start: int, end: int) -> bytes:
             once = partial(read_once, start, end)
             content = task.tries.repeat(once, start) if task.tries else once()
-            if len(content) > end - start and has_ranges:
+            if len(content) > end - start and has_ranges and not task.byte_range:
                 self._has_ranges = False
                 raise RemoteBusy(f"{self.safe_url(file.path)}: was sent whole, though a part was requested; try again")
             self._check_length(file.path, ByteRange(start, end - start), len(content))

@@ -77,7 +77,7 @@ class ProducedRemote(_ProducerRemote):
     def stat(self, path: str, version: str = "") -> RemoteFile:
         """version: the one that was listed; without it only a file that keeps its name can be found."""
         if not version and self._rename:
-            raise RemoteMissing(f"{path}: what it is made from is not known; list again")
+            raise RemoteMissing(f"{path}: its source is not known; list again")
         source = _source_of(RemoteFile(path, None, None, version)) if version else RemoteFile(path, None, None, "")
         return self._produced_file(self._remote.stat(source.path))
 

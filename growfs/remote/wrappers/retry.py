@@ -73,7 +73,8 @@ class RetryingRemote:
         now = self._remote.stat(file.path, file.version)
         if (now.version, now.size) == (file.version, file.size):
             raise RemoteBusy(
-                f"{file.path}: what came is not what the server says it has; try again, and look for a proxy in between"
+                f"{file.path}: the content differs from the server's description; try again, and look for a proxy in"
+                " between"
             )
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
