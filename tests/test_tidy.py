@@ -44,6 +44,7 @@ MAY_TOUCH_DISK = {
     ("growfs.remote.wrappers.producer_pool", "rename"): "a worker moves a produced file to its staging path",
     ("growfs.remote.wrappers.producer_pool", "unlink"): "a worker clears a scratch folder of its own, below partial/",
     ("growfs.remote.wrappers.producer_pool", "rmtree"): "the same",
+    ("growfs.fuse.mounting", "makedirs"): "the mountpoint",
     ("growfs.workers.process", "mkdir"): "a control group, which is no file",
     ("growfs.workers.process", "rmdir"): "the same",
     ("growfs.workers.process", "write_text"): "the session's niceness, in /proc, and the group's",

@@ -389,7 +389,7 @@ def test_a_server_that_never_answers_is_named_meanwhile_and_given_up(growfs: Gro
     assert done.returncode == 1
     first_line = rf"growfs: mounting for \d+ s: listing the remote; nothing of {server.url} is known yet"
     assert re.match(first_line, waited[0])
-    assert "the listing is slow: no page of it has come for" in waited[-1]
+    assert "the listing is slow: no page has arrived for" in waited[-1]
     assert error.startswith(f"growfs: {server.url}: its server has not answered the listing for 1 s; check the network")
 
 

@@ -236,7 +236,7 @@ def test_a_listing_whose_pages_take_longer_than_a_timeout_is_completed(
         proxy.fault = lambda request: stall(0.35, before_head=True) if request.is_later_page else None
         growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
         slow = until(lambda: (status := growfs.status())["remote"]["listing_silent_s"] and status)
-        assert "2 files, 2 bytes so far; the listing is slow: no page of it has come for " in render(
+        assert "2 files, 2 bytes so far; the listing is slow: no page has arrived for " in render(
             MountStatus.parse(slow)
         )
         growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "50s")
