@@ -222,7 +222,7 @@ def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path)
             tried.unlink()
             assert len(content.result(30)) == SIZE
     tries["catalog"].touch()
-    growfs.run("set", growfs.mountpoint, "miss-timeout=0.1")
+    growfs.run("set", growfs.mountpoint, "miss-timeout=3")  # time enough for a slow machine to find the disk full
     assert error_of(missing[2]) == errno.ENOSPC
     assert "the cache directory cannot be written (database or disk is full)" in growfs.log()
     tries["catalog"].unlink()
