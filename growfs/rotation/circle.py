@@ -1,11 +1,12 @@
-"""Where each node is, where nodes feed one another (`--peers`). Pure.
+"""The positions of nodes that feed each other (`--peers`). Pure functions.
 
-The files are on a circle, at the hash of their paths: a place is a fraction of it, from 0 to 1. Each node walks around
-it in each pass, and all of them in the same direction, one behind the other. So a node draws what the node before it
-has drawn and still has, and after one pass has drawn everything. The remote is read by a node that has none close
-before it: once for each pass of all nodes together where their caches do not reach around the circle, else once.
+The files lie on a circle, at the hash of their paths: a place is a fraction of it, from 0 to 1. In each pass, each node
+walks around the circle. All nodes walk in the same direction, one behind the other, so a node draws files that the node
+ahead has drawn and still has. After one pass it has drawn everything. A node with no other close ahead reads from the
+remote. Each file is read from the remote once in total if the caches together reach around the circle, otherwise once
+in each pass of all nodes together.
 
-Nobody deals the files out: where a node joins or leaves, no file belongs to another one than before.
+Files are not assigned to nodes, so nothing has to be reassigned when a node joins or leaves.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CLOSE = 0.8
-"""A node begins behind another by so much of what its cache holds at most: both are not always equally fast."""
+"""A node begins at most this fraction of its cache's span behind another: their speeds vary."""
 SLACK = 1.1
-"""Files are evicted nearly in the order in which they were drawn."""
+"""Tolerance for files that are evicted only nearly in the order in which they were drawn."""
 HOLDERS_MAX = 2
-"""Nodes of which a file is requested before the remote is read."""
+"""Number of nodes that are asked for a file before the remote is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a node is. start: where its passes begin. head: the last file that it drew and has. span: how far back
-    from there its cache reaches; all of them fractions of the circle.
+    """The position of a node. start: where its passes begin. head: the last file that it drew and has. span: how far
+    back from there its cache reaches. All are fractions of the circle.
     """
 
     start: float
@@ -32,7 +33,7 @@ class Position:
     span: float
 
     def may_have(self, place: float) -> bool:
-        """Whether the node may have the file at a place in its cache."""
+        """Whether the node's cache may have the file at a place."""
         return distance(place, self.head) <= self.span * SLACK
 
     @property
@@ -42,16 +43,17 @@ class Position:
 
 
 def distance(behind: float, before: float) -> float:
-    """How far a node at `behind` has to go to be at `before`."""
+    """How far a node at `behind` has to go to reach `before`."""
     return (before - behind) % 1.0
 
 
 def first_place(rank: int, count: int, span: float, others: Sequence[Position]) -> float:
-    """Where a node begins that is new. rank: its number among `count` nodes. span: the share of the files that its
-    cache can hold.
+    """Where a new node begins.
 
-    Nodes that begin together begin at equal distances: all around the circle if their caches reach around it, else one
-    close behind the other. One that joins others later begins behind one of them, in the widest gap.
+    rank: its number among `count` nodes. span: the share of the files that its cache can hold.
+
+    Nodes that begin together begin at equal distances: all around the circle if their caches reach around it, otherwise
+    one close behind the other. A node that joins later begins behind one of the others, in the widest gap.
     """
     spacing = 1 / count if count * span > 1 else CLOSE * span
     if all(other.has_all_since_start for other in others):
@@ -65,9 +67,10 @@ def first_place(rank: int, count: int, span: float, others: Sequence[Position]) 
 
 
 def holders(place: float, head: float, others: Mapping[str, Position], most: int) -> list[str]:
-    """Up to `most` nodes that may have the file at a place: first the one that drew it last, and keeps it longest.
+    """Up to `most` nodes that may have the file at a place. The last one to draw it, which keeps it longest, comes
+    first.
 
-    head: of this node. Where the others were may be a second old: one that was before this node has gone on.
+    head: of this node. The others' positions may be a second old: a node that was just ahead of this one has moved on.
     """
     last: dict[str, float] = {}
     for name, other in others.items():
@@ -79,10 +82,10 @@ def holders(place: float, head: float, others: Mapping[str, Position], most: int
 
 
 def follower(own: Position, others: Sequence[Position]) -> Position | None:
-    """The node that comes next to where this one is, and gets files from it.
+    """The node that reaches this one's position next, and gets files from it.
 
     None for the first in a row of nodes whose caches together do not reach around the circle: the last one is the next
-    to come there, and comes too late.
+    to arrive, and arrives too late.
     """
     if not others:
         return None

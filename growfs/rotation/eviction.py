@@ -1,7 +1,7 @@
 """Which cached files are evicted, and in which order. Pure functions over plain facts.
 
-The daemon (`space`) and the simulation both call these functions. The daemon reads the facts from its database, file
-by file and no further than needed: of a million files, none is kept in memory.
+The daemon (`space`) and the simulation both call these functions. The daemon reads the facts from its database one file
+at a time, only as far as needed, and keeps none of them in memory, even with a million files.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from growfs.rotation.rules import CachedFile, Holds, Kind, LastOfKind
 def draw_candidates(
     groups: Iterable[Sequence[CachedFile]], in_use: Container[int], holds: Holds
 ) -> Iterator[CachedFile]:
-    """What a draw may evict, in order. groups: the delisted files by queue position, in `rules.DELISTED_ORDER`.
+    """The files that a draw may evict, in order.
 
-    A group goes as a whole, and not while any of it is held or in use.
+    groups: the delisted files by queue position, in `rules.DELISTED_ORDER`. A group is evicted as a whole, and only if
+    none of its files is held or in use.
     """
     for group in groups:
         for file in group:
@@ -34,11 +35,11 @@ def miss_candidates(
     holds: Holds,
     keep_held: bool = False,
 ) -> Iterator[CachedFile]:
-    """What a miss may evict, in order: all of these files.
+    """The files that a miss may evict, in order; these are all of the given files.
 
-    unlisted: those that no generation listed, the last admitted first. delisted: in `rules.DELISTED_ORDER`; first go
-    those that nobody holds, so it is read twice. listed: those listed for longest first. keep_held: without those
-    that somebody holds, for what no reader waits for.
+    unlisted: files that no generation listed, the last admitted first. delisted: in `rules.DELISTED_ORDER`; those
+    without a hold go first, so it is read twice. listed: files listed for longest first. keep_held: leave out held
+    files, for fetches that no reader waits for.
     """
 
     def is_held(file: CachedFile) -> bool:
@@ -60,10 +61,10 @@ def evictable(
     shown_seq: int,
     keeps_last: bool = True,
 ) -> Iterator[CachedFile]:
-    """Those of the files that may all be evicted, in the same order: none is in use, and one of each kind stays, if
-    directories keep their last files.
+    """The files that may all be evicted together, in the same order.
 
-    That one is listed, if any is: else a directory would be listed as empty although it has a file that is delisted.
+    None of them is in use, and one of each kind stays if directories keep their last files. The one that stays is a
+    listed file if there is one. Otherwise a directory that has only a delisted file left would be listed as empty.
 
     counts: how many files of a kind are (listed, cached); called once for each kind.
     """
@@ -87,10 +88,10 @@ def evictable(
 
 
 def pick_victims(candidates: Iterable[CachedFile], need: int, ample: int = 0) -> list[int]:
-    """The ids to evict for need bytes, in order; none where all candidates together have fewer bytes.
+    """The ids to evict for `need` bytes, in order; empty if all candidates together have fewer bytes.
 
-    ample: for so many bytes where the candidates have as many, else all candidates. Files of one group that follow each
-    other go together. Candidates are read only as far as needed.
+    ample: evict this many bytes if the candidates have as many, otherwise all candidates. Consecutive files of one
+    group are evicted together. Candidates are read only as far as needed.
     """
     chosen: list[int] = []
     freed = 0

@@ -25,26 +25,26 @@ from growfs.signal import Signal
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-"""Pause if the disk refuses to write a generation. Listings join the current one meanwhile."""
+"""Pause after the disk refuses to write a generation. Meanwhile, listings join the current one."""
 FIRST_RETRY_S = 0.1
-"""This pause if it refuses for the first time: a full disk has room for it by then."""
+"""Pause after the first refusal: a full disk usually has room again by then."""
 
 FORGET_GENERATIONS = (
     "DELETE FROM generation WHERE NOT EXISTS (SELECT 1 FROM resident WHERE suffix IS NOT NULL"
     " AND seq <= generation.last_seq AND seq > coalesce((SELECT earlier.last_seq FROM generation earlier"
     " WHERE earlier.number < generation.number ORDER BY earlier.number DESC LIMIT 1), 0))"
 )
-"""Forget the generations that were not the first to list any file that is still cached."""
+"""Forget the generations that are not the first to list a file that is still cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is still to be cached, for which a generation makes room."""
+    """The data still to be cached, for which a generation makes room."""
 
     files: int
-    """Files that the passes of this mount draw, and that are not cached."""
+    """Files that the passes of this mount will draw and that are not cached."""
     bytes: int
-    """Their size."""
+    """Their total size."""
     largest: int
     """Bytes of the largest draw that waits for room."""
     versions: int
@@ -53,13 +53,13 @@ class Demand:
 
 class Generations:
     """Owns the newest generation; jobs may still list earlier ones. `began` notifies when a generation has begun,
-    `written` when its rows say what it changed, `rotation_changed` when listed files may be evicted that might not be
-    before, or the other way round.
+    `written` when its rows say what it changed, and `rotation_changed` when the rule for evicting listed files has
+    changed.
 
     decide: as turnover.plan_generation, without blocking the daemon. rotation, turnover, show_files, settle_s: as the
-    options of these names. demand: returns what has to be made room for at that moment. shown_seq: the last admission
-    that a generation showed, in this run or an earlier one. are_asked_for: a program that asks for a generation has
-    read the one before; else the files that were opened are counted.
+    options of these names. demand: returns the current demand for room. shown_seq: the last admission that a generation
+    showed, in this run or an earlier one. are_asked_for: assume that a program that asks for a generation has read the
+    one before; otherwise the opened files are counted.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Generations:
         self.rotation_changed.notify()
 
     def set_turnover(self, turnover: float) -> None:
-        """Change which share of a full cache each new generation delists."""
+        """Change the share of a full cache that each new generation delists."""
         self.turnover = turnover
 
     def set_settle(self, settle_s: float) -> None:
@@ -114,17 +114,17 @@ class Generations:
 
     @property
     def number(self) -> int:
-        """Of the current generation; 0 before the first listing of this mount."""
+        """The number of the current generation; 0 before the first listing of this mount."""
         return self.current.number if self.current else 0
 
     @property
     def is_written(self) -> bool:
-        """Whether the rows say what the current generation delists. Until then a file that it lists again is delisted
-        by its row, and could be evicted."""
+        """Whether the rows say what the current generation changed. Until then, the rows of files that it lists again
+        still say "delisted", so these files could be evicted."""
         return self._requeued is None
 
     async def run(self) -> None:
-        """Write down what each generation changes."""
+        """Write what each generation changes to the database."""
         while True:
             while self._requeued is None or self.current is None:
                 await self.began.wait()
@@ -142,7 +142,7 @@ class Generations:
             self.written.notify()
 
     async def _write(self, generation: Generation, requeued: Sequence[int]) -> None:
-        """Write down a generation, and what it changes."""
+        """Write a generation and its changes to the database."""
 
         def write(writer: sqlite3.Connection) -> None:
             writer.execute(FORGET_GENERATIONS)
@@ -161,23 +161,23 @@ class Generations:
 
     @property
     def listed(self) -> Listed:
-        """What decides which files are the last of their kind."""
+        """The facts that decide which files are the last of their kind."""
         return Listed(self.shown_seq, self._succession.keeps_last)
 
     @property
     def is_over(self) -> bool:
-        """Whether any listing begins the next generation: this one was ended, or shows nothing while files are here."""
+        """Whether any listing begins the next generation: this one has ended, or is empty although files are cached."""
         if self.current is None:
             return False
         return self._store.resident_files > 0 and (self.current.is_over or not self.current.files)
 
     def end(self) -> None:
-        """End the current generation. Called when training can start: someone who looked before then saw less."""
+        """End the current generation. Called when training can start: earlier listings showed fewer files."""
         if self.current:
             self.current.is_over = True
 
     def note_opened(self, id: int) -> None:
-        """Note that a file was opened: the next generation delists in proportion to these."""
+        """Note that a file was opened: the next generation delists in proportion to the opened files."""
         self._succession.note_opened(id)
 
     def has_news(self) -> bool:
@@ -188,7 +188,7 @@ class Generations:
 
     @asynccontextmanager
     async def unchanged(self) -> AsyncIterator[bool]:
-        """No generation begins within. Yields whether the rows say what the current one changed.
+        """Keep generations from beginning within the block. Yields whether the rows say what the current one changed.
 
         Waits until they do, unless the disk refuses to write it.
         """
@@ -196,21 +196,21 @@ class Generations:
             yield await self._wait_until_written()
 
     async def _wait_until_written(self) -> bool:
-        """Wait until the rows say what the current generation changed; False where the disk refuses to write it."""
+        """Wait until the rows say what the current generation changed; False if the disk refuses to write it."""
         while not (self.is_written or self._refused):
             await self.written.wait()
         return self.is_written
 
     async def begin(self, lasting_holds: Holds, opened: frozenset[int]) -> None:
-        """Freeze the set of cached files, less what is delisted, as the set of listed files.
+        """Freeze the set of cached files, less the delisted ones, as the set of listed files.
 
-        lasting_holds: of processes that may never list again. opened: ids of files that were opened, whose rows may not
-        say so yet. The current generation goes on if --show-files asks for more files than are cached.
+        lasting_holds: of processes that may never list again. opened: ids of files that were opened, although their
+        rows may not say so yet. If --show-files asks for more files than are cached, the current generation stays.
         """
-        if not await self._wait_until_written():  # the next generation is decided by what the last one changed
+        if not await self._wait_until_written():  # the next generation depends on the changes of the last one
             log.warning("generation %d cannot be written: no new one", self.number)
             return
-        async with self._rotating:  # evictions that had begun are complete, and none begins
+        async with self._rotating:  # evictions under way are complete, and none begins
             await self._begin(lasting_holds, opened)
         self._store.space_freed.notify()
 
@@ -241,8 +241,8 @@ class Generations:
             turnover=self.turnover,
             largest=demand.largest,
             lacking=lacking + demand.versions,
-            # What is in flight was not listed yet, and need not be delisted for. Where others fill the disk, nothing is
-            # delisted for what it is short of: all files would be.
+            # Files in flight were not listed yet, so nothing has to be delisted for them. If other data fills the disk,
+            # nothing is delisted to make up for it: that would be all files.
             free=max(0, store.reserved_bytes - short),
             shown_seq=self.shown_seq,
             last_seq=store.last_seq,
@@ -261,7 +261,7 @@ class Generations:
             return False
         return self._db.row("SELECT 1 FROM resident WHERE delisted IS NOT NULL LIMIT 1") is None
 
-    # Sums over many files, for a thread.
+    # Sums over many files, to be computed on a thread.
 
     def hidden(self, ask: Query) -> tuple[int, int, int]:
         """(files, their bytes, files among them that no generation has listed): cached, and not listed now."""
@@ -277,13 +277,13 @@ class Generations:
 
     @staticmethod
     def delisted_bytes(ask: Query) -> int:
-        """The size on the disk of the files that are delisted, and not yet evicted."""
+        """The size on disk of the files that are delisted and not yet evicted."""
         ((bytes,),) = ask("SELECT coalesce(sum(bytes), 0) FROM resident WHERE delisted IS NOT NULL")
         return int(bytes)
 
     @staticmethod
     def held_bytes(ask: Query, hold: Hold) -> int:
-        """How much of that cannot be evicted while there is such a hold on every directory."""
+        """How many of the delisted bytes could not be evicted if every directory had such a hold."""
         query = "SELECT coalesce(sum(bytes), 0) FROM resident WHERE delisted > ? AND seq <= ?"
         ((bytes,),) = ask(query, hold.generation, hold.last_seq)
         return int(bytes)

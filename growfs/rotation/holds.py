@@ -1,4 +1,4 @@
-"""What one process has listed and opened, and what it holds. No clock and no /proc: callers pass the time."""
+"""What one process has listed, opened and holds. Uses neither the clock nor /proc: callers pass the time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds, hold_on
 
 
 class DirectoryHolds:
-    """The holds of one process: on each directory the one from its last listing there, or of everything.
+    """The holds of one process: one on each directory, from its last listing there, or one on everything.
 
-    The directories are kept in compressed bitmaps, one for each hold, because a process may list a million of them. A
-    thread may ask for a hold while the process lists on, and be told the earlier one.
+    The directories are kept in one compressed bitmap for each hold, because a process may list a million of them. A
+    thread may look up a hold while the process goes on listing, and may get the earlier hold.
     """
 
     def __init__(self, everywhere: Hold | None = None) -> None:
@@ -36,7 +36,7 @@ class DirectoryHolds:
         return None
 
     def set(self, directory: int, hold: Hold) -> None:
-        """Replace the hold on a directory; one of EVERYWHERE replaces all."""
+        """Replace the hold on a directory; a hold on EVERYWHERE replaces all."""
         if directory == EVERYWHERE:
             self.clear()
             self.everywhere = hold
@@ -44,7 +44,7 @@ class DirectoryHolds:
         directories = self._directories.get(hold)
         if directories is None:
             directories = self._directories[hold] = BitMap64()
-        directories.add(directory)  # first: a thread that asks meanwhile finds one of the two
+        directories.add(directory)  # first: a thread that looks meanwhile finds one of the two
         for other in [other for other in self._directories if other != hold]:
             self._directories[other].discard(directory)
             if not self._directories[other]:
@@ -68,9 +68,10 @@ class DirectoryHolds:
         return min(holds, key=lambda hold: hold.generation, default=None)
 
     def before(self, generation: int) -> DirectoryHolds:
-        """Those of earlier generations, as they are now: what changes later may change them, or not.
+        """The holds on earlier generations. Shares their bitmaps, so it may or may not show later changes.
 
-        generation: its last one. A hold of everything covers nothing of the directories that it has listed since.
+        generation: the last one that the process listed. A hold on everything does not cover the directories that the
+        process has listed since.
         """
         if self.everywhere is None or self.everywhere.generation >= generation:
             earlier = DirectoryHolds()
@@ -87,10 +88,10 @@ class DirectoryHolds:
 
     @staticmethod
     def merged(holds: Iterable[DirectoryHolds]) -> list[DirectoryHolds]:
-        """Few objects that hold the same together, as they are now. It takes long, and may run on a thread.
+        """A few objects that together hold the same, as of now. This takes long, and may run on a thread.
 
-        A process that holds everything, and some directories of another generation, stays alone: its hold on those
-        directories replaces the other one there.
+        A process that holds everything plus some directories of another generation gets its own object: its holds on
+        those directories replace the one on everything.
         """
         everywhere = dict[Hold, DirectoryHolds]()
         by_hold = dict[Hold, DirectoryHolds]()
@@ -108,20 +109,20 @@ class DirectoryHolds:
 
 @dataclass(eq=False, slots=True)
 class Reader:
-    """A process that listed a directory, or opened a file without any ancestor that had listed."""
+    """A process that listed a directory, or opened a file although none of its ancestors had listed."""
 
     pid: int
     """0 stands for all processes of other pid namespaces, which the kernel does not identify."""
     start: str
-    """When it started, in clock ticks after boot: the kernel uses pids again."""
+    """When it started, in clock ticks after boot: the kernel reuses pids."""
     command: str
-    """Its name, for people."""
+    """Its name, for display."""
     number: int = 0
     """Its number in the registry, which its open handles carry."""
     job: Job = field(default_factory=Job)
-    """Its own, or that of processes that started with it."""
+    """Its own job, or that of processes that started with it."""
     holds: DirectoryHolds = field(default_factory=DirectoryHolds)
-    """What it holds now."""
+    """Its current holds."""
     listed_at: float | None = None
     """When it last listed, in seconds of any clock; None: never."""
     active_at: float = 0.0
@@ -137,17 +138,17 @@ class Reader:
     files: BitMap64 = field(default_factory=BitMap64)
     """The ids that it opened since it first listed in its last generation."""
     unread: float = 0.0
-    """The share of the files of its listings before that, which it never opened."""
+    """The share of the files of its previous generation's listings that it never opened."""
     _view: Generation | None = None
     """The generation that it listed last."""
     _may_walk_until: float = 0.0
-    """Until when it, or others of its job, may go on to list the view: until then all of it is held."""
+    """The time until which it, or others of its job, may go on listing the view. All of the view is held until then."""
     _renewed_at: float = 0.0
     """When it first listed in its last generation."""
     _renews_s: float = 0.0
-    """How long after the generation before that was."""
+    """The time between that and its first listing in the generation before."""
     _listing_since: float = 0.0
-    """Since when it has listed without opening a file."""
+    """The time since which it has been listing without opening a file."""
     _opens_at_listing: int = 0
     """How many files it had opened when it last listed."""
     _epoch: int = 0
@@ -155,11 +156,11 @@ class Reader:
     _listed: BitMap64 = field(default_factory=BitMap64)
     """The directories that it listed in that epoch."""
     _listed_whole: BitMap64 = field(default_factory=BitMap64)
-    """The directories that it listed to the end in its last generation."""
+    """The directories that it has listed to the end in its last generation."""
     _shown: dict[int, int] = field(default_factory=dict)
-    """How many files it was shown of each other directory in its last generation."""
+    """How many files it was shown of each directory that it has not listed to the end in its last generation."""
     _shown_files: int = 0
-    """How many files it was shown in its last generation, each of a directory once."""
+    """How many files it was shown in its last generation, counting each directory once."""
     _shown_everywhere: int = 0
     """How many files a listing of everything showed it in its last generation."""
 
@@ -170,7 +171,7 @@ class Reader:
 
     @property
     def files_shown(self) -> int:
-        """How many files its last listings showed, each of a directory once."""
+        """How many files its last listings showed, counting each directory once."""
         return self._shown_everywhere or self._shown_files
 
     @property
@@ -179,10 +180,10 @@ class Reader:
         return self.generations == 1
 
     def lasting_holds(self, now: float, lister: Reader) -> DirectoryHolds:
-        """The holds that it may never renew: those of directories that it has not listed again in its last generation.
+        """The holds that it may never renew: those on directories that it has not listed again in its last generation.
 
-        All of them, if it has listed in one generation only, or not for twice as long as the last time; unless it is
-        the lister of this moment, or of the same job and shown the same.
+        These are all of its holds if it has listed in only one generation, or not for more than twice its last
+        interval; unless it is the process that lists now, or is in the same job and was shown the same generation.
         """
         lists_now = self is lister or (self.job is lister.job and self._view is lister._view)
         renews = self.generations > 1 and now - self._renewed_at <= 2 * self._renews_s
@@ -198,7 +199,7 @@ class Reader:
         return self._epoch == self.job.epoch and directory in self._listed
 
     def hold_of_all(self, now: float) -> Hold | None:
-        """Its hold on all of its view, as long as it, or others of its job, may go on to list it."""
+        """Its hold on all of its view, while it or others of its job may go on listing the view."""
         if self._view is None or now > self._may_walk_until:
             return None
         return self._view.hold
@@ -214,7 +215,7 @@ class Reader:
     def next_view(
         self, directory: int, newest: Generation, now: float, settle_s: float, readers: Iterable[Reader]
     ) -> Generation | None:
-        """The generation that its listing of a directory shows; None if a new one has to begin for it.
+        """The generation to show when it lists a directory; None if a new one has to begin for it.
 
         readers: those that have holds.
         """
@@ -230,10 +231,10 @@ class Reader:
         return self.job.next_view(newest, now, settle_s, is_new=is_new, has_listed=has_listed, is_held=is_held)
 
     def lists(self, directory: int, generation: Generation, now: float, settle_s: float = 0.0) -> None:
-        """It lists a directory (EVERYWHERE: all), and holds what that generation shows of it from now on.
+        """Note that it lists a directory (EVERYWHERE: all), and from now on holds what that generation shows there.
 
-        settle_s: for how long it holds the rest of the view, too. When that has ended, it does not begin again with the
-        same view: some of it may be gone.
+        settle_s: how long it also holds the rest of the view. Listing the same view after that does not renew this
+        hold: some files of the view may be gone.
         """
         is_next = self.generation != generation.number
         is_again = self.has_listed(directory) and self.opens > self._opens_at_listing
@@ -242,7 +243,7 @@ class Reader:
         if is_next or self.opens > self._opens_at_listing:
             self._listing_since = now
         self._view, self._opens_at_listing = generation, self.opens
-        if self.job.view is None or generation.number >= self.job.view.number:  # else it is behind the others
+        if self.job.view is None or generation.number >= self.job.view.number:  # otherwise it is behind the others
             self.job.lists(generation, now, is_again)
             if self._epoch != self.job.epoch:
                 self._listed, self._epoch = BitMap64(), self.job.epoch
@@ -261,24 +262,24 @@ class Reader:
         self.listed_at = self.active_at = now
 
     def is_shown(self, directory: int, files: int) -> None:
-        """Its listing of a directory showed so many more files; of EVERYWHERE: all that there are."""
+        """Note that its listing of a directory showed this many more files; with EVERYWHERE, this many in total."""
         if directory == EVERYWHERE:
             self._shown_everywhere = files
             self.job.is_shown(EVERYWHERE, files)
-        elif directory not in self._listed_whole:  # else it lists the same files again
+        elif directory not in self._listed_whole:  # otherwise it lists the same files again
             self._shown[directory] = self._shown.get(directory, 0) + files
             self._shown_files += files
 
     def is_shown_all(self, directory: int) -> None:
-        """Its listing of a directory came to the end."""
-        if directory in self._listed:  # else the listing began in an earlier generation
+        """Note that its listing of a directory reached the end."""
+        if directory in self._listed:  # otherwise the listing began in an earlier generation
             files = self._shown.pop(directory, 0)
             if directory not in self._listed_whole and self._view is self.job.view:
                 self.job.is_shown(directory, files)
             self._listed_whole.add(directory)
 
     def opened(self, id: int, generation: Generation | None, now: float, waited: bool = False) -> None:
-        """It, or a process that it started, opens a file. If it has never listed, it holds the current generation."""
+        """Note that it, or its child, opens a file. If it has never listed, it holds the current generation."""
         self.opens += 1
         self.waited += waited
         self.handles += 1
@@ -289,12 +290,12 @@ class Reader:
             self.holds.set(EVERYWHERE, generation.hold)
 
     def closed(self, now: float) -> None:
-        """One of its files is closed."""
+        """Note that one of its files was closed."""
         self.handles -= 1
         self.active_at = now
 
     def is_silent(self, now: float, hold_idle_s: float) -> bool:
-        """Whether it has had no file open, and opened none, for longer than hold_idle_s: its holds end then."""
+        """Whether, for longer than hold_idle_s, it has had no file open and opened none. Its holds end then."""
         return not self.handles and now - self.active_at > hold_idle_s
 
     def release(self) -> None:
@@ -303,15 +304,15 @@ class Reader:
         self._may_walk_until = -float("inf")
 
     def ended(self) -> None:
-        """The process has ended."""
+        """Note that the process has ended."""
         if self.job.view and self.generation == self.job.view.number:
             self.job.ended(self.files)
 
 
 def holds_of(readers: Collection[Reader], now: float, foreign: bool = False) -> Holds:
-    """What readers hold. foreign: some readers cannot be told apart.
+    """The holds of these readers. foreign: some readers cannot be told apart.
 
-    A draw may ask about 20,000 directories: of each reader, one by one, that would take seconds.
+    A draw may ask about 20,000 directories. Asking each reader about each of them would take seconds.
     """
     all_of_views = {hold for reader in readers if reader.holds and (hold := reader.hold_of_all(now))}
     held = [*(reader.holds for reader in readers), *map(DirectoryHolds, all_of_views)]

@@ -1,9 +1,9 @@
-"""Which generation a listing shows, and when a new one has to begin for it. No clock and no /proc: callers pass both.
+"""Which generation a listing shows, and when a new one has to begin for it. Uses neither the clock nor /proc.
 
 A job is a set of processes that started together, such as the ranks of a training run. Each job has a view: the
-generation that its listings show, all of them, until the job has had its epoch with it. Then it sees the newest
-generation, and if it has seen that one, a new one begins. Nobody waits for another job: a view is held, and can be
-listed, as long as its job needs it.
+generation that all of its listings show until the job has had its epoch with it. Then it sees the newest generation; if
+it has already seen that one, a new one begins. Jobs never wait for each other: a view is held, and can be listed, as
+long as its job needs it.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from pyroaring import BitMap64
 from growfs.rotation.rules import Generation
 
 EPOCH_SHARE = 0.5
-"""A job that has opened so many of the files that it was shown has had its epoch."""
+"""A job that has opened this share of the files that it was shown has had its epoch."""
 LOOK_SHARE = 0.25
-"""One that has opened fewer since it last listed them has only looked at a batch, between the listings of its training
-and its validation set. They have to be of one generation."""
+"""A job that has opened less than this share since its last listing has only looked at a batch, between listing its
+training and validation sets. Both have to be of one generation."""
 LOOKS_MAX = 3
-"""It may do so for this many times --settle."""
+"""It may do so for this multiple of --settle."""
 RANKS_APART_S = 1800.0
-"""How late a rank may list, after the first one of its job. Longer than this no rank waits for another: it is the
-timeout of torch.distributed (default_pg_timeout)."""
+"""How long after the first rank of its job a rank may list. No rank waits for another for longer: this is the timeout
+of torch.distributed (default_pg_timeout)."""
 
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """What the processes of a job were shown together, and what they have opened of it."""
+    """What the processes of a job were shown together, and which of these files they have opened."""
 
     view: Generation | None = None
-    """The generation that its listings show; None: it has never listed."""
+    """The generation that its listings show; None if it has never listed."""
     epoch: int = 0
-    """Counts its epochs. It may have several with one view."""
+    """The number of its current epoch. It may have several epochs with one view."""
     files_shown: int = 0
-    """How many files its view showed to its processes, each of a directory once."""
+    """How many files its view showed to its processes, counting each directory once."""
     viewed_at: float = 0.0
     """When it first listed its view."""
     _epoch_at: float = 0.0
     """When it first listed in its epoch."""
     _opened: BitMap64 = field(default_factory=BitMap64)
-    """The ids that it opened since it has had its view."""
+    """The ids that it has opened since it got its view."""
     _opened_in_epoch: BitMap64 = field(default_factory=BitMap64)
     """The ids that it opened in its epoch."""
     _opened_by_ended: BitMap64 = field(default_factory=BitMap64)
-    """The ids of its view that its processes opened which have ended."""
+    """The ids of its view that were opened by processes that have ended."""
     _listed_whole: BitMap64 = field(default_factory=BitMap64)
     """The directories of its view that a process listed to the end."""
 
     def next_view(
         self, newest: Generation, now: float, settle_s: float, *, is_new: bool, has_listed: bool, is_held: bool
     ) -> Generation | None:
-        """The generation that a listing shows; None if a new one has to begin for it.
+        """The generation to show in a listing; None if a new one has to begin for it.
 
         is_new: the process has never listed. has_listed: it has listed this directory in this epoch. is_held: a process
-        of the job holds what its view shows of this directory; else some of that may be gone.
+        of the job holds what its view shows of this directory; otherwise some of that may be gone.
         """
         view = self.view
         if view is None or view.is_over or not (view.files or view is newest):
@@ -66,7 +66,7 @@ class Job:
         return newest if newest.number > view.number else None
 
     def _has_had_its_epoch(self, now: float, settle_s: float, is_new: bool, has_listed: bool) -> bool:
-        if not has_listed:  # another rank, or another directory of a walk; or a worker of the next epoch
+        if not has_listed:  # another rank, another directory of a walk, or a worker of the next epoch
             return is_new and (
                 self._share(self._opened_by_ended) >= EPOCH_SHARE or now - self.viewed_at > RANKS_APART_S
             )
@@ -78,32 +78,34 @@ class Job:
         return len(ids) / max(1, self.files_shown)
 
     def lists(self, generation: Generation, now: float, is_again: bool) -> None:
-        """One of its processes lists a generation. is_again: it has listed this directory in this epoch, and has opened
-        a file since it last listed; else it is in the middle of its listings, which may read a directory twice.
+        """Note that one of its processes lists a generation.
+
+        is_again: the process has listed this directory in this epoch, and has opened a file since its last listing.
+        Otherwise it is in the middle of its listings, which may read a directory twice.
         """
         is_next_view = generation is not self.view
         if is_next_view:
             self.view, self.files_shown, self.viewed_at = generation, 0, now
             self._opened, self._opened_by_ended, self._listed_whole = BitMap64(), BitMap64(), BitMap64()
         if is_next_view or is_again:
-            # All others of the job follow the first one, whatever they have opened: else ranks would differ.
+            # The whole job follows its first process, whatever the others have opened: otherwise ranks would differ.
             self.epoch += 1
             self._epoch_at = now
             self._opened_in_epoch = BitMap64()
 
     def is_shown(self, directory: int, files: int) -> None:
-        """One of its processes has listed a directory of the view to the end, and was shown so many files."""
+        """Note that one of its processes has listed a directory of the view to the end. files: shown to it."""
         if directory not in self._listed_whole:
             self._listed_whole.add(directory)
             self.files_shown += files
 
     def opened(self, id: int) -> None:
-        """One of its processes opens a file."""
+        """Note that one of its processes opens a file."""
         self._opened.add(id)
         self._opened_in_epoch.add(id)
 
     def ended(self, opened: BitMap64) -> None:
-        """One of its processes has ended. opened: what it opened of the view."""
+        """Note that one of its processes has ended. opened: the ids of the view that it opened."""
         if self.view:
             self._opened_by_ended |= opened
             self.view.opened |= opened

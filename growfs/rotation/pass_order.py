@@ -1,7 +1,8 @@
 """The order in which a pass draws the files of the catalog. Pure functions.
 
-Files are ordered by a keyed hash of the path. So the order is the same in every process that knows the seed, it does
-not depend on how the catalog was listed, and a file that is added to the catalog takes its place without moving others.
+Files are ordered by a keyed hash of the path. The order is therefore the same in every process that knows the seed, and
+does not depend on how the catalog was listed. A file that is added to the catalog takes its place without moving
+others.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from growfs.remote.filter import PathFilter
 from growfs.remote.names import extension, template_fields
 
 SEED_DIRECTORIES_MAX = 10_000
-"""With more directories than this, a mount returns before each of them has a file."""
+"""With more directories than this, a mount returns before each directory has a file."""
 SHARES = 0
-"""In place of the number of a pass, where the hash decides which node's share a file is in; passes count from 1."""
+"""Used instead of a pass number in the hash that decides which node's share a file is in; passes count from 1."""
 DEFERRED = 1 << 64
 """Added to the keys of files that come after all others."""
 PART_BITS = 8
-"""Keys are sorted in 2**PART_BITS parts, by their first bits, because a sort makes a Python object of each key."""
+"""Keys are sorted in 2**PART_BITS parts, by their first bits, because sorting makes a Python object of each key."""
 GROUP_FIELDS = ("stem", "name", "parent")
 
 
@@ -37,37 +38,37 @@ class Candidate:
     directory: int
     path: str
     size: int
-    """Bytes to count for it."""
+    """Bytes to count for this file."""
     resident: bool
     drawn: bool
     """This pass has drawn it already."""
     frozen: bool = False
-    """By --freeze."""
+    """Frozen by --freeze."""
     deferred: bool = False
-    """It was cached when the pass came to it, and is drawn once more at the end."""
+    """It was cached when the pass reached it, and is drawn again at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What decides the order of a pass."""
+    """The parameters that decide the order of a pass."""
 
     seed: int
     number: int
     """Counts from 1."""
     share: tuple[int, int] | None = None
-    """(number, of how many) of this node; None: it has all files."""
+    """(number, of how many) of this node; None if it has all files."""
     group: str | None = None
-    """A template, with the fields of `group_of`; files for which it gives the same text are drawn as a group."""
+    """A template with the fields of `group_of`; files for which it gives the same text are drawn as a group."""
     size_max: int | None = None
     """In bytes; larger files cannot be drawn."""
     freeze: tuple[str, ...] = ()
     """The globs of the frozen files."""
     start: float | None = None
-    """If nodes feed one another (growfs.rotation.circle), the place at which all passes of this node begin; they have
-    the order of the first pass."""
+    """If nodes feed each other (growfs.rotation.circle): the place at which all passes of this node begin. All of them
+    have the order of the first pass."""
 
     def has(self, path: str) -> bool:
-        """Whether a file is in this node's share. Frozen files and seeds are drawn even where they are not."""
+        """Whether a file is in this node's share. Frozen files and seeds are drawn even if they are not."""
         return is_in_share(self.seed, self.share, group_of(self.group, path))
 
     def key(self, group: str) -> int:
@@ -77,25 +78,25 @@ class Pass:
         return (draw_key(self.seed, 1, group) - int(self.start * DEFERRED)) % DEFERRED
 
     def place(self, path: str) -> float:
-        """The place of a file on the circle of all files, the same on all nodes: a fraction of it."""
+        """The place of a file on the circle of all files, as a fraction of it; the same on all nodes."""
         return draw_key(self.seed, 1, group_of(self.group, path)) / DEFERRED
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a pass has still to draw: ids, in order. A negative id is of the same group as the id before it."""
+    """The files that a pass still has to draw: ids, in order. A negative id is in the group of the id before it."""
 
     frozen: Sequence[int] = ()
     """They come first."""
     seeds: Sequence[int] = ()
-    """They come next: a file of each directory that has none."""
+    """They come next: one file for each directory that has none."""
     rest: Sequence[int] = ()
     files: int = 0
-    """How many this node's whole share has, drawn or not."""
+    """How many files this node's whole share has, drawn or not."""
     bytes: int = 0
-    """Of those among them that can be drawn."""
+    """Bytes of the files of this share that can be drawn."""
     outside_files: int = 0
-    """How many cached files are not of the share: they were opened by name, or pinned."""
+    """How many cached files are not in this share: they were opened by name, or are pinned."""
     outside_bytes: int = 0
     frozen_ids: BitMap64 = field(default_factory=BitMap64)
     """The ids of `frozen`, as a set."""
@@ -104,9 +105,9 @@ class Order:
     seed_bytes: int = 0
     """0 if no size is known."""
     unmatched: tuple[str, ...] = ()
-    """The globs of frozen files that match none."""
+    """The globs of --freeze that match no file."""
     has_groups: bool = False
-    """Some files are of one group."""
+    """Whether some files share a group."""
 
 
 def groups_of(ids: Iterable[int]) -> Iterator[list[int]]:
@@ -130,7 +131,7 @@ def draw_key(seed: int, number: int, path: str) -> int:
 
 @lru_cache(16)
 def _keyed_hash(seed: int, number: int) -> blake2b:
-    """The hash of a pass before any path: a copy costs half of what a new keyed hash costs."""
+    """The hash of a pass before any path. Copying it costs half as much as creating a new keyed hash."""
     return blake2b(digest_size=8, key=f"{seed}/{number}".encode()[:64])
 
 
@@ -144,16 +145,16 @@ def group_of(template: str | None, path: str) -> str:
 
 
 def is_in_share(seed: int, share: tuple[int, int] | None, group: str) -> bool:
-    """Whether a file is in this node's share. Its path alone decides, so that a growing catalog moves no file."""
+    """Whether a file is in this node's share. Its path alone decides, so a growing catalog moves no files."""
     return share is None or draw_key(seed, SHARES, group) % share[1] == share[0]
 
 
 def draw_order(files: Iterable[Candidate], pass_: Pass) -> Order:
     """The order of a pass.
 
-    A directory's seed is, among its files with its commonest extension (the alphabetically first of equally common
-    ones), the first that the first pass draws: a README in a class folder is no seed. Seeds are drawn from the whole
-    catalog, even where a node draws a share of it, and are the same on all nodes.
+    The seed of a directory is one of the files with its most common extension (if several are equally common, the
+    alphabetically first of them): the one that the first pass draws first. So a README in a class folder is not a seed.
+    Seeds are drawn from the whole catalog, even if a node draws a share of it, and are the same on all nodes.
     """
     drawing = _Drawing(pass_)
     for file in files:
@@ -186,13 +187,13 @@ class _First:
     """The file of a kind that the first pass draws first."""
 
     first_key: int
-    """In the first pass."""
+    """Its key in the first pass."""
     id: int
     key: int
-    """In this pass."""
+    """Its key in this pass."""
     size: int
     mine: bool
-    """It is in this node's share."""
+    """Whether it is in this node's share."""
     drawn: bool
 
 
@@ -209,10 +210,10 @@ class _Drawing:
         self._unmatched = {glob: PathFilter([glob]) for glob in pass_.freeze if not glob.startswith("!")}
         self._groups: dict[int, list[int]] = {}  # all ids with a key
         self._group_bytes: Counter[int] = Counter()
-        self._others: dict[int, list[int]] = {}  # by key, the sizes of files that are not in this node's share
-        self._whole: set[int] = set()  # keys of groups with a frozen file or a seed: their `_others` are drawn, too
+        self._others: dict[int, list[int]] = {}  # by key, the sizes of files outside this node's share
+        self._whole: set[int] = set()  # keys of groups with a frozen file or a seed: their `_others` are also drawn
         self._files = self._bytes = 0
-        self._outside: list[tuple[int, int]] = []  # (key, size) of cached files that are not in this node's share
+        self._outside: list[tuple[int, int]] = []  # (key, size) of cached files outside this node's share
 
     def add(self, file: Candidate) -> None:
         pass_ = self._pass

@@ -1,4 +1,4 @@
-"""The queries that read cached files from the database as the rules need them. Their order is that of the rules."""
+"""The queries that read cached files from the database, in the order that the rules expect."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ COLUMNS = {
     "opened": "r.opened",
 }
 FIELDS = ", ".join(f"{COLUMNS[field]} AS {field}" for field in CachedFile._fields)
-"""What a CachedFile is made of."""
+"""The columns of a CachedFile."""
 
 
 IS_PINNED = (
     "r.queue_position IN (SELECT o.queue_position FROM node p CROSS JOIN resident o USING (id) WHERE p.pinned > 0)"
 )
-"""Whether a file of the group of r is pinned or frozen. A file without a group is a group."""
+"""Whether a file in the group of r is pinned or frozen. A file without a group is its own group."""
 
 
 def group_has(condition: str) -> str:
-    """Whether a condition holds for a file o in the group of r. It is on o.delisted and o.seq, for the index."""
+    """SQL for whether a condition holds for a file o in the group of r. Uses o.delisted and o.seq, for the index."""
     group = "o.suffix IS NOT NULL AND o.queue_position = r.queue_position"
     return f"EXISTS (SELECT 1 FROM resident o WHERE {group} AND {condition})"
 
@@ -50,18 +50,18 @@ def _columns(order: tuple[str, ...]) -> str:
 
 
 DELISTED = _query(f"r.delisted IS NOT NULL AND NOT {group_has('o.delisted IS NULL')}", _columns(DELISTED_ORDER))
-"""Without groups of which a file has been fetched again: the next generation lists them."""
+"""Leaves out groups of which a file has been fetched again: the next generation lists them."""
 _IS_LISTED = "r.delisted IS NULL AND r.seq <= ?1"
 LISTED = _query(_IS_LISTED, _columns(LISTED_ORDER))
-"""Given the last admission that a generation showed."""
+"""Parameter: the last admission that a generation showed."""
 DELISTABLE = _query(f"{_IS_LISTED} AND NOT {group_has('o.delisted IS NULL AND o.seq > ?1')}", _columns(LISTED_ORDER))
 """The same without groups of which a file has been fetched again."""
 UNLISTED = _query("r.delisted IS NULL AND r.seq > ?1", "r.seq DESC")
-"""Given the last admission that a generation showed."""
+"""Parameter: the last admission that a generation showed."""
 
 
 class Listed(NamedTuple):
-    """What decides which files are the last of their kind."""
+    """The facts that decide which files are the last of their kind."""
 
     seq: int
     """The last admission that a generation showed."""
@@ -73,8 +73,8 @@ class Listed(NamedTuple):
 class _Files:
     """The first `most` cached files that a query selects, and the rest of the last one's group, in its order.
 
-    Each iteration reads them anew, one by one. None is kept: to sort a hundred thousand, or to free them, takes the
-    interpreter's lock for tens of milliseconds.
+    Each iteration reads them anew, one by one, and keeps none: sorting a hundred thousand files, or freeing them, would
+    hold the interpreter's lock for tens of milliseconds.
     """
 
     ask: Query
@@ -91,7 +91,7 @@ class _Files:
             yield file
 
     def kinds(self) -> Counter[Kind]:
-        """At least how many of them there are of each kind."""
+        """A lower bound on the number of these files of each kind."""
         last = f"SELECT queue_position FROM ({self.query} LIMIT 1 OFFSET {self.most - 1})"
         rest = f"SELECT count(*) FROM resident WHERE suffix IS NOT NULL AND queue_position = ({last})"
         limited = f"{self.query} LIMIT {self.most} + ({rest})"
@@ -100,7 +100,7 @@ class _Files:
 
 
 def for_a_draw(ask: Query, holds: Holds, listed: Listed, in_use: Container[int], most: int) -> Iterator[CachedFile]:
-    """Which of `most` delisted files, in whole groups, a draw may evict, in order."""
+    """The files that a draw may evict, in order, out of the first `most` delisted files, in whole groups."""
     delisted = _Files(ask, DELISTED, most)
     groups = (list(group) for _, group in itertools.groupby(delisted, key=attrgetter("queue_position")))
     candidates = draw_candidates(groups, in_use, holds)
@@ -110,7 +110,7 @@ def for_a_draw(ask: Query, holds: Holds, listed: Listed, in_use: Container[int],
 def for_a_miss(
     ask: Query, holds: Holds, listed: Listed, in_use: Container[int], most: int, keep_held: bool
 ) -> Iterator[CachedFile]:
-    """What a miss may evict, `most` of each sort in whole groups, in order. keep_held: without what is held."""
+    """The files that a miss may evict, in order: `most` of each sort in whole groups. keep_held: no held files."""
     sorts = (
         _Files(ask, UNLISTED, most, (listed.seq,)),
         _Files(ask, DELISTED, most),
@@ -125,7 +125,7 @@ def for_a_miss(
 
 
 def of_these(ids: Iterable[int], in_use: Container[int], listed: Listed, ask: Query) -> set[int]:
-    """Which of these files may all go."""
+    """Those of these files that may all be evicted together."""
     rows = (row for id in ids for row in ask(f"SELECT {FIELDS} FROM resident r WHERE r.id = ?", id))
     files = [CachedFile(*row) for row in rows]
     counts = _counts(ask, lambda: Counter(file.kind for file in files), listed.seq)
@@ -133,7 +133,7 @@ def of_these(ids: Iterable[int], in_use: Container[int], listed: Listed, ask: Qu
 
 
 def kept_bytes(keeps_last: bool, ask: Query) -> int:
-    """What pinned and frozen files take, and at least a file of each kind that has none of these, if they are kept."""
+    """The bytes of pinned and frozen files, and if directories keep their last files, of a file of each other kind."""
     ((bytes,),) = ask(
         f"SELECT coalesce(sum(coalesce(pinned, {'least' if keeps_last else 0})), 0) FROM"
         " (SELECT sum(iif(n.pinned > 0, r.bytes, NULL)) AS pinned, min(r.bytes) AS least FROM resident r"
@@ -145,10 +145,11 @@ def kept_bytes(keeps_last: bool, ask: Query) -> int:
 def _counts(
     ask: Query, candidates: Callable[[], Mapping[Kind, int]], shown_seq: int
 ) -> Callable[[Kind], tuple[int, int]]:
-    """Counts the files of a kind, (listed, cached), up to one more than there are candidates: one is left then.
+    """A function that counts the (listed, cached) files of a kind, up to one more than the candidates: one is left
+    then.
 
-    candidates: counts those, when the first kind is counted. The last admitted are read first, as the first ones may
-    all be delisted.
+    candidates: counts the candidates, when the first kind is counted. The last admitted files are read first, because
+    the first ones may all be delisted.
     """
     candidates = cache(candidates)
 

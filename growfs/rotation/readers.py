@@ -1,7 +1,8 @@
 """The readers of a mount: which process a request comes from, what it holds, and when its listing begins a generation.
 
-A process is identified by its thread group and start time: FUSE gives the thread of a request, and the kernel reuses
-numbers. It is looked up while the kernel keeps that thread waiting in its call, so it cannot end meanwhile.
+A process is identified by its thread group and start time, because FUSE passes the thread of a request, and the kernel
+reuses thread numbers. The process is looked up while the kernel keeps that thread waiting in its system call, so it
+cannot end meanwhile.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from growfs.signal import Signal
 from growfs.syscalls import pidfd_open
 
 FORGET_THREADS_S = 1.0
-"""For how long a thread number is known to be the same thread. The kernel counts up, so reuse takes far longer."""
+"""How long a thread number surely stands for the same thread. The kernel counts up, so reuse takes far longer."""
 SILENCE_EVERY_S = 5.0
 """How often the registry checks for readers that have fallen silent."""
 NUMBERS = (1 << 20) - 1
-"""How many readers there are before their numbers are used again."""
+"""How many numbers readers get before numbers are reused."""
 TOGETHER_S = 10.0
-"""A launcher starts its processes within this time, even hundreds of them."""
+"""A launcher starts its processes within this time, even if there are hundreds of them."""
 NOTHING = Generation(0, 0, 0.0)
-"""Stands for the generation where there is none yet: it lists nothing."""
+"""Stands for the generation if there is none yet: it lists nothing."""
 FOREIGN = 0
-"""The pid that FUSE gives for processes of other pid namespaces."""
+"""The pid that FUSE passes for processes of other pid namespaces."""
 
 
 class Readers:
     """Owns the readers and their holds, and begins a mount's generations. `released` notifies when holds have ended.
 
-    hold_idle_s: after how long a silence a reader's holds end. recently_opened: returns ids of files that were opened,
-    whose rows may not say so yet.
+    hold_idle_s: the silence after which a reader's holds end. recently_opened: returns ids of files that were opened,
+    although their rows may not say so yet.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class Readers:
         self._readers: dict[tuple[int, str], Reader] = {}
         self._processes: dict[Reader, Process] = {}
         self._by_number: dict[int, Reader] = {}
-        self._threads: dict[int, tuple[float, Reader]] = {}  # in the order in which they became known
+        self._threads: dict[int, tuple[float, Reader]] = {}  # oldest entry first
         self._numbers = (count % NUMBERS + 1 for count in itertools.count())  # 0 stands for no reader
 
     async def run(self) -> None:
-        """End the holds of readers that have ended, or have been silent for long."""
+        """End the holds of readers that have been silent for long. Runs the tasks that wait for readers to end."""
         async with trio.open_nursery() as self._nursery:
             while True:
                 await trio.sleep(SILENCE_EVERY_S)
@@ -70,7 +71,7 @@ class Readers:
                         self.released.notify()
 
     def set_hold_idle(self, hold_idle_s: float) -> None:
-        """Change after how long a silence a reader's holds end."""
+        """Change the silence after which a reader's holds end."""
         self._hold_idle_s = hold_idle_s
 
     # What readers do.
@@ -78,7 +79,7 @@ class Readers:
     def listing(self, tid: int, directory: int) -> tuple[Reader, Generation] | None:
         """Note that a thread lists a directory (EVERYWHERE: all); returns its reader and the generation that it sees.
 
-        None where a generation has to `begin` first.
+        None if a generation has to `begin` first.
         """
         reader, newest = self._own(tid), self._generations.current
         if newest is None or self._generations.is_over:
@@ -91,16 +92,16 @@ class Readers:
 
     def _join(self, reader: Reader, directory: int, generation: Generation) -> tuple[Reader, Generation]:
         if reader.listed_at is None:
-            self._threads.clear()  # what its children open is credited to it from now on
+            self._threads.clear()  # from now on it is credited with the opens of its children
         now = trio.current_time()
         reader.lists(directory, generation, now, self._generations.settle_s)
         if directory == EVERYWHERE:
             reader.is_shown(EVERYWHERE, generation.files)
-        self.released.notify()  # its holds on what it saw before have ended
+        self.released.notify()  # its earlier holds have ended
         return reader, generation
 
     async def begin(self, tid: int, directory: int) -> tuple[Reader, Generation]:
-        """As `listing`, after the generation that this listing needs has begun."""
+        """Begin the generation that this listing needs; then as `listing`."""
         async with self._beginning:
             if listing := self.listing(tid, directory):
                 return listing  # another listing began it meanwhile
@@ -112,9 +113,9 @@ class Readers:
             return self._join(reader, directory, self._generations.current or NOTHING)
 
     def opener(self, tid: int) -> int:
-        """The reader to which a thread's opens are credited: the nearest of its process and ancestors that has listed.
+        """The reader to credit with a thread's opens: the nearest of its process and ancestors that has listed.
 
-        Its own process, where none has. Returns the reader's number, for `opened` and `closed`.
+        If none has listed, its own process. Returns the reader's number, for `opened` and `closed`.
         """
         now = time.monotonic()
         known_at, reader = self._threads.get(tid, (-FORGET_THREADS_S, None))
@@ -124,20 +125,20 @@ class Readers:
         return reader.number
 
     def _remember_thread(self, tid: int, now: float, reader: Reader) -> None:
-        """Know the reader of a thread for a while; forget the threads for which that while is over."""
+        """Remember the reader of a thread for a while; forget threads whose time is up."""
         self._threads.pop(tid, None)
         self._threads[tid] = (now, reader)
         while now - self._threads[first := next(iter(self._threads))][0] >= FORGET_THREADS_S:
             del self._threads[first]
 
     def opened(self, number: int, id: int, waited: bool) -> None:
-        """A reader has opened a file. waited: until it was fetched."""
+        """Note that a reader has opened a file. waited: the open waited for the fetch."""
         self._generations.note_opened(id)
         if reader := self._by_number.get(number):
             reader.opened(id, self._generations.current, trio.current_time(), waited)
 
     def opened_by_any(self, id: int) -> None:
-        """A file was opened and nothing tells by which reader: it counts for each that holds something."""
+        """Note that an unknown reader has opened a file: it counts for each reader that holds something."""
         self._generations.note_opened(id)
         now = trio.current_time()
         for reader in self._holding():
@@ -146,7 +147,7 @@ class Readers:
                 reader.closed(now)
 
     def closed(self, number: int) -> None:
-        """A file that a reader had opened is closed."""
+        """Note that a file opened by a reader was closed."""
         if reader := self._by_number.get(number):
             reader.closed(trio.current_time())
 
@@ -161,7 +162,9 @@ class Readers:
         return any(reader.pid == FOREIGN and reader.holds for reader in self._readers.values())
 
     def _holding(self) -> Iterator[Reader]:
-        """Those that hold something: with --rotation always, until they have opened all that they were shown."""
+        """The readers whose holds count: with --rotation always, those that have not opened all that they were
+        shown.
+        """
         release_when_read = self._generations.rotation == "always"
         return (reader for reader in self._readers.values() if not (release_when_read and reader.opened_all))
 
@@ -172,7 +175,7 @@ class Readers:
         self.released.notify()
 
     def active(self) -> list[Reader]:
-        """The readers that have not ended; the one that listed last comes first."""
+        """The readers that have not ended; the last one to list comes first."""
         return sorted(self._readers.values(), key=lambda reader: -(reader.listed_at or 0))
 
     # Which process a thread belongs to.
@@ -192,7 +195,7 @@ class Readers:
         return self._readers[key]
 
     def _job(self, new: Reader) -> Job:
-        """The job of a process that has not listed yet: that of a live one that started with it, or one of its own."""
+        """The job of a process that has not listed yet: that of a live process that started with it, or its own."""
         process = self._processes[new]
         began_s = trio.current_time() - process.age_s - self._generations.settle_s
         for reader, known in self._processes.items():
@@ -223,8 +226,8 @@ class Readers:
 
 
 def are_ranks(one: Process, other: Process) -> bool:
-    """Whether two processes are children of one launcher (torchrun, mpirun, multiprocessing) that started together; or
-    have one command line and did, as each may have a wrapper script for its parent.
+    """Whether two processes started together, and are children of one launcher (torchrun, mpirun, multiprocessing) or
+    have the same command line. The latter is for ranks that each have a wrapper script as parent.
     """
     if FOREIGN in (one.pid, other.pid) or abs(one.started_s - other.started_s) > TOGETHER_S:
         return False
@@ -232,7 +235,7 @@ def are_ranks(one: Process, other: Process) -> bool:
 
 
 def is_family(one: Process, other: Process) -> bool:
-    """Whether one is a child of the other, and runs the same program: Lightning's ranks, data loader workers."""
+    """Whether one is a child of the other and runs the same program, like Lightning's ranks and data loader workers."""
     is_child = one.parent == other.pid or other.parent == one.pid
     return is_child and FOREIGN not in (one.pid, other.pid) and one.program == other.program is not None
 

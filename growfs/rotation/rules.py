@@ -1,8 +1,8 @@
 """What a generation lists and delists, and what is held. Pure functions over plain facts.
 
-A generation is a numbered, frozen set of listed files. Which one a listing shows, and when the next one begins, is
-decided by `jobs`. What a process saw in a listing is held for it. Each new generation delists the files that were
-listed for longest, in proportion to what was opened since the last one began, and delisted files that nobody holds are
+A generation is a numbered, frozen set of listed files. `jobs` decides which one a listing shows, and when the next one
+begins. The files that a process saw in a listing are held for it. Each new generation delists the files that were
+listed for longest, in proportion to the files opened since the last one began. Delisted files without a hold are
 evicted to make room.
 
 The daemon and the simulation both call these functions. The daemon reads the facts from its database.
@@ -23,7 +23,7 @@ from weakref import WeakSet
 from pyroaring import BitMap64
 
 EVERYWHERE = 0
-"""Stands for all directories at once, where a file of .growfs/ lists them."""
+"""Stands for all directories at once, when a file of .growfs/ lists them."""
 
 Kind = tuple[int, str]
 """(directory, extension): the listing keeps a file of each kind, so that no class folder is ever empty."""
@@ -37,7 +37,7 @@ class CachedFile(NamedTuple):
     suffix: str
     """Its extension."""
     bytes: int
-    """On the disk."""
+    """Its size on disk."""
     seq: int
     """Its number in the order of admission."""
     queue_position: int
@@ -54,14 +54,14 @@ class CachedFile(NamedTuple):
 
 
 DELISTED_ORDER = ("delisted", "queue_position")
-"""The fields that delisted files are sorted by: the first one is evicted first, and delisted again first."""
+"""The sort key of delisted files: the first file is evicted first, and delisted again first."""
 LISTED_ORDER = ("queue_position",)
-"""The fields that listed files are sorted by: the first one is delisted first."""
+"""The sort key of listed files: the first file is delisted first."""
 delisted_key, listed_key = attrgetter(*DELISTED_ORDER), attrgetter(*LISTED_ORDER)
 _group = attrgetter("queue_position")
 
 
-# What is listed, and what is held.
+# Listed and held files.
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -69,16 +69,16 @@ class Generation:
     """The set of listed files: those admitted up to last_seq that neither it nor an earlier generation delisted.
 
     The rows of the files say a little later what it delists and lists again. It can be listed as long as a job holds
-    it, even if others have begun since. It knows files by their admission (seq), because a new version has another id,
-    and takes the place of the old one.
+    it, even if others have begun since. It identifies files by their admission (seq), because a new version has another
+    id and takes the place of the old one.
     """
 
     number: int
     last_seq: int
     began_at: float
-    """In seconds of any clock."""
+    """In seconds, on any clock."""
     files: int = 0
-    """How many it lists."""
+    """The number of files that it lists."""
     delisted: BitMap64 = field(default_factory=BitMap64)
     """The admissions of the files that it delists."""
     relisted: BitMap64 = field(default_factory=BitMap64)
@@ -86,18 +86,18 @@ class Generation:
     hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
     """The directories without a listed file, by the nearest directory above them that is listed."""
     is_over: bool = False
-    """Whether the next listing, whoever lists, is not to show it."""
+    """Whether no further listing may show it, whichever process lists."""
     opened: BitMap64 = field(default_factory=BitMap64)
-    """The ids of the files that jobs opened which have ended since."""
+    """The ids of files opened by processes of its jobs that have ended."""
     is_read: bool = False
-    """Whether such jobs have opened enough of what they were shown, so that this was their epoch."""
+    """Whether such processes have opened enough of the files that they were shown to have had their epoch."""
     _delisted_later: BitMap64 = field(default_factory=BitMap64)
     _hidden: BitMap64 = field(default_factory=BitMap64)
-    """Files that it did not list, and a later one does: their rows no longer say so."""
+    """Files that it does not list but a later generation does: their rows no longer say so."""
 
     @property
     def hold(self) -> Hold:
-        """A hold on what it lists."""
+        """A hold on the files that it lists."""
         return Hold(self.number, self.last_seq)
 
     def shows(self, seq: int, delisted: int | None) -> bool:
@@ -113,7 +113,9 @@ class Generation:
 
 
 class Succession:
-    """Owns the newest generation, and what was opened since it began. Earlier ones that a job still lists follow it."""
+    """Owns the newest generation, and the ids opened since it began. Informs earlier ones still in use of later
+    ones.
+    """
 
     def __init__(self) -> None:
         self.newest: Generation | None = None
@@ -128,11 +130,11 @@ class Succession:
 
     @property
     def opened_share(self) -> float:
-        """How many of the files that the newest one lists were opened since; 0 before the first one."""
+        """The share of the newest generation's files that were opened since it began; 0 before the first one."""
         return min(1.0, len(self._opened) / max(1, self.newest.files)) if self.newest else 0.0
 
     def begin(self, number: int, plan: GenerationPlan, now: float) -> Generation:
-        """Begin the next generation as planned; returns it."""
+        """Begin the next generation as planned, and return it."""
         if self.newest:
             self._earlier.add(self.newest)
         self.newest = Generation(
@@ -147,7 +149,7 @@ class Succession:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The promise to a process that the files which a generation listed stay. last_seq: of that generation."""
+    """The promise to a process that the files listed by a generation stay. last_seq: of that generation."""
 
     generation: int
     last_seq: int
@@ -168,10 +170,10 @@ class HoldsOfOne(Protocol):
 
 
 class Holds:
-    """The holds of several processes. What they hold is looked up when it is asked for, in whatever thread that is.
+    """The holds of several processes. They are looked up on demand, in the thread that asks.
 
-    readers: their holds, or a function that returns them, called when one is asked for. foreign: some readers cannot be
-    told apart. They hold everything.
+    readers: their holds, or a function that returns them, called on the first query. foreign: some readers cannot be
+    told apart, and so hold everything.
     """
 
     def __init__(
@@ -192,33 +194,34 @@ class Holds:
                 self._readers, self._find = [*self._find()], None
             found = {hold for reader in self._readers if (hold := hold_on(reader, directory))}
             holds = self._by_directory[directory] = list(found)
-        for hold in holds:  # a loop, not any(): a draw asks this of every delisted file, and it takes half of the time
+        for hold in holds:  # a loop, not any(), which takes twice as long: a draw asks this of every delisted file
             if hold.covers(seq, delisted):
                 return True
         return self.foreign
 
 
 def hold_on(holds: HoldsOfOne | Mapping[int, Hold], directory: int) -> Hold | None:
-    """The hold of one process on a directory: from its last listing of that directory, or else of everything."""
-    return holds.get(directory) or holds.get(EVERYWHERE)  # a hold of everything replaces those on directories
+    """The hold of one process on a directory: from its last listing of that directory, else the one on everything."""
+    return holds.get(directory) or holds.get(EVERYWHERE)  # a hold on everything replaces those on directories
 
 
 # The last file of a kind.
 
 
 def keeps_last(least_bytes: int, limit: int) -> bool:
-    """Whether a directory keeps its last file of an extension. least_bytes: of the smallest cached file of each kind.
+    """Whether directories keep the last file of each extension.
 
-    Not if these would take more than half of the cache: then each directory is a sample (an image, its mask and its
-    text), and those that came first would stay for good.
+    least_bytes: total of the smallest cached file of each kind. If these would take more than half of the cache, they
+    are not kept: then each directory is a sample (an image, its mask and its text), and the first ones cached would
+    stay forever.
     """
     return least_bytes <= limit // 2
 
 
 class LastOfKind:
-    """Keeps the last file of each kind, while others are taken away. counts: how many files there are of each kind.
+    """Keeps the last file of each kind while others are taken away. counts: how many files there are of each kind.
 
-    keeps: else it keeps half of all files, of whatever kind.
+    keeps: if false, keeps half of all files instead, of whatever kind.
     """
 
     def __init__(self, counts: Mapping[Kind, int], keeps: bool = True) -> None:
@@ -234,7 +237,7 @@ class LastOfKind:
         self._left[kind] = files
 
     def take(self, kinds: Sequence[Kind]) -> bool:
-        """Take away a file of each of these kinds, or none where one of them would be the last of its kind."""
+        """Take away a file of each of these kinds, or none if one of them would be the last of its kind."""
         left = self._left
         for kind in kinds:
             left[kind] = left.get(kind, 0) - 1
@@ -247,11 +250,11 @@ class LastOfKind:
 
     @property
     def directories(self) -> set[int]:
-        """Those that have a file left."""
+        """The directories that have a file left."""
         return {directory for (directory, _), files in self._left.items() if files > 0}
 
 
-# What a generation delists.
+# The files that a generation delists.
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,23 +264,24 @@ class FileGroup:
     seqs: tuple[int, ...]
     """The admissions of its files."""
     kinds: tuple[Kind, ...]
-    """Of each of its files."""
+    """The kind of each of its files."""
     bytes: int
-    """Of all of them."""
+    """The total size of its files."""
     has_lasting_hold: bool = False
-    """A process holds one of them that may never list again."""
+    """A process that may never list again holds one of them."""
     delisted: bool = False
-    """It is already."""
+    """It is already delisted."""
     opened: bool = True
-    """One of them was, since it was admitted."""
+    """One of its files has been opened since it was admitted."""
     requeued: bool = False
-    """It went to the end of the queue before."""
+    """It was moved to the end of the queue before."""
 
 
 def file_groups(files: Iterable[CachedFile], lasting_holds: Holds, opened: Container[int]) -> Iterator[FileGroup]:
-    """The groups of files that come in the order of the queue.
+    """The groups of files that come in queue order.
 
-    lasting_holds: of processes that may never list again. opened: ids that count as opened, whatever is known.
+    lasting_holds: of processes that may never list again. opened: ids that count as opened, even if their rows do not
+    say so.
     """
     for _, members in itertools.groupby(files, key=delisted_key):
         group = list(members)
@@ -300,21 +304,21 @@ def file_groups(files: Iterable[CachedFile], lasting_holds: Holds, opened: Conta
 
 @dataclass(slots=True)
 class Delisting:
-    """The admissions that a generation delists, and the groups that go to the end of the queue instead."""
+    """The admissions that a generation delists, and the groups that move to the end of the queue instead."""
 
     delisted: list[int] = field(default_factory=list)
     requeued: list[tuple[int, ...]] = field(default_factory=list)
     bytes: int = field(default=0, compare=False)
-    """Of what is delisted."""
+    """The size of the delisted files."""
     freed: int = field(default=0, compare=False)
-    """The same without what is held by a process that may never list again."""
+    """The same without files held by a process that may never list again."""
 
     def is_enough(self, need: int, files: int | None) -> bool:
-        """Whether so many bytes are delisted, or so many files, if that is given."""
+        """Whether `need` bytes are delisted, or if `files` is given, this many files."""
         return self.bytes >= need if files is None else len(self.delisted) >= files
 
     def take(self, group: FileGroup, keep: LastOfKind, files: int | None) -> bool:
-        """Delist a group, unless that is more than so many files, or a file of it is the last of its kind."""
+        """Delist a group, unless that exceeds `files`, or one of its files is the last of its kind."""
         if files is not None and len(self.delisted) + len(group.seqs) > files:
             return False
         if not keep.take(group.kinds):
@@ -327,11 +331,11 @@ class Delisting:
 
 
 def turnover_bytes(limit: int, turnover: float, largest: int, lacking: int, free: int, share: float = 1.0) -> int:
-    """How many bytes a new generation delists: with the free bytes they make the share `turnover` of the cache.
+    """How many bytes a new generation delists: with the free bytes they make up the share `turnover` of the cache.
 
     At least two of the largest files, so that something can change in a small cache, and never more than the catalog
-    lacks locally. limit: the cache's size. free: of that, or reserved for files that were not listed yet. share: how
-    much of what is listed was opened; so much of all that is delisted.
+    has and the cache lacks. limit: the cache's size. free: bytes of it that are free, or reserved for files that were
+    not listed yet. share: the share of the listed files that was opened; the same share of all this is delisted.
     """
     wanted = min(share * max(turnover * limit, 2 * largest), limit, lacking)
     return max(0, math.ceil(wanted) - free)
@@ -340,12 +344,13 @@ def turnover_bytes(limit: int, turnover: float, largest: int, lacking: int, free
 def delist(groups: Iterable[FileGroup], keep: LastOfKind, need: int, files: int | None = None) -> Delisting:
     """Choose what a new generation delists.
 
-    groups: first what is delisted already, then the others, those listed for longest first; read only as far as needed.
-    keep: counts the files that would be listed if nothing were delisted. need: bytes. files: exactly so many files, in
-    place of need.
+    groups: first the groups that are already delisted, then the others, listed for longest first; read only as far as
+    needed. keep: counts the files that would be listed if nothing were delisted. need: bytes. files: exactly this many
+    files, instead of need.
 
-    First go the groups without a lasting hold: its process may never list again, so what it holds makes no room. Of
-    these, a group that was never opened goes to the end of the queue, once: its reader may be slow.
+    Groups without a lasting hold go first: a process with a lasting hold may never list again, so delisting its files
+    makes no room. Of these, a group that was never opened is moved to the end of the queue, once: its reader may be
+    slow.
     """
     chosen = Delisting()
     never_opened: list[FileGroup] = []
@@ -370,11 +375,12 @@ def delist(groups: Iterable[FileGroup], keep: LastOfKind, need: int, files: int 
 
 
 def last_listed(newest: Iterable[tuple[int, Sequence[Kind], int]], keep: LastOfKind, need: int, last_seq: int) -> int:
-    """The last admission that a new generation lists, where what it delists does not free enough.
+    """The last admission that a new generation lists, if what it delists does not free enough.
 
-    So it is with the first generation of a full cache, and where readers hold much that may never list again. If it
-    listed all the rest, its next reader would hold the whole cache, and nothing could ever change. So the files that
-    were admitted last are not listed yet, up to half of those that are new: that half is what changes.
+    This happens with the first generation of a full cache, and when readers that may never list again hold much of it.
+    If the generation listed all remaining files, its next reader would hold the whole cache, and nothing could ever
+    change. So the files that were admitted last are not listed yet, up to half of the new ones: that half is what
+    changes.
 
     newest: (first seq, kinds, bytes) of the groups not listed so far, the last admitted first. keep: as `delist` left
     it. need: bytes by which the delisted files fall short.
@@ -394,32 +400,32 @@ class TurnoverInput:
     """The figures that decide what the next generation delists. Sizes in bytes."""
 
     limit: int
-    """Of the cache."""
+    """The cache's limit."""
     turnover: float
     """The share of the cache that is to change."""
     largest: int
-    """Of the cached files and of the one that waits for room."""
+    """The size of the largest file: cached, or waiting for room."""
     lacking: int
-    """What the catalog has and the cache has not."""
+    """How much of the catalog the cache lacks."""
     free: int
-    """Of the limit, or reserved for files that were not listed yet."""
+    """Bytes of the limit that are free, or reserved for files that were not listed yet."""
     shown_seq: int
     """The last admission that the current generation lists."""
     last_seq: int
     """The last admission that the next generation may list."""
     lasting_holds: Holds
-    """Of processes that may never list again."""
+    """The holds of processes that may never list again."""
     opened_share: float = 1.0
-    """How many of the files that the current generation lists were opened since it began. Nothing is delisted for
-    readers who open nothing."""
+    """The share of the current generation's files that were opened since it began. Nothing is delisted for readers that
+    open nothing."""
     is_first: bool = False
-    """No generation began before it in this mount, so nobody has opened anything."""
+    """No generation began before it in this mount, so no files were opened."""
     opened: frozenset[int] = frozenset()
-    """Ids of files that were opened, whose rows may not say so yet."""
+    """Ids of files that were opened, although their rows may not say so yet."""
     show_files: int | None = None
-    """List exactly so many."""
+    """List exactly this many files."""
     rotates: bool = True
-    """Whether files are delisted for the sake of change."""
+    """Whether files are delisted to change the listed set."""
     keeps_last: bool = True
     """Whether directories keep their last files: see the function of this name."""
 
@@ -428,9 +434,8 @@ class TurnoverInput:
 class GenerationPlan:
     """The next generation: the last admission that it lists, how many files it lists, and what changes.
 
-    delisted, relisted: as in Generation. requeued: the admissions that get a later place in the queue, in groups; a
-    negative one is of the same group as the one before it. keeps_last: see the function of this name. hidden_below: as
-    in Generation.
+    delisted, relisted, hidden_below: as in Generation. requeued: the admissions that get a later place in the queue, in
+    groups; a negative one is in the same group as the one before it. keeps_last: see the function of this name.
     """
 
     last_seq: int
@@ -440,7 +445,7 @@ class GenerationPlan:
     requeued: Sequence[int] = ()
     keeps_last: bool = True
     directories: Collection[int] = ()
-    """Those of its files."""
+    """The directories that contain its files."""
     hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
 
 
@@ -462,10 +467,10 @@ def next_generation(
 ) -> GenerationPlan:
     """Decide what generation `number` lists.
 
-    counts: how many files of each kind are cached, up to turnover.last_seq. queue: those that may be delisted, in
-    `turnover_order`; read only as far as needed. unlisted: those up to turnover.last_seq that no generation listed and
-    that may stay unlisted, the last admitted first; read only where needed. delisted: the admissions of
-    all that are; delisted_bytes: of these.
+    counts: how many files of each kind are cached, up to turnover.last_seq. queue: the files that may be delisted, in
+    `turnover_order`; read only as far as needed. unlisted: the files up to turnover.last_seq that no generation listed
+    and that may stay unlisted, the last admitted first; read only if needed. delisted: the admissions of all delisted
+    files. delisted_bytes: their size.
     """
     files = sum(counts.values())
     surplus = None if turnover.show_files is None else max(0, files - turnover.show_files)
@@ -486,9 +491,9 @@ def next_generation(
 
 
 def needed_bytes(turnover: TurnoverInput, delisted_bytes: int) -> tuple[int, int]:
-    """How many bytes a generation delists: (if all that is listed was opened, for what was).
+    """How many bytes a generation delists: (if all listed files were opened, for those that were opened).
 
-    delisted_bytes: of the files that are delisted already. They stay so: what was opened before has paid for them.
+    delisted_bytes: size of the files that are already delisted. They stay so: earlier opens have paid for them.
     """
 
     def for_share(share: float) -> int:

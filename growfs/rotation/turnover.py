@@ -1,6 +1,6 @@
-"""Reads from the database what the next generation is decided by; the rules decide.
+"""Reads the facts that decide the next generation from the database; the rules decide.
 
-Runs in a worker, with a connection of its own, because a large cache has hundreds of thousands of files to look at.
+Runs in a worker, with its own connection, because a large cache has hundreds of thousands of files to read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def plan_generation(catalog: Path, number: int, turnover: TurnoverInput) -> Gene
 
 
 def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> GenerationPlan:
-    """The plan that also delists the directories without a listed file, and lists again those that have one."""
+    """Extend the plan: delist directories without a listed file, and list those again that have one."""
     if plan.keeps_last and connection.execute(DELISTED_DIRECTORY).fetchone() is None:
         return plan
     rows = connection.execute(
@@ -80,7 +80,7 @@ def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> G
 
 
 def _kinds(connection: sqlite3.Connection, last_seq: int) -> tuple[dict[Kind, int], int, int]:
-    """(how many files of each kind are cached, up to an admission; bytes of the smallest ones; of the largest one)."""
+    """(cached files of each kind, up to an admission; total bytes of the smallest of each; bytes of the largest)."""
     rows = connection.execute(
         "SELECT parent, suffix, count(*), min(bytes), max(bytes) FROM resident"
         " WHERE suffix IS NOT NULL AND seq <= ? GROUP BY parent, suffix",
@@ -99,7 +99,8 @@ def _queue(connection: sqlite3.Connection, shown_seq: int) -> Iterator[CachedFil
 def _unlisted(connection: sqlite3.Connection, turnover: TurnoverInput) -> Iterator[CachedFile]:
     """The files that no generation listed, the last admitted first, down to a group that has to be listed.
 
-    That has a pinned or frozen file, or one that was listed before. All that was admitted before it is listed with it.
+    Such a group has a pinned or frozen file, or one that was listed before. All files admitted before it are listed
+    with it.
     """
     was_listed = f"{group_has('o.delisted IS NULL AND o.seq <= ?1')} OR {group_has('o.delisted IS NOT NULL')}"
     rows = connection.execute(
@@ -114,7 +115,7 @@ def _unlisted(connection: sqlite3.Connection, turnover: TurnoverInput) -> Iterat
 
 
 def _last_of_exactly(connection: sqlite3.Connection, turnover: TurnoverInput, show_files: int) -> int:
-    """The last admission to list, so that the new files alone are not more than are to be listed."""
+    """The last admission to list, so that the new files alone do not exceed the number to be listed."""
     (kept,) = connection.execute(
         "SELECT count(*) FROM (SELECT 1 FROM resident r"
         " WHERE r.suffix IS NOT NULL AND r.seq <= ?1 AND ("
@@ -129,8 +130,8 @@ def _last_of_exactly(connection: sqlite3.Connection, turnover: TurnoverInput, sh
     ).fetchone()
     if hidden is None:
         return turnover.last_seq
-    # A file's number, not a directory's: the next file's directory was admitted before it, and would be listed empty.
-    # The queue position of a group that was not listed yet is its first file's seq.
+    # The seq of a file, not of a directory: the next file's directory was admitted before it, and would be listed
+    # empty. The queue position of a group that was not listed yet is its first file's seq.
     (last,) = connection.execute(
         "SELECT max(seq) FROM resident WHERE suffix IS NOT NULL AND seq > ? AND seq < ?", (turnover.shown_seq, *hidden)
     ).fetchone()
