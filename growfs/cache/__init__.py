@@ -2,10 +2,9 @@
 
 Owns the cache directory: catalog.sqlite, files/ and partial/.
 
-Always: a row vouches for a file that is whole; resident, reserved and orphaned bytes stay within the quota; writes to
+Invariants: a row means that its file is whole; resident, reserved and orphaned bytes stay within the quota; writes to
 the database happen on one thread at a time.
 
-For others: `cache_folder`, `database`, `schema`, `catalog`, `listing_diff`, `store`, `publish`, `open_files`,
-`recovery`, `usage` and `history`. Workers import `schema`, `catalog` and `listing_diff`, so this file imports
-nothing.
+Public modules: `cache_folder`, `database`, `schema`, `catalog`, `listing_diff`, `store`, `publish`, `open_files`,
+`recovery`, `usage` and `history`. Workers import `schema`, `catalog` and `listing_diff`, so this file imports nothing.
 """

@@ -1,4 +1,4 @@
-"""The folder of one cache: its name, its format, and the lock that admits one daemon only."""
+"""The folder of one cache: its name, its format, and the lock that allows only one daemon."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ if TYPE_CHECKING:
     from growfs.remote.interface import RemoteSpec
 
 FORMAT = 2
-"""Of all that is in a cache's folder. It is in the database (PRAGMA user_version), as the schema belongs to it."""
+"""The format of everything in a cache's folder, the schema included. Stored in the database (PRAGMA user_version)."""
 DATABASE = "catalog.sqlite"
 CACHE_TABLES = frozenset({"meta", "node", "resident"})
-"""Every format has them."""
+"""Tables that every format has."""
 LOCK = "lock"
 ANNOUNCED = "daemon.json"
 ANNOUNCED_BYTES_MAX = 1 << 16
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of growfs: backups may leave it out.\n"
 """https://bford.info/cachedir/"""
 DYING_S = 10.0
-"""How long a daemon that was killed may hold its lock: a thread that writes to the disk ends when that is done."""
+"""How long a killed daemon may hold its lock: a thread that is writing to the disk ends only after the write."""
 ENDING_S = 60.0
-"""How long a daemon may take that was unmounted and saves its state."""
+"""How long an unmounted daemon may take to save its state."""
 NOTICE_S = 1.0
 """umount(8) returns before the daemon has noticed it."""
 ENDING = b"ending\n"
-"""Content of the lock of a daemon that saves its state."""
+"""Content of the lock file while a daemon saves its state."""
 POLL_S = 0.02
 ALL_USERS = (1 << 32) - 1
-"""So many users the initial user namespace knows (user_namespaces(7))."""
+"""The number of users that the initial user namespace knows (user_namespaces(7))."""
 
 
 @dataclass(slots=True)
 class CacheFolder:
-    """Owns the lock on a cache, for as long as the process lives."""
+    """Owns the lock on a cache while the process lives."""
 
     path: Path
     lock: int
     fresh: bool
-    """The folder was created by this process."""
+    """Whether this process created the folder."""
 
     @property
     def partial(self) -> Path:
@@ -72,8 +72,8 @@ class CacheFolder:
         return self.path / "log"
 
     def empty(self) -> None:
-        """Remove all that is in the folder, as a cache of another format has to be filled again."""
-        # The database says the format, so it goes last. A write-ahead log without it is nothing to SQLite.
+        """Remove everything in the folder: a cache of another format has to be filled again."""
+        # The database holds the format, so it goes last. SQLite ignores a write-ahead log without a database.
         names = sorted(set(os.listdir(self.path)) - {LOCK}, key=lambda name: name.startswith(DATABASE))
         for path in map(self.path.joinpath, names):
             if path.is_dir():
@@ -82,8 +82,8 @@ class CacheFolder:
                 disk.unlink("EMPTY", path)
 
     def announce(self, url: str, mountpoint: Path) -> None:
-        """Write down which daemon uses the cache."""
-        from importlib.metadata import version  # commands do without
+        """Record which daemon uses the cache."""
+        from importlib.metadata import version  # most commands do not need it
 
         daemon = {
             "pid": os.getpid(),
@@ -96,7 +96,7 @@ class CacheFolder:
         disk.write_text("ANNOUNCE", self.path / ANNOUNCED, json.dumps(daemon) + "\n")
 
     def note_end(self) -> None:
-        """Note that the daemon is about to end: another mount waits for that."""
+        """Note that the daemon is about to end, so that another mount waits for it."""
         with suppress(OSError):
             os.pwrite(self.lock, ENDING, 0)
 
@@ -108,12 +108,12 @@ class CacheFolder:
         os.close(self.lock)
 
     def undo(self) -> Path | None:
-        """Remove a folder that was created for a mount that failed, and keep its log beside it.
+        """Remove a folder that was created for a mount that failed, but keep its log alongside it.
 
-        Returns the path of the log; None where it is empty.
+        Returns the path of the log; None if it is empty.
         """
         log = self.log
-        with suppress(OSError):  # the user is told why the mount failed
+        with suppress(OSError):  # the user sees why the mount failed
             if self.fresh and log.stat().st_size:
                 log = self.path.with_name(f"{self.path.name}.log")
                 disk.rename("UNDO", self.log, log)
@@ -123,8 +123,8 @@ class CacheFolder:
 
 
 def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
-    """Open and lock the cache of a remote below cache_dir. Raises GrowfsError where it cannot be used."""
-    cache_dir = Path(os.path.realpath(cache_dir.expanduser()))  # a link may lead elsewhere later
+    """Open and lock the cache of a remote below cache_dir. Raises GrowfsError if it cannot be used."""
+    cache_dir = Path(os.path.realpath(cache_dir.expanduser()))  # the target of a link may change later
     path = cache_dir / folder_name(spec, url)
     try:
         cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -152,7 +152,7 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
 
 
 def check_cache(cache_dir: Path, name: str) -> None:
-    """Raise GrowfsError if `open_cache` would refuse what there is: it changes nothing, and a cache need not exist."""
+    """Raise GrowfsError if `open_cache` would refuse the existing state. Changes nothing; the cache need not exist."""
     cache_dir = Path(os.path.realpath(cache_dir))
     path = cache_dir / name
     try:
@@ -169,14 +169,14 @@ def check_cache(cache_dir: Path, name: str) -> None:
 
 
 def unusable(cache_dir: Path, error: OSError) -> GrowfsError:
-    """The error that says why a folder cannot be the cache directory."""
+    """The error that explains why a folder cannot be the cache directory."""
     reason = "is not a folder" if isinstance(error, (FileExistsError, NotADirectoryError)) else error.strerror
     return GrowfsError(f"{error.filename or cache_dir}: {reason}; pass a folder that you can write to: --cache-dir")
 
 
 @contextmanager
 def _opened(path: Path, name: str | None = None, parent: int | None = None) -> Iterator[int]:
-    """The descriptor of a folder. With parent, name is looked up there, and must not be a link."""
+    """The descriptor of a folder. With parent, the name is looked up there, and must not be a link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     try:
         fd = os.open(path, flags) if name is None else os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
@@ -190,7 +190,7 @@ def _opened(path: Path, name: str | None = None, parent: int | None = None) -> I
 
 
 def _make_folder(name: str, parent: int) -> bool:
-    """Create a folder; False if it exists."""
+    """Create a folder; return False if it exists."""
     try:
         os.mkdir(name, 0o700, dir_fd=parent)
     except FileExistsError:
@@ -199,9 +199,9 @@ def _make_folder(name: str, parent: int) -> bool:
 
 
 def _check_content(path: Path, folder: int) -> None:
-    """Raise GrowfsError unless everything directly in a cache's folder is the user's, and no link.
+    """Raise GrowfsError unless everything directly in a cache's folder belongs to the user and is not a link.
 
-    Otherwise another user could lead the daemon, which deletes and overwrites files there, to files elsewhere.
+    Otherwise another user could make the daemon delete and overwrite files elsewhere.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -211,9 +211,10 @@ def _check_content(path: Path, folder: int) -> None:
 
 
 def _check_above(cache_dir: Path) -> None:
-    """Raise GrowfsError if another user can put another folder in the place of the cache directory. No part is a link.
+    """Raise GrowfsError if another user can replace the cache directory. No part of its path is a link.
 
-    In a user namespace, nobody can tell whether root outside of it owns a folder, or another user: both are trusted.
+    In a user namespace, an owner from outside may be root or another user, and they cannot be told apart: both are
+    trusted.
     """
     trusted = {os.geteuid(), 0, *_unmapped()}
     for folder in cache_dir.parents:
@@ -238,9 +239,9 @@ def _unmapped() -> tuple[int, ...]:
 
 
 def _check_owner(path: Path, stat: os.stat_result, shared: bool = False) -> None:
-    """Raise GrowfsError if a user other than root and the one who mounts can replace what growfs reads and deletes.
+    """Raise GrowfsError if a user other than root and the mounting user can replace what growfs reads and deletes.
 
-    shared: a folder where everybody may create files, but nobody may remove those of others (as /tmp), will do.
+    shared: also accept a folder in which all users may create files, but not remove those of others (such as /tmp).
     """
     if stat.st_uid not in (os.geteuid(), 0):
         raise GrowfsError(
@@ -254,13 +255,13 @@ def _check_owner(path: Path, stat: os.stat_result, shared: bool = False) -> None
 
 
 def _others_may_write(stat: os.stat_result, shared: bool) -> bool:
-    """Whether others may write to a folder. The groups of this process are trusted."""
+    """Whether others may write to a folder. The groups of this process count as trusted."""
     writers = S_IWOTH if stat.st_gid in (os.getegid(), *os.getgroups()) else S_IWGRP | S_IWOTH
     return bool(stat.st_mode & writers) and not (shared and stat.st_mode & S_ISVTX)
 
 
 def folder_name(spec: RemoteSpec, url: str) -> str:
-    """A readable name, and a hash of everything that distinguishes remotes. url: without secrets."""
+    """A readable name, plus a hash of everything that distinguishes remotes. url: without secrets."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", url.partition("://")[2] or url).strip("-")[:60]
     identity: list[object] = [url, spec.endpoint_url, spec.manifest, *([str(spec.members)] if spec.members else [])]
     if made := spec.producer:  # different producers make different files from the same remote
@@ -272,7 +273,7 @@ def folder_name(spec: RemoteSpec, url: str) -> str:
 def is_in_use(path: Path) -> bool:
     """Whether a daemon holds the lock of a cache."""
     try:
-        lock = _open_file(path / LOCK, os.O_RDONLY)  # a disk that fails may be read-only by now
+        lock = _open_file(path / LOCK, os.O_RDONLY)  # a failing disk may have become read-only
     except PermissionError:
         return True  # another user's cache; assume so
     except OSError:
@@ -295,14 +296,14 @@ def _try_lock(lock: int) -> bool:
 
 
 def _patience_s(path: Path, lock: int) -> float:
-    """How long the end of the daemon that holds a lock is waited for."""
+    """How long to wait for the daemon that holds a lock to end."""
     if os.pread(lock, len(ENDING), 0) == ENDING:
         return ENDING_S
     return DYING_S if _is_dying(path) else NOTICE_S
 
 
 def _is_dying(path: Path) -> bool:
-    """Whether the daemon that uses a cache was killed: its main thread has ended, and others have files open still."""
+    """Whether the daemon that uses a cache was killed: its main thread has ended, but others still have files open."""
     daemon = daemon_of(path)
     if not daemon:
         return False
@@ -315,9 +316,9 @@ def _is_dying(path: Path) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Lock a cache for the block, so that no daemon starts with it; gives False where one holds the lock.
+    """Lock a cache for the block so that no daemon starts with it; yields False if one already holds the lock.
 
-    Raises GrowfsError where this user may not.
+    Raises GrowfsError if this user may not lock it.
     """
     try:
         lock = _open_file(path / LOCK, os.O_RDWR)
@@ -330,10 +331,9 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def daemon_of(path: Path) -> dict[str, Any]:
-    """The daemon that uses a cache, if it is written down: pid, mountpoint, url, started, version,
-    format.
+    """The daemon that uses a cache, if it is recorded: pid, mountpoint, url, started, version, format.
 
-    Whoever owns the cache may have written anything there, so no process is to be ended for it.
+    The owner of the cache may have written anything there, so never end a process because of it.
     """
     try:
         fd = _open_file(path / ANNOUNCED, os.O_RDONLY)
@@ -347,7 +347,7 @@ def daemon_of(path: Path) -> dict[str, Any]:
 
 
 def _open_file(path: Path, flags: int) -> int:
-    """The descriptor of a regular file. Raises OSError for anything else: to open a FIFO of another user waits."""
+    """The descriptor of a regular file. Raises OSError for anything else: opening another user's FIFO would block."""
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -369,16 +369,16 @@ def _is_tagged(cache_dir: Path) -> bool:
 
 
 def other_format(cache: Path) -> str:
-    """What there is to say of a cache of another format; empty if it is of this one, or has no database yet.
+    """A message about a cache of another format; empty if the format is current, or there is no database yet.
 
-    Makes none of the files that SQLite makes. Raises Unreadable, and GrowfsError if it is not a cache of growfs.
+    Creates none of SQLite's files. Raises Unreadable, and GrowfsError if it is not a cache of growfs.
     """
-    import sqlite3  # most commands do without it
+    import sqlite3  # most commands do not need it
 
     database = cache.absolute() / DATABASE
-    if not os.path.exists(database):  # Path.exists raises if another user's cache may not be looked at
+    if not os.path.exists(database):  # Path.exists raises for another user's cache that is not accessible
         return ""
-    # What a crash has left in the write-ahead log counts, too. Without one, nobody writes.
+    # The write-ahead log left by a crash counts as well. Without a log, there is no writer.
     how = "mode=ro" if database.with_name(f"{DATABASE}-wal").exists() else "immutable=1"
     try:
         with closing(sqlite3.connect(f"{database.as_uri()}?{how}", uri=True)) as connection:
@@ -394,13 +394,13 @@ def other_format(cache: Path) -> str:
 
 
 def check_format(cache: Path) -> None:
-    """Raise GrowfsError if what is in a cache cannot be read, because it is of another format or damaged."""
+    """Raise GrowfsError if a cache cannot be read because it has another format or is damaged."""
     if other := other_format(cache):
         raise GrowfsError(f"{other}; the next mount empties it and fills it again")
 
 
 def unreadable(path: Path, error: sqlite3.DatabaseError) -> Unreadable:
-    """The error for a database that cannot be read. A disk that fails may make it look damaged."""
+    """The error for a database that cannot be read. A failing disk may make it look damaged."""
     return Unreadable(
         f"{path}: {error}; look at the cache's disk (dmesg); if it is well, delete {path.parent} and mount again"
     )

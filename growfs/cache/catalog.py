@@ -1,6 +1,6 @@
-"""What the remote holds, as far as it has been listed: a tree of nodes in the database.
+"""The files of the remote, as far as they have been listed: a tree of nodes in the database.
 
-Owns the table `node`, the totals, and the names that were skipped. The store owns what is resident.
+Owns the table `node`, the totals, and the skipped names. The store owns the resident files.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from growfs.cache.database import Database
 
 UNKNOWN_SIZE = 64 << 20
-"""Bytes that are reserved for a file of unknown size at first; doubled each time that they do not suffice."""
+"""Bytes reserved at first for a file of unknown size; doubled whenever they do not suffice."""
 SAMPLES = 3
-"""Files that are tried besides a resident one: some may be refused, and the rest not."""
+"""Files to try in addition to a resident one: the remote may refuse some and serve the rest."""
 LAST_CHARACTER = "\U0010ffff"
 PAGE_FILES = 10_000
-"""Files that are looked at and changed in one transaction, if an option changes what all of them are to be."""
+"""Files to read and change in one transaction when an option changes the set of wanted files."""
 
 NODE = "n.id, n.parent, n.name, n.is_dir, n.size, n.mtime_ns, n.version, n.drawn, n.pinned, r.seq"
 """The columns of a Node in `node AS n` and `resident AS r`."""
@@ -86,14 +86,14 @@ class Removed:
     name: str
     path: str
     size: int
-    """Of its content, in bytes; 0 if it was not known."""
+    """The size of its content in bytes; 0 if unknown."""
     bytes: int | None
-    """What it took on the local disk; None if it was not resident."""
+    """Bytes that it took on the local disk; None if it was not resident."""
 
 
 @dataclass(slots=True)
 class Changes:
-    """What applying a part of a listing changed in the catalog."""
+    """The changes to the catalog from applying a part of a listing."""
 
     added: int = 0
     added_bytes: int = 0
@@ -103,7 +103,9 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class ListingDiff:
-    """How a part of listing number `listing` differs from the catalog. changed: (id of the old version, the new)."""
+    """The differences between a part of listing number `listing` and the catalog. changed: (id of old version, new
+    one).
+    """
 
     listing: int
     new: list[RemoteFile] = field(default_factory=list)
@@ -113,15 +115,15 @@ class ListingDiff:
 
 
 NO_FILTER = "[[], []]"
-"""How --include and --exclude are stored where neither is given."""
+"""How --include and --exclude are stored if neither is given."""
 
 
 class Catalog:
-    """Owns what exists. `files` and `bytes` are totals over all files with a known size; each part of a listing that is
-    applied increments `revision`.
+    """Owns the catalog. `files` and `bytes` are totals over all files with a known size. `revision` is incremented
+    whenever a part of a listing is applied.
 
-    freeze: globs of the files that are never delisted, nor evicted. Directories are never renamed and ids never reused,
-    so the path of a directory never changes: `paths` keeps them.
+    freeze: globs of the files that are never delisted or evicted. Directories are never renamed and ids never reused,
+    so the path of a directory never changes: `paths` caches them.
     """
 
     def __init__(self, database: Database, freeze: tuple[str, ...] = ()) -> None:
@@ -157,7 +159,7 @@ class Catalog:
         return row and Node(*row)
 
     def node(self, id: int) -> Node | None:
-        """The node with that id; None after a newer version replaced it, or the remote deleted it."""
+        """The node with this id; None if a newer version replaced it, or the remote deleted it."""
         row = self._db.row(f"{NODES} n.id = ?", id)
         return row and Node(*row)
 
@@ -171,12 +173,14 @@ class Catalog:
 
     @staticmethod
     def paths_by(ask: Query) -> Callable[[Node], str]:
-        """As `path`; for a thread."""
+        """As `path`, but for a thread."""
         paths = DirectoryPaths()
         return lambda node: join(paths.of(ask, node.parent), node.name)
 
     def names_with_prefix(self, prefix: str, parent: int, limit: int) -> list[tuple[str, bool]]:
-        """Names in a directory that begin with a prefix, (name, is a directory): of many the first, and the last."""
+        """Names in a directory that begin with a prefix, (name, is a directory): of many, the first ones and the
+        last.
+        """
         query = "SELECT name, is_dir FROM node WHERE parent = ? AND name >= ? AND name < ? ORDER BY name"
         bounds = (parent, prefix, prefix + LAST_CHARACTER)
         first = self._db.rows(f"{query} LIMIT ?", *bounds, limit)
@@ -202,18 +206,18 @@ class Catalog:
         return next((name for (name,) in self._db.rows(query, ROOT)), None)
 
     async def has_unseeded(self) -> bool:
-        """Whether a directory contains files, and none of them is resident. A thread looks."""
+        """Whether some directory contains files, none of which is resident. Looks on a thread."""
         seeded = "SELECT 1 FROM resident r JOIN node f USING (id) WHERE r.parent = d.id AND f.is_dir = 0"
         query = f"SELECT 1 {FOLDERS} AND NOT EXISTS ({seeded}) LIMIT 1"
         return await self._db.query_in_thread(lambda ask: bool(list(ask(query))))
 
     def undrawn(self, limit: int) -> list[Node]:
-        """The first files, in the order of the listing, that no pass has drawn."""
+        """The first files, in listing order, that no pass has drawn."""
         query = f"{NODES} n.is_dir = 0 AND n.drawn = 0 ORDER BY n.id LIMIT ?"
         return [Node(*row) for row in self._db.rows(query, limit)]
 
     def samples(self) -> list[Node]:
-        """Some files with which the remote can be tried, others at each call: first a resident one."""
+        """Files to try the remote with, different ones at each call: first a resident one."""
         ids: dict[int, None] = {}
         for table, is_file in (("resident", "suffix IS NOT NULL"), *[("node", "is_dir = 0")] * SAMPLES):
             query = f"SELECT id FROM {table} WHERE {is_file} AND id >= ? ORDER BY id LIMIT 1"
@@ -248,7 +252,7 @@ class Catalog:
         self.directories += changes.directories
 
     def count_found(self, replaced: list[Removed], bytes: int) -> None:
-        """Correct the totals by the files that were replaced, and by the bytes of files whose size was not known."""
+        """Correct the totals for the files that were replaced, and for the bytes of files whose size was unknown."""
         self.bytes += bytes - sum(old.size for old in replaced)
 
     async def defer(self, ids: list[int], number: int) -> None:
@@ -270,21 +274,21 @@ class Catalog:
         await self._db.write(write)
 
     def save(self, writer: sqlite3.Connection) -> None:
-        """Leave the totals to the next daemon, when this one stops."""
+        """Save the totals for the next daemon, when this one stops."""
         set_last_known(writer, "catalog", (self.files, self.bytes, self.directories))
 
     def forget_excluded(self, paths: PathFilter, options: str) -> Iterator[Changes]:
-        """Remove the files that do not match, if --include and --exclude have changed since the last mount.
+        """Remove the files that no longer match, if --include and --exclude have changed since the last mount.
 
-        Yields the changes of each of several commits. A new listing of the remote may take long, and until then the
-        catalog serves. options: the two, as text.
+        Yields the changes of each of several commits. A new listing of the remote may take long; the catalog serves
+        until then. options: the two options, as text.
         """
         if self._db.meta("filter", NO_FILTER) == options:
             return
 
         def finish(writer: sqlite3.Connection) -> None:
             if not self.files:
-                set_meta(writer, "listing", 0)  # nothing is left that could serve
+                set_meta(writer, "listing", 0)  # nothing is left to serve
             set_meta(writer, "filter", options)
 
         for files in self._pages():
@@ -305,7 +309,7 @@ class Catalog:
         self._db.write_now(lambda writer: set_meta(writer, "freeze", globs))
 
     def _pages(self) -> Iterator[list[tuple[str, int, int]]]:
-        """(path, id, pinned) of all files, some at a time. They may be removed meanwhile."""
+        """(path, id, pinned) of all files, in pages. The files may be removed meanwhile."""
         query = "SELECT parent, name, id, pinned FROM node WHERE is_dir = 0 AND id > ? ORDER BY id LIMIT ?"
         last = ROOT
         while rows := self._db.rows(query, last, PAGE_FILES):
@@ -348,7 +352,7 @@ class Catalog:
             skipped.append(Skipped(FILE_AND_DIRECTORY if version is None else DUPLICATE_NAME, file.path))
 
     def _directory(self, writer: sqlite3.Connection, path: str, changes: Changes, skipped: list[Skipped]) -> int:
-        """The id of the directory at a path, which is created if missing; it replaces a file of that name."""
+        """The id of the directory at a path. Creates it if missing, replacing a file of that name."""
         known = self._directory_ids.get(path)
         if known is not None:
             return known
@@ -370,12 +374,12 @@ class Catalog:
         return id
 
     def _remove_and_prune(self, ids: Sequence[int], changes: Changes, writer: sqlite3.Connection) -> None:
-        """Remove files, and the directories that are then empty."""
+        """Remove files, and the directories that this leaves empty."""
         for parent in self._remove(writer, ids, changes):
             self._prune(writer, parent, changes)
 
     def _remove(self, writer: sqlite3.Connection, ids: Sequence[int], changes: Changes) -> set[int]:
-        """Remove files; returns the ids of their parents, which are not removed."""
+        """Remove files; returns the ids of their parents, which stay."""
         ask = query_of(writer)
         rows = writer.execute(FILES_OF_IDS, (json.dumps(ids),)).fetchall()
         for id, parent, name, size, bytes in rows:
@@ -384,7 +388,7 @@ class Catalog:
         return {parent for _, parent, *_ in rows}
 
     def _prune(self, writer: sqlite3.Connection, id: int, changes: Changes) -> None:
-        """Remove a directory and those of its parents that are empty."""
+        """Remove an empty directory, and those of its parents that this leaves empty."""
         while id != ROOT and (row := writer.execute(PARENT_OF_EMPTY, (id,)).fetchone()):
             _delete(writer, [id])
             changes.directories -= 1

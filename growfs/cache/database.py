@@ -1,8 +1,8 @@
-"""The one database of a cache: its connections, and who may write.
+"""The single database of a cache: its connections, and who may write.
 
-The catalog (what exists) and the store (what is resident) share it. The daemon has one connection that reads, on the
-thread that answers the kernel, and one that writes, used by one thread at a time, so that a slow commit delays no
-reader. Workers read with connections of their own: in SQLite's write-ahead log mode, readers and a writer do not block
+The catalog (which files exist) and the store (which are resident) share it. The daemon has one connection for reading,
+on the thread that answers the kernel, and one for writing, used by one thread at a time, so a slow commit delays no
+reader. Workers read with their own connections: in SQLite's write-ahead log mode, readers and a writer do not block
 each other.
 """
 
@@ -28,42 +28,42 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOG_BYTES_MAX = 16 << 20
-"""What the write-ahead log keeps on the disk after it was larger."""
+"""The size to which the write-ahead log is cut after it has grown larger."""
 RETRY_S = 5.0
-"""Pause before a write is retried that the disk refused."""
+"""Pause before retrying a write that the disk refused."""
 SPARE_BYTES_MAX, SPARE_SHARE = 16 << 20, 8
-"""Room for the rows of a thousand files that are evicted; at most one part in 8 of what the disk has free."""
+"""Room for the rows of a thousand evicted files; at most one part in 8 of the disk's free space."""
 
 
 class Spare:
-    """Owns a file that only takes room: to evict a file is to write the catalog, and on a full disk that needs room.
+    """Owns a file that only reserves space: evicting a file writes to the catalog, which needs space on a full disk.
 
-    It is given up when the disk is full, and made again when there is room. lacking_bytes: what it should take, and
-    does not.
+    The space is given up when the disk is full, and reserved again once it has room. lacking_bytes: how much of the
+    space is not reserved.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._bytes = 0
         self._is_left_free = False
-        self.give_up()  # what a crash has left
+        self.give_up()  # the one that a crash has left
         self._bytes = self.lacking_bytes = min(SPARE_BYTES_MAX, disk.free_bytes(path.parent) // SPARE_SHARE)
         self.make()
 
     def make(self) -> None:
-        """Take the room, unless it is taken already, or there is not so much."""
+        """Reserve the space, unless it is reserved already or the disk does not have that much."""
         if self.lacking_bytes and not self._is_left_free and _allocate(self._path, self._bytes):
             self.lacking_bytes = 0
 
     def leave_free(self) -> None:
-        """Take no room from now on, so that it stays free: a quota that is used up to the last block refuses even to
-        change a page of a mapped file, and btrfs ends the process by SIGBUS then.
+        """Reserve no space from now on, so that it stays free. If a quota is used up to the last block, even changing a
+        page of a mapped file is refused, and btrfs then ends the process with SIGBUS.
         """
         self._is_left_free = True
         self.give_up()
 
     def has_room_for(self, bytes: int) -> bool:
-        """Whether the disk has room for so many bytes more, besides what this lacks; also by a quota."""
+        """Whether the disk, and its quota, has room for this many more bytes, in addition to lacking_bytes."""
         path = self._path.parent / "partial" / "room"
         has_room = _allocate(path, bytes + self.lacking_bytes)
         with suppress(OSError):
@@ -71,14 +71,14 @@ class Spare:
         return has_room
 
     def give_up(self) -> None:
-        """Free the room."""
+        """Free the reserved space."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
         self.lacking_bytes = self._bytes
 
 
 def _allocate(path: Path, bytes: int) -> bool:
-    """Make a file that takes so many bytes; False where the disk refuses that."""
+    """Create a file that takes this many bytes on disk; False if the disk refuses."""
     with suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -94,9 +94,9 @@ def _allocate(path: Path, bytes: int) -> bool:
 class Database:
     """Owns both connections of the daemon.
 
-    `rows` and `row` read what is committed, without waiting. `write` runs a function in a transaction on the writing
-    thread. Writes never overlap, and one that raises is rolled back. What reads raises Unreadable, and what writes
-    sqlite3.DatabaseError, where the disk refuses.
+    `rows` and `row` read committed data without waiting. `write` runs a function in a transaction on the writing
+    thread. Writes never overlap; one that raises is rolled back. If the disk refuses, reads raise Unreadable and writes
+    sqlite3.DatabaseError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,21 +116,21 @@ class Database:
         self._writing_thread = trio.CapacityLimiter(1)
 
     def rows(self, query: str, *values: object) -> list[Any]:
-        """All rows of a query over what is committed."""
+        """All rows of a query over committed data."""
         try:
             return self._reader.execute(query, values).fetchall()
         except sqlite3.DatabaseError as error:
             raise unreadable(self.path, error) from error
 
     def row(self, query: str, *values: object) -> Any:
-        """The first row of a query over what is committed, or None."""
+        """The first row of a query over committed data, or None."""
         try:
             return self._reader.execute(query, values).fetchone()
         except sqlite3.DatabaseError as error:
             raise unreadable(self.path, error) from error
 
     async def query_in_thread(self, function: Callable[[Query], T]) -> T:
-        """Run a function that queries, on a thread with a connection of its own: for what would delay readers."""
+        """Run a function with queries on a thread, with its own connection: for queries that would delay readers."""
 
         def query() -> T:
             try:
@@ -145,7 +145,8 @@ class Database:
     async def write(self, function: Callable[[sqlite3.Connection], T], then: Callable[[T], None] | None = None) -> T:
         """Run a function in a transaction; returns its result after the commit.
 
-        then: called with the result after the commit and before the next write, for what must follow on the disk.
+        then: called with the result after the commit and before the next write, for changes that must follow on the
+        disk.
         """
 
         def commit() -> T:
@@ -166,27 +167,27 @@ class Database:
                 await trio.sleep(RETRY_S)
 
     async def run_in_writer(self, function: Callable[[], T]) -> T:
-        """Run a function on the writing thread, outside of any transaction: for what must not overtake a write."""
+        """Run a function on the writing thread, outside of any transaction: for work that must not overtake a write."""
         return await trio.to_thread.run_sync(function, limiter=self._writing_thread)
 
     def write_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """As `write`, on this thread: at start and stop, when nothing else writes.
+        """As `write`, but on this thread: at start and stop, when nothing else writes.
 
-        A disk that is too full for it has some room afterwards, for the next try.
+        If the disk is too full for it, some space is free afterwards for the next try.
         """
         try:
             with transaction(self._writer):
                 result = function(self._writer)
         except sqlite3.DatabaseError as error:
             self.refusal = error
-            self.spare.give_up()  # whatever the error: SQLite tells a full disk, but not a quota that is spent
+            self.spare.give_up()  # whatever the error: SQLite reports a full disk, but not an exhausted quota
             raise
         self.refusal = None
         self.spare.make()
         return result
 
     def write_durably(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """As `write_now`, and return when it is on the medium: for what a power loss must not undo."""
+        """As `write_now`, but returns only when it is on the medium: for changes that a power loss must not undo."""
         self._writer.execute("PRAGMA synchronous = FULL")
         try:
             return self.write_now(function)
@@ -201,7 +202,7 @@ class Database:
     def last_known(self, key: str) -> Any:
         """A value that the last daemon left with `set_last_known` when it stopped; None if it crashed.
 
-        Reading it deletes it, because it will be out of date if this daemon crashes.
+        Reading it deletes it, because it would be out of date if this daemon crashed.
         """
         if (value := self.meta(key)) is None:
             return None

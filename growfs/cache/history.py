@@ -1,13 +1,13 @@
-"""What the cache held and did over time: the table `history`.
+"""The cache's contents and activity over time: the table `history`.
 
-A row is written every few seconds while something changes, and rows are thinned as they age: of each period of a few
-seconds, later minutes, hours and a day, the last is kept. The first row of all stays, because totals count from it.
-That takes less than 1.5 MB in the first year, some 40 kB in each year after it, and never more than ROWS_MAX rows, some
-2 MB.
+A row is written every few seconds while something changes, and rows are thinned as they age: the last row of each
+period is kept, where periods grow from a few seconds to minutes, hours and a day. The very first row stays, because
+totals count from it. The table takes less than 1.5 MB in the first year, some 40 kB in each year after it, and never
+more than ROWS_MAX rows, some 2 MB.
 
-Age and order are those of `uptime_s`, the time for which daemons have served this cache, not of the clock of the
-machine, which may jump. Where the clock went on longer than the uptime between two rows, no daemon ran. Totals go on
-from one daemon to the next.
+Age and order follow `uptime_s`, the time for which daemons have served this cache, not the clock of the machine, which
+may jump. If the clock advanced more than the uptime between two rows, no daemon ran meanwhile. Totals continue from one
+daemon to the next.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import trio
 from growfs.cache.database import Database
 
 EVERY_S = 2
-"""Between two rows, while something changes."""
+"""Seconds between two rows while something changes."""
 IDLE_EVERY_S = 300
-"""Between two rows, while nothing changes. A daemon that is killed loses so much of its uptime."""
+"""Seconds between two rows while nothing changes. A killed daemon loses up to this much of its uptime."""
 THIN_EVERY_S = 600
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 THINNED = (
@@ -35,18 +35,18 @@ THINNED = (
     (30 * DAY_S, 2 * HOUR_S),
     (365 * DAY_S, DAY_S),
 )
-"""(from which age on, of which period one row is kept), in seconds of uptime."""
+"""(minimum age, period of which one row is kept), in seconds of uptime."""
 ROWS_MAX = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The columns of a row, but for its time. Sizes in bytes.
+    """The columns of a row, except its time. Sizes in bytes.
 
-    files, bytes: cached now, allocated on the disk. listed_files: by the current generation. share_files: that this
-    mount is to show in time: the remote, or its shard. files_seen, opens: of all files that were ever cached; 0 until
-    the daemon has counted them. The fields from fetched_files on are totals: as a daemon gives them since its start,
-    and in the database from the first row on.
+    files, bytes: cached now, allocated on the disk. listed_files: by the current generation. share_files: the files
+    that this mount is to show in time: the remote's, or its share of them. files_seen, opens: of all files that were
+    ever cached; 0 until the daemon has counted them. The fields from fetched_files on are totals: a daemon counts them
+    from its start, the database from the first row.
     """
 
     state: str
@@ -65,7 +65,7 @@ class Sample:
     wait_ms: int
 
     def after(self, last: Sample) -> Sample:
-        """With the totals of an earlier daemon added, and with its figures where this daemon has none yet."""
+        """Add the totals of an earlier daemon, and use its figures where this daemon has none yet."""
         figures = {name: getattr(self, name) or getattr(last, name) for name in ("generation", "files_seen", "opens")}
         totals = {name: getattr(self, name) + getattr(last, name) for name in TOTALS}
         return replace(self, **figures, **totals)
@@ -83,7 +83,7 @@ THIN = (
 
 
 class History:
-    """Owns the table `history`. sample: reads the figures now, and takes next to no time."""
+    """Owns the table `history`. sample: reads the current figures, in next to no time."""
 
     def __init__(self, database: Database, sample: Callable[[], Sample]) -> None:
         self._db = database
@@ -98,7 +98,7 @@ class History:
         """Write rows, and thin them."""
         thinned_s = -THIN_EVERY_S
         while True:
-            with suppress(sqlite3.DatabaseError):  # the disk refuses; it is reported where that matters
+            with suppress(sqlite3.DatabaseError):  # the disk refuses, which is reported where it matters
                 await self.save()
                 if self._uptime_s >= thinned_s + THIN_EVERY_S:
                     thinned_s = self._uptime_s
@@ -106,7 +106,7 @@ class History:
             await trio.sleep(EVERY_S)
 
     async def save(self) -> None:
-        """Write a row, unless nothing has changed since the last one, and that one is not old."""
+        """Write a row, unless nothing has changed since the last row and that one is recent."""
         is_old = trio.current_time() - self._started_s >= self._uptime_s + IDLE_EVERY_S
         sample = self._sample()
         if is_old or sample != self._written:
@@ -114,7 +114,7 @@ class History:
             self._written = sample
 
     def save_now(self) -> None:
-        """Write the last row, on this thread, when the daemon stops."""
+        """Write the last row on this thread when the daemon stops."""
         with suppress(sqlite3.DatabaseError):
             self._db.write_now(self._row(self._sample()))
 
@@ -127,7 +127,7 @@ class History:
 
 
 def thin(writer: sqlite3.Connection, now_s: int) -> None:
-    """Delete the rows that are too many for their age. now_s: the uptime."""
+    """Delete the rows in excess for their age. now_s: the uptime."""
     for age_s, period_s in THINNED:
         writer.execute(THIN, (now_s - age_s, period_s, period_s))
     writer.execute(

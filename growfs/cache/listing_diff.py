@@ -1,6 +1,6 @@
 """How a worker compares a listing with the catalog.
 
-Nothing here writes. The daemon applies the difference, so a listing without changes costs the daemon nothing.
+Nothing here writes: the daemon applies the difference, so a listing without changes costs the daemon nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from growfs.remote.names import DUPLICATE_NAME
 class Comparison:
     """Compares a listing with the catalog as it was when the listing began.
 
-    Owns a byte for each file, which says that the file was seen: ten million files take ten megabytes.
-    late: new files where the catalog has a directory, which may be gone when the listing is complete. duplicates: those
-    files of the last page whose paths were listed before; the first counts.
+    Owns one byte for each file, which records that the file was seen: ten million files take ten megabytes. late: new
+    files at paths where the catalog has a directory, which may be gone when the listing is complete. duplicates: the
+    files of the last page whose paths were listed before; the first one counts.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -57,9 +57,9 @@ class Comparison:
         return new, changed
 
     def gone(self, is_unread: Callable[[str], bool] = lambda version: False) -> Iterator[int]:
-        """The ids of the files that a complete listing did not have.
+        """The ids of the files missing from a complete listing.
 
-        is_unread: whether a file of this version is in a container that could not be read, so that it may be there.
+        is_unread: whether a file of this version is in a container that could not be read, so that it may still exist.
         """
         rows = self._connection.execute("SELECT id, version FROM node WHERE is_dir = 0 AND id < ?", (len(self._seen),))
         for id, version in rows:
@@ -92,7 +92,7 @@ class Comparison:
 
 
 def _differs(known: tuple[int | None, int | None, str], file: RemoteFile) -> bool:
-    """Whether the remote has another version. A value that either side does not know does not count."""
+    """Whether the remote has another version. A value that is unknown on either side does not count."""
     size, mtime_ns, version = known
     if version and file.version:
         return version != file.version

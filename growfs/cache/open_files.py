@@ -1,7 +1,7 @@
 """Descriptors of the cached files that are open, or were a short time ago.
 
-A file that was evicted or replaced stays on the disk until its last close: it is an orphan, and its bytes count. A
-resident file stays open after its last close, because a reader of many small files opens each again in every epoch.
+An evicted or replaced file stays on the disk until its last close: it is an orphan, and its bytes count. A resident
+file stays open after its last close, because a reader of many small files reopens each in every epoch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from growfs.errors import TooManyOpen
 from growfs.signal import Signal
 
 IDLE_MAX = 16_384
-"""Files that are kept open for the next reader; each pins 1 to 2 KB of kernel memory."""
+"""Files kept open for the next reader; each pins 1 to 2 KB of kernel memory."""
 IDLE_CANDIDATES = 16
-"""Idle files among which one is chosen to be closed."""
+"""Idle files to choose from when one has to be closed."""
 ENOUGH_DESCRIPTORS = 1024
-"""With fewer for readers, a loader with some workers may have too many files open."""
+"""If readers have fewer, a loader with several workers may run out of descriptors."""
 RESERVED_DESCRIPTORS = 256
 """Descriptors for the rest of the daemon: workers, the database, the open files of .growfs/."""
 
@@ -32,24 +32,24 @@ class OpenFile:
     id: int
     fd: int
     size: int
-    """Of its content."""
+    """The size of its content."""
     mtime_ns: int | None
     admitted: tuple[int, int]
-    """Inode number and modification time (ns) when it was admitted. A link to the file changes neither."""
+    """Inode number and modification time (ns) at its admission. A link to the file changes neither."""
     opens: int = 1
     orphan_bytes: int | None = None
-    """What it takes on the disk although it is evicted or replaced; None while it is resident."""
+    """Bytes that it takes on the disk although it is evicted or replaced; None while it is resident."""
 
     def is_as_admitted(self) -> bool:
-        """Whether nobody has changed the file since its admission."""
+        """Whether the file is unchanged since its admission."""
         stat = os.fstat(self.fd)
         return (stat.st_ino, stat.st_mtime_ns) == self.admitted and stat.st_size == self.size
 
     def is_mapped(self) -> bool:
         """Whether another process holds the cached file, as a mapping through passthrough does after the close.
 
-        The kernel grants a write lease only where nobody does (fcntl(2), F_SETLEASE). On file systems without leases
-        the answer is no.
+        The kernel grants a write lease only if no other process holds the file (fcntl(2), F_SETLEASE). On file systems
+        without leases, the answer is no.
         """
         try:
             fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -62,13 +62,14 @@ class OpenFile:
 
 
 class OpenFiles:
-    """Owns the descriptors. `descriptor_opened` (node id) is notified of each file that the daemon opens.
+    """Owns the descriptors of cached files.
 
-    `descriptor_closed` (node id) is notified of each that is closed, and of that of an
-    orphan which is only mapped: the file may have been fetched again, and is opened by another descriptor then.
+    `descriptor_opened` (node id) notifies of each file that the daemon opens. `descriptor_closed` (node id) notifies of
+    each one that it closes, and of the descriptor of an orphan that is only mapped: by then the file may have been
+    fetched again and opened with another descriptor.
 
     A file is open (readers hold it), idle (resident, and kept for the next reader), or an orphan that is only mapped.
-    orphan_bytes: what all orphans take on the disk.
+    orphan_bytes: bytes that all orphans take on the disk.
     """
 
     def __init__(self) -> None:
@@ -89,7 +90,7 @@ class OpenFiles:
 
     @property
     def warning(self) -> str | None:
-        """What to do if few files can be open at a time."""
+        """What the user can do if only few files can be open at a time."""
         if self._descriptors_max >= ENOUGH_DESCRIPTORS:
             return None
         return (
@@ -116,7 +117,7 @@ class OpenFiles:
         return len(self._files) + len(self._idle) + len(self._mapped) >= self._descriptors_max
 
     def reuse(self, id: int) -> OpenFile | None:
-        """Open a file once more that is open or idle; None for any other."""
+        """Open a file again that is open or idle; None for any other."""
         if opened := self._files.get(id):
             opened.opens += 1
             return opened
@@ -130,7 +131,7 @@ class OpenFiles:
         return opened
 
     def open(self, id: int, path: str, size: int, mtime_ns: int | None, admitted: tuple[int, int]) -> OpenFile | None:
-        """Open a cached file that is not open; None where it is gone, or may not be the one that was admitted.
+        """Open a cached file that is not open; None if it is gone, or may not be the one that was admitted.
 
         Raises TooManyOpen.
         """
@@ -166,7 +167,7 @@ class OpenFiles:
         return 0
 
     def orphan(self, id: int, bytes: int) -> bool:
-        """Note that a file with those bytes is no longer resident; False where no reader has it open or mapped."""
+        """Note that a file of this many bytes is no longer resident; False if no reader has it open or mapped."""
         idle = self._idle.pop(id, None)
         opened = idle or self._files.get(id)
         if opened is None or opened.orphan_bytes is not None:  # a copy fetched after the orphan has no descriptor
@@ -184,7 +185,7 @@ class OpenFiles:
         return sum(self._release(orphan) for orphan in mapped.values())
 
     def _release(self, orphan: OpenFile) -> int:
-        """Close an orphan that nobody has open, unless it is mapped; returns the bytes that this freed."""
+        """Close an orphan that no reader has open, unless it is mapped; returns the bytes that this freed."""
         if orphan.is_mapped():
             self._mapped[orphan.fd] = orphan
             return 0
@@ -194,9 +195,9 @@ class OpenFiles:
         return orphan.orphan_bytes
 
     def _close_idle(self) -> bool:
-        """Close one of the longest idle files; False if those are mapped, and in use: others are looked at next time.
+        """Close one of the longest idle files; False if all candidates are mapped: next time it tries others.
 
-        Without its descriptor, nobody would know of a mapping when the file is evicted.
+        Without its descriptor, a mapping could not be noticed when the file is evicted.
         """
         for id, idle in list(itertools.islice(self._idle.items(), IDLE_CANDIDATES)):
             del self._idle[id]

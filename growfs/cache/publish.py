@@ -1,7 +1,7 @@
-"""How files are published and evicted: the part of the store that runs on the writing thread, rows and files together.
+"""How files are published and evicted: the part of the store that changes rows and files together, on the writer.
 
-To publish is to rename and then commit; to evict is to commit and then unlink. So a crash in between leaves a file
-without a row, which the next start deletes, and never a row without its file.
+Publishing renames and then commits; evicting commits and then unlinks. A crash in between leaves a file without a row,
+which the next start deletes, but never a row without its file.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OF_ONE_PATH = {
-    *(errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL),  # the file system does not take the name
-    *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY),  # it does not tell upper from lower case, perhaps
-    *(errno.EMLINK, errno.EPERM),  # it has no hard links, which keep the old version meanwhile
+    *(errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL),  # the file system does not accept the name
+    *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY),  # it may be case-insensitive
+    *(errno.EMLINK, errno.EPERM),  # it has no hard links, which keep the old version during a rename
 }
-"""Errors that other files need not have."""
+"""Errors that need not affect other files."""
 IS_RESIDENT = (
     "SELECT n.id, r.id IS NOT NULL FROM json_each(?) wanted JOIN node n ON n.id = wanted.value LEFT JOIN resident r"
     " ON r.id = n.id"
@@ -48,21 +48,22 @@ class StagedFile:
     file: Path
     fetched: Fetched
     reserved: Reservation
-    """What it holds of the quota."""
+    """Its reservation of the quota."""
     renews: bool = False
-    """The node is a newer version of the file that has its id now."""
+    """Whether the node is a newer version of the file that has its id now."""
     group: tuple[int, ...] = ()
-    """The ids of all files that are delisted and evicted together with it, itself among them; empty if it has no group.
+    """The ids of all files that are delisted and evicted together with it, including its own; empty if it has no
+    group.
     """
 
 
 Renamed = dict[Path, "Path | None"]
-"""The staged files that were renamed to these paths, before the commit: another name of the file that each replaced."""
+"""Paths of staged files renamed before the commit, each with another name of the file that was replaced, if any."""
 
 
 @dataclass(slots=True)
 class Published:
-    """What was published."""
+    """The result of publishing files."""
 
     last_seq: int
     """The last admission."""
@@ -75,7 +76,7 @@ class Published:
 
 
 class QueuePlace(NamedTuple):
-    """Where a file is in the order of admission and in the queue to be delisted: columns of its row."""
+    """The place of a file in the order of admission and in the queue to be delisted: columns of its row."""
 
     seq: int
     queue_position: int
@@ -86,10 +87,10 @@ class QueuePlace(NamedTuple):
 class Publisher:
     """Moves files into a folder and removes them. Each method is one step on the writing thread.
 
-    last_seq: the last number given. Admissions and queue positions take theirs from one counter, and none twice.
-    left_behind: a file without a row could not be removed. mirrors: folders with links to files, under the same paths.
-    What is removed is removed there, and what is replaced is replaced there, so that its bytes are freed. leaving:
-    called with files that are about to be removed.
+    last_seq: the last number given. Admissions and queue positions take their numbers from the same counter, and never
+    the same one. left_behind: whether a file without a row could not be removed. mirrors: folders with links to files,
+    under the same paths. A removed file is also removed there, and a replaced one replaced there, so that its bytes are
+    freed. leaving: called with files that are about to be removed.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Publisher:
     def publish(
         self, writer: sqlite3.Connection, staged: Sequence[StagedFile], pass_number: int, renamed: Renamed
     ) -> Published:
-        """Admit staged files. renamed: the renames are added to it, for `undo` or `finish`."""
+        """Admit staged files. renamed: collects the renames, for `undo` or `finish`."""
         done = Published(self.last_seq)
         group_positions: dict[tuple[int, ...], int] = {}
         residents: list[tuple[object, ...]] = []
@@ -169,7 +170,7 @@ class Publisher:
 
     @staticmethod
     def _replace(writer: sqlite3.Connection, file: StagedFile, done: Published) -> tuple[int, QueuePlace | None]:
-        """Give a new version the place of the old one, also in listings; returns (its id, its place)."""
+        """Give a new version the place of the old one, also in listings; returns (its new id, its place)."""
         node = file.node
         size, bytes, seq, queue_position, delisted, opened, *kept = writer.execute(
             "SELECT n.size, r.bytes, r.seq, r.queue_position, r.delisted, r.opened,"
@@ -189,7 +190,7 @@ class Publisher:
         return cursor.lastrowid or 0, QueuePlace(seq, queue_position, delisted, opened) if seq else None
 
     def requeue(self, writer: sqlite3.Connection, groups: Iterable[Sequence[int]]) -> None:
-        """Move groups of files to the end of the queue to be delisted. Each group is the admissions of its files."""
+        """Move groups of files to the end of the queue to be delisted. Each group is a sequence of admissions."""
         for group in groups:
             position = self._next()
             rows = [(position, seq) for seq in group]
@@ -220,7 +221,7 @@ class Publisher:
                     disk.unlink("PUBLISH_UNDO", path)
 
     def finish(self, renamed: Renamed) -> None:
-        """Remove the old versions, after the rows of the new ones are committed."""
+        """Remove the old versions after the rows of the new ones are committed."""
         for path, old in renamed.items():
             if old:
                 with self._log_failure(old):
@@ -228,7 +229,7 @@ class Publisher:
                     disk.unlink("DISCARD", old)
 
     def _replace_links(self, path: Path, new: Path) -> None:
-        """Have the mirrors link to another version of a file. new: a free name."""
+        """Make the mirrors link to another version of a file. new: a free name."""
         for mirror in self.mirrors:
             link = mirror / path.relative_to(self._files)
             if link.exists() and not link.is_symlink():
@@ -236,7 +237,7 @@ class Publisher:
                 disk.rename("DISCARD", new, link)
 
     def evict(self, writer: sqlite3.Connection, ids: Iterable[int], return_to_pass: bool) -> list[Removed]:
-        """Delete rows. `remove` deletes their files after the commit."""
+        """Delete the rows of files. `remove` deletes the files after the commit."""
         ask = query_of(writer)
         evicted = []
         for id in ids:
@@ -256,7 +257,7 @@ class Publisher:
         return evicted
 
     def remove(self, evicted: Sequence[Removed]) -> None:
-        """Remove the files of rows that were deleted."""
+        """Remove the files whose rows were deleted."""
         self._leaving(evicted)
         for file in evicted:
             path = self._files / file.path
@@ -266,7 +267,7 @@ class Publisher:
                     disk.unlink("EVICT", mirror / file.path)
 
     def drop(self, removed: Iterable[Removed]) -> None:
-        """Remove the cached files that left the catalog, and folders that are then empty."""
+        """Remove the cached files that left the catalog, and the folders that this leaves empty."""
         cached = [file for file in removed if file.bytes is not None]
         self._leaving(cached)
         for file in cached:
@@ -278,7 +279,7 @@ class Publisher:
 
     @contextmanager
     def _log_failure(self, path: Path) -> Iterator[None]:
-        """Continue where the disk refuses to remove a file that has no row: the next start removes it."""
+        """Continue if the disk refuses to remove a file that has no row: the next start removes it."""
         try:
             yield
         except OSError as error:
@@ -295,10 +296,9 @@ def last_admitted(writer: sqlite3.Connection) -> tuple[int, int]:
 
 
 def mark_durable(writer: sqlite3.Connection, admitted: tuple[int, int]) -> None:
-    """Record that the files which were resident at a moment are on the medium. admitted: `last_admitted` then.
+    """Record that the files resident at some moment are on the medium. admitted: `last_admitted` at that moment.
 
-    A file that was admitted since has a later place, and a version that replaced another one has its place but a later
-    id.
+    Files admitted since have a later place; a version that replaced another has that one's place, but a later id.
     """
     writer.execute("UPDATE resident SET durable = 1 WHERE durable = 0 AND seq <= ? AND id <= ?", admitted)
 
@@ -310,8 +310,8 @@ INSERT_RESIDENT = (
 
 
 JOIN_GROUP = "UPDATE resident SET queue_position = ? WHERE id IN (SELECT value FROM json_each(?))"
-"""Have the resident files of a group go together with a new one. What is delisted stays so, and keeps its number, by
-which readers hold it; the next generation lists the group as a whole."""
+"""Make the resident files of a group stay with a new one. Delisted files stay delisted, and keep the generation number
+by which readers hold them; the next generation lists the group as a whole."""
 
 FIRST_SHOWN = "(SELECT number FROM generation g WHERE g.last_seq >= r.seq ORDER BY g.last_seq, g.number LIMIT 1)"
 """The first generation that shows the file of a row r of `resident`."""

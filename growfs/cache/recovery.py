@@ -1,9 +1,9 @@
-"""Recovery when a daemon starts: after a clean stop all rows count, else only those whose files can be trusted.
+"""Recovery when a daemon starts: after a clean stop all rows count, otherwise only those whose files can be trusted.
 
-After a crash a row counts if it names the very file that was admitted: the inode number and the modification time are
-the same, or the digest is. (The change time would not do: each link to a file changes it.) After a power loss, which
-may have taken what the page cache held, the row must be durable as well: covered by a syncfs. A file without a row is
-deleted. So no reader is ever given a file that is half-written.
+After a crash, a row counts if it names the very file that was admitted: with the same inode number and modification
+time, or the same digest. (The change time would not do: each link to a file changes it.) After a power loss, which may
+have taken the contents of the page cache, the row must also be durable, that is, covered by a syncfs. A file without a
+row is deleted. Readers therefore never get a half-written file.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 
 
 class Identity(NamedTuple):
-    """Which file on the disk is the one that was admitted: its inode number and modification time."""
+    """Identifies the file on disk that was admitted, by its inode number and modification time."""
 
     ino: int
     mtime_ns: int
 
 
 def verify_content(path: Path, expected: str, flags: int = 0) -> Identity | None:
-    """The identity that a file has now, if it has the content that `expected` is the digest of; else None.
+    """The identity that a file has now, if its content has the digest `expected`; else None.
 
-    flags: as in `digest.of`. Raises TooManyOpen, which is no statement about the file.
+    flags: as in `digest.of`. Raises TooManyOpen, which says nothing about the file.
     """
     try:
         stat = path.lstat()
@@ -50,9 +50,9 @@ def verify_content(path: Path, expected: str, flags: int = 0) -> Identity | None
 
 
 def verify_on_medium(path: Path, expected: str) -> bool:
-    """Whether a file has its content on the medium: the page cache may have what a failing disk has lost.
+    """Whether a file's content is on the medium: the page cache may have data that a failing disk has lost.
 
-    It keeps that meanwhile, for those who read, where the file system can read past it.
+    The page cache keeps its data for readers meanwhile, if the file system can read past it.
     """
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT))
@@ -64,12 +64,12 @@ def verify_on_medium(path: Path, expected: str) -> bool:
 
 
 def set_identity(writer: sqlite3.Connection, id: int, identity: Identity) -> None:
-    """Record which file on the disk is the resident one."""
+    """Record which file on disk is the resident one."""
     writer.execute("UPDATE resident SET ino = ?, file_mtime_ns = ? WHERE id = ?", (*identity, id))
 
 
 def boot_id() -> str:
-    """A text that differs from boot to boot (random(4))."""
+    """A text that is different for each boot (random(4))."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -77,7 +77,7 @@ def recover(database: Database, folder: Path) -> None:
     """Make rows and files agree, before anything reads either."""
     disk.fresh_folder("SWEEP_PARTIAL", folder / "partial")
     files = folder / "files"
-    if not database.meta("clean", int(not files.exists())):  # without a database, all files are strays
+    if not database.meta("clean", int(not files.exists())):  # without a database, all files are deleted
         durable_only = database.meta("boot_id") != boot_id()
         lost = database.write_now(lambda writer: _drop_untrusted(writer, files, durable_only))
         database.write_now(forget_last_known)
@@ -131,6 +131,6 @@ def _untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool) -> I
 
 
 def _has_row(database: Database, path: str) -> bool:
-    if any("\ud800" <= letter <= "\udfff" for letter in path):  # it is not UTF-8, as all names of the catalog are
+    if any("\ud800" <= letter <= "\udfff" for letter in path):  # it is not UTF-8; all names in the catalog are
         return False
     return database.row("SELECT 1 FROM resident WHERE id = ?", id_at(database.rows, path)) is not None

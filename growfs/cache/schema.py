@@ -1,6 +1,6 @@
 """The schema of a cache's database, and helpers to read it, for the daemon and for workers.
 
-Workers start with each mount, so nothing here imports trio, which takes longer than all else that they need.
+Workers start with each mount, so nothing here imports trio, which takes longer than all their other imports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from growfs.cache.cache_folder import FORMAT
 
 Query = Callable[..., Iterable[Any]]
-"""Runs a query with its values; returns its rows, which are read as they are asked for."""
+"""Runs a query with its values; returns its rows, which are fetched as they are iterated over."""
 
 ROOT = 1
 """Node id of the root directory, given by the FUSE protocol (fuse.h: FUSE_ROOT_ID)."""
@@ -26,7 +26,7 @@ DIRECTORY_CACHE_MAX = 100_000
 """Directories whose paths or ids a process caches in memory."""
 
 PAGE_CACHE_KIB = 2 * 1024
-"""For each connection. The kernel's page cache has the rest: with ten million rows, 16 MiB were no faster."""
+"""For each connection. The kernel's page cache holds the rest: with ten million rows, 16 MiB were no faster."""
 
 PINNED, FROZEN = 1, 2
 """Bits of the column `pinned`. Both keep a file from being delisted and evicted: `growfs pin`, or --freeze."""
@@ -111,7 +111,7 @@ PRAGMA user_version = {FORMAT};
 
 
 def create(writer: sqlite3.Connection) -> None:
-    """Create the schema in a database that is empty, within a transaction."""
+    """Create the schema in an empty database, within a transaction."""
     for statement in SCHEMA.split(";\n"):
         writer.execute(statement)
 
@@ -126,7 +126,7 @@ def read_only(path: Path) -> sqlite3.Connection:
 
 
 def query_of(connection: sqlite3.Connection) -> Query:
-    """Queries of that connection."""
+    """Queries on that connection."""
     return lambda query, *values: connection.execute(query, values)
 
 
@@ -136,10 +136,10 @@ def join(folder: str, name: str) -> str:
 
 
 class DirectoryPaths:
-    """The paths of directories by id, which are kept. Any thread may ask, with queries of its own."""
+    """The paths of directories by id, cached. Any thread may ask, with its own queries."""
 
     def __init__(self) -> None:
-        self._known = {ROOT: ""}  # replaced, and never emptied: another thread may be reading it
+        self._known = {ROOT: ""}  # replaced, never emptied: another thread may be reading it
 
     def of(self, ask: Query, id: int) -> str:
         """The path of a directory. Raises KeyError if there is none with this id."""
@@ -160,14 +160,14 @@ class DirectoryPaths:
 
 
 def with_paths(ask: Query, columns: str, rest: str, *values: object) -> Iterator[tuple[Any, ...]]:
-    """(path, *columns) for each row of a query over nodes. rest: what follows FROM, with the table `node` as n."""
+    """(path, *columns) for each row of a query over nodes. rest: the query after FROM, with the table `node` as n."""
     paths = DirectoryPaths()
     for parent, name, *row in ask(f"SELECT n.parent, n.name, {columns} FROM {rest}", *values):
         yield join(paths.of(ask, parent), name), *row
 
 
 def id_at(ask: Query, path: str) -> int | None:
-    """The id of the node at a path; None if there is none. The empty path is that of the root."""
+    """The id of the node at a path; None if there is none. The empty path is the root."""
     id = ROOT
     for name in path.split("/") if path else ():
         row = next(iter(ask("SELECT id FROM node WHERE parent = ? AND name = ?", id, name)), None)
@@ -187,11 +187,11 @@ LAST_KNOWN = ("catalog", "resident")
 
 
 def forget_last_known(writer: sqlite3.Connection) -> None:
-    """Delete these values, after a crash: a power loss may have brought back what was read and deleted before it."""
+    """Delete these values after a crash: a power loss may have restored values that were read and deleted before it."""
     writer.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in LAST_KNOWN])
 
 
 def set_last_known(writer: sqlite3.Connection, key: str, value: Any) -> None:
-    """Leave a value that JSON can express to the next daemon, which saves it a long query."""
+    """Leave a JSON value to the next daemon, to save it a long query."""
     assert key in LAST_KNOWN
     set_meta(writer, key, json.dumps(value))

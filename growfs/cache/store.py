@@ -1,4 +1,4 @@
-"""The cached files: what is resident, what is reserved of the quota, and which files are open.
+"""The cached files: which are resident, which are open, and how much of the quota is reserved.
 
 Owns the folder files/, the table `resident`, and the quota.
 """
@@ -31,21 +31,22 @@ from growfs.units import CacheSize
 log = logging.getLogger(__name__)
 
 QUOTA_MARGIN_SHARE = 32
-"""Of what is in use when a quota refuses more, one part in 32 is given up, or SPARE_BYTES_MAX: the catalog grows.
+"""When a quota refuses more, one part in 32 of the used bytes is given up, or SPARE_BYTES_MAX: the catalog grows.
 
-What the spare file had, or should have had, is left free besides."""
+The space that the spare file had, or should have had, is also left free.
+"""
 QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX = 100, 64 << 20
-"""A quota that has refused more is tried with a hundredth of what it allowed, or this where that is less."""
+"""A quota that has refused more is probed with a hundredth of what it allowed, or with this if it is less."""
 QUOTA_RETRY_S = 60.0
-"""Pause before it is tried again after it has refused that."""
+"""Pause before probing it again after another refusal."""
 EVICTED_FILES_MAX = 1000
-"""Files that are evicted in one transaction: others that write, and readers, wait for some ten milliseconds."""
+"""Files evicted in one transaction: other writers and readers wait for some ten milliseconds."""
 
 
 class Reservation:
-    """Bytes of the quota that one owner holds, in order to write a file of this size at most.
+    """Bytes of the quota that one owner holds in order to write a file of at most this size.
 
-    Always: they are given back once, however often that is asked for, or are spent when the file is admitted.
+    Invariant: they are given back once, however often that is requested, or are spent when the file is admitted.
     """
 
     def __init__(self, store: Store, bytes: int) -> None:
@@ -54,14 +55,14 @@ class Reservation:
         store.reserved_bytes += bytes
 
     def resize(self, size: int) -> None:
-        """Hold what a file needs whose size is known by now."""
+        """Hold the bytes for a file whose size is now known."""
         before, self.bytes = self.bytes, disk.allocation(size)
         self._store.reserved_bytes += self.bytes - before
         if self.bytes < before:
             self._store.space_freed.notify()
 
     def extend(self, need: int) -> None:
-        """Hold what is free besides, up to what a file needs."""
+        """Also hold free bytes, up to what a file needs."""
         more = min(disk.allocation(need) - self.bytes, self._store.free_bytes())
         if more > 0:
             self.resize(self.bytes + more)
@@ -72,13 +73,13 @@ class Reservation:
         return Reservation(self._store, bytes)
 
     def spend(self, bytes: int | None = None) -> None:
-        """Hold so many bytes less, or none: they are in use by now."""
+        """Hold this many bytes less, or none: they are now in use."""
         spent = self.bytes if bytes is None else bytes
         self.bytes -= spent
         self._store.reserved_bytes -= spent
 
     def release(self) -> None:
-        """Give it back."""
+        """Give the bytes back."""
         if self.bytes:
             self.spend()
             self._store.space_freed.notify()
@@ -87,16 +88,16 @@ class Reservation:
 class Store:
     """Owns the quota and the rows of the cached files.
 
-    Always: resident_bytes + reserved_bytes + orphan_bytes <= limit_bytes, unless the limit was lowered and what is over
-    it cannot be evicted. Counters change on trio's thread only, between two awaits, hence atomically.
+    Invariant: resident_bytes + reserved_bytes + orphan_bytes <= limit_bytes, unless the limit was lowered and the
+    excess cannot be evicted. Counters change only on trio's thread, between two awaits, hence atomically.
 
-    Signals: `space_freed`; `admitted`, after files became resident; `returned_to_pass`, after files were evicted that
-    the current pass may draw again; `replaced`, with the versions that newer ones replaced; `descriptor_closed`, with
-    the node id; `damaged`, with the node id of a file that was evicted because its content was not the right one;
-    `leaving`, with files that are about to be deleted, on the writing thread.
+    Signals: `space_freed`; `admitted`, after files became resident; `returned_to_pass`, after the eviction of files
+    that the current pass may draw again; `replaced`, with the versions that newer ones replaced; `descriptor_closed`,
+    with the node id; `damaged`, with the node id of a file that was evicted because of wrong content; `leaving`, on the
+    writing thread, with files that are about to be deleted.
 
-    sees_opens: readers open files through the daemon. Else each file is opened here before it goes, to know by a lease
-    who has it open then and later (`OpenFile.is_mapped`).
+    sees_opens: readers open files through the daemon. Otherwise each file is opened here before it is removed, so that
+    a lease can tell who has it open, then and later (`OpenFile.is_mapped`).
     """
 
     def __init__(
@@ -125,7 +126,8 @@ class Store:
         self._catalog = catalog
         self._files = folder / "files"
         self._files.mkdir(exist_ok=True)
-        # The kernel tells each error once to each descriptor: a new one does not hear what another process was told.
+        # The kernel reports each error once to each descriptor. A new one does not get errors reported to other
+        # processes.
         self._sync_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.resident_files: int
         self.resident_bytes: int
@@ -142,7 +144,7 @@ class Store:
         self._publisher = Publisher(self._files, catalog.paths, max(shown_seq, last_place), self.leaving.notify)
         self._durable = database.row("SELECT 1 FROM resident WHERE durable = 0") is None
         self.quota_bytes: int | None = None
-        """What a quota that statvfs(2) does not tell allows, as far as it was tried; None until it refuses more."""
+        """The bytes that a quota invisible to statvfs(2) allows, as far as probed; None until it refuses more."""
         self._quota_retry_at = -math.inf
 
     @property
@@ -154,7 +156,7 @@ class Store:
 
     @property
     def orphan_bytes(self) -> int:
-        """Bytes of files that are evicted or replaced, and still open or mapped."""
+        """Bytes of files that are evicted or replaced but still open or mapped."""
         return self._open.orphan_bytes
 
     @property
@@ -163,15 +165,15 @@ class Store:
         return self.resident_bytes + self.reserved_bytes + self.orphan_bytes
 
     def reserve(self, size: int) -> Reservation | None:
-        """Reserve what a file of this size needs; None where the cache is full."""
+        """Reserve the bytes for a file of this size; None if the cache is full."""
         self.collect_orphans()
         need = disk.allocation(size)
         return None if self.bytes_short(need) > 0 else Reservation(self, need)
 
     def reserve_part(self, need: int, at_least: int) -> Reservation | None:
-        """Reserve half of what is free, up to `need`; all of it where half is less than at_least.
+        """Reserve half of the free bytes, up to `need`, or all of them if half is less than at_least.
 
-        None where less is free than at_least. Half of it is left to the next file.
+        None if fewer bytes than at_least are free. The other half is left to the next file.
         """
         free = self.free_bytes()
         half = disk.allocation(free // 2)
@@ -179,7 +181,7 @@ class Store:
         return None if part < max(at_least, disk.BLOCK) else Reservation(self, part)
 
     def free_bytes(self) -> int:
-        """What may be reserved, in whole blocks."""
+        """The bytes that may be reserved, in whole blocks."""
         self.collect_orphans()
         return max(0, -self.bytes_short(0)) // disk.BLOCK * disk.BLOCK
 
@@ -189,15 +191,15 @@ class Store:
         return self.limit_bytes // disk.BLOCK * disk.BLOCK
 
     def largest_resident(self) -> int | None:
-        """Size of the largest resident file; None where there is none."""
+        """Size of the largest resident file; None if there is none."""
         (size,) = self._db.row("SELECT max(n.size) FROM node n JOIN resident r USING (id)")
         return None if size is None else int(size)
 
     def bytes_short(self, need: int) -> int:
-        """Bytes that have to be evicted before a file that needs so many fits; negative where space is left.
+        """Bytes that have to be evicted before a file of `need` bytes fits; negative if space is left.
 
-        What is in flight counts as not written yet, so this is too high by what of that already is. Where the disk has
-        no more files (inodes), as many bytes as are needed.
+        Files in flight count as not written yet, so this is too high by their written part. If the disk has run out of
+        inodes, the result is `need`.
         """
         short = self._short_by_disk(need)
         if self.quota_bytes is not None:
@@ -205,16 +207,16 @@ class Store:
         return short
 
     def _short_by_disk(self, need: int) -> int:
-        """The same by the size of the cache, and by what statvfs(2) tells of the disk."""
+        """The same, by the size of the cache and the disk figures of statvfs(2)."""
         free, files = disk.room(self.folder)
         kept = self.min_free + self._db.spare.lacking_bytes
         short = max(self.used_bytes + need - self.limit_bytes, kept + need + self.reserved_bytes - free)
         return short if files else max(short, need)
 
     def note_full(self, in_flight_bytes: int) -> bool:
-        """Note that the disk refused a file for which there was room by all that is known; whether it has a quota.
+        """Note that the disk refused a file for which there seemed to be room; returns whether it has a quota.
 
-        in_flight_bytes: what is written of the files in flight.
+        in_flight_bytes: the written part of the files in flight.
         """
         if self._short_by_disk(0) > 0:
             return False
@@ -226,13 +228,15 @@ class Store:
 
     @property
     def is_over_quota(self) -> bool:
-        """Whether files in flight would take what a quota leaves to the catalog: it was found after their start."""
+        """Whether files in flight would take space that a quota leaves to the catalog: they started before it was
+        found.
+        """
         return self.quota_bytes is not None and self.used_bytes > self.quota_bytes
 
     async def try_quota(self, need: int) -> bool:
-        """Try whether a quota that has refused more leaves room for so many bytes by now; whether it does.
+        """Probe whether a quota that has refused more now has room for `need` bytes; returns whether it does.
 
-        While files are in flight, nobody knows how much of what they need is written.
+        While files are in flight, the written part of their space is unknown.
         """
         if self.quota_bytes is None or self.reserved_bytes or trio.current_time() < self._quota_retry_at:
             return False
@@ -246,11 +250,11 @@ class Store:
 
     @property
     def reachable_bytes(self) -> int:
-        """How large the cache can become: as large as its limit, or less if its disk has less room."""
+        """How large the cache can become: its limit, or less if its disk has less room."""
         return min(self.limit_bytes, self.used_bytes + max(0, -self.bytes_short(0)))
 
     def status(self, delisted_bytes: int) -> CacheStatus:
-        """The section of the status. delisted_bytes: of the cached files, which takes long to sum up."""
+        """The cache section of the status. delisted_bytes: of the cached files, which take long to sum up."""
         self.collect_orphans()
         return CacheStatus(
             files=self.resident_files,
@@ -265,7 +269,7 @@ class Store:
     # Admission and eviction.
 
     def set_cache_size(self, size: CacheSize) -> None:
-        """Change the quota. `Space.set_cache_size` evicts what exceeds it."""
+        """Change the quota. `Space.set_cache_size` evicts the excess."""
         self.limit_bytes = self._limit(size)
         self.space_freed.notify()
 
@@ -273,15 +277,15 @@ class Store:
         return size.of(disk.free_bytes(self.folder) + self.resident_bytes)
 
     def set_min_free(self, min_free: int) -> None:
-        """Change how much of the disk is left to other programs."""
+        """Change how much of the disk is left free for other programs."""
         self.min_free = min_free
 
     async def admit(self, staged: list[StagedFile], refused: dict[int, OSError] | None = None) -> set[int]:
         """Publish files, in this order, in one transaction; returns the ids that became resident.
 
-        Files whose version the catalog no longer has are not among them. Raises OSError or sqlite3.Error where the
-        disk refuses; then none of them is resident. Either way, their reservations end. refused: is given the errors of
-        files whose path alone the disk refuses, by node id; the others are admitted.
+        Files whose version the catalog no longer has are left out. Raises OSError or sqlite3.Error if the disk refuses;
+        then none of them is resident. In either case their reservations end. refused: collects, by node id, the errors
+        of files whose path alone the disk refuses; the others are admitted.
         """
         for file in staged:
             if file.renews:
@@ -339,7 +343,7 @@ class Store:
 
     @property
     def refusal(self) -> Exception | None:
-        """Why the disk refused the last write to the catalog; None if it did not."""
+        """The error with which the disk refused the last write to the catalog; None if it did not."""
         return self._db.refusal
 
     def drop_files(self, changes: Changes) -> None:
@@ -351,7 +355,7 @@ class Store:
         self._count_gone(changes.removed)
 
     def _count_gone(self, gone: Iterable[Removed]) -> int:
-        """Subtract those that were resident from the counters; returns the bytes that they took."""
+        """Subtract the resident ones of these files from the counters; returns the bytes that they took."""
         bytes, is_freed = self.resident_bytes, False
         for file in gone:
             if file.bytes is not None:
@@ -367,7 +371,7 @@ class Store:
         """The resident children of a directory, admitted after after_seq and up to last_seq, in order of admission.
 
         At most `limit` rows of (id, name, is_dir, size, mtime_ns, seq, generation that delisted it or None). mtime_ns:
-        stands for a time that is not known.
+        used for unknown times.
         """
         return self._db.rows(
             "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq, r.delisted"
@@ -392,7 +396,7 @@ class Store:
         return self._open.get(id)
 
     def open(self, id: int) -> OpenFile | None:
-        """Open a resident file once; None where it is not resident, or `recheck` has to verify it first."""
+        """Open a resident file once; None if it is not resident, or `recheck` has to verify it first."""
         if opened := self._open.reuse(id):
             return opened
         row = self._db.row(
@@ -411,35 +415,35 @@ class Store:
         return id in self._open
 
     def track(self, id: int) -> None:
-        """Know of a file that may leave when its last reader closes it, if readers open files by themselves."""
+        """Track a file that may go when its last reader closes it, if readers open files by themselves."""
         if not self._sees_opens:
             with suppress(TooManyOpen):
                 if self.open(id):
                     self._open.close(id)
 
     def path_of(self, parent: int, name: str) -> str:
-        """Where a file with that name in a directory is while it is resident."""
+        """The path of a resident file with that name in a directory."""
         return f"{self._files}/{self._catalog.path_of(parent, name)}"
 
     def located(self, id: int) -> tuple[Path, str] | None:
-        """(where a resident file is, its digest); None where it is not resident."""
+        """(path of a resident file, its digest); None if it is not resident."""
         row = self._db.row("SELECT n.parent, n.name, r.digest FROM resident r JOIN node n USING (id) WHERE id = ?", id)
         return row and (self._files / self._catalog.path_of(row[0], row[1]), row[2])
 
     def open_ahead(self, id: int) -> bool:
-        """Open a resident file before a reader does; False where that is of no use."""
+        """Open a resident file before a reader does; False if that would not help."""
         return self._open.should_preopen(id) and self.open(id) is not None
 
     async def recheck(self, id: int) -> None:
         """Verify a resident file that `open` refused: if the digest differs, the file is evicted."""
-        await self._db.run_in_writer(lambda: None)  # a file that was renamed a moment ago has its row then
+        await self._db.run_in_writer(lambda: None)  # by then, a file that was just renamed has its row
         if id not in self._open:
             await self.verify(id)
 
     async def verify(self, id: int) -> bool:
         """Compare a resident file with its digest, and evict it if they differ; returns whether it was evicted.
 
-        Readers that have it open read on what is there.
+        Readers that have it open go on reading the damaged file.
         """
         row = self._db.row(f"SELECT {NODE}, r.digest FROM resident r JOIN node n USING (id) WHERE id = ?", id)
         if row is None:
@@ -461,14 +465,14 @@ class Store:
             self.space_freed.notify()
 
     def collect_orphans(self) -> None:
-        """Free the bytes of orphans that are no longer mapped, of which the kernel sends no notice."""
+        """Free the bytes of orphans that are no longer mapped; the kernel does not notify of that."""
         if self._open.collect_orphans():
             self.space_freed.notify()
 
     # Durability.
 
     async def make_durable(self) -> None:
-        """Sync what is resident now and mark it durable: it then counts even after a power loss."""
+        """Sync the resident files and mark them durable: they then count even after a power loss."""
         if self._durable:
             return
         self._durable = True  # `admit` resets it
@@ -485,7 +489,7 @@ class Store:
             raise
 
     async def _drop_lost(self) -> None:
-        """Evict what a failed sync has lost. The kernel tells each error once: the next sync would vouch for it."""
+        """Evict files that a failed sync has lost. The kernel reports each error once: the next sync would succeed."""
         rows = self._db.rows(
             f"SELECT {NODE}, r.digest FROM resident r JOIN node n USING (id) WHERE r.durable = 0 AND n.is_dir = 0"
         )
@@ -500,7 +504,7 @@ class Store:
         """Sync, and mark the cache as cleanly stopped: the last step of a daemon. Raises OSError."""
         try:
             disk.syncfs("SYNC_STOP", self._sync_fd)
-        except OSError:  # the next daemon trusts what an earlier sync has covered only, as after a power loss
+        except OSError:  # the next daemon trusts only files covered by an earlier sync, as after a power loss
             self._db.write_now(lambda writer: set_meta(writer, "boot_id", ""))
             raise
         finally:

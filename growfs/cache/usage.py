@@ -20,15 +20,15 @@ from growfs.status_and_metrics import BudgetStatus
 
 DAY_S = 86_400
 SAVE_EVERY_S = 5.0
-"""Each file that was opened in between costs the writing thread some 3 us, however often it was opened."""
+"""Each file opened in between costs the writing thread some 3 us, however often it was opened."""
 UNREAD_FILES_MIN = 10
 UNREAD_SHARE = 0.9
-"""An extension is reported as unread where it has at least so many cached files, of which this share was not opened."""
+"""An extension is reported as unread if it has at least so many cached files, and this share of them was not opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of all files that were ever resident."""
+    """Figures over all files that were ever resident."""
 
     files_seen: int = 0
     opens: int = 0
@@ -39,13 +39,13 @@ class Summary:
     """The variance of their opens over the mean (0: all equal)."""
     opens_per_fetch: float = 0.0
     unread: tuple[str, ...] = ()
-    """Extensions that are cached and hardly ever opened, so that fetching them is a waste."""
+    """Extensions that are cached but hardly ever opened, so fetching them is a waste."""
 
 
 class Budget:
-    """The daily budget of --remote-budget. Owns the bytes that were fetched today, and keeps them over restarts.
+    """The daily budget of --remote-budget. Owns the count of bytes fetched today, and keeps it across restarts.
 
-    limit: bytes a day (UTC); None: any number. `changed` notifies of a new limit. A miss is fetched even when the
+    limit: bytes a day (UTC); None for no limit. `changed` notifies of a new limit. A miss is fetched even when the
     budget is spent, and counts.
     """
 
@@ -67,12 +67,12 @@ class Budget:
         return not self.covers(0)
 
     def set_limit(self, limit: int | None) -> None:
-        """Have another limit from now on."""
+        """Change the limit."""
         self.limit = limit
         self.changed.notify()
 
     def covers(self, in_flight: int) -> bool:
-        """Whether more may be prefetched while so many bytes are in flight."""
+        """Whether more may be prefetched while this many bytes are in flight."""
         return self.limit is None or self.spent + in_flight < self.limit
 
     def resumes_s(self) -> float:
@@ -80,7 +80,7 @@ class Budget:
         return DAY_S - time.time() % DAY_S
 
     def status(self) -> BudgetStatus:
-        """The section of the status."""
+        """The budget section of the status."""
         return BudgetStatus(self.limit, self.spent, self.resumes_s() if self.is_spent else None)
 
     def spend(self, bytes: int) -> None:
@@ -119,11 +119,11 @@ class UsageCounters:
         self._changed = True
 
     def mark_changed(self) -> None:
-        """Have the summary computed again: files became resident."""
+        """Note that files became resident, so that the summary is computed again."""
         self._changed = True
 
     def recently_opened(self) -> frozenset[int]:
-        """The ids of files with opens that may not be in the database yet."""
+        """The ids of files whose latest opens may not be in the database yet."""
         return frozenset(self._opens) | frozenset(self._saving)
 
     async def run(self) -> None:
@@ -136,7 +136,7 @@ class UsageCounters:
             await trio.sleep(SAVE_EVERY_S)
 
     async def save(self) -> None:
-        """Write what was counted since the last time."""
+        """Write the counts since the last time."""
         await self._db.write_with_retry(self._take_counts())
         self._saving.clear()
 
@@ -150,7 +150,7 @@ class UsageCounters:
 
         def write(writer: sqlite3.Connection) -> None:
             self._budget.save(writer)
-            ids = sorted(opens)  # in the order of the rows, so that each page is written once
+            ids = sorted(opens)  # in row order, so each page is written once
             writer.executemany("UPDATE usage SET opens = opens + ? WHERE id = ?", [(opens[id], id) for id in ids])
             writer.executemany("UPDATE resident SET opened = 1 WHERE id = ? AND opened = 0", [(id,) for id in ids])
 
