@@ -1,9 +1,9 @@
 """Gives queued downloads to workers, collects the results, and sets how many requests run at a time.
 
-A worker always has more files than it can work on, so that none of its streams waits for the daemon. Large files all
-go to one worker as long as its CPU suffices: its streams share each file, so files arrive in the order in which they
-were queued, and not all at the end. A file over which a worker died is given to a worker alone, so that it cannot take
-others with it again.
+A worker always has more files than it can work on, so that none of its streams waits for the daemon. Large files all go
+to one worker as long as its CPU suffices: its streams share each file, so files arrive in the order in which they were
+queued, and not all at the end. A file that killed a worker is given to a worker alone, so that it cannot take others
+with it again.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from growfs.workers.pool import STALL_S, Channel, WorkerLost, WorkerPool
 log = logging.getLogger(__name__)
 
 AHEAD_FILES = 4 * REPORT_FILES
-"""Files that a worker has at least: more than it fetches until its last report is processed."""
+"""Minimum number of files that a worker has: more than it fetches until its last report is processed."""
 AHEAD_STREAMS = 2
-"""Files that a worker has at least for each of its streams."""
+"""Minimum number of files that a worker has for each of its streams."""
 AHEAD_BYTES = 64 << 20
-"""Bytes that a worker has at least."""
+"""Minimum number of bytes that a worker has."""
 AHEAD_S = 0.5
-"""A worker has at least what it fetches in this time, by the last period's rate."""
+"""A worker has at least the files that it fetches in this time, at the last period's rate."""
 AHEAD_PRODUCED = 2
-"""Files that a producer has at least: the one that it makes, and the next."""
+"""Minimum number of files that a producer has: the one that it is making, and the next."""
 SMALL_BYTES = 1 << 20
-"""Smaller files are fetched by all workers side by side: the time of a process counts more for them than the link."""
+"""Smaller files are fetched by all workers in parallel: process time limits them more than the link does."""
 SILENCE_S = 5.0
-"""When nothing of any file has arrived for so long, the remote may be away. Timeouts say so after half a minute."""
+"""If nothing of any file arrives for this long, the remote may be away. Timeouts take half a minute to say so."""
 PERIOD_S = 0.5
 """How often the number of requests is adjusted."""
 
 
 class WorkerDied:
-    """What comes back of a file when its worker died, or hung."""
+    """The outcome for a file whose worker died or hung."""
 
 
 Outcome = Fetched | FetchFailed | WorkerDied
-"""What comes back of a file."""
+"""The outcome of fetching a file."""
 
 
 @dataclass(eq=False)
@@ -62,23 +62,23 @@ class WorkerSlot:
     channel: Channel
     downloads: dict[int, Download] = field(default_factory=dict)
     bytes: int = 0
-    """The sizes of all its files."""
+    """The total size of its files."""
     received: int = 0
-    """Bytes of them that it has reported."""
+    """How many of these bytes it has reported."""
     prioritized: list[int] = field(default_factory=list)
-    """Ids of its files for which a reader waits by now, to be sent to it."""
+    """Ids of its files for which a reader now waits, to be sent to it."""
     silence: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Cancelled to end the wait for its next message."""
     cpu_s: float = 0.0
     """Its CPU time until its last message."""
     is_for_readers: bool = False
-    """It has only small files that readers wait for."""
+    """Whether it gets only small files that readers wait for."""
     in_background: bool = False
-    """It has the lowest priority."""
+    """Whether it has the lowest priority."""
     is_held: bool = False
-    """It has been sent word that the remote is away."""
+    """Whether it has been told that the remote is away."""
     is_recalled: bool = False
-    """It has to end."""
+    """Whether it has to end."""
 
     @property
     def load(self) -> tuple[int, int]:
@@ -87,20 +87,18 @@ class WorkerSlot:
 
     @property
     def has_suspect(self) -> bool:
-        """Whether its only file is one over which a worker died."""
+        """Whether its only file is one that killed a worker before."""
         return len(self.downloads) == 1 and any(_is_suspect(download) for download in self.downloads.values())
 
 
 class Dispatcher:
     """Owns the workers that fetch, their files, and the queues of files without a worker.
 
-    There are at most `size` workers, and one for readers that wait.
-
-    returned: notified of what comes back of each file, in order; it is FETCHING, and no worker has it any more.
-    has_producer: workers make files one at a time, so the number of requests is fixed. peers_of: returns the nodes that
-    may have a file, by its path. received: notified of bytes that were received from the remote, of complete files or
-    not; received_from_peers: the same of other nodes. failed: notified when nothing is received while requests are
-    repeated, or for SILENCE_S.
+    There are at most `size` workers, plus one for files that readers wait for. returned: notified of the outcome of
+    each file, in order; the file is then FETCHING, and no worker has it any more. has_producer: workers make files one
+    at a time, so the number of requests is fixed. peers_of: returns the nodes that may have a file, by its path.
+    received: notified of bytes received from the remote, whether the file is complete or not; received_from_peers: the
+    same for other nodes. failed: notified when nothing is received while requests are repeated, or for SILENCE_S.
     """
 
     def __init__(
@@ -123,9 +121,9 @@ class Dispatcher:
         self.bytes_per_s = bytes_per_s
         """The bandwidth of all workers together; 0: unlimited."""
         self.client = client
-        """What requests the files. If one worker gives up to do it without the store's library, all do."""
+        """The client that requests the files. If one worker falls back to the store's library, all do."""
         self.library_files = 0
-        """Fetched by the store's library."""
+        """Number of files fetched by the store's library."""
         self._gave_up = ""
         self._has_producer = has_producer
         self._peers_of = peers_of
@@ -136,13 +134,13 @@ class Dispatcher:
         self._in_background = False
         self._changed = Signal[[]]()
         self._period_bytes = self._period_files = self._period_answered = self._period_throttled = 0
-        self._reported_at: float | None = None  # when the last report was sent; None after a time without work
-        self._bytes_rate = self._files_rate = 0.0  # in the last period, each second
+        self._reported_at: float | None = None  # when the last report was sent; None after a pause without work
+        self._bytes_rate = self._files_rate = 0.0  # each second, in the last period
         self._share_limits()
 
     @property
     def streams(self) -> int:
-        """The most requests at a time. A producer makes one file, and has the next one waiting."""
+        """The maximum number of parallel requests. A producer makes one file, and has the next one waiting."""
         return AHEAD_PRODUCED * self._size if self._has_producer else self._concurrency.streams
 
     def set_bandwidth(self, bytes_per_s: int) -> None:
@@ -151,18 +149,18 @@ class Dispatcher:
         self._share_limits()
 
     def move_to_background(self) -> None:
-        """Give the workers the lowest priority from now on. Until training can start, it waits for them."""
+        """Give the workers the lowest priority from now on. Until training can start, training waits for them."""
         self._in_background = True
         self._changed.notify()
 
     def enqueue(self, download: Download, first: bool = False) -> None:
-        """Queue a download that has its space; urgent ones go before all others. first: ahead of its own queue."""
+        """Queue a download that has its space; urgent ones go first. first: at the head of its own queue."""
         queue = self._urgent if download.urgent else self._queue
         (queue.appendleft if first else queue.append)(download)
         self._changed.notify()
 
     def prioritize(self, download: Download) -> None:
-        """Have a download overtake those that no reader waits for, whether a worker has it or not."""
+        """Make a download overtake those that no reader waits for, whether a worker has it or not."""
         if download in self._queue:
             self._queue.remove(download)
             self._urgent.append(download)
@@ -172,7 +170,7 @@ class Dispatcher:
         self._changed.notify()
 
     def requeue(self, *downloads: Download) -> None:
-        """Queue downloads again, each at the place that it had."""
+        """Queue downloads again, each in its old place."""
         for download in downloads:
             (self._urgent if download.urgent else self._queue).append(download)
         self._urgent, self._queue = (
@@ -181,10 +179,9 @@ class Dispatcher:
         self._changed.notify()
 
     def hold(self, why: GrowfsError) -> None:
-        """Send only what other nodes may have until `resume`, as the remote is away. The workers wait, with what has
-        arrived.
+        """Until `resume`, send only files that other nodes may have, as the remote is away. Workers keep their data.
 
-        If it denies access, they end, and what they have is queued again: new ones read the credentials anew.
+        If the remote denies access, they end, and their files are queued again: new workers reread the credentials.
         """
         self._is_held = True
         if isinstance(why, RemoteDenied):
@@ -201,7 +198,7 @@ class Dispatcher:
             slot.silence.cancel()
 
     def resume(self) -> None:
-        """Have the workers go on. How many requests are best is found anew."""
+        """Make the workers continue. The best number of requests is measured again."""
         self._is_held = False
         self._concurrency = ConcurrencyController()
         self._changed.notify()
@@ -225,7 +222,7 @@ class Dispatcher:
     # From the queues to the workers.
 
     async def _dispatch(self, nursery: trio.Nursery) -> bool:
-        """Send what can be sent now; whether there was anything."""
+        """Send the files that can be sent now; returns whether there were any."""
         batches: dict[WorkerSlot, list[Download]] = {}
         while download := self._next():
             queue = self._urgent if download.urgent else self._queue
@@ -270,9 +267,9 @@ class Dispatcher:
         return bool(receivers)
 
     def _next(self) -> Download | None:
-        """The first download that is queued; in an outage, of those that other nodes may have."""
+        """The first queued download; in an outage, the first that other nodes may have."""
         for queue in (self._urgent, self._queue):
-            while queue and queue[0].state is not DownloadState.QUEUED:  # it failed with another of its group
+            while queue and queue[0].state is not DownloadState.QUEUED:  # it failed along with another of its group
                 queue.popleft()
         if not self._is_held:
             return next(iter(self._urgent or self._queue), None)
@@ -283,7 +280,7 @@ class Dispatcher:
         return None
 
     def _slot_for(self, download: Download, nursery: trio.Nursery) -> WorkerSlot | None:
-        """The least busy worker that can have one more file; a new worker rather than a busy one."""
+        """The least busy worker that can take one more file; a new worker rather than a busy one."""
         if self._is_for_readers_worker(download) and (readers := self._worker_for_readers(nursery)):
             return readers
         slots = [slot for slot in self._slots if not slot.is_for_readers]
@@ -320,8 +317,8 @@ class Dispatcher:
     def _is_for_readers_worker(self, download: Download) -> bool:
         """Whether the file is small and a reader waits for it, while the other workers have the lowest priority.
 
-        On a machine whose cores are all busy, those get no CPU for seconds. A large file is not given to another worker
-        than those before it, which would not make way.
+        On a machine whose cores are all busy, those workers get no CPU for seconds. A large file does not go to a
+        different worker from the large files before it: their worker would not make way.
         """
         is_small = download.node.size is not None and download.node.size < SMALL_BYTES
         return (
@@ -331,7 +328,8 @@ class Dispatcher:
     def _is_for_any_worker(self, download: Download) -> bool:
         """Whether all workers may get it.
 
-        Large files go where the streams are that work on those before them, and urgent ones where the others make way.
+        Large files go to the worker whose streams fetch the ones before them, and urgent files to one where other files
+        make way.
         """
         if self._has_producer or _is_suspect(download):
             return True
@@ -362,7 +360,7 @@ class Dispatcher:
                 if slot.silence.cancelled_caught:
                     raise WorkerLost
                 if isinstance(message, Failed):
-                    failed = message  # it can fetch nothing; closing the channel ends what it has begun all the same
+                    failed = message  # it can fetch nothing; closing the channel also ends files that it has begun
                 else:
                     await self._process(slot, message)
         self._slots.remove(slot)
@@ -371,12 +369,12 @@ class Dispatcher:
             oldest, *others = slot.downloads.values()
             which = f"{oldest.path} and {len(others)} more" if others else oldest.path
             log.warning("a worker died or hung over %s; others take over", which)
-        for download in reversed(slot.downloads.values()):  # each goes ahead of those before
+        for download in reversed(slot.downloads.values()):  # each goes ahead of the previous ones
             self.returned.notify(download, FetchFailed(failed.error) if failed else WorkerDied())
         self._changed.notify()
 
     def _limit_silence(self, slot: WorkerSlot) -> None:
-        """Have a worker that works send something within STALL_S from now."""
+        """Require a busy worker to send something within STALL_S from now."""
         waits = slot.is_held or not slot.downloads
         slot.silence.deadline = math.inf if waits else trio.current_time() + STALL_S
 
@@ -411,7 +409,7 @@ class Dispatcher:
     # Limits.
 
     def _share_limits(self) -> None:
-        """Divide streams and bandwidth among the workers that have files."""
+        """Divide streams and bandwidth among the workers with files."""
         busy = sum(bool(slot.downloads) for slot in self._slots)
         self._workers.limits.set(self._concurrency.streams, busy, self.bytes_per_s)
 
@@ -452,7 +450,7 @@ class Dispatcher:
 
 
 def _is_suspect(download: Download) -> bool:
-    """Whether a worker died over the file."""
+    """Whether the file killed a worker before."""
     return download.attempts_left < ATTEMPTS_MAX
 
 

@@ -1,7 +1,7 @@
 """Puts files in flight that no reader waits for: those of the pass, and new versions of cached ones.
 
-Drawn files go one group after another, in the order of the pass, each as soon as there is space. A file that is cached
-when it is drawn is deferred: drawn once more late in the pass, as it may be evicted by then.
+Drawn files go one group after another, in the order of the pass, each as soon as there is space. A file that is already
+cached when it is drawn is deferred: it is drawn again late in the pass, because it may be evicted by then.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from growfs.signal import Signal
 from growfs.status_and_metrics import SkippedStatus
 
 DRAWS_PER_STEP = 64
-"""Groups that are drawn before the kernel is answered again: most draws wait for nothing, and take 0.05 ms."""
+"""Groups drawn before the kernel is answered again: most draws do not wait for anything, and take 0.05 ms."""
 DEFERRED_MAX = 256
-"""Deferred files that are written in one transaction."""
+"""Deferred files written in one transaction."""
 UPDATES_PARALLEL = 2
-"""New versions that are fetched at a time."""
+"""New versions fetched at a time."""
 
 
 class Drawer:
-    """Draws groups of files, and owns which files of a pass could not be cached.
+    """Draws groups of files, and owns the set of files of a pass that could not be cached.
 
-    A smaller group does not overtake one that waits for space.
-    drawn: notified of files that were drawn in order, and are cached.
+    A smaller group does not overtake one that waits for space. drawn: notified of files that were drawn in order and
+    are cached.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class Drawer:
         self._not_made = BitMap64()  # files of this pass that the producer failed on
         self._failed = array("q")  # those of this pass that could not be fetched, with their groups, as ids of an Order
         self._failed_ids = BitMap64()
-        self._defers = True  # cached files are deferred; else they were deferred before
+        self._defers = True  # cached files are deferred; otherwise they already were
         self._deferred: list[int] = []
         self._has_deferred = False
 
-    # What became of the files of a pass.
+    # Outcomes of the files of a pass.
 
     @property
     def has_failed(self) -> bool:
-        """Whether files could not be fetched, and are to be tried again."""
+        """Whether files could not be fetched and are to be tried again."""
         return bool(self._failed)
 
     @property
@@ -76,16 +76,16 @@ class Drawer:
         return len(self._not_made)
 
     def begin_order(self) -> None:
-        """Draw by another order of the pass: it has all files that failed or were too large before."""
+        """Start on another order of the pass: it has all files that failed or were too large before."""
         self._take_failed()
         self._oversized.clear()
 
     def forget_not_made(self) -> None:
-        """Have the producer try again what it failed on."""
+        """Let the producer retry the files that it failed on."""
         self._not_made.clear()
 
     def end_round(self) -> bool:
-        """Begin to draw the deferred files once more, if there are any; else return True: the pass is complete."""
+        """Begin to draw the deferred files again; if there are none, return True: the pass is complete."""
         self._defers, self._has_deferred = not (self._defers and self._has_deferred), False
         return self._defers
 
@@ -104,7 +104,7 @@ class Drawer:
         return failed
 
     def handle_finished(self, download: Download) -> None:
-        """Note what became of a download."""
+        """Note the outcome of a download."""
         if not download.group.is_drawn:
             return
         id, error, seeds = download.node.id, download.error, self._state.seeds
@@ -112,7 +112,7 @@ class Drawer:
             self._not_made.add(id)
         elif error:
             if isinstance(error, DiskFull):
-                self._state.draw_evicted()  # there will be room: it is known by now how much the disk takes
+                self._state.draw_evicted()  # there will be room: the disk's real capacity is known by now
             else:
                 self._note_failed(download.group.ids or (id,))
             seeds.failed(download.node, error)
@@ -126,14 +126,14 @@ class Drawer:
 
     def _note_failed(self, ids: Sequence[int]) -> None:
         first, *others = ids
-        if first not in self._failed_ids:  # else another of the group failed before
+        if first not in self._failed_ids:  # otherwise another of the group failed before
             self._failed_ids.add(first)
             self._failed.extend((first, *(-id for id in others)))
 
     # Draws.
 
     async def draw_all(self, groups: Iterable[Sequence[int]]) -> bool:
-        """Draw groups in order; False when the order is out of date."""
+        """Draw groups in order; False if the order is out of date."""
         for number, ids in enumerate(groups):
             if number % DRAWS_PER_STEP == 0:
                 await trio.lowlevel.checkpoint()
@@ -144,11 +144,11 @@ class Drawer:
         return not self._state.is_stale
 
     async def draw_failed_again(self) -> bool:
-        """Draw what failed once more, and wait for it; False when the order is out of date."""
+        """Draw the failed files again, and wait for them; False if the order is out of date."""
         return await self.draw_all(groups_of(self._take_failed())) and await self.wait_until_finished()
 
     async def draw(self, ids: Sequence[int]) -> bool:
-        """Draw a group as soon as there is space; False when the order is out of date."""
+        """Draw a group as soon as there is space; False if the order is out of date."""
         state = self._state
         while (self._fetcher.window_full or self._is_start_in_flight(ids)) and not state.is_stale:
             await self._fetcher.progressed.wait()
@@ -169,9 +169,9 @@ class Drawer:
         return False
 
     async def wait_until_finished(self) -> bool:
-        """Wait for all drawn files in flight; False when the order is out of date.
+        """Wait for all drawn files in flight; False if the order is out of date.
 
-        What only readers wait for may find no room for minutes, and the pass does not end later for that.
+        A file that only readers wait for may find no room for minutes, which does not prolong the pass.
         """
         await self._write_deferred()
         while self._fetcher.has_drawn_in_flight and not self._state.is_stale:
@@ -179,15 +179,15 @@ class Drawer:
         return not self._state.is_stale
 
     def _nodes(self, ids: Iterable[int]) -> list[Node]:
-        """Those of these files that the catalog still has."""
+        """The nodes of these files that the catalog still has."""
         return [node for id in ids if (node := self._catalog.node(id))]
 
     def _missing(self, nodes: Sequence[Node]) -> list[Node]:
-        """Those that are neither cached nor in flight."""
+        """The nodes that are neither cached nor in flight."""
         return [node for node in nodes if node.seq is None and not self._fetcher.is_in_flight(node.id)]
 
     def _is_start_in_flight(self, ids: Sequence[int]) -> bool:
-        """Whether what the start waits for is in flight: these files beside it would only slow it down."""
+        """Whether the files that the start waits for are in flight: these would only slow it down."""
         store, condition = self._store, self._state.condition
         if condition.no_wait or self._state.is_started:
             return False
@@ -197,15 +197,15 @@ class Drawer:
         if store.resident_files >= files and store.resident_content_bytes >= bytes:
             return False
         if not condition.explicit and any(self._sizes.is_guess(node) for node in self._nodes(ids)):
-            return False  # what is reserved for files of unknown size may be far more than they have
+            return False  # reservations for files of unknown size may be far too large
         enough_files = store.resident_files + self._fetcher.in_flight >= files
         return enough_files and store.resident_content_bytes + store.reserved_bytes >= bytes
 
     async def _fetch(self, missing: list[Node], ids: Sequence[int]) -> bool:
-        """Put the missing files of a group in flight, once there is space; False if others are missing then."""
+        """Put the missing files of a group in flight once there is space; False if others are missing then."""
         state = self._state
 
-        def is_wanted() -> bool:  # else a miss fetches some of them by now
+        def is_wanted() -> bool:  # false if a miss now fetches some of them
             return not (state.is_stale or state.is_interrupted) and self._missing(self._nodes(ids)) == missing
 
         first = missing[0]
@@ -233,7 +233,7 @@ class Drawer:
 
 
 class VersionUpdater:
-    """Fetches the new versions that CatalogSync found, each of which replaces a resident file."""
+    """Fetches the new versions found by CatalogSync, each of which replaces a resident file."""
 
     def __init__(self, catalog: Catalog, fetcher: Fetcher, catalog_sync: CatalogSync, state: PrefetchState) -> None:
         self._catalog = catalog

@@ -3,13 +3,13 @@
 A draw, a miss and a new version are one kind of request, with a Priority: each gets room (`space`), goes to a worker
 (`dispatcher`), comes back as an Outcome, and is admitted in the order of the draws (`AdmissionQueue`).
 
-What makes it hard, and what answers it:
+The difficulties, and their solutions:
 
 1. A file that waits for room must not make others wait. Each such download has a task; the others need none.
-2. A download may fail while its task waits, as another of its group has. Whoever comes back from an await looks at its
-   state; `Claim.is_wanted` does it for what waits for room. `_fail` gives back what the download holds.
-3. A reader may give up at any time, and its download goes on: no task of a reader moves a download.
-4. A failure may be the file's, or the remote's. `Outage` decides; the download is QUEUED meanwhile, and keeps its room.
+2. A download may fail while its task waits, because another of its group has failed. After each await, the task checks
+   its state; `Claim.is_wanted` does so for downloads that wait for room. `_fail` gives back what the download holds.
+3. A reader may give up at any time, but its download continues: no task of a reader moves a download.
+4. A failure may be the file's or the remote's. `Outage` decides; meanwhile the download is QUEUED, and keeps its room.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ from growfs.workers.messages import FetchFailed, SizeExceeded
 log = logging.getLogger(__name__)
 
 WINDOW_FILES = 1024
-"""Drawn groups that may be in flight or wait for an earlier one."""
+"""Maximum number of drawn groups in flight or waiting for an earlier one."""
 WINDOW_PARTS = 4
-"""Their bytes, in parts of files for each stream; but as many groups as there are streams may be larger."""
+"""Their maximum bytes, in parts of files for each stream; but as many groups as there are streams may be larger."""
 LATE_CHECK_S = 1.0
 """How often to look for files that hold back others."""
 GONE_S = 3600.0
-"""How long the status tells that the remote no longer had a file that was to be fetched."""
+"""How long the status reports that the remote no longer had a file that was to be fetched."""
 
 
 class Fetcher:
     """Owns the downloads in flight, and moves each through its states.
 
-    progressed: notified when a download finishes, or when more may be drawn, or no more. finished: notified of each
-    download that was admitted or failed.
+    progressed: notified when a download finishes, or when more may be drawn, or none any more. finished: notified of
+    each download that was admitted or failed.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class Fetcher:
         self._admission_queue = AdmissionQueue()
         self._admission_due = trio.Event()
         self._late: list[Download] = []
-        """Those that others were admitted before, though they were drawn earlier, and that are not fetched yet."""
-        self._claims: dict[Download, Claim] = {}  # of those that wait for room
+        """Downloads not fetched yet although ones drawn after them were already admitted."""
+        self._claims: dict[Download, Claim] = {}  # of downloads that wait for room
         self._full_at = -math.inf
         """When a download last found the disk full, in trio's time."""
         self._full_error: DiskFull | None = None
-        """What it found."""
+        """The error that it got."""
         self._nursery: trio.Nursery | None = None  # while it runs
 
     async def run(self) -> None:
@@ -146,7 +146,7 @@ class Fetcher:
         return self._downloads.has_drawn
 
     def status(self, eta_s: float | None) -> FetchStatus:
-        """The section of the status. eta_s: until the cache is full or everything is cached."""
+        """The fetch section of the status. eta_s: until the cache is full or everything is cached."""
         return FetchStatus(
             files_total=self.counters.files,
             bytes_total=self.counters.bytes,
@@ -164,7 +164,7 @@ class Fetcher:
         )
 
     def last_failure(self) -> Failure | None:
-        """The latest failure of a file that is not cached yet; for an hour, also if the remote has it no longer."""
+        """The latest failure of a file that is not cached yet. Kept for an hour if the remote has lost the file."""
         failures, since = self.counters.failures, time.time() - GONE_S
         latest = (failures[id] for id in reversed(failures) if failures[id].at > since or self._downloads.is_known(id))
         return next(latest, None)
@@ -174,9 +174,9 @@ class Fetcher:
         return self._downloads.get(id) is not None
 
     def draw(self, nodes: list[Node], ids: tuple[int, ...], priority: Priority, reserved: Reservation) -> None:
-        """Fetch a drawn group; it is admitted after those drawn before. reserved: by a claim for these nodes.
+        """Fetch a drawn group; it is admitted after the groups drawn before it.
 
-        ids: as in DownloadGroup.
+        reserved: from a claim for these nodes. ids: as in DownloadGroup.
         """
         group = DownloadGroup(is_drawn=True, ids=ids)
         self._admission_queue.append(group)
@@ -187,10 +187,10 @@ class Fetcher:
         self._enqueue(self._downloads.start(nodes[-1], group, priority), reserved)
 
     async def update(self, node: Node) -> None:
-        """Fetch a newer version of a resident file, once there is room for it; returns when it has taken its place.
+        """Fetch a newer version of a resident file once there is room for it; returns when it has taken its place.
 
-        Or when it failed, or the file has gone meanwhile: the remote deleted it, or a miss evicted it, and what opens
-        it then finds the version. node: the resident file's, with the new version's size, time and version.
+        Also returns if it failed, or if the file is gone: the remote deleted it, or a miss evicted it, and its next
+        open then finds the version. node: the resident file's, with the new version's size, time and version.
         """
 
         def is_wanted() -> bool:
@@ -208,7 +208,7 @@ class Fetcher:
                 return
 
     async def ensure(self, node: Node, path: str) -> None:
-        """Return when the file is resident, or gone, fetching it before everything that no reader waits for.
+        """Return when the file is resident or gone. Fetches it before everything that no reader waits for.
 
         Raises GrowfsError with the errno that a reader should get, after miss_timeout_s at the latest.
         """
@@ -247,7 +247,7 @@ class Fetcher:
     # Room.
 
     def _request_room(self, download: Download) -> None:
-        """Give a download to the dispatcher, at once if what is free suffices, or once there is room for it."""
+        """Give a download to the dispatcher, at once if the free space suffices, else when there is room."""
         claim = self._claim(download)
         if reserved := self._space.reserve_free(claim):
             self._enqueue(download, reserved)
@@ -255,7 +255,7 @@ class Fetcher:
             self._nursery.start_soon(self._find_room, download)
 
     async def _find_room(self, download: Download, waits_first: bool = False) -> None:
-        """Have a download fetched once there is room for it. waits_first: as in Space.acquire."""
+        """Fetch a download once there is room for it. waits_first: as in Space.acquire."""
         claim = self._claims[download] = self._claim(download)
         try:
             reserved = await self._space.acquire(claim, waits_first)
@@ -269,7 +269,9 @@ class Fetcher:
             self._claims.pop(download, None)
 
     def _claim(self, download: Download) -> Claim:
-        """Room for one file. A drawn one that is larger than expected does not wait for long: those after it would."""
+        """A claim for one file. A drawn one that is larger than expected waits only briefly, as it holds up later
+        ones.
+        """
         is_awaited = download.urgent or download.renews
         return Claim(
             [download.node],
@@ -286,11 +288,11 @@ class Fetcher:
         self._dispatcher.enqueue(download)
 
     def _handle_full_disk(self, download: Download, error: DiskFull) -> bool:
-        """Fetch a miss again that found the disk full: others filled it, or the catalog grew. More is evicted now.
+        """Retry a miss that found the disk full: others filled it, or the catalog grew. More is evicted now.
 
-        Returns False if no reader waits, or none would wait any longer.
+        Returns False if no reader waits, or the miss has timed out.
         """
-        if download.sent_at > self._full_at:  # else it was refused before that room was made
+        if download.sent_at > self._full_at:  # otherwise it was refused before that room was made
             self._full_at, self._full_error = trio.current_time(), error
             if self._store.note_full(self._downloads.written_bytes()):
                 self._fail_waiting(error)
@@ -308,15 +310,15 @@ class Fetcher:
         return True
 
     def _fail_waiting(self, error: DiskFull) -> None:
-        """Fail what no worker has, no reader waits for and is not listed: to evict files, the catalog needs room."""
+        """Fail unlisted downloads without a worker or a waiting reader: to evict files, the catalog needs room."""
         for download in self._downloads.waiting():
-            if download.state in (DownloadState.QUEUED, DownloadState.FETCHED):  # else it failed with its group
+            if download.state in (DownloadState.QUEUED, DownloadState.FETCHED):  # otherwise it failed with its group
                 self._fail(download, error)
 
     # Results of the workers.
 
     def handle_result(self, download: Download, outcome: Outcome) -> None:
-        """Move a download on that a worker had. Called while this runs, as it runs the dispatcher."""
+        """Move on a download that a worker had. Called while this runs, since it runs the dispatcher."""
         if isinstance(outcome, WorkerDied):
             self._handle_worker_death(download)
         elif isinstance(outcome, FetchFailed):
@@ -358,7 +360,7 @@ class Fetcher:
         if may_be_outage(error):
             download.move(DownloadState.QUEUED)
             if isinstance(error, RemoteBusy):
-                self._admission_queue.release(download.group)  # others may arrive meanwhile, and are shown
+                self._admission_queue.release(download.group)  # others may arrive and be shown meanwhile
                 self._admission_due.set()
             self._outage.suspect(error, partial(self._retry_or_fail, download, error))
             return
@@ -370,13 +372,13 @@ class Fetcher:
         self._fail(download, too_large(download.path) if isinstance(error, SizeExceeded) else error)
 
     async def _fail_changed(self, download: Download, failure: FetchFailed) -> None:
-        """Fail a download whose file has another version now, or none, once the catalog says so."""
+        """Fail a download whose file has a different version now, or none, once the catalog says so."""
         await self._catalog_sync.update_file(download.node, failure.found)
         self._fail(download, failure.error)
 
     def _retry_or_fail(self, download: Download, error: GrowfsError, is_away: bool) -> None:
-        """Try a file again that failed while the remote was away, or was busy; any other has failed by itself."""
-        if download.state is not DownloadState.QUEUED:  # it failed with another of its group meanwhile
+        """Retry a file that failed while the remote was away or busy; any other failure is the file's own."""
+        if download.state is not DownloadState.QUEUED:  # it failed along with another of its group meanwhile
             return
         download.tries_left -= not is_away
         if is_away or (isinstance(error, RemoteBusy) and download.tries_left):
@@ -385,7 +387,7 @@ class Fetcher:
             self._fail(download, error)
 
     def _handle_worker_death(self, download: Download) -> None:
-        with contextlib.suppress(OSError):  # the next worker writes over it
+        with contextlib.suppress(OSError):  # the next worker overwrites it
             disk.unlink("DRAFT_LOST", download.target)
         download.attempts_left -= 1
         if download.attempts_left == 0:
@@ -426,7 +428,7 @@ class Fetcher:
                 continue
             errors: dict[int, OSError] = {}
             failure: Exception | None = None
-            # A new version has another id than the old one, which is what a generation that begins knows.
+            # A new version has another id than the old one, which is the id that a beginning generation knows.
             has_renewed = any(download.renews for download in batch)
             unchanged = self._generations.unchanged() if has_renewed else contextlib.nullcontext()
             try:
@@ -447,11 +449,11 @@ class Fetcher:
                     self._finish(download)
             for download in batch:
                 self._admission_queue.give_back(download.group)
-                if download.state is DownloadState.FETCHED:  # else it failed with another of its group
+                if download.state is DownloadState.FETCHED:  # otherwise it failed along with another of its group
                     self._handle_refusal(download, failure or errors.get(download.node.id))
 
     def _handle_refusal(self, download: Download, refused: Exception | None) -> None:
-        """Handle a fetched file that was not admitted. refused: why the disk refused it, if it did."""
+        """Handle a fetched file that was not admitted. refused: the disk's error, if it refused the file."""
         if refused is None:
             self._fail(download, RemoteError(f"{download.path}: the remote has another version by now"))
             return
@@ -460,7 +462,7 @@ class Fetcher:
             self._fail(download, error)
 
     def _fail(self, download: Download, error: GrowfsError) -> None:
-        """Fail a download, and with it all of its group that no worker has."""
+        """Fail a download, along with all of its group that no worker has."""
         download.discard()
         download.error = error
         download.move(DownloadState.FAILED)
@@ -486,6 +488,6 @@ def too_large(path: str) -> TooLarge:
 
 
 class TimedOut(GrowfsError):
-    """A miss waited as long as --miss-timeout allows."""
+    """A miss waited for as long as --miss-timeout allows."""
 
     errno = errno.ETIMEDOUT

@@ -1,10 +1,10 @@
-"""The files that are being downloaded: what they need, the states of one, the table of all, the order of admission.
+"""The files that are being downloaded: their needs and states, the table of all, the order of admission.
 
-What makes it hard, and what answers it:
+The difficulties, and their solutions:
 
-1. A file may be asked for by a pass, by readers and as a new version, at once. `InFlightTable` has it once.
-2. Workers finish in any order, and what is cached must not depend on it. Drawn groups wait in a window, in the order
-   drawn (`AdmissionQueue`). A file that a reader waits for leaves it.
+1. A pass, readers and an update may all request a file at once. `InFlightTable` holds it once.
+2. Workers finish in any order, and the set of cached files must not depend on it. Drawn groups wait in a window, in the
+   order drawn (`AdmissionQueue`). A file that a reader waits for leaves the window.
 3. A group may be moved for several reasons at the same time: its store is busy, it arrives, a reader opens it while it
    is being admitted. One field says where it is (`DownloadGroup.place`), and a move that does not apply does nothing.
 4. The size of a file may be unknown until it is fetched. `SizeEstimate` guesses, and learns.
@@ -36,9 +36,9 @@ from growfs.rotation.pass_order import group_of
 from growfs.scheduler.outage import Failure
 
 ATTEMPTS_MAX = 3
-"""Workers that may die over one file before it counts as failed."""
+"""Workers that may die over one file before the file counts as failed."""
 TRIES_MAX = 3
-"""How often the remote may be too busy for a file, while it serves others, before the file counts as failed."""
+"""How often the remote may be too busy for a file, while serving others, before the file counts as failed."""
 RATE_WINDOW_S = 5.0
 RATE_STEP_S = 0.1
 """Bytes that arrive within this time are counted together, so that few counts are kept at any rate."""
@@ -47,18 +47,18 @@ FAILURES_MAX = 1000
 
 
 class Priority(enum.Enum):
-    """For whom a file is fetched. It decides what may be evicted for it, and which files it overtakes."""
+    """For whom a file is fetched. Decides which files may be evicted for it, and which it overtakes."""
 
     READER = "reader"
-    """A reader waits for it: it comes first, and all may go that is not open, pinned or the last one of a directory."""
+    """A reader waits for it: it comes first, and may evict all files except open, pinned and last ones."""
     DUE = "due"
-    """A new version, or a frozen file: all of that may go that no reader holds."""
+    """A new version, or a frozen file: it may evict the same, except files that a reader holds."""
     DRAW = "draw"
-    """A file of the pass: only what is delisted may go, and that no reader holds."""
+    """A file of the pass: it may only evict delisted files that no reader holds."""
 
 
 class DownloadState(enum.Enum):
-    """How far a download is."""
+    """The progress of a download."""
 
     QUEUED = "queued"
     FETCHING = "fetching"
@@ -77,12 +77,12 @@ MOVES = {
 
 
 class Place(enum.Enum):
-    """Where a group of downloads is on its way to be admitted."""
+    """The place of a group of downloads on its way to admission."""
 
     OUTSIDE = "outside"
     """It is admitted once it is fetched."""
     WINDOW = "window"
-    """It was drawn, and is admitted after all that were drawn before."""
+    """It was drawn, and is admitted after all groups drawn before it."""
     NEXT = "next"
     """It is fetched, and is admitted next."""
     TAKEN = "taken"
@@ -91,16 +91,16 @@ class Place(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class DownloadGroup:
-    """Downloads that are admitted together: one file, or those of a group."""
+    """Downloads that are admitted together: a single file, or the files of a group."""
 
     is_drawn: bool = False
-    """A pass has drawn it."""
+    """Whether a pass has drawn it."""
     ids: tuple[int, ...] = ()
-    """Of all its files, in flight or cached already; empty for a single file."""
+    """The ids of all its files, in flight or already cached; empty for a single file."""
     place: Place = Place.OUTSIDE
-    """Where it is; AdmissionQueue moves it."""
+    """Its place; AdmissionQueue changes it."""
     passed_at: float | None = None
-    """When one that was drawn after it was found fetched first, in trio's time."""
+    """When a group drawn after it was first found to be fetched earlier, in trio's time."""
     downloads: list[Download] = field(default_factory=list)
 
     @property
@@ -115,7 +115,7 @@ class DownloadGroup:
 
     @property
     def error(self) -> GrowfsError | None:
-        """Why the group cannot be admitted."""
+        """The reason why the group cannot be admitted."""
         return next((download.error for download in self.downloads if download.error), None)
 
 
@@ -126,19 +126,19 @@ class Download:
     node: Node
     path: str
     target: Path
-    """Where a worker writes it."""
+    """The path that a worker writes it to."""
     group: DownloadGroup
     priority: Priority
     renews: bool = False
-    """The node is a newer version of the resident file with the same id."""
+    """Whether the node is a newer version of the resident file with the same id."""
     reserved: Reservation | None = None
-    """What it holds of the quota; None while it waits for room."""
+    """Its reservation of the quota; None while it waits for room."""
     size_max: int = 0
-    """A worker gives it up when it turns out to be larger, in bytes."""
+    """In bytes. A worker gives up if the file turns out to be larger."""
     disk_full: DiskFull | None = None
-    """The latest error that a full disk gave."""
+    """The latest error from a full disk."""
     disk_full_since: float = 0.0
-    """When it gave the first one, in trio's time."""
+    """When the first such error occurred, in trio's time."""
     state: DownloadState = DownloadState.QUEUED
     number: int = field(default_factory=itertools.count().__next__)
     """The order in which downloads were started."""
@@ -147,7 +147,7 @@ class Download:
     attempts_left: int = ATTEMPTS_MAX
     tries_left: int = TRIES_MAX
     staged: StagedFile | None = None
-    """What the worker wrote, once it is fetched."""
+    """The file that the worker wrote, once it is fetched."""
     error: GrowfsError | None = None
     finished: trio.Event = field(default_factory=trio.Event)
 
@@ -161,16 +161,16 @@ class Download:
 
     @property
     def lacks_room(self) -> bool:
-        """Whether no worker can get it yet, as nothing is reserved for it."""
+        """Whether no worker can get it yet, because nothing is reserved for it."""
         return self.reserved is None and self.state is DownloadState.QUEUED
 
     def hold(self, reserved: Reservation, need: int | None) -> None:
-        """Own a reservation, for a file that needs so many bytes; None: it may have as many as are reserved."""
+        """Own a reservation for a file that needs `need` bytes; None: it may use all reserved bytes."""
         self.reserved = reserved
         self.size_max = reserved.bytes if need is None else min(need, reserved.bytes)
 
     def discard(self) -> None:
-        """Give back the room that it holds, and delete what was fetched of it."""
+        """Give back the room that it holds, and delete its fetched data."""
         if self.reserved:
             self.reserved.release()
             self.reserved = None
@@ -180,7 +180,7 @@ class Download:
             self.staged = None
 
     def move(self, state: DownloadState) -> None:
-        """Change state; a move that is not in MOVES is a bug."""
+        """Change state; a transition that is not in MOVES is a bug."""
         if state not in MOVES[self.state]:
             raise AssertionError(f"{self.path}: {self.state} to {state}")
         self.state = state
@@ -189,7 +189,7 @@ class Download:
 class InFlightTable:
     """Owns the downloads in flight, by node id: each file at most once.
 
-    group: the template of groups, with the fields of `group_of`; None: every file is alone. staging: the folder that
+    group: the template of groups, with the fields of `group_of`; None if every file is alone. staging: the folder that
     workers write to.
     """
 
@@ -216,17 +216,17 @@ class InFlightTable:
         return self._catalog.path(node)
 
     def without_room(self) -> list[Download]:
-        """Those for which nothing is reserved yet."""
+        """The downloads for which nothing is reserved yet."""
         return [download for download in self._downloads.values() if download.lacks_room]
 
     def waiting(self) -> list[Download]:
-        """Those that no worker has, that are not being admitted, and that no reader waits for."""
+        """The downloads that have no worker and no reader waiting, and are not being admitted."""
         states = (DownloadState.QUEUED, DownloadState.FETCHED)
         all = self._downloads.values()
         return [it for it in all if it.state in states and not it.urgent and it.group.place is not Place.TAKEN]
 
     def written_bytes(self) -> int:
-        """What the files in flight take on the disk so far."""
+        """Bytes that the files in flight take on the disk so far."""
         written = 0
         for download in self._downloads.values():
             with contextlib.suppress(OSError):
@@ -235,7 +235,7 @@ class InFlightTable:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is fetched: all that is in flight waits for room."""
+        """Whether nothing is being fetched: all downloads in flight wait for room."""
         return all(download.lacks_room for download in self._downloads.values())
 
     @property
@@ -250,30 +250,30 @@ class InFlightTable:
         return download
 
     async def start_miss(self, node: Node, size_max: int) -> list[Download]:
-        """Put a file in flight for which a reader waits, with those of its group that are neither cached nor in flight.
+        """Put a file in flight that a reader waits for, and those of its group that are neither cached nor in flight.
 
-        size_max: bytes that any file may have.
+        size_max: the most bytes that a file may have.
         """
         members = await self.members(node, size_max)
         group = DownloadGroup(ids=tuple(member.id for member in members) if len(members) > 1 else ())
         started = []
         for id in [member.id for member in members]:
-            member = self._catalog.node(id)  # as it is by now
+            member = self._catalog.node(id)  # in its current state
             if member and member.seq is None and id not in self._downloads:
                 started.append(self.start(member, group, Priority.READER))
         return started
 
     async def members(self, node: Node, bytes_max: int) -> list[Node]:
-        """The files of a file's group, itself included; the file alone where the group needs more than bytes_max.
+        """The files of a file's group, including itself; the file alone if the group needs more than bytes_max.
 
-        A thread looks: they may be in any of a million directories.
+        Searches on a thread: they may be in any of a million directories.
         """
         if self._group is None:
             return [node]
         return await self._db.query_in_thread(partial(_members, self._group, node, bytes_max))
 
     def finish(self, download: Download) -> None:
-        """Remove a download that was admitted or failed, and wake the tasks that wait for it."""
+        """Remove a download that was admitted or failed, and wake the tasks waiting for it."""
         del self._downloads[download.node.id]
         download.finished.set()
 
@@ -292,23 +292,23 @@ def _members(template: str, node: Node, bytes_max: int, ask: Query) -> list[Node
 
 @dataclass(slots=True)
 class Counters:
-    """Downloads since the daemon started."""
+    """Counts of downloads since the daemon started."""
 
     files: int = 0
     bytes: int = 0
-    """From the remote."""
+    """Bytes received from the remote."""
     peer_files: int = 0
-    """Those that other nodes sent instead."""
+    """Files that other nodes sent instead."""
     peer_bytes: int = 0
-    """What other nodes sent."""
+    """Bytes that other nodes sent."""
     failed: int = 0
     failures: dict[int, Failure] = field(default_factory=dict)
-    """The latest of them, by node id, of files that are not cached."""
+    """The latest failure of each file that is not cached, by node id."""
     recent: deque[tuple[float, int]] = field(default_factory=deque)
-    """(since when, bytes received) for each step of the last seconds."""
+    """(start time, bytes received) for each step of the last seconds."""
 
     def add_failure(self, id: int, error: GrowfsError) -> bool:
-        """Count a file that failed. Returns whether it has not failed in the same way the last time."""
+        """Count a failed file. Returns whether this failure differs from its last one."""
         self.failed += 1
         before = self.failures.pop(id, None)
         self.failures[id] = Failure(error)
@@ -353,11 +353,11 @@ is less. Doubling alone, after a first file of 5 kB, fetched a file of 9 MB twel
 
 
 class SizeEstimate:
-    """Estimates unknown sizes: the largest file so far, and a quarter more.
+    """Estimates unknown sizes: the largest file so far, plus a quarter.
 
-    An estimate that is too small costs a second fetch; one that is too large makes others wait for space. So where it
-    does not fit, less is worth a try, but more than the file is known to exceed. The files of a group share the room.
-    varies: the size that a file had the last time does not bind (it is produced).
+    An estimate that is too small costs a second fetch; one that is too large makes others wait for space. So if it does
+    not fit, less is worth a try, but more than the file is known to exceed. The files of a group share the room.
+    varies: a file's size the last time is not binding (the file is produced).
     """
 
     def __init__(self, store: Store, varies: bool = False) -> None:
@@ -382,16 +382,16 @@ class SizeEstimate:
         return min(size, self._store.max_file_bytes) if estimate or retry else size
 
     def most(self, nodes: Sequence[Node]) -> int:
-        """Bytes to reserve for files that come together: guesses alone are never more than the cache has."""
+        """Bytes to reserve for files that are fetched together: guesses alone never exceed the cache."""
         return sum(self.divide(nodes, self._store.max_file_bytes))
 
     def least(self, nodes: Sequence[Node]) -> int:
-        """The fewest bytes that are worth a try, where `most` does not fit."""
+        """The fewest bytes that are worth a try if `most` does not fit."""
         return sum(self.divide(nodes, sum(map(self._known, nodes)) + self._retry_size))
 
     def divide(self, nodes: Sequence[Node], bytes: int) -> list[int]:
-        """What each of some files gets of so many bytes: what it is known to need, and an equal part of the rest, but
-        not more than is guessed. Known needs alone may be more than there are.
+        """Divide bytes among files: each gets its known need, plus an equal part of the rest, up to the guess. The sum
+        of the known needs may exceed `bytes`.
         """
         known = list(map(self._known, nodes))
         guesses = sum(map(self.is_guess, nodes)) or len(nodes)
@@ -399,13 +399,13 @@ class SizeEstimate:
         return [min(disk.allocation(self.need(node)), size + part) for node, size in zip(nodes, known, strict=True)]
 
     def _known(self, node: Node) -> int:
-        """Bytes on the disk that a file is known to need; one that turned out to be larger than expected, some more."""
+        """Bytes on disk that a file is known to need; some more for one that turned out larger than expected."""
         need, exceeded = self.need(node), self._exceeded.get(node.id, 0)
         is_known = not (exceeded or self.is_guess(node))
         return disk.allocation(need if is_known else min(max(node.size or 0, 5 * exceeded // 4), need))
 
     def arrived(self, node: Node, size: int) -> None:
-        """Note that a file has this size."""
+        """Note that a file has turned out to have this size."""
         self._exceeded.pop(node.id, None)
         self._learn(size)
 
@@ -426,16 +426,16 @@ class SizeEstimate:
 BATCH_MAX = 256
 """Files admitted in one transaction."""
 LATE_S = 5.0
-"""A drawn group that is not fetched so long after one behind it holds back no others any more."""
+"""How long a drawn group that is not fetched holds back later ones, from when one of them is fetched."""
 
 
 class AdmissionQueue:
     """Owns the order in which fetched files are admitted, whatever the order in which workers finish them.
 
     A reorder window: drawn groups are admitted in the order drawn, so the result does not depend on the number of
-    workers. A group that a reader waits for, or that was not drawn, does not wait in it.
+    workers. A group that a reader waits for, or that was not drawn, does not wait in the window.
 
-    Always: a group is in `_window` if its place is WINDOW, in `_next` if it is NEXT, and else in neither.
+    Invariant: a group is in `_window` if its place is WINDOW, in `_next` if it is NEXT, and otherwise in neither.
     """
 
     def __init__(self) -> None:
@@ -446,18 +446,18 @@ class AdmissionQueue:
         return len(self._window)
 
     def append(self, group: DownloadGroup) -> None:
-        """Admit a drawn group after all that are in the window already."""
+        """Admit a drawn group after all groups already in the window."""
         group.place = Place.WINDOW
         self._window.append(group)
 
     def release(self, group: DownloadGroup) -> None:
-        """Have those that were drawn after the group wait for it no longer; it is admitted once it is fetched."""
+        """Let groups drawn after this one stop waiting for it; it is admitted once it is fetched."""
         if group.place is Place.WINDOW:
             self._window.remove(group)
             group.place = Place.OUTSIDE
 
     def release_late(self, now: float) -> list[DownloadGroup]:
-        """Release the groups that others passed over LATE_S ago; returns them."""
+        """Release the groups that others passed LATE_S ago or earlier; returns them."""
         window = list(self._window)
         while window and not window[-1].is_fetched:
             window.pop()
@@ -471,7 +471,7 @@ class AdmissionQueue:
         return late
 
     def give_back(self, group: DownloadGroup) -> None:
-        """Note that a group that was taken is not admitted now; it is once it is fetched again."""
+        """Note that a group that was taken is not admitted now; it will be once it is fetched again."""
         if group.place is Place.TAKEN:
             group.place = Place.OUTSIDE
 
@@ -499,6 +499,6 @@ class AdmissionQueue:
 
     @staticmethod
     def _take(group: DownloadGroup, batch: list[Download]) -> None:
-        group.place = Place.TAKEN if group.is_fetched else Place.OUTSIDE  # else it failed meanwhile
+        group.place = Place.TAKEN if group.is_fetched else Place.OUTSIDE  # otherwise it failed meanwhile
         if group.is_fetched:
             batch.extend(group.downloads)

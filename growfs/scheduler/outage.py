@@ -1,9 +1,8 @@
-"""Whether the remote is away: noticed from failures, told apart from files that fail by themselves, and waited out.
+"""Whether the remote is away: noticed from failures, distinguished from files that fail by themselves, and waited out.
 
-A failure is a suspicion at first. It is of the file alone if the remote answers a request that is sent later: another
-download, or a probe. If it does not answer, there is an outage, until a probe is answered: nothing is drawn, no space
-is made, and no request is sent, except for what other nodes may have. Each probe comes from a new process, which reads
-the credentials anew.
+A failure is at first only a suspicion. It is of the file alone if the remote answers a later request: another download,
+or a probe. Otherwise there is an outage until a probe is answered: nothing is drawn, no space is made, and no request
+is sent, except for files that other nodes may have. Each probe comes from a new process, which rereads the credentials.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ log = logging.getLogger(__name__)
 SUSPICION_S = 1.0
 """How long a suspicion waits for the answer to another download before a probe is sent."""
 PROBE_S = 10.0
-"""The first probe without an answer counts as failed after this time, so that an outage is soon known."""
+"""The first probe counts as failed if not answered within this time, so that an outage is noticed soon."""
 PATIENT_PROBE_S = 40.0
-"""The same in an outage. A request is given up after 35 s, and a server that answers just in time is not away."""
+"""The same during an outage. A request is given up after 35 s, and a server that answers just in time is not away."""
 NEXT_PROBE_S = 5.0
-"""In an outage, another probe is sent beside one that was not answered for so long: it may have been lost."""
+"""In an outage, another probe is sent if the last one was not answered for this long: it may have been lost."""
 PEERS_AGAIN_S = 10.0
 """In an outage, how often other nodes are asked for a file that none of them had."""
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
 PAUSE_SHARE = 20
-"""The pause between two probes is one part in so many of the outage so far: waiting prolongs an outage by that."""
+"""The pause between two probes is one part in 20 of the outage so far, which is how much the pause may prolong it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def may_be_outage(error: GrowfsError) -> bool:
 
 
 def pause_s(outage_s: float) -> float:
-    """Seconds until the next probe, in an outage that has lasted for so long."""
+    """Seconds until the next probe, in an outage that has lasted this long."""
     return min(max(PAUSE_S_MIN, outage_s / PAUSE_SHARE), PAUSE_S_MAX)
 
 
@@ -71,8 +70,8 @@ class _Suspicion:
 class Outage:
     """Owns whether the remote is away, since when, why, and when it is tried next.
 
-    probe: sends a request that any remote in order would answer, and repeats it a few times if asked to; returns the
-    error, or None. began: notified of an outage and the error that showed it; ended: of its end; changed: of both.
+    probe: sends a request that any working remote would answer, and repeats it a few times if asked to; returns the
+    error, or None. began: notified of an outage with the error that revealed it; ended: of its end; changed: of both.
     why: the latest error; None while the remote is not known to be away.
     """
 
@@ -84,7 +83,7 @@ class Outage:
         self._probe = probe
         self._since = self._since_clock = 0.0
         self._whys: dict[type[GrowfsError], GrowfsError] = {}
-        """The first error of each kind. A failed download says more than a failed probe of the same kind."""
+        """The first error of each kind. A failed download is more informative than a failed probe of the same kind."""
         self._next_probe: float | None = None
         self._suspicions: list[_Suspicion] = []
         self._suspected = Signal[[]]()
@@ -102,14 +101,14 @@ class Outage:
         return trio.current_time() - self._since if self.is_on else 0.0
 
     def status(self) -> OutageStatus | None:
-        """The section of the status; None while there is no outage."""
+        """The outage section of the status; None while there is no outage."""
         if not self.is_on:
             return None
         next_s = 0.0 if self._next_probe is None else max(0.0, self._next_probe - trio.current_time())
         return OutageStatus(since=self._since_clock, why=str(self.why), next_try_s=next_s)
 
     def suspect(self, error: GrowfsError, decided: Callable[[bool], None] = lambda _: None) -> None:
-        """Find out whether a failure is the remote's. decided: called with the result: whether the remote is away."""
+        """Find out whether the remote caused a failure. decided: called with the result: whether the remote is away."""
         if self.is_on:
             decided(True)
             return
@@ -148,13 +147,13 @@ class Outage:
         sent_at = trio.current_time()
         error = await self._probe(True)
         busy = isinstance(error, RemoteBusy) and isinstance(first.error, RemoteBusy)
-        if error is None or (busy and self._received_at > sent_at):  # the latter: it serves others, but not all
+        if error is None or (busy and self._received_at > sent_at):  # the latter: it serves some requests, but not all
             self.answered(sent_at)
-        elif first in self._suspicions:  # else another download was answered meanwhile
+        elif first in self._suspicions:  # otherwise another download was answered meanwhile
             self._begin(first, error)
 
     def _begin(self, first: _Suspicion, error: GrowfsError) -> None:
-        """Begin an outage. error: of the probe."""
+        """Begin an outage. error: from the probe."""
         self._whys = {type(first.error): first.error}
         self.why, self._since = first.error, first.since
         self._since_clock = time.time() - self.lasted_s
@@ -179,7 +178,7 @@ class Outage:
         self.changed.notify()
 
     async def _probe_patiently(self) -> GrowfsError | None:
-        """The first result of some probes, of which each is sent when those before have not ended in time."""
+        """The first result of several probes, each sent when the earlier ones have not ended in time."""
         results, ended = trio.open_memory_channel[GrowfsError | None](math.inf)
 
         async def probe() -> None:
@@ -198,7 +197,7 @@ class Outage:
 
 
 async def probe_in_worker(workers: WorkerPool, catalog: Catalog, staging: Path, repeats: bool) -> GrowfsError | None:
-    """Have a new worker request one byte of a random cached file, or of any other; returns why none was answered.
+    """Let a new worker request one byte of a random cached file, or else of any other; returns the error if all fail.
 
     staging: the folder that workers write to. repeats: as in Probe.
     """

@@ -1,4 +1,4 @@
-"""The passes over the catalog: what is drawn in which order, and when the next pass begins.
+"""The passes over the catalog: which files are drawn in which order, and when the next pass begins.
 
 A drawn file is marked in the database when it is admitted, so a restarted mount continues the pass where it was.
 """
@@ -41,19 +41,19 @@ log = logging.getLogger(__name__)
 EARLY_FILES_MAX = 1000
 """Files of an unfinished listing that the first draws choose from."""
 LISTING_GRACE_S = 5.0
-"""How long the first draws wait for the listing to end, unless the start waits for a number of files or bytes."""
+"""How long the first draws wait for the listing to finish, unless the start waits for a number of files or bytes."""
 FAILED_RETRY_S, FAILED_RETRY_S_MAX = 30.0, 86_400.0
-"""Pause before failed files are tried again at the end of a pass: twice as long after each time that none succeeded."""
+"""Pause before failed files are retried at the end of a pass; doubled each time that none succeeded."""
 ORDER_PAUSES = 10
-"""Where single files change, the order is computed again after so many times what it took the last time."""
+"""While single files change, the order is computed again after this many times the duration of the last computation."""
 ALMOST = 0.98
-"""A cache that can grow to this share of its size is not too large for its disk: what is in flight counts twice."""
+"""A cache that can grow to this share of its size is not too large for its disk: files in flight count twice."""
 GROWING = (MountState.LISTING, MountState.SEEDING, MountState.FILLING)
 """The states in which the cache is being filled."""
 
 
 class Prefetcher:
-    """Owns the order of the current pass and the place in it."""
+    """Owns the order of the current pass and the position in it."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Prefetcher:
         self._warnings: list[str] = []
 
     async def run(self) -> None:
-        """Draw until everything is cached or nothing more fits; begin anew when the catalog changes."""
+        """Draw until everything is cached or nothing more fits; start over when the catalog changes."""
         async with trio.open_nursery() as nursery:
             await self._draw_early()
             nursery.start_soon(self._watch_files)
@@ -105,11 +105,11 @@ class Prefetcher:
 
     @property
     def warnings(self) -> list[str]:
-        """What is odd about the options, or too small."""
+        """Warnings about options that are odd or too small."""
         return [*self._warnings, *self._shortage()]
 
     def _shortage(self) -> list[str]:
-        """What to do if the disk, and not the size of the cache, ends its growth before everything is cached."""
+        """Advice if the disk, rather than the size of the cache, ends its growth before everything is cached."""
         store = self._store
         size, is_held = store.reachable_bytes, self._state.mount_state is MountState.HELD
         if size >= ALMOST * store.limit_bytes or not (is_held or self._order.share.bytes > size):
@@ -126,26 +126,26 @@ class Prefetcher:
         ]
 
     def eta_s(self) -> float | None:
-        """Seconds until the cache is full or everything is cached, at the current rate; None if no more comes."""
+        """Seconds until the cache is full or everything is cached, at the current rate; None if no more will come."""
         store, rate = self._store, self._fetcher.counters.bytes_per_s()
         to_come = min(self._order.missing.bytes, store.limit_bytes - store.resident_bytes)
         return to_come / rate if rate and to_come > 0 and self._state.mount_state in GROWING else None
 
     def handle_changed_catalog(self) -> None:
-        """Have the order computed anew: a listing has altered what there is to draw."""
+        """Invalidate the order: a listing has changed the files to draw."""
         if not self._catalog_sync.is_endless:  # an endless remote never changes a file
             self._drawer.forget_not_made()
         self._state.invalidate_order()
 
     async def _watch_files(self) -> None:
-        """Have changed files drawn. Each changes the order, which takes minutes of CPU for ten million files."""
+        """Draw changed files. Each changes the order, which takes minutes of CPU for ten million files."""
         while True:
             await self._catalog_sync.file_changed.wait()
             await trio.sleep(ORDER_PAUSES * self._order_took_s)
             self._state.invalidate_order()
 
     async def _draw_early(self) -> None:
-        """While the first listing runs, draw what the start waits for from the files that are known."""
+        """While the first listing runs, draw the files that the start waits for from those known so far."""
         sync, condition = self._catalog_sync, self._state.condition
         if not sync.complete and not condition.explicit:
             with trio.move_on_after(LISTING_GRACE_S):
@@ -171,7 +171,7 @@ class Prefetcher:
         return self._order.sort(node for node in undrawn if not self._space.is_too_large([node]))
 
     async def _draw_pass(self) -> bool:
-        """Draw what the pass has still to draw; whether the next pass is to begin."""
+        """Draw the rest of the pass; returns whether the next pass is to begin."""
         order = await self._begin_order()
         return await self._draw_order(order) and await self._retry_failed()
 
@@ -201,7 +201,7 @@ class Prefetcher:
         return warnings
 
     async def _draw_order(self, order: Order) -> bool:
-        """Draw everything once; False when the order is out of date."""
+        """Draw everything once; False if the order is out of date."""
         half = len(order.rest) // 2 if self._catalog_sync.is_endless else 0
         for number, part in enumerate((order.frozen, order.seeds, order.rest[:half], order.rest[half:])):
             if number == 3 and self._catalog_sync.is_endless and self._drawer.not_made <= half // 2:
@@ -211,7 +211,7 @@ class Prefetcher:
         return True
 
     async def _retry_failed(self) -> bool:
-        """End the pass: draw failed files again until none is left; whether the next pass is to begin."""
+        """End the pass: retry failed files until none is left; returns whether the next pass is to begin."""
         state, drawer = self._state, self._drawer
         pause_s = FAILED_RETRY_S
         while await drawer.wait_until_finished() and drawer.has_failed:
@@ -229,7 +229,7 @@ class Prefetcher:
         if not state.is_stale:
             state.rest()
         while self._fetcher.in_flight and not (state.is_stale or state.has_evicted or self._may_continue()):
-            await self._fetcher.progressed.wait()  # what fails for those that opened it is to be drawn
+            await self._fetcher.progressed.wait()  # files that fail for their readers have to be drawn
         return not (state.is_stale or state.has_evicted) and self._may_continue()
 
     def _may_continue(self) -> bool:
@@ -238,16 +238,16 @@ class Prefetcher:
         return self._space.rotates and missing > self._drawer.excluded and not self._catalog_sync.is_endless
 
     async def _begin_next_pass(self) -> None:
-        """Draw the deferred files of this pass once more; after that, begin the next pass."""
+        """Draw the deferred files of this pass again; after that, begin the next pass."""
         if self._drawer.end_round():
             self._drawer.forget_not_made()
             await self._catalog.begin_pass(self._catalog.pass_number + 1)
 
 
 ORDER_RETRY_S = 30.0
-"""Pause before another worker is asked for an order."""
+"""Pause before asking another worker for an order."""
 FEW_FILES = 1_000
-"""A thread plans what so many files list in the 5 to 10 ms that a worker takes to start."""
+"""For this many files, a thread plans a generation within the 5 to 10 ms that a worker takes to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +265,10 @@ class Share:
 
 
 class PassOrder:
-    """Computes the order of each pass. first: the first pass; later ones differ in the number.
+    """Computes the order of each pass. first: the first pass; later ones differ only in their number.
 
-    staging: the folder in which a worker writes the order. computed: notified of each order. locate: returns
-    the place at which the passes begin, once that is decided; None where this node has all by itself.
+    staging: the folder to which a worker writes the order. computed: notified of each order. locate: returns the place
+    at which the passes begin, once that is decided; None if this node works alone.
     """
 
     def __init__(
@@ -289,23 +289,23 @@ class PassOrder:
         self._target = staging / "order"
         self._share: Share | None = None
         self._revision = 0  # of the catalog when the share was computed
-        self._outside = Share(0, 0)  # cached files of other shares; those that are evicted count until the next order
+        self._outside = Share(0, 0)  # cached files of other shares; evicted ones count until the next order
 
     @property
     def share(self) -> Share:
-        """What this mount draws; everything, where the catalog has changed since an order was computed."""
+        """The part that this mount draws; everything, if the catalog has changed since an order was computed."""
         if self._share and self._revision == self._catalog.revision:
             return self._share
         return Share(self._catalog.files, self._catalog.bytes)
 
     @property
     def missing(self) -> Share:
-        """What of that is not cached; or more, until the next order."""
+        """The part of the share that is not cached; may be too high until the next order."""
         store = self._store
         return self.share + self._outside - Share(store.resident_files, store.resident_content_bytes)
 
     def note_finished(self, download: Download) -> None:
-        """Note that a file may have been cached that is not of the share."""
+        """Note that a file outside the share may have been cached."""
         is_new = download.state is DownloadState.ADMITTED and not (download.group.is_drawn or download.renews)
         if is_new and not self.first.has(download.path) and (node := self._catalog.node(download.node.id)):
             self._outside += Share(1, node.size or 0)
@@ -316,7 +316,7 @@ class PassOrder:
             self.first = replace(self.first, start=await self._locate())
 
     async def remaining(self, size_max: int) -> Order:
-        """What the current pass has still to draw, in order. size_max: bytes; larger files cannot be drawn."""
+        """The files that the current pass still has to draw, in order. size_max: bytes that any of them may have."""
         await self.locate()
         before = self._outside
         current = replace(self.first, number=self._catalog.pass_number, size_max=size_max)
@@ -333,7 +333,7 @@ class PassOrder:
         return order
 
     def sort(self, nodes: Iterable[Node]) -> list[Node]:
-        """Those files that are of this node's share, in the order of the first pass; for a catalog without groups."""
+        """The files that are in this node's share, in the order of the first pass; for a catalog without groups."""
         shared = [node for node in nodes if self.first.has(self._catalog.path(node))]
         return sorted(shared, key=lambda node: self.first.key(self._catalog.path(node)))
 
@@ -350,7 +350,7 @@ class PassOrder:
 async def plan_next(
     workers: WorkerPool, store: Store, catalog: Path, number: int, input: TurnoverInput
 ) -> GenerationPlan:
-    """What generation `number` lists. A reader waits for it, so a thread plans where a worker cannot, or is slower."""
+    """Decide what generation `number` lists. A reader waits, so a thread plans if a worker cannot or is slower."""
     if store.resident_files > FEW_FILES:
         try:
             plan: GenerationPlan = await call_worker(workers, PlanTurnover(catalog, number, input))

@@ -1,6 +1,6 @@
-"""The other nodes (`--peers`): who they are, which of them may have a file, and what they get of this node's cache.
+"""The other nodes (`--peers`): their addresses, which of them may have a file, and what they get of this node's cache.
 
-Who the nodes are may change at any time; what is listed, held and cached stays as it is.
+The nodes may change at any time; listed, held and cached files stay as they are.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from growfs.workers.pool import Channel, WorkerLost, WorkerPool
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""How often the other nodes are asked where they are."""
+"""How often the other nodes are asked for their positions."""
 RESTART_S = 1.0
 """Pause before the worker that serves peers is started again."""
 FIRST_LOOK_S = 5.0
-"""How long the first draw waits to know where the others are."""
+"""How long the first draw waits to learn the other nodes' positions."""
 OTHERS_BEGIN_S = 1.0
-"""How long it waits then for others that have not begun either."""
+"""How long it then waits for other nodes that have not begun either."""
 LOOK_AGAIN_S = 0.1
 PATIENCE_S = 30.0
-"""How long a draw waits with evicting files that the next node may still draw; then no draw waits for as long."""
+"""How long a draw waits before evicting files that the next node may still draw; then no draw waits for as long."""
 STANDSTILL_S = 300.0
-"""How long no draw waits after the next node drew nothing meanwhile."""
+"""How long no draw waits after the next node has drawn nothing meanwhile."""
 START = "peer_start"
 """The key in the table `meta` of the place where the passes of this node begin."""
 
@@ -64,17 +64,17 @@ class PeerSettings:
     """The options of a mount with other nodes."""
 
     sources: tuple[str, ...]
-    """Who the nodes are: HOST:PORT, dns://NAME or dns://NAME:PORT, each."""
+    """The addresses of the nodes, each as HOST:PORT, dns://NAME or dns://NAME:PORT."""
     address: tuple[str, int]
-    """(host, port) at which this one serves."""
+    """(host, port) at which this node serves."""
     token: str = field(repr=False)
-    """What it demands."""
+    """The token that it demands."""
     bytes_per_s: float = 0.0
-    """The most that they get together; 0: no limit."""
+    """The bandwidth limit of all peers together; 0 for no limit."""
 
 
 class Peers:
-    """Owns what is known of the other nodes, where this one is, and the worker that serves them.
+    """Owns the known state of the other nodes, the position of this one, and the worker that serves them.
 
     place: of a path, as Pass.place.
     """
@@ -105,7 +105,7 @@ class Peers:
         self._follower: Position | None = None
         self._looked = Signal[[]]()
         self._due = trio.Event()
-        self._waits: tuple[float, float] | None = None  # since when a draw waits, and where the next node was then
+        self._waits: tuple[float, float] | None = None  # since when a draw waits, and the next node's position then
         self._evicts_until = -math.inf
         self._is_serving = False
         self._sent_bytes = 0
@@ -113,7 +113,7 @@ class Peers:
         self._start = None if start is None else float(start)
 
     def status(self) -> PeersStatus:
-        """The section of the status."""
+        """The peers section of the status."""
         return PeersStatus(
             nodes=len(self._names()),
             address=join_address(*self._settings.address),
@@ -124,12 +124,12 @@ class Peers:
         )
 
     def set_sources(self, sources: tuple[str, ...]) -> None:
-        """Have other nodes from now on."""
+        """Change the other nodes."""
         self.sources = sources
         self._due.set()
 
     async def run(self) -> None:
-        """Serve, and follow where the others are, until cancelled."""
+        """Serve, and track the other nodes' positions, until cancelled."""
         failure = ""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._announce)
@@ -154,15 +154,15 @@ class Peers:
         await self._database.write_with_retry(lambda writer: set_meta(writer, START, str(start)))
         self._start = start
         with trio.move_on_after(OTHERS_BEGIN_S):
-            while None in self._seen.positions.values():  # they begin too, and then it is known where
+            while None in self._seen.positions.values():  # they are also starting; wait for their positions
                 self._due.set()
                 await trio.sleep(LOOK_AGAIN_S)
         return start
 
-    # Which files the others have, and are about to draw.
+    # Files that the others have, or are about to draw.
 
     def holders(self, path: str) -> tuple[str, ...]:
-        """The nodes that may have a file, the likeliest first."""
+        """The nodes that may have a file, the most likely first."""
         own = self._position()
         if own is None or not self._others:
             return ()
@@ -171,7 +171,7 @@ class Peers:
     def awaits(self, ids: Iterable[int]) -> bool:
         """Whether a draw has to wait before it evicts these files, because the next node may still draw one of them.
 
-        It waits for PATIENCE_S at most, and then no draw does for a while.
+        It waits for PATIENCE_S at most; after that, no draw waits for a while.
         """
         now, own, behind = trio.current_time(), self._position(), self._follower
         if (
@@ -196,18 +196,18 @@ class Peers:
     def note_drawn(self, download: Download) -> None:
         """Note that a drawn file is cached."""
         place = self._place(download.path)
-        comes_next = self._head is None or distance(self._head, place) < 0.5  # else it failed before, and was late
+        comes_next = self._head is None or distance(self._head, place) < 0.5  # otherwise it failed before, and was late
         if comes_next and download.node.id not in self._out_of_order:
             self._head = place
 
     def note_order(self, order: Order) -> None:
-        """Note which files are drawn out of order, and where the others begin."""
+        """Note which files are drawn out of order, and where the other nodes begin."""
         self._out_of_order = order.frozen_ids | order.seed_ids
         if self._head is None and order.rest and (node := self._catalog.node(abs(order.rest[0]))):
             self._head = self._place(self._catalog.path(node))
 
     def _position(self) -> Position | None:
-        """Where this node is."""
+        """The position of this node."""
         start, head = self._start, self._head
         if start is None:
             return None
@@ -215,15 +215,15 @@ class Peers:
         return Position(start, start if head is None else head, span)
 
     def _own_name(self) -> str:
-        """The address by which the others know this node."""
+        """The address by which the other nodes know this one."""
         return self._seen.own or join_address(*self._settings.address)
 
     def _names(self) -> set[str]:
-        """The addresses of all nodes, with this one."""
+        """The addresses of all nodes, including this one."""
         return {*self._seen.peers, self._own_name()}
 
     def _final_span(self) -> float:
-        """The share of the files that this node will have in its cache."""
+        """The share of the files that this node's cache will eventually hold."""
         return min(1.0, self._store.limit_bytes / max(1, self._catalog.bytes))
 
     # The worker.
@@ -250,7 +250,7 @@ class Peers:
     async def _announce(self) -> None:
         while True:
             self._due = trio.Event()
-            with suppress(WorkerLost):  # which is noticed where messages are received
+            with suppress(WorkerLost):  # the receiver of messages notices it
                 await self._send(Announce(self._position(), self.sources))
             with trio.move_on_after(POLL_S):
                 await self._due.wait()
@@ -289,7 +289,7 @@ class Peers:
         self._follower = own and follower(own, list(self._others.values()))
         self._looked.notify()
         if self._waits:
-            self._store.space_freed.notify()  # what a draw waits for may have been sent
+            self._store.space_freed.notify()  # the files that a draw waits for may have been sent
 
     def _open(self, path: str) -> ServedFile | None:
         """Hold a cached file open."""

@@ -1,5 +1,5 @@
-"""When a training run can start: what the prefetcher is doing, which of the first files are missing, and what
-`growfs mount` waits for before it returns.
+"""When a training run can start: the prefetcher's state, the missing first files, and the condition that `growfs mount`
+waits for before it returns.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from growfs.status_and_metrics import MountState, StartStatus
 
 @dataclass(frozen=True, slots=True)
 class StartCondition:
-    """What a mount waits for before it returns.
+    """The condition that a mount waits for before it returns.
 
-    By default: a file of each directory, and then a tenth of the cache, or what comes in START_S.
+    By default: a file of each directory, and then a tenth of the cache, or as much as arrives in START_S.
     """
 
     files: int | None = None
-    """Wait for this many instead."""
+    """Wait for this many files instead."""
     bytes: int | None = None
-    """Wait for this many instead."""
+    """Wait for this many bytes instead."""
     no_wait: bool = False
     """Wait only for the first page of the listing."""
     list_timeout_s: float = 60.0
-    """How long the first listing is waited for."""
+    """How long to wait for the first listing."""
     show_files: int = 0
-    """So many files have to be cached in any case."""
+    """This many files have to be cached in any case."""
 
     @property
     def explicit(self) -> bool:
@@ -48,12 +48,12 @@ class StartCondition:
         return self.files is not None or self.bytes is not None
 
     def amount(self, limit_bytes: int) -> tuple[int, int]:
-        """(files, bytes) that have to be cached, unless it is not waited for. limit_bytes: of the cache."""
+        """(files, bytes) that have to be cached, if waited for. limit_bytes: of the cache."""
         return self.files or 0, (self.bytes or 0) if self.explicit else limit_bytes // 10
 
 
 class SeedTracker:
-    """Owns which seeds (a first file of each directory) and frozen files are missing, and why some seeds never come.
+    """Owns which seeds (a first file of each directory) and frozen files are missing, and why some seeds never arrive.
 
     bytes: of all seeds that the pass has to draw.
     """
@@ -63,14 +63,14 @@ class SeedTracker:
         self._condition = condition
         self._reason: str | None = None
         self._failed: dict[int, GrowfsError] = {}
-        """Why a directory, by its id, has no file."""
+        """The reason why a directory has no file, by directory id."""
         self._seeds: BitMap64 | None = None
         self._frozen: BitMap64 | None = None
         self._all = BitMap64()
         """All seeds and frozen files of any order so far."""
 
     def begin(self, order: Order, limit_bytes: int) -> None:
-        """Begin a pass: its order says what is missing. limit_bytes: of the cache."""
+        """Begin a pass: its order determines the missing files. limit_bytes: of the cache."""
         self._frozen, self._seeds, self.bytes = order.frozen_ids, order.seed_ids, order.seed_bytes
         self._all |= order.frozen_ids | order.seed_ids
         self._reason = None
@@ -85,7 +85,7 @@ class SeedTracker:
             )
 
     def complete_seeds(self, has_frozen: bool) -> None:
-        """Note that every directory has a file: known before the order of a large catalog is.
+        """Note that every directory has a file: this is known before the order of a large catalog.
 
         has_frozen: some files may be frozen.
         """
@@ -105,7 +105,7 @@ class SeedTracker:
         self._failed.pop(node.parent, None)
 
     def failed(self, node: Node, error: GrowfsError) -> None:
-        """Note that a drawn file could not be fetched. Call it before `finish`."""
+        """Note that a drawn file could not be fetched. Call this before `finish`."""
         if self._seeds and node.id in self._seeds:
             self._failed[node.parent] = error
 
@@ -115,7 +115,7 @@ class SeedTracker:
 
     @property
     def missing_reason(self) -> str | None:
-        """Why some directories have no file yet, where that is not about to change; None where all have one."""
+        """Why some directories have no file yet, if that is not about to change; None if all have one."""
         if self.seeds_complete:
             return next((f"the first file of a directory failed: {error}" for error in self._failed.values()), None)
         if self._reason is None and (self._condition.explicit or self._condition.no_wait):
@@ -134,7 +134,7 @@ class SeedTracker:
         return self._seeds is not None and not self._seeds
 
     def is_frozen(self, id: int) -> bool:
-        """Whether a file is missing that --freeze names."""
+        """Whether this is a missing file that --freeze names."""
         return self._frozen is not None and id in self._frozen
 
     @property
@@ -144,10 +144,10 @@ class SeedTracker:
 
 
 class PrefetchState:
-    """Owns what the prefetcher is doing, whether it is paused, and whether it has to look at the catalog again.
+    """Owns the prefetcher's state, whether it is paused, and whether it has to look at the catalog again.
 
-    `mount_state` is what users see. check_whole: whether all that this node is to have is cached. is_held: whether a
-    draw waits for room, and nothing is fetched. outage: nothing is drawn while there is one.
+    `mount_state` is the state that users see. check_whole: whether all files for this node are cached. is_held: whether
+    a draw waits for room while nothing is fetched. outage: nothing is drawn during one.
     """
 
     def __init__(
@@ -160,14 +160,14 @@ class PrefetchState:
         self.condition = condition
         self.seeds = SeedTracker(condition)
         self.changed = Signal[[]]()
-        """Notified when it is interrupted or may continue, or has to look again."""
+        """Notified when drawing is interrupted or may continue, or has to look at the catalog again."""
         self.paused = False
         self.is_started = False
-        """`mount` has returned, so nothing is held back for what it waits for."""
+        """`mount` has returned, so nothing is held back any more for the files that it waits for."""
         self.is_stale = False
         """The order of the pass is out of date."""
         self.has_evicted = False
-        """Files were evicted, or found the disk full, that the pass may draw again."""
+        """The pass may draw files again that were evicted, or that found the disk full."""
         self._phase = MountState.LISTING
         self._check_whole = check_whole
         self._is_held = is_held
@@ -180,41 +180,41 @@ class PrefetchState:
 
     @property
     def mount_state(self) -> MountState:
-        """What the mount is doing. What is held may have become complete since, or the other way round."""
+        """The state of the mount. A held mount may have become complete since, or the other way round."""
         if self.paused:
             return MountState.PAUSED
         if self._outage.is_on:
             return MountState.WAITING
-        is_held = self._is_held() and not self.is_stale  # else that draw is about to end, and there may be more room
+        is_held = self._is_held() and not self.is_stale  # otherwise that draw is about to end
         if is_held or self._phase in (MountState.HELD, MountState.COMPLETE):
             return self._resting_state
         return self._phase
 
     @property
     def unpromised(self) -> str | None:
-        """Why some directories have no file yet, where that may last; None where all have one, or soon will."""
+        """Why some directories have no file yet, if that may last; None if all have one, or soon will."""
         is_away = self._outage.is_on and not self.seeds.seeds_complete
         return self.seeds.missing_reason or ("the remote is away" if is_away else None)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that this node is to have is cached."""
+        """Whether all files for this node are cached."""
         return self._check_whole()
 
     def pause(self, paused: bool) -> None:
-        """Stop or resume drawing. Misses are served all the same."""
+        """Stop or resume drawing. Misses are served either way."""
         self.paused = paused
         self.changed.notify()
 
     def invalidate_order(self) -> None:
-        """Compute the order anew: there may be more to draw, or more space."""
+        """Request a new order: there may be more to draw, or more space."""
         self.is_stale = True
         if self._phase is MountState.HELD or (self._phase is MountState.COMPLETE and not self.is_whole):
-            self._phase = MountState.FILLING  # until the new order says more
+            self._phase = MountState.FILLING  # until the new order is known
         self.changed.notify()
 
     def draw_evicted(self) -> None:
-        """Draw such files once the pass is through: its order has gone past them."""
+        """Draw evicted files at the end of the pass: its order has already gone past them."""
         self.has_evicted = True
         self.changed.notify()
 
@@ -223,20 +223,20 @@ class PrefetchState:
         self.is_stale = self.has_evicted = False
 
     def draw_order(self, order: Order, limit_bytes: int) -> None:
-        """Note that this is drawn from now on. limit_bytes: of the cache."""
+        """Note that this order is drawn from now on. limit_bytes: of the cache."""
         self.seeds.begin(order, limit_bytes)
         self._phase = MountState.SEEDING if order.seeds else MountState.FILLING
 
     def note_rotation(self) -> None:
-        """Note that files give way to drawn ones."""
+        """Note that files are evicted for drawn ones."""
         self._phase = MountState.ROTATING
 
     def wait_to_retry(self) -> None:
-        """Note that all was drawn, and some of it failed."""
+        """Note that everything was drawn, and some files failed."""
         self._phase = MountState.ERROR
 
     def retry(self) -> None:
-        """Note that what failed is drawn again."""
+        """Note that failed files are drawn again."""
         self._phase = MountState.FILLING
 
     def rest(self) -> None:
@@ -255,20 +255,19 @@ class PrefetchState:
 
 
 START_S = 20.0
-"""Once there are a file of each directory and the frozen files, a mount waits no longer than this for more."""
+"""Once each directory has a file and the frozen files are cached, a mount waits no longer than this for more."""
 START_FAILURES_MAX = 3
 OUTAGE_S_MAX = 60.0
-"""A mount that waits for files returns, or fails, once the remote has been away for so long."""
+"""A mount that waits for files returns, or fails, once the remote has been away for this long."""
 
 
 class StartGate:
-    """Decides from what is cached so far. Owns what is waited for, since when, and whether the wait is over.
+    """Decides from the files cached so far. Owns the condition waited for, since when, and whether the wait is over.
 
-    waited_for: what `mount` has waited for, for people; None: it still waits. passed: it has returned, or is about to.
-    opened: notified when it is.
+    waited_for: the condition that `mount` has waited for, for display; None while it waits. passed: whether it has
+    returned, or is about to. opened: notified when it is.
 
-    Until `mount` has returned, a first listing that fails ends the mount; after that it is tried again, as later ones
-    are.
+    Until `mount` has returned, a failed first listing ends the mount; after that it is retried, like later listings.
     """
 
     def __init__(
@@ -291,7 +290,7 @@ class StartGate:
         self._outage = outage
         self._began_at = trio.current_time()
         self._more_since: float | None = None
-        """Since when only more files than the first ones are waited for."""
+        """The time since which only files beyond the first ones are waited for."""
         self.waited_for: str | None = None
         self.passed = False
         self.opened = Signal[[]]()
@@ -319,14 +318,14 @@ class StartGate:
         return None
 
     async def is_anything_listed(self) -> bool:
-        """Whether there is anything to mount. Raises the error of a first listing that failed."""
+        """Whether there is anything to mount. Raises the error of a failed first listing."""
         sync = self._catalog_sync
         if sync.failure and not (sync.complete or sync.listing_now):
             raise sync.failure.error
         return self._catalog.files > 0
 
     async def is_possible(self) -> bool:
-        """Whether `mount` may return. Raises GrowfsError where it never will."""
+        """Whether `mount` may return. Raises GrowfsError if it never will."""
         await self.is_anything_listed()
         store, condition, state = self._store, self._condition, self._prefetch.mount_state
         ended = self._is_away or state in (MountState.HELD, MountState.ERROR)  # no more files are fetched, or not soon
@@ -344,7 +343,7 @@ class StartGate:
         return self.waited_for is not None
 
     def _what_is_there(self, state: MountState, ended: bool) -> str | None:
-        """What is there of what `mount` waits for; None: not enough. ended: no more files are fetched, or not soon."""
+        """The fulfilled condition of `mount`; None if there is not enough. ended: no more files will come soon."""
         store, condition, is_listed = self._store, self._condition, self._catalog_sync.complete
         if condition.no_wait:
             return "the first page of the listing" if is_listed or self._catalog.files > 0 else None
@@ -379,7 +378,7 @@ class StartGate:
         return not self._catalog_sync.complete and waited_s > self._condition.list_timeout_s
 
     def _are_first_files_complete(self, state: MountState, ended: bool) -> bool:
-        """Whether the frozen files are here, and a file of each directory, or none is to be waited for."""
+        """Whether the frozen files and a file of each directory are cached, or are not to be waited for."""
         seeds = self._prefetch.seeds
         if self._is_listing_late:
             seeds.give_up(f"the listing was not complete after {self._condition.list_timeout_s:g} s")
@@ -403,7 +402,7 @@ class StartGate:
 
     @property
     def _is_away(self) -> bool:
-        """Whether the remote has been away for too long to be waited for."""
+        """Whether the remote has been away for too long to wait for."""
         return self._outage.lasted_s > OUTAGE_S_MAX
 
     @property

@@ -1,6 +1,6 @@
-"""Keeps the catalog in step with the remote: lists it, applies what changed, and notes what has a new version.
+"""Keeps the catalog in step with the remote: lists it, applies the changes, and records new versions.
 
-The first listing arrives in pages, each of use at once; during later ones the saved catalog serves.
+The first listing arrives in pages, each usable at once; during later listings, the saved catalog serves.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from growfs.workers.pool import STALL_S, WorkerLost, WorkerPool, WorkerSilent, c
 log = logging.getLogger(__name__)
 
 EXTENT = 256
-"""Files of an endless remote that are listed at first; each time they run out, the number doubles."""
+"""Files of an endless remote that are listed at first; doubled each time they run out."""
 FIRST_PAGE_S_MAX = 600.0
-"""A listing whose server has sent nothing for so long fails, if no file is known yet: a batch job may wait for it."""
+"""A listing fails after this long without data, if no file is known yet: a batch job may be waiting for it."""
 RETRY_S = 60.0
-"""Pause after a listing that failed, where the catalog of an earlier one serves."""
+"""Pause after a failed listing, if the catalog of an earlier one serves."""
 
 
 class CatalogSync:
-    """Owns the state of the listing, and which new versions are still to be fetched."""
+    """Owns the state of the listing, and the new versions still to be fetched."""
 
     def __init__(
         self,
@@ -51,22 +51,22 @@ class CatalogSync:
     ) -> None:
         self.is_endless = is_endless
         self.complete = catalog.listing > 0
-        """A listing was finished, in this run or an earlier one."""
+        """Whether a listing was finished, in this run or an earlier one."""
         self.listing_now = True
-        """One is under way, or begins in a moment."""
+        """Whether one is under way, or about to begin."""
         self.failure: Failure | None = None
-        """That of the last listing, or of the last try of one that waits for the remote."""
+        """The failure of the last listing, or of the last attempt of one that waits for the remote."""
         self.progressed = Signal[[]]()
         """Notified after each page."""
         self.changed = Signal[[]]()
-        """Notified when a listing has altered what a pass must draw."""
+        """Notified when a listing has changed the files that a pass must draw."""
         self.file_changed = Signal[[]]()
-        """Notified when a fetch has found a file changed."""
+        """Notified when a fetch found that a file has changed."""
         self.removed = Signal[[list[Removed]]]()
         """Notified of files and versions that are gone."""
         self.updates: dict[int, RemoteFile] = {}
-        """New versions of resident files, by the id of the old one, for VersionUpdater to fetch. The next listing finds
-        again what fails, or is not fetched when the daemon ends."""
+        """New versions of resident files, by the id of the old one, for VersionUpdater to fetch. If one fails, or is
+        not fetched before the daemon ends, the next listing finds it again."""
         self._silent_s: float | None = None
         self._was_silent = False
         self._is_refused = False
@@ -81,7 +81,7 @@ class CatalogSync:
         self._more_wanted = False
 
     async def run(self) -> None:
-        """List now, and again at every interval (0: never again), or soon after a listing that failed."""
+        """List now, and again at every interval (0: never again), or soon after a failed listing."""
         while True:
             self.listing_now = True
             try:
@@ -93,7 +93,7 @@ class CatalogSync:
             await self._pause()
 
     def status(self) -> RemoteStatus:
-        """The section of the status."""
+        """The remote section of the status."""
         return RemoteStatus(
             files=self._catalog.files,
             bytes=self._catalog.bytes,
@@ -104,12 +104,12 @@ class CatalogSync:
         )
 
     def set_interval(self, every_s: float) -> None:
-        """Change the time between listings, from now on."""
+        """Change the time between listings."""
         self._every_s = every_s
         self._rescheduled.notify()
 
     def extend(self) -> None:
-        """Have an endless remote list twice as many files, now."""
+        """List twice as many files of an endless remote, now."""
         self._more_wanted = True
         self._rescheduled.notify()
 
@@ -120,7 +120,7 @@ class CatalogSync:
             self._outage.suspect(error)
 
     def retry(self) -> None:
-        """List at once what failed: the remote is back."""
+        """Retry a failed listing at once: the remote is back."""
         self._retry_due = self.failure is not None and not self.listing_now
         self._rescheduled.notify()
 
@@ -138,7 +138,7 @@ class CatalogSync:
                 await self._rescheduled.wait()
 
     async def update_file(self, node: Node, found: RemoteFile | None) -> None:
-        """Apply what a fetch found: that a file has another version now, or none."""
+        """Apply the result of a fetch: a file has a different version now, or none."""
         changed = [(node.id, found)] if found else []
         try:
             if self._catalog.node(node.id) is None or (found and found.version == node.version):
@@ -150,7 +150,7 @@ class CatalogSync:
         self.file_changed.notify()
 
     def next_update(self) -> AbstractContextManager[tuple[int, RemoteFile]] | None:
-        """Take a new version to fetch: (the id of the old one, the new one). It is not found again within."""
+        """Take a new version to fetch: (id of the old one, new one). Listings skip it within the block."""
         return self._update(*self.updates.popitem()) if self.updates else None
 
     @contextmanager
@@ -162,9 +162,9 @@ class CatalogSync:
             self._updating.discard(id)
 
     def _note_silence(self, silent: ServerSilent) -> None:
-        """Note that a listing waits. Raises why, if access to it is denied and the remote serves files even so.
+        """Note that a listing is waiting. Raises the reason if the remote denies it access, but still serves files.
 
-        Raises RemoteBusy, if nothing is known yet and it has waited for too long.
+        Raises RemoteBusy if nothing is known yet and it has waited for too long.
         """
         if silent.silent_s >= FIRST_PAGE_S_MAX and not self._catalog.files:
             raise self._unanswered(silent.silent_s, silent.why)
@@ -234,14 +234,14 @@ class CatalogSync:
         return max(EXTENT, times * self._catalog.files)
 
     async def _apply(self, part: ListingDiff) -> None:
-        """Apply what differs, but leave a resident file as it is until its new version can take its place."""
+        """Apply the differences, but leave a resident file as it is until its new version can take its place."""
         immediate = []
         for id, file in part.changed:
             node = self._catalog.node(id)
             fits = disk.allocation(file.size or 0) <= self._store.max_file_bytes
             if not (node and node.seq is not None and fits):
                 immediate.append((id, file))
-            elif id not in self._updating:  # else the next listing compares it again
+            elif id not in self._updating:  # otherwise the next listing compares it again
                 self.updates[id] = file
         for id in part.gone:
             self._store.track(id)

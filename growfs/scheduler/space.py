@@ -1,17 +1,17 @@
-"""Finds room: for a miss, for a draw and for a new version, by one loop. Nothing else reserves space for a download.
+"""Finds room for misses, draws and new versions, in a single loop. Nothing else reserves space for a download.
 
-What makes it hard, and what answers it:
+The difficulties, and their solutions:
 
-1. Two tasks might count on the same bytes. `_by_what_is_listed` is a lock: whoever evicts reserves before it ends.
+1. Two tasks might count on the same bytes. `_by_what_is_listed` is a lock: a task that evicts reserves within it.
 2. A generation might begin meanwhile, and a directory lose the last file that it lists. None begins within that lock.
-3. To find what may be evicted among a million files takes a second. A thread reads and picks; then `_opened` looks
-   which of the chosen were opened meanwhile. A file that is opened later still stays readable: it becomes an orphan.
-4. What is asked for may be out of date once there is room: a reader fetches it by now, or the order of the pass has
-   changed. `acquire` asks the claim before each look, and after it; then no task runs until the caller has the room.
-5. An error between two lines must not leak bytes. A Reservation is given back once, by whoever owns it; and what waits
-   is counted from the claims that wait (`WaitingClaims`), each of which leaves in a `finally`.
+3. Finding the files that may be evicted among a million takes a second. A thread reads and picks; then `_opened` checks
+   which of them were opened meanwhile. A file that is opened later still stays readable: it becomes an orphan.
+4. A request may be out of date once there is room: a reader now fetches the file, or the order of the pass has changed.
+   `acquire` asks the claim before and after each look; then no task runs until the caller has the room.
+5. An error between two lines must not leak bytes. A Reservation is given back once, by its owner; the waiting bytes are
+   counted from the waiting claims (`WaitingClaims`), each of which leaves in a `finally`.
 6. Other programs fill and free the disk, and mappings end, unnoticed. So a claim looks again by itself, less and less
-   often unless a reader waits for it; any notice of `space_freed` has it look sooner.
+   often unless a reader waits for it; a notice of `space_freed` makes it look sooner.
 """
 
 from __future__ import annotations
@@ -47,52 +47,52 @@ from growfs.units import CacheSize
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S_MIN, LOOK_AGAIN_S_MAX = 0.5, 5.0
-"""Pause before a claim looks for room again by itself: doubled each time, unless a reader waits."""
+"""Pause before a claim looks for room again by itself; doubled each time, unless a reader waits."""
 NOTICE_S = 0.2
-"""Pause after a notice before what no reader waits for looks again, unless files are in flight, whose room it may wait
-for: holds end by the hundred while a reader lists its folders, and each look costs."""
+"""Pause after a notice before a claim without a reader looks again, unless files are in flight whose room it may wait
+for. While a reader lists its folders, holds end by the hundred, and each look is costly."""
 FAILED_S = 5.0
-"""How long nothing is drawn after a drawn file found no room, or the disk failed: the next one would fail as well."""
+"""How long nothing is drawn after a drawn file found no room, or the disk failed: the next file would fail as well."""
 ROWS_MAX = (256, 100_000)
-"""How many files of each sort are read to make room; the second number where the first was not enough."""
+"""How many files of each sort are read to make room; the second number is for when the first was not enough."""
 CHECKED_FILES_MAX = 1000
-"""Files that are checked in one step for whether they are open or mapped: 2 us each."""
+"""Files checked in one step for whether they are open or mapped, at 2 us each."""
 EXCESS_POLL_S = 2.0
-"""How often eviction is tried again while the cache exceeds its quota: a mapping may end unnoticed."""
+"""How often eviction is retried while the cache exceeds its quota: a mapping may end unnoticed."""
 WARN_EVERY_S = 60.0
-"""How often the log says that the disk refuses to evict: each draw and each miss tries it again."""
+"""How often the log reports that the disk refuses to evict, although each draw and each miss retries it."""
 BATCH_PARTS = 500
-"""A draw evicts up to one part in 500 of the cache at a time, where so much is delisted: each time costs a commit."""
+"""A draw evicts up to one part in 500 of the cache at a time, if as much is delisted: each time costs a commit."""
 
 
 @dataclass(eq=False, slots=True)
 class Claim:
-    """Files that are to get room together."""
+    """Files that get their room together."""
 
     nodes: Sequence[Node]
     path: str
-    """Of the first of them, for messages."""
+    """The path of the first file, for messages."""
     priority: Priority
     is_wanted: Callable[[], bool]
-    """Whether they are still to be fetched."""
+    """Whether the files are still to be fetched."""
     is_draw: bool = False
-    """They are drawn: --remote-budget and `pause_draws` hold them back."""
+    """Whether they are drawn: --remote-budget and `pause_draws` hold them back."""
     renews: bool = False
-    """They are new versions of cached files."""
+    """Whether they are new versions of cached files."""
     patience_s: float = math.inf
     """How long it waits before it gives up."""
     least: int = 0
-    """The fewest bytes that were worth a try at the last look, rounded up to blocks."""
+    """The fewest bytes worth a try at the last look, rounded up to blocks."""
     waits_since: float | None = None
     """When it first found no room, in trio's time."""
 
 
 class WaitingClaims:
-    """Owns which claims found no room and wait: what the next generation has to make room for."""
+    """Owns the claims that wait because they found no room: the next generation has to make room for them."""
 
     def __init__(self) -> None:
         self._claims: dict[Claim, bool] = {}
-        """Of each, whether nothing has happened since its last look that may give it room."""
+        """For each claim, whether nothing has happened since its last look that may give it room."""
 
     def add(self, claim: Claim) -> None:
         """Note that a claim waits."""
@@ -104,22 +104,22 @@ class WaitingClaims:
         self._claims.pop(claim, None)
 
     def reconsider(self) -> None:
-        """Note that there may be room by now: a download finished, perhaps with less than was reserved for it."""
+        """Note that there may be room now: a download finished, perhaps with less than its reservation."""
         self._claims = dict.fromkeys(self._claims, False)
 
     @property
     def is_draw_held(self) -> bool:
-        """Whether files of the pass wait, and had no room at their last look, which is not out of date."""
+        """Whether files of the pass wait and had no room at their last look, with no change since."""
         return any(self._claims[claim] for claim in self._draws())
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest draw that waits."""
+        """Bytes of the largest waiting draw."""
         return max((claim.least for claim in self._draws()), default=0)
 
     @property
     def versions(self) -> int:
-        """Bytes of the new versions that wait."""
+        """Bytes of the waiting new versions."""
         return sum(claim.least for claim in self._claims if claim.renews)
 
     def _draws(self) -> Iterator[Claim]:
@@ -127,9 +127,9 @@ class WaitingClaims:
 
 
 class Space:
-    """Makes room in the store, and owns the lock under which that happens.
+    """Makes room in the store, and owns the lock for doing so.
 
-    rotated: notified when a draw gets room that had to be made. resized: when the quota was changed.
+    rotated: notified when a draw gets room that had to be made. resized: notified when the quota was changed.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Space:
         are_awaited: Callable[[Sequence[int]], bool] | None = None,
         peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
     ) -> None:
-        """holds: returns what readers hold at that moment. are_awaited: whether a draw is not to evict these files yet,
+        """holds: returns the current holds of readers. are_awaited: whether a draw must not evict these files yet,
         because another node is about to draw some of them from this one. peers_of: returns the nodes that may have a
         file, by its path.
         """
@@ -167,34 +167,34 @@ class Space:
 
     @property
     def rotates(self) -> bool:
-        """Whether delisted files give way to others."""
+        """Whether delisted files are evicted for others."""
         return self._generations.rotates
 
     async def run(self) -> None:
-        """Evict what exceeds the quota, once that is possible: after it was lowered, files may still be in use."""
+        """Evict the excess over the quota when possible: after the quota is lowered, files may still be in use."""
         while True:
             while self._store.used_bytes <= self._store.limit_bytes:
                 await self._store.space_freed.wait()
             await self._evict_excess()
             await trio.sleep(EXCESS_POLL_S)
 
-    # What a file needs.
+    # Space needed by a file.
 
     def is_too_large(self, nodes: Sequence[Node]) -> bool:
         """Whether files would not fit together even into an empty cache."""
         return self._sizes.most(nodes) > self._store.max_file_bytes
 
     def _needs(self, claim: Claim) -> tuple[int, int]:
-        """(bytes to reserve, the fewest that are worth a try); less is for files whose size is a guess."""
+        """(bytes to reserve, the fewest worth a try); the second is lower for files whose size is a guess."""
         return self._sizes.most(claim.nodes), self._sizes.least(claim.nodes)
 
     # Room for a claim.
 
     async def acquire(self, claim: Claim, waits_first: bool = False) -> Reservation | None:
-        """Reserve what a claim needs, as soon as there is room; None where it is no longer wanted.
+        """Reserve the space for a claim as soon as there is room; None if the claim is no longer wanted.
 
-        Raises NoRoom, or the error of a disk that refuses to evict, where the claim has waited for long enough or there
-        never will be room; Unreadable. waits_first: what it got the last time did not help.
+        Raises NoRoom, or the error of a disk that refuses to evict, if the claim has waited long enough or there never
+        will be room; Unreadable. waits_first: the last reservation did not help.
         """
         pause_s = LOOK_AGAIN_S_MIN
         if waits_first:
@@ -207,7 +207,7 @@ class Space:
                         pause_s = min(2 * pause_s, LOOK_AGAIN_S_MAX)
                 waits_first = True
                 while self._outage.is_on and not (claim.is_draw or self._peers_of(claim.path)):
-                    with trio.move_on_after(PEERS_AGAIN_S):  # nothing is evicted for what cannot be fetched
+                    with trio.move_on_after(PEERS_AGAIN_S):  # nothing is evicted for files that cannot be fetched
                         await self._outage.ended.wait()
                 if not claim.is_wanted():
                     return None
@@ -224,7 +224,7 @@ class Space:
             self.waiting.remove(claim)
 
     def reserve_free(self, claim: Claim) -> Reservation | None:
-        """Reserve what a claim needs of what is free, without waiting and without evicting."""
+        """Reserve the space for a claim from the free space, without waiting or evicting."""
         need, claim.least = self._needs(claim)
         if claim.is_draw and not self._may_draw:
             return None
@@ -234,7 +234,7 @@ class Space:
         return reserved
 
     async def _look(self, claim: Claim) -> Reservation | None:
-        """Reserve what a claim needs if there is room now, or may be made."""
+        """Reserve the space for a claim if there is room now, or room may be made."""
         reserved = self.reserve_free(claim)
         if reserved is None and await self._store.try_quota(claim.least):
             reserved = self.reserve_free(claim)
@@ -244,13 +244,13 @@ class Space:
                 if reserved := await self.reserve_by_eviction(size, claim.priority):
                     break
             if reserved and claim.priority is Priority.READER:
-                reserved.extend(need)  # else a draw takes the rest, and then the file may turn out to be larger
+                reserved.extend(need)  # otherwise a draw takes the rest, and the file may turn out to be larger
         return reserved
 
     def _may_be_given_back(self, claim: Claim) -> bool:
-        """Whether a claim without a reader is to wait, for half of its patience, for what others have reserved.
+        """Whether a claim without a reader should wait, for half of its patience, for space reserved by others.
 
-        They may not need it, as sizes may be guesses.
+        Sizes may be guesses, so the others may not need all of it.
         """
         if claim.priority is Priority.READER or claim.renews or claim.patience_s == math.inf:
             return False
@@ -262,7 +262,7 @@ class Space:
         self._draws_from = trio.current_time() + FAILED_S
 
     def no_room(self, claim: Claim) -> GrowfsError:
-        """The error for files for which nothing may be evicted, or for which the disk refuses to."""
+        """The error for files if nothing may be evicted for them, or the disk refuses to evict."""
         if refusal := self._store.refusal:
             return disk.cannot_write(refusal)
         need = self._sizes.most(claim.nodes)
@@ -276,7 +276,7 @@ class Space:
         return trio.current_time() >= self._draws_from and self._budget.covers(self._store.reserved_bytes)
 
     async def _is_hopeless(self, claim: Claim) -> bool:
-        """Whether a claim that found no room is not to wait, or no longer."""
+        """Whether a claim that found no room should not wait, or not any longer."""
         if claim.patience_s == math.inf:
             return False
         if claim.waits_since is not None:
@@ -284,12 +284,12 @@ class Space:
         return claim.patience_s <= 0 or not await self._may_ever_fit(claim.least)
 
     async def _may_ever_fit(self, bytes: int) -> bool:
-        """Whether files may fit once nothing is open or in flight: unless pinned and last files take too much."""
+        """Whether files may fit once nothing is open or in flight: not if pinned and last files take too much."""
         kept = await self._db.query_in_thread(partial(kept_bytes, self._generations.listed.keeps_last))
         return kept + bytes <= self._store.limit_bytes
 
     async def _wait(self, claim: Claim, pause_s: float) -> None:
-        """Return when there may be room that was not there before, or when the claim has waited for long enough."""
+        """Return when there may be new room, or the claim has waited long enough."""
         ends_at = math.inf if claim.waits_since is None else claim.waits_since + claim.patience_s
         with trio.move_on_at(min(trio.current_time() + pause_s, ends_at)):
             await self._store.space_freed.wait()
@@ -299,11 +299,11 @@ class Space:
     # Eviction.
 
     async def reserve_by_eviction(self, size: int, priority: Priority) -> Reservation | None:
-        """As Store.reserve, evicting what the rules allow for that priority where it is needed.
+        """Like Store.reserve, but evict files if needed, as far as the rules allow for that priority.
 
-        None also where nothing rotates, or the files are awaited, for a draw; and where the disk refuses to write a
-        generation. Where one begins meanwhile, this waits until its changes are written. Given up, it would be tried
-        again with the next generation, and so without end for a reader whose epochs are as short as the pauses.
+        Also returns None if the disk refuses to write a generation and, for a draw, if nothing rotates or the files are
+        awaited. If a generation begins meanwhile, this waits until its changes are written. Giving up would mean trying
+        again with the next generation, endlessly for a reader whose epochs are as short as the pauses.
         """
         is_draw = priority is Priority.DRAW
         if is_draw and not self._generations.rotates:
@@ -324,12 +324,12 @@ class Space:
         return reserved
 
     async def set_cache_size(self, size: CacheSize) -> None:
-        """Change the quota, and evict what exceeds it. Raises GrowfsError if not all of that can go."""
+        """Change the quota, and evict the excess. Raises GrowfsError if not all of it can be evicted."""
         store = self._store
         store.set_cache_size(size)
         await self._evict_excess()
         if store.used_bytes > store.limit_bytes and store.refusal:
-            await trio.sleep(LOOK_AGAIN_S_MIN)  # a full disk has room for the catalog once it has refused it
+            await trio.sleep(LOOK_AGAIN_S_MIN)  # a full disk has room for the catalog after refusing it once
             await self._evict_excess()
         self.resized.notify()
         if store.used_bytes > store.limit_bytes:
@@ -341,7 +341,7 @@ class Space:
             )
 
     async def evict(self, ids: Sequence[int]) -> int:
-        """Evict those of these files that are not in use, but of each directory keep a file of each extension.
+        """Evict those of these files that are not in use, but keep a file of each extension in each directory.
 
         Returns the bytes that they took.
         """
@@ -356,31 +356,31 @@ class Space:
 
     @asynccontextmanager
     async def _by_what_is_listed(self) -> AsyncIterator[bool]:
-        """No generation begins within, and nothing else is evicted. Yields whether the rows say what is listed.
+        """Keep new generations and other evictions out of the block. Yields whether the rows say what is listed.
 
-        Else the last file that a directory lists might be evicted, because another one was listed before.
+        Otherwise the last file that a directory lists might be evicted because another one was listed before.
         """
         async with self._generations.unchanged() as is_written, self._making_room:
             yield is_written
 
     async def _evict_excess(self) -> None:
-        """Evict what exceeds the quota, or all that may go. Each round reads ROWS_MAX files of each sort at most."""
+        """Evict the excess over the quota, or all that may go. Each round reads at most ROWS_MAX files of each sort."""
         store, evicted = self._store, -1
         while store.evicted_files != evicted and store.used_bytes > store.limit_bytes:
             evicted = store.evicted_files
             async with self._by_what_is_listed() as is_known:
                 if is_known and (excess := store.used_bytes - store.limit_bytes) > 0:
                     chosen = await self._pick(Priority.READER, excess)
-                    # Where all that may go does not free enough, it goes all the same.
+                    # If evicting everything allowed does not free enough, evict it all the same.
                     chosen = chosen or await self._pick(Priority.READER, 1, sys.maxsize, ROWS_MAX[-1:])
                     await self._evict(chosen, return_to_pass=True)
 
     async def _pick(
         self, priority: Priority, need: int, ample: int = 0, rows_max: Sequence[int] = ROWS_MAX
     ) -> list[int]:
-        """The ids to evict for need bytes, or for ample if the candidates have as many; none where they have too few.
+        """The ids to evict for `need` bytes, or for `ample` if the candidates have as many; none if they have too few.
 
-        A thread reads the candidates and picks: to find that a hundred thousand files are held takes a second.
+        A thread reads the candidates and picks: finding that a hundred thousand files are held takes a second.
         """
         holds, listed, in_use = self._holds(), self._generations.listed, self._store.open_files.ids
         for most in rows_max:
@@ -397,9 +397,9 @@ class Space:
         return []
 
     async def _opened(self, ids: Sequence[int]) -> set[int]:
-        """Which of these files were opened since a thread picked them, or are mapped. Requests are answered meanwhile.
+        """Those of these files that were opened since a thread picked them, or are mapped.
 
-        A file that is opened between this and its eviction stays readable.
+        Requests are answered meanwhile. A file that is opened between this and its eviction stays readable.
         """
         opened = set[int]()
         for start in range(0, len(ids), CHECKED_FILES_MAX):

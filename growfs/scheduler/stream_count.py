@@ -1,8 +1,8 @@
 """How many requests run at a time, and how many workers send them.
 
-More requests while that raises the rate, fewer when the store refuses many of them.
-Multiplicative steps up and down by a quarter, kept where the measured rate justifies them; for small files doubled
-before that, as TCP does. A store refuses some requests whatever their number, so only their share counts.
+More requests while that raises the rate, fewer when the store refuses many of them. The number moves up and down in
+steps of a quarter, kept if the measured rate justifies them; for small files it is doubled before that, as in TCP slow
+start. A store refuses some requests at any number, so only their share counts.
 """
 
 from __future__ import annotations
@@ -12,50 +12,50 @@ import math
 STREAMS_MIN = 1
 STREAMS_FIRST = 16
 STREAMS_FIRST_SMALL = 32
-"""If the first file is small. Most of its time is a round trip, which takes a stream and next to nothing of the link.
-So they are doubled each period while that brings more: near a store few are enough, and with 200 ms 256 bring 1,280
-files a second."""
+"""If the first file is small. Most of its time is a round trip, which occupies a stream but hardly the link. So streams
+are doubled each period while that helps: near a store a few are enough, and with 200 ms, 256 streams fetch 1,280 files
+a second."""
 SMALL_BYTES = 128 << 10
 STREAMS_FIRST_LARGE = 24
-"""If the first file is large. New connections become fast by doubling what they send in each round trip
-(RFC 5681): with 100 ms, those of 24 fill a link of 125 MB/s 0.3 s sooner than those of 16. The parts of a smaller file
-are too few for that: some streams would take those of the next one, and the first would arrive later.
+"""If the first file is large. New connections become fast by doubling the data sent in each round trip (RFC 5681): with
+100 ms, 24 of them fill a link of 125 MB/s 0.3 s sooner than 16. Smaller files have too few parts for that: some streams
+would take parts of the next file, and the first would arrive later.
 """
 LARGE_BYTES = 256 << 20
 STREAMS_MAX = 256
 GAIN_MIN = 0.25
-"""More streams are kept where the rate grows by at least this fraction of their own growth."""
+"""More streams are kept if the rate grows by at least this fraction of their own growth."""
 LOSS_MAX = 0.03
-"""Fewer streams are kept where they cost no more than this fraction of the rate."""
+"""Fewer streams are kept if they cost no more than this fraction of the rate."""
 LIMITED_SHARE = 0.75
-"""Where fewer streams lower the rate by at least this fraction of their own decline, more are tried at once. Where they
-lower it by less than GAIN_MIN, more are not tried: each further stream brings less than the one before."""
+"""If fewer streams lower the rate by at least this fraction of their own decline, more are tried at once. If they lower
+it by less than GAIN_MIN, more are not tried: each additional stream gains less than the one before."""
 STEP_SHARE = 4
-"""A step changes the number of streams by one part in so many."""
+"""A step changes the number of streams by one part in 4."""
 REST_PERIODS = 10
 """Periods between two experiments with another number of streams."""
 REPEAT_PERIODS = 1
-"""Periods before fewer are tried once more, where they lowered the rate: it may have been lower for another reason, as
-where one file ends and the next one begins."""
+"""Periods before fewer streams are tried again after they lowered the rate: it may have been lower for another reason,
+such as the end of one file and the start of the next."""
 FIRST_REST_PERIODS = 4
-"""Periods before the first one: connections that are new become faster by themselves. It tries fewer streams: more are
-newer connections still, and where the link has a queue, the parts that they get take seconds."""
+"""Periods before the first experiment: new connections become faster by themselves. The experiment tries fewer streams:
+more would be newer connections still, and if the link has a queue, their parts take seconds."""
 THROTTLED_SHARE_MAX = 0.1
 """The store wants fewer requests if it refuses more than this share of them."""
 DEVIATIONS = 3.0
-"""By so many standard deviations: of few requests, more may be refused by chance."""
+"""By this many standard deviations: of few requests, more may be refused by chance."""
 MEMORY = 0.7
-"""What a request counts after another period: those of the last two seconds decide."""
+"""The weight of a request after another period: those of the last two seconds dominate."""
 DECREASE, INCREASE = 0.75, 1.2
 """The factors in a period with too many refusals, and in one without: streams double in 2 s."""
 CPU_SHARE_MAX = 0.6
-"""A worker that computes for more of the time may soon limit the rate: Python runs one thread at a time."""
+"""A worker that computes for more than this share of the time may soon limit the rate, as Python runs one thread."""
 CPU_SHARE_MIN = 0.2
-"""Where the workers compute for less of the time, one less is enough."""
+"""If the workers compute for less than this share of the time, one fewer is enough."""
 
 
 class ConcurrencyController:
-    """Owns the number of streams. Pure: given what a period measured, it returns how many the next one is to have."""
+    """Owns the number of streams. Pure: takes the measurements of a period, and returns the number for the next one."""
 
     def __init__(self) -> None:
         self._wanted = STREAMS_FIRST
@@ -65,21 +65,21 @@ class ConcurrencyController:
         self._before: tuple[int, float] | None = None  # streams and rate before the step that is being tried
         self._rest = FIRST_REST_PERIODS
         self._declined = False  # fewer lowered the rate the last time
-        self._doubles = False  # a step is another as many
+        self._doubles = False  # a step doubles the streams
         self._up = False
 
     @property
     def streams(self) -> int:
-        """The number from now on."""
+        """The current number."""
         return min(self._wanted, int(self._allowed))
 
     @property
     def is_throttled(self) -> bool:
-        """Whether it is as low as it is because the store refuses requests."""
+        """Whether it is this low because the store refuses requests."""
         return self._allowed < self._wanted
 
     def begin_file(self, bytes: int | None) -> None:
-        """Begin to fetch a file. The first one says what the others are like. bytes: its size, if that is known."""
+        """Begin to fetch a file. The first one is taken as typical. bytes: its size, if known."""
         if bytes is not None and not self._has_begun:
             if bytes <= SMALL_BYTES:
                 self._wanted, self._doubles, self._rest = STREAMS_FIRST_SMALL, True, 1
@@ -88,13 +88,13 @@ class ConcurrencyController:
         self._has_begun = True
 
     def note_requests(self, answered: int, throttled: int) -> None:
-        """Note what became of a period's requests: how many were answered, and how many refused with 503 or 429."""
+        """Note the outcome of a period's requests: how many were answered, and how many refused with 503 or 429."""
         self._answered = MEMORY * self._answered + answered
         self._throttled = MEMORY * self._throttled + throttled
         count, share = self._answered + self._throttled, THROTTLED_SHARE_MAX
         if throttled and self._throttled > share * count + DEVIATIONS * math.sqrt(share * (1 - share) * count):
             self._allowed = max(STREAMS_MIN, DECREASE * min(self._allowed, self._wanted))
-            self._answered = self._throttled = 0.0  # of more streams than there are now
+            self._answered = self._throttled = 0.0  # those came from more streams than now
         elif answered:
             self._allowed = min(max(self._allowed + 1, INCREASE * self._allowed), STREAMS_MAX)
 
@@ -129,7 +129,7 @@ class ConcurrencyController:
         else:
             decline = (1 - rate / before) / -change if change < 0 else 0.0
             declined = decline >= GAIN_MIN
-            self._up = declined and self._declined  # else more can bring no more than fewer cost
+            self._up = declined and self._declined  # otherwise more can gain no more than fewer cost
             repeats = declined and not self._declined
             self._wanted = streams
             self._rest = REPEAT_PERIODS if repeats else 0 if decline >= LIMITED_SHARE else REST_PERIODS
@@ -138,9 +138,9 @@ class ConcurrencyController:
 
 
 class WorkerCount:
-    """Owns the number of workers that large files are given to: as few as keep the link busy.
+    """Owns the number of workers for large files: as few as keep the link busy.
 
-    Streams in one process work on the parts of the same file; those of two processes do not. Pure.
+    Streams in one process work on parts of the same file; streams in different processes do not. Pure.
     """
 
     def __init__(self, most: int) -> None:
@@ -148,7 +148,7 @@ class WorkerCount:
         self._most = most
 
     def update(self, cpu_share: float) -> int:
-        """Returns the number from now on. cpu_share: the mean of their CPU times, by the time that passed."""
+        """Returns the number from now on. cpu_share: the mean of their CPU times over the elapsed time."""
         if cpu_share > CPU_SHARE_MAX:
             self.count = min(self.count + 1, self._most)
         elif cpu_share < CPU_SHARE_MIN:
