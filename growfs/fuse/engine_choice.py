@@ -1,4 +1,4 @@
-"""The choice among the engines: passthrough, links and libfuse. Only libfuse needs pyfuse3, of the extra `libfuse`."""
+"""The choice of an engine: passthrough, links or libfuse. Only libfuse needs pyfuse3, from the extra `libfuse`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from growfs.vfs.filesystem import Vfs
 
 LIBFUSE = "libfuse"
 PACKAGES = "apt install fuse3 libfuse3-dev pkg-config gcc python3-dev"
-"""On Debian and Ubuntu: what pyfuse3 is compiled with, and fusermount3."""
+"""On Debian and Ubuntu: the packages needed to compile pyfuse3, and fusermount3."""
 
 
 class Engine(Protocol):
@@ -38,7 +38,7 @@ class Engine(Protocol):
         """Answer the kernel until the file system is unmounted."""
 
     async def ready(self) -> None:
-        """Return once readers can list what is cached, which is enough to start."""
+        """Return once readers can list the cached files, which is enough to start."""
 
     def unmount(self) -> None:
         """Detach, even while files are open. Does nothing if nothing is mounted."""
@@ -51,17 +51,17 @@ class KernelEngine(Engine, Protocol):
         """Make the kernel look up a name of that directory again."""
 
     def drop_descriptor(self, id: int) -> None:
-        """Have the kernel drop a cached file, whose descriptor was closed."""
+        """Make the kernel drop a cached file whose descriptor was closed."""
 
 
 class EngineChoice:
     """The requested engine, or with "auto" the fastest engine that works for files in folder and shows plain files.
 
-    name: its name. reason: why it was chosen, in words. Raises GrowfsError if the requested engine does not work.
+    name: its name. reason: why it was chosen, as text. Raises GrowfsError if the requested engine does not work.
     """
 
     def __init__(self, requested: str, folder: Path) -> None:
-        self.name, self._stack_depth = requested, 1  # the lowest that works: so an overlay may lie on top of the mount
+        self.name, self._stack_depth = requested, 1  # the lowest that works, so an overlay may lie on top of the mount
         self.reason = "requested by --engine"
         if requested == LinksEngine.name:
             self.reason = "each cached file is a symbolic link to itself in the cache"
@@ -85,7 +85,7 @@ class EngineChoice:
 
     @property
     def shows_links(self) -> bool:
-        """Whether readers open cached files by themselves."""
+        """Whether readers open cached files directly."""
         return self.name == LinksEngine.name
 
     def create(self, vfs: Vfs) -> KernelEngine:
@@ -99,8 +99,8 @@ class EngineChoice:
         if self.name == LinksEngine.name:
             return LinksEngine
         try:
-            from growfs.fuse.libfuse import LibfuseEngine  # imports pyfuse3; without it a mount starts sooner
-        except (ImportError, OSError) as error:  # its C library may be missing, or of another version
+            from growfs.fuse.libfuse import LibfuseEngine  # imports pyfuse3; mounts start sooner without it
+        except (ImportError, OSError) as error:  # its C library may be missing, or have the wrong version
             if has_pyfuse3():
                 found = f"cannot be imported: {error}"
                 remedy = pip_install("--force-reinstall", "--no-cache-dir", "--no-binary", "pyfuse3", "pyfuse3")
@@ -114,5 +114,5 @@ class EngineChoice:
 
 
 def has_pyfuse3() -> bool:
-    """Whether pyfuse3 is installed; it may need a library that is not."""
+    """Whether pyfuse3 is installed; a library that it needs may still be missing."""
     return find_spec("pyfuse3") is not None

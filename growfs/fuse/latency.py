@@ -15,16 +15,16 @@ import trio
 DEVICE = "/dev/cpu_dma_latency"
 DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
 C1_LATENCY_US = 2
-"""On real hardware a core wakes from its lightest sleep (C1) within this time. So only deeper sleeps are ruled out."""
+"""On real hardware a core wakes from its lightest sleep (C1) within this time, so only deeper sleeps are ruled out."""
 
 BUSY_REQUESTS, BUSY_S = 64, 0.2
-"""About 300 requests a second. From there on two wake-ups per request, 80 us, take 2% of a reader's time or more."""
+"""About 300 requests a second. At this rate, two wake-ups per request, 80 us, take 2% of a reader's time or more."""
 
 
 class RealtimeBoost:
     """Real-time scheduling (sched(7)) for a thread: it gets a core as soon as it wakes up, instead of after up to 3 ms.
 
-    A niceness 20 steps lower, or shorter slices, bring half of that or nothing. Real-time scheduling is only for work
+    A niceness 20 steps lower, or shorter slices, gain half of that or nothing. Real-time scheduling is only for work
     that takes microseconds. Child processes and new threads do not inherit it.
     """
 
@@ -45,7 +45,7 @@ class RealtimeBoost:
 
 
 def latency_limit_us() -> int:
-    """The wake-up latency to request: 0 on a virtual machine, because waking a halted core there involves the host."""
+    """The wake-up latency to request: 0 on a virtual machine, where waking a halted core involves the host."""
     try:
         return 0 if DRIVER.read_text().strip() == "haltpoll" else C1_LATENCY_US
     except OSError:

@@ -31,13 +31,13 @@ Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
 TASKS_MAX = 10_000
-"""Requests that are handled at one time. Each waiting open counts as one; beyond the limit the mount hangs."""
+"""Requests handled at a time. Each waiting open counts as one; beyond the limit the mount hangs."""
 
 
 def with_errno(
     handler: Callable[Params, Coroutine[Any, Any, Result]],
 ) -> Callable[Params, Coroutine[Any, Any, Result]]:
-    """Answer with the errno of an error that a handler raises; EIO if it is an unexpected one: pyfuse3 would end the
+    """Answer with the errno of an error that a handler raises; EIO if it is unexpected, since pyfuse3 would end the
     daemon."""
 
     @functools.wraps(handler)
@@ -69,7 +69,7 @@ class LibfuseEngine(pyfuse3.Operations):
 
     def mount(self, spec: MountSpec) -> None:
         """Attach to the mountpoint. Raises GrowfsError."""
-        pyfuse3.init(self, f"/dev/fd/{spec.attach()}", set())  # libfuse takes a mount that is made (mount.fuse3(8))
+        pyfuse3.init(self, f"/dev/fd/{spec.attach()}", set())  # libfuse accepts an existing mount (mount.fuse3(8))
         self._mounted = spec.row()
 
     async def serve(self) -> None:
@@ -95,7 +95,7 @@ class LibfuseEngine(pyfuse3.Operations):
             pyfuse3.invalidate_entry_async(pyfuse3.InodeT(parent), name.encode(), ignore_enoent=True)
 
     def drop_descriptor(self, id: int) -> None:
-        """Do nothing: the kernel has no file of the cache."""
+        """Do nothing: the kernel has no files of the cache."""
 
     # Requests. `ctx.pid` is the id of the thread that makes the system call.
 
@@ -146,11 +146,11 @@ class LibfuseEngine(pyfuse3.Operations):
         self._cpu_latency.count()
         content = self._vfs.try_read(fh, off, size)
         if content is not None:
-            return content  # pyfuse3 copies it into the reply before anything else runs
+            return content  # pyfuse3 copies it into the reply before other code runs
         return await self._vfs.read(fh, off, size)
 
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
-        raise pyfuse3.FUSEError(errno.ENOSYS)  # once: the kernel then asks no more at a close
+        raise pyfuse3.FUSEError(errno.ENOSYS)  # once: the kernel then stops asking at each close
 
     @with_errno
     async def release(self, fh: pyfuse3.FileHandleT) -> None:

@@ -1,8 +1,8 @@
 """The links engine: shows each cached file as a symbolic link to itself in the cache, which the kernel keeps.
 
-So a reader opens, reads and maps cached files without the daemon, at the speed of the disk, whoever mounted and on any
-kernel since Linux 4.20. A file that is not cached is a file of the mount: its open waits, and is read through the
-daemon. Opens are counted by inotify(7), and a lease tells whether a file is open when it is to be evicted.
+A reader therefore opens, reads and maps cached files without the daemon, at the speed of the disk, for any user and on
+any kernel since Linux 4.20. An uncached file is a file of the mount: its open waits, and it is read through the daemon.
+Opens are counted with inotify(7), and a lease tells whether a file is open when it is to be evicted.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from growfs.vfs.filesystem import LeavingLink, Vfs
 from growfs.vfs.open_counter import OpenCounter
 
 DROPPED_S_MAX = 0.1
-"""How long deletions wait for the kernel to drop the links. It does not while a listing of their directory that was
-rewound waits for a generation, which may wait for the deletions."""
+"""How long deletions wait for the kernel to drop the links. The kernel does not drop them while a rewound listing of
+their directory waits for a generation, which may in turn wait for the deletions."""
 FOLLOWED_S = 0.01
-"""How long a process may take for an entry that it was sent, and to open the path that it has read from a link."""
+"""How long a process may take to receive a sent entry, and to open the path that it has read from a link."""
 OWN_OPEN_S = 1.0
-"""Opens of a file that are reported so soon after the daemon has opened it are its own."""
+"""Opens of a file that are reported this soon after the daemon has opened it are the daemon's own."""
 TREE = 0
 
 
 class LinksEngine(PassthroughEngine):
-    """Owns the counter of opens. The session is as with passthrough, without backing ids."""
+    """Owns the counter of opens. The session is the same as with passthrough, but without backing ids."""
 
     name = "links"
     needs = protocol.InitFlag.CACHE_SYMLINKS
@@ -47,7 +47,7 @@ class LinksEngine(PassthroughEngine):
         self._counter = OpenCounter(self._count_open, self._recheck)
         self._to_recheck: set[int] = set()
         self._token: trio.lowlevel.TrioToken | None = None
-        """While it serves."""
+        """Set while it serves."""
         self._own_opens: dict[int, float] = {}
         """When the daemon last opened a file, by node id; the earliest first."""
 
@@ -73,7 +73,7 @@ class LinksEngine(PassthroughEngine):
             self._counter.close()
 
     def drop_links(self, leaving: Sequence[LeavingLink]) -> None:
-        """Have the kernel forget the links to files that are about to be deleted: opens of their names wait again.
+        """Make the kernel forget the links to files that are about to be deleted: opens of their names wait again.
 
         Called on the thread that deletes them.
         """
@@ -84,7 +84,7 @@ class LinksEngine(PassthroughEngine):
         token.run_sync_soon(self._vfs.list_as_files, {link.id for link in leaving})
         token.run_sync_soon(done.set)
         done.wait(DROPPED_S_MAX)
-        time.sleep(FOLLOWED_S)  # the kernel may have a reply from before, and no entry yet that could be dropped
+        time.sleep(FOLLOWED_S)  # the kernel may have an earlier reply, but no entry yet to drop
         messages = []
         for link in leaving:
             messages.append(protocol.inval_entry(link.parent, link.name.encode()))
@@ -106,7 +106,7 @@ class LinksEngine(PassthroughEngine):
             self._vfs.count_unseen_open(file)
 
     def _recheck(self, _: int, directory: int, name: str) -> None:
-        """Have a cached file verified that somebody has written to or deleted, unless it was growfs that deleted it."""
+        """Verify a cached file that was written to or deleted, unless growfs itself deleted it."""
         file = self._vfs.find(directory, name)
         if file and file.id not in self._to_recheck:
             self._to_recheck.add(file.id)
@@ -122,7 +122,7 @@ class LinksEngine(PassthroughEngine):
         return super()._table() | {Opcode.READLINK: self._read_link}
 
     def _opendir(self, request: FuseRequest) -> None:
-        """Count first what its reader has opened: that decides what it is shown. Its listing begins now.
+        """First count the files that the reader has opened: they decide what it is shown. The listing begins here.
 
         It may wait for a generation. If it waited in READDIR, the kernel would hold the directory's lock, and could not
         drop a link there to a file that is evicted meanwhile.
@@ -148,12 +148,12 @@ class LinksEngine(PassthroughEngine):
             self._vfs.close_directory(handle)
 
     def _open(self, request: FuseRequest) -> None:
-        """Of a file that is not cached, or one in .growfs/, which may say how often files were opened."""
+        """Open a file that is not cached, or one in .growfs/, which may report how often files were opened."""
         self._counter.count_now()
         super()._open(request)
 
     def _read_link(self, request: FuseRequest) -> None:
-        """Watch the folder first: the open that follows counts."""
+        """Watch the folder first, so that the open that follows is counted."""
         link = self._vfs.link(request.nodeid)
         if not self._counter.is_watched(TREE, link.directory):
             self._counter.watch(TREE, {link.directory: Path(link.target).parent})

@@ -1,6 +1,6 @@
-"""Mountpoints: check them, mount, list what is mounted, and unmount.
+"""Mountpoints: check them, mount, list the mounts, and unmount.
 
-The device name of a growfs mount is its cache folder, percent-encoded. So the kernel's mount table is the registry of
+The device name of a growfs mount is its cache folder, percent-encoded. The kernel's mount table is thus the registry of
 running mounts: it is never out of date, and shows every user where the control socket is.
 """
 
@@ -24,7 +24,7 @@ from growfs.errors import GrowfsError
 
 TYPE = "fuse.growfs"
 AUTOMOUNT = "autofs"
-"""The type of what waits for a mount to be made there (x-systemd.automount)."""
+"""The type of a placeholder on which a mount will be made (x-systemd.automount)."""
 DEVICE = Path("/dev/fuse")
 DEVICE_NUMBER = os.makedev(10, 229)
 """Documentation/admin-guide/devices.txt."""
@@ -32,7 +32,7 @@ READ_AHEAD_KIB = 4096
 """How far the kernel reads ahead for a sequential reader. With its default of 128 the throughput is less than half."""
 MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 MNT_FORCE, MNT_DETACH = 1, 2
-"""Flags of mount(2) and umount(2) (sys/mount.h). MNT_FORCE fails pending requests, so that nobody waits for them."""
+"""Flags of mount(2) and umount(2) (sys/mount.h). MNT_FORCE fails pending requests, so that none is waited for."""
 CAP_SYS_ADMIN = 21
 LINKS_MAX = 40
 """As many links the kernel follows (path_resolution(7))."""
@@ -40,7 +40,7 @@ NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "afs", "virtiofs"}
 )
 ANSWER_S = 5.0
-"""How long a mount may take to answer before its daemon counts as one that hangs."""
+"""How long a mount may take to answer before its daemon counts as hung."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -49,8 +49,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class MountSpec:
     """What to mount where: a cache folder and a mountpoint.
 
-    allow_other: for all users. folder: a descriptor of the mountpoint, as `check_mountpoint` gives it; None where
-    nothing is mounted.
+    allow_other: for all users. folder: a descriptor of the mountpoint, from `check_mountpoint`; None if nothing is
+    mounted.
     """
 
     mountpoint: Path
@@ -67,7 +67,7 @@ class MountSpec:
         return {"default_permissions", "allow_other"} if self.allow_other else {"default_permissions"}
 
     def attach(self) -> int:
-        """Mount, and close the descriptor of the folder. Returns that of /dev/fuse for the mount. Raises GrowfsError.
+        """Mount, and close the folder's descriptor. Returns the mount's descriptor of /dev/fuse. Raises GrowfsError.
 
         Root uses mount(2). Other users go through fusermount3, even with the capability to mount: it applies the
         machine's rules (fuse.conf), and lets them unmount again.
@@ -79,12 +79,12 @@ class MountSpec:
             os.close(self.folder)
 
     def row(self) -> MountRow | None:
-        """Its row of the mount table; None if it is unmounted by now. A cache has one mount, but for bind mounts."""
+        """Its row of the mount table; None if it is no longer mounted. A cache has one mount, bind mounts aside."""
         own = (row for row in reversed(mounts()) if (row.cache, row.owner) == (self.cache, os.geteuid()))
         return next(own, None)
 
     def _attach_as_root(self, folder: int) -> int:
-        """The path may lead elsewhere by now, if another user owns a folder above. The descriptor does not."""
+        """Mount by descriptor: if another user owns a folder above, the path may lead elsewhere by now."""
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
         data = [f"fd={device}", "rootmode=40000", "user_id=0", "group_id=0", *self._permissions]
         flags = MS_RDONLY | MS_NOSUID | MS_NODEV
@@ -123,18 +123,18 @@ class MountRow:
     id: int
     parent: int
     device: str
-    """The major and minor number, as in /sys/class/bdi."""
+    """The major and minor number, as used in /sys/class/bdi."""
     root: str
-    """What is mounted: a path in the file system."""
+    """The mounted path in the file system."""
     mountpoint: Path
     peers: int | None
     """The peer group for mount propagation."""
     master: int | None
-    """The peer group from which it gets mounts."""
+    """The peer group from which it receives mounts."""
     type: str
-    """Of the file system."""
+    """The type of the file system."""
     cache: Path
-    """The cache folder of a mount of growfs; else what is mounted."""
+    """The cache folder of a growfs mount; for other mounts, their source."""
     owner: int
     """The user who mounted."""
 
@@ -201,7 +201,7 @@ def resolved(mountpoint: Path) -> Path:
 def is_dead(mountpoint: Path) -> bool:
     """Whether a mount's daemon is gone ("Transport endpoint is not connected"). Raises GrowfsError if it hangs.
 
-    Then this process uses the mount until it ends, as it waits for an answer.
+    In that case, this process uses the mount until it ends, because it waits for an answer.
     """
     if mounted_at(mountpoint) is None:
         return False
@@ -213,7 +213,7 @@ def is_dead(mountpoint: Path) -> bool:
         except OSError as error:
             codes.append(error.errno)
 
-    thread = threading.Thread(target=probe, daemon=True)  # it may wait for as long as this process lives
+    thread = threading.Thread(target=probe, daemon=True)  # it may wait for the rest of this process
     thread.start()
     thread.join(ANSWER_S)
     if thread.is_alive():
@@ -241,7 +241,7 @@ def is_remote(file_system: str) -> bool:
 def check_mountpoint(mountpoint: Path) -> int:
     """A descriptor of the folder to mount on, which is created if need be. Raises GrowfsError if it cannot be one.
 
-    Until the descriptor is closed, no other daemon gets one: two mounts would succeed, one above the other.
+    Until the descriptor is closed, no other daemon gets one: otherwise two mounts would succeed, one above the other.
     """
     _check_unmounted(mountpoint)  # first, because such a mount may hang
     try:
@@ -267,7 +267,7 @@ def _check_empty(mountpoint: Path, folder: int) -> None:
         raise GrowfsError(
             f"{mountpoint}: another growfs is about to mount there; wait for it, or end it: growfs umount {mountpoint}"
         ) from None
-    except OSError:  # NFS locks no folders
+    except OSError:  # NFS does not lock folders
         pass
     _check_unmounted(mountpoint)
     rows = [row for row in mount_rows() if row.mountpoint == mountpoint]
@@ -286,9 +286,9 @@ def _check_unmounted(mountpoint: Path) -> None:
 
 
 def check_outside(mountpoint: Path, name: str, folder: Path) -> None:
-    """Raise GrowfsError if a folder that the daemon uses is the mountpoint or below it: it would wait for itself.
+    """Raise GrowfsError if a folder that the daemon uses is at or below the mountpoint: it would wait for itself.
 
-    Links and bind mounts are followed. name: what the folder is, for people.
+    Follows links and bind mounts. name: of the folder, for display.
     """
     top = mountpoint.stat()
     path = Path(os.path.realpath(folder))
@@ -358,7 +358,7 @@ def check_fusermount() -> None:
 
 
 def check_allow_other(wanted: bool) -> bool:
-    """Whether an ordinary user may let others read a mount. Raises GrowfsError if that is wanted and forbidden."""
+    """Whether an ordinary user may let others read a mount. Raises GrowfsError if this is wanted but forbidden."""
     allowed = re.search(r"^\s*user_allow_other\b", _read("/etc/fuse.conf"), re.MULTILINE) is not None
     if wanted and not allowed:
         raise GrowfsError("--allow-other needs the line user_allow_other in /etc/fuse.conf; add it, or mount as root")
@@ -418,5 +418,5 @@ def force_unmount(mounted: MountRow) -> None:
         if (now.device, now.cache) != (mounted.device, mounted.cache):
             continue
         if _libc.umount2(os.fsencode(now.mountpoint), MNT_FORCE | MNT_DETACH) != 0:
-            with suppress(GrowfsError):  # no capability to unmount, or it is gone by now
+            with suppress(GrowfsError):  # no capability to unmount, or it is gone
                 unmount(now.mountpoint, lazy=True)

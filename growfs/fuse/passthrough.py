@@ -1,4 +1,4 @@
-"""The passthrough engine: speaks the kernel's FUSE protocol itself, so that reads do not go through the daemon.
+"""The passthrough engine: speaks the kernel's FUSE protocol itself, so that reads bypass the daemon.
 
 A resident file is opened with a backing id (FOPEN_PASSTHROUGH). From then on the kernel serves reads, splices and
 mappings from the cached file. Requests that can be answered from memory are answered at once; only a request that has
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 SIGNALS_EVERY_S = 0.1
 """How often the signals of an interrupted reader are checked: the kernel reports the first one only."""
 OPEN_AHEAD_MAX = 16_384
-"""Listed files that wait to be opened ahead. If there are more, the oldest are dropped."""
+"""Listed files waiting to be opened ahead. If there are more, the oldest are dropped."""
 NO_BACKING = 0
 WRITE_OPCODES = (
     *(Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME),
@@ -57,7 +57,7 @@ class PassthroughEngine:
 
     name = "passthrough"
     needs = protocol.InitFlag.PASSTHROUGH
-    """What the kernel has to offer."""
+    """The features that the kernel has to offer."""
 
     def __init__(self, vfs: Vfs, stack_depth: int) -> None:
         self.requests: Counter[str] = Counter()
@@ -196,7 +196,7 @@ class PassthroughEngine:
             await trio.sleep(SIGNALS_EVERY_S)
 
     def _refuse_unknown(self, request: FuseRequest) -> None:
-        """ENOSYS: the kernel does without it, and stops sending most of these requests (FLUSH, LSEEK, GETXATTR, ...).
+        """ENOSYS: the kernel does without the request, and stops sending most of these (FLUSH, LSEEK, GETXATTR, ...).
 
         ACCESS is one of them: with default_permissions the kernel checks permissions itself.
         """
@@ -284,7 +284,7 @@ class PassthroughEngine:
             self._start_task(request, partial(self._open_later, request))
         else:
             self._reply_open(request, handle)
-            self._vfs.count_open(handle)  # also if the reply failed and the handle is closed: the count is the same
+            self._vfs.count_open(handle)  # even if the reply failed and the handle is closed
 
     async def _open_later(self, request: FuseRequest) -> None:
         self._reply_open(request, await self._vfs.open(request.nodeid, request.tid))
@@ -301,7 +301,7 @@ class PassthroughEngine:
             self._vfs.close(handle)
 
     def _backing_id(self, id: int, handle: int) -> int:
-        """The backing id of an open file. NO_BACKING if the kernel refuses it, until its descriptor is closed."""
+        """The backing id of an open file. If the kernel refuses it, NO_BACKING until its descriptor is closed."""
         backing_id = self._backing_ids.get(id)
         if backing_id is None:
             try:
@@ -313,7 +313,7 @@ class PassthroughEngine:
         return backing_id
 
     def _release(self, request: FuseRequest) -> None:
-        """Deferred: nobody waits for the reply, and a reader of small files waits for its next open."""
+        """Deferred: no process waits for the reply, and a reader of small files waits for its next open."""
         self._session.defer(partial(self._handle, request, self._close))
 
     def _close(self, request: FuseRequest) -> None:
@@ -326,7 +326,7 @@ class PassthroughEngine:
             close_backing(self._session.fd, backing_id)
 
     def _read(self, request: FuseRequest) -> None:
-        """READ comes for virtual files, for files without a backing id, and for any file after POSIX_FADV_WILLNEED."""
+        """READ arrives for virtual files, files without a backing id, and any file after POSIX_FADV_WILLNEED."""
         read = structs.ReadIn.unpack(request.message, HEADER)
         content = self._vfs.try_read(read.fh, read.offset, read.size)
         if content is None:
@@ -340,6 +340,6 @@ class PassthroughEngine:
         self._drop_second_copy(request, read)
 
     def _drop_second_copy(self, request: FuseRequest, read: structs.Members) -> None:
-        """Have the kernel forget what it read ahead of a file that it reads itself: the cached file is in memory."""
+        """Make the kernel forget the read-ahead pages of a file that it reads itself: the cached file is in memory."""
         if self._backing_ids.get(request.nodeid, NO_BACKING) != NO_BACKING:
             self._session.notify(protocol.inval_inode(request.nodeid, read.offset, read.size))

@@ -1,8 +1,8 @@
-"""Test whether this machine can mount, and can do passthrough for files in a folder, by doing it.
+"""Test whether this machine can mount, and can do passthrough for files in a folder, by trying it.
 
-The test of passthrough creates a FUSE superblock with the kernel's mount API (fsopen(2), fsconfig(2)) and mounts it
-nowhere. So nobody can see it or wait for it, and it goes away when its descriptor is closed. The test of the mount is
-made in a mount namespace that ends with it.
+The passthrough test creates a FUSE superblock with the kernel's mount API (fsopen(2), fsconfig(2)) without mounting it.
+No process can see it or wait for it, and it goes away when its descriptor is closed. The mount test is made in a mount
+namespace that ends with it.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def why_not_passthrough(folder: Path, stack_depth: int = protocol.STACK_DEPTH_MA
 
 
 def try_mount(mountpoint: Path) -> bool:
-    """Mount on a folder, where only a thread can see it that ends at once. False if that cannot be tried here.
+    """Mount on a folder where only a short-lived thread can see it. False if that cannot be tried here.
 
-    For root. What the capabilities allow may still be refused: by AppArmor, as containers have it, SELinux or seccomp.
+    For root. Even with the capabilities, mounting may be refused: by AppArmor, as in containers, SELinux or seccomp.
     Raises GrowfsError.
     """
     shared = any(row.peers for row in mount_rows())
@@ -70,7 +70,7 @@ def try_mount(mountpoint: Path) -> bool:
         if _libc.unshare(CLONE_NEWNS) != 0:
             return
         if shared and _libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) != 0:
-            return  # others would see the mount
+            return  # other processes would see the mount
         try:
             folder = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # in this mount namespace
             os.close(MountSpec(mountpoint, Path("growfs"), allow_other=True, folder=folder).attach())
@@ -94,7 +94,7 @@ def open_backing(device: int, fd: int) -> int:
 
 
 def close_backing(device: int, id: int) -> None:
-    """Release a backing id. Files that are open with it stay readable."""
+    """Release a backing id. Files opened with it stay readable."""
     fcntl.ioctl(device, protocol.BACKING_CLOSE, bytearray(id.to_bytes(4, sys.byteorder)))
 
 

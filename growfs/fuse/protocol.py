@@ -3,8 +3,8 @@
 Each name is that of include/uapi/linux/fuse.h in the kernel's source, without its prefix.
 
 Supported versions: 7.28 (Linux 4.20, the first that caches links; passthrough came with 7.40, Linux 6.9) to 7.45. A
-kernel with a later minor version speaks ours, see "Version negotiation" in the header. An older kernel, and one without
-what an engine needs, is refused (`KernelTooOld`).
+kernel with a later minor version falls back to ours, see "Version negotiation" in the header. An older kernel, or one
+without the features that an engine needs, is refused (`KernelTooOld`).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ MIN_READ_BUFFER = 8192
 READ_MAX = 1 << 20
 """The largest READ that the kernel is asked to send, in bytes."""
 STACK_DEPTH_MAX = 2
-"""FILESYSTEM_MAX_STACK_DEPTH (include/linux/fs.h): as many file systems may lie on top of a disk's, one on another.
+"""FILESYSTEM_MAX_STACK_DEPTH (include/linux/fs.h): how many file systems may be stacked on top of a disk's.
 
-With passthrough the mount counts as the one whose number is its max_stack_depth. Its files may be on a file system
-with a lower number: 1 allows those of disks (0), and an overlay on top of the mount; 2 also allows files on an overlay
-(a container's root), and nothing on top.
+With passthrough, the mount counts as the layer with the number max_stack_depth. Its files may be on a file system with
+a lower number: 1 allows file systems on disk (0), and an overlay on top of the mount; 2 also allows files on an overlay
+(a container's root), but nothing on top.
 """
 MAX_WRITE = 4096
-"""The kernel's own minimum, as nothing is ever written. It must fit in MIN_READ_BUFFER, with its headers."""
+"""The kernel's own minimum, since nothing is ever written. With its headers, it must fit in MIN_READ_BUFFER."""
 
 
 class Opcode(enum.IntEnum):
@@ -133,7 +133,7 @@ STATX_BASIC_STATS = 0x7FF
 
 
 class KernelTooOld(ValueError):
-    """The kernel's protocol lacks what an engine needs."""
+    """The kernel's protocol lacks a feature that an engine needs."""
 
 
 IOC_MAGIC = 229
@@ -157,7 +157,7 @@ HEADER = InHeader.size
 
 
 class FuseRequest(NamedTuple):
-    """A message of the kernel, and the fields of its fuse_in_header that are used. Its body starts at HEADER.
+    """A message from the kernel, and the fields of its fuse_in_header that are used. Its body starts at HEADER.
 
     tid: the thread that makes the system call.
     """
@@ -216,10 +216,10 @@ def negotiate(
 ) -> bytes:
     """The InitOut that answers an InitIn; it sets the wanted and needed flags that the kernel offers.
 
-    Raises KernelTooOld if it does not offer the needed ones.
+    Raises KernelTooOld if the kernel does not offer the needed ones.
 
-    page_bytes: of a page of the kernel's: a READ is limited in pages, of which some kernels have larger ones.
-    stack_depth: see STACK_DEPTH_MAX.
+    page_bytes: the kernel's page size, which is larger on some kernels: READs are limited in pages. stack_depth: see
+    STACK_DEPTH_MAX.
     """
     if (offer.major, offer.minor) < (MAJOR, MINOR_MIN) or needed & ~all_flags(offer):
         raise KernelTooOld(f"FUSE {offer.major}.{offer.minor}")

@@ -35,7 +35,7 @@ _OPEN_REPLY = Struct(OutHeader.layout.format + OpenOut.layout.format[1:])
 
 
 def open_reply(unique: int, fh: int, open_flags: int, backing_id: int = 0) -> bytes:
-    """`reply` with an OpenOut, packed in one step: no reply is waited for as often by a reader of small files."""
+    """`reply` with an OpenOut, packed in one step: readers of small files wait for this reply most often."""
     return _OPEN_REPLY.pack(_OPEN_REPLY.size, 0, unique, fh, open_flags, backing_id)
 
 
@@ -59,7 +59,7 @@ def dirent(entry: Entry) -> bytes:
 
 
 def direntplus(entry: Entry) -> bytes:
-    """An entry of READDIRPLUS: `entry_out` and `dirent`. A file's is packed in one step: there may be a million."""
+    """An entry of READDIRPLUS: `entry_out` and `dirent`. For a file, packed in one step: there may be a million."""
     if entry.is_dir:
         return entry_out(entry.attributes) + dirent(entry)
     id, name, _, size, mtime_ns, position = entry

@@ -26,15 +26,16 @@ from growfs.fuse.latency import CpuLatencyRequest, RealtimeBoost
 log = logging.getLogger(__name__)
 
 POLL_S_MAX = 0.01
-"""While a reader opens file after file, the loop sleeps in poll(2) between requests, and not in trio: to sleep and wake
-up there takes longer than most requests. A task that becomes runnable ends this sleep. Trio's timers may be this late.
+"""While a reader opens file after file, the loop sleeps in poll(2) between requests, and not in trio, where sleeping
+and waking up takes longer than most requests. A task that becomes runnable ends this sleep. Trio's timers may be this
+late.
 """
 BATCH_REQUESTS_MAX = 256
-"""After this many requests in a row the other tasks of the daemon may run."""
+"""After this many requests in a row, the daemon's other tasks may run."""
 HANDSHAKE_S = 10.0
 NOTIFIER_POLL_S = 0.01
 BACKGROUND_MAX = 64
-"""Read-ahead requests that the kernel may send at one time."""
+"""Read-ahead requests that the kernel may send at a time."""
 FLAGS = (
     protocol.InitFlag.ASYNC_READ
     | protocol.InitFlag.DO_READDIRPLUS
@@ -45,17 +46,17 @@ FLAGS = (
     | protocol.InitFlag.NO_EXPORT_SUPPORT
     | protocol.InitFlag.ALLOW_IDMAP
 )
-"""NO_EXPORT_SUPPORT: else an NFS server accepts the mount, and loses its files when the kernel forgets their nodes.
-ALLOW_IDMAP, for containers with a user namespace of their own, requires the mount option default_permissions.
+"""NO_EXPORT_SUPPORT: otherwise an NFS server accepts the mount, and loses its files when the kernel forgets their
+nodes. ALLOW_IDMAP, for containers with their own user namespace, requires the mount option default_permissions.
 
-READDIRPLUS is used always, and not only when the kernel expects attributes to be needed (READDIRPLUS_AUTO). Then the
-kernel stops using it after the first page of a directory, and each file of the other pages costs a LOOKUP before it can
-be opened.
+READDIRPLUS is always used, not only when the kernel expects attributes to be needed (READDIRPLUS_AUTO). With the
+latter, the kernel stops using it after the first page of a directory, and each file of the other pages costs a LOOKUP
+before it can be opened.
 """
 
 
 class TaskMonitor(trio.abc.Instrument):
-    """Reports whether other tasks than the serving one are runnable, and turns the real-time boost off while they run.
+    """Reports whether tasks other than the serving one are runnable, and turns the real-time boost off while they run.
 
     yields: how many checkpoints the serving task still owes the others. There are two, because a task that became
     runnable runs in trio's next batch, but possibly after the serving task. boost: of the serving thread.
@@ -120,8 +121,8 @@ class Session:
     async def serve(self, handle: Callable[[bytes], object], on_idle: Callable[[], bool]) -> None:
         """Serve until the file system is unmounted.
 
-        handle: handles a message. on_idle: called while no request waits; does a little work and
-        returns whether there was any.
+        handle: handles a message. on_idle: called while no request is waiting; does a little work, and returns whether
+        there was any.
         """
         self._notifier.start()
         monitor = TaskMonitor()
@@ -168,7 +169,7 @@ class Session:
     async def _sleep(
         self, monitor: TaskMonitor, poll: select.poll, only_fd: list[tuple[int, int]], yielded_at: float
     ) -> float:
-        """Let other tasks run, or wait for a request; returns when other tasks could run last."""
+        """Let other tasks run, or wait for a request; returns the time when other tasks last could run."""
         if monitor.yields or time.monotonic() - yielded_at > POLL_S_MAX:
             monitor.yields = max(0, monitor.yields - 1)
             await trio.lowlevel.checkpoint()
@@ -180,11 +181,11 @@ class Session:
         return time.monotonic()
 
     def defer(self, work: Callable[[], object]) -> None:
-        """Do this work when no request waits, and before any other task runs."""
+        """Do this work when no request is waiting, and before any other task runs."""
         self._deferred.append(work)
 
     def send(self, message: bytes, content: memoryview | None = None) -> bool:
-        """Reply to a request. Returns False if nobody waits for the reply any more.
+        """Reply to a request. Returns False if no process waits for the reply any more.
 
         content: data that follows the message, if it is too large to be copied.
         """
@@ -200,13 +201,13 @@ class Session:
         return True
 
     def notify(self, message: bytes) -> None:
-        """Send a notification from the notifier thread: the kernel may hold it until this thread answered requests."""
+        """Send a notification from the notifier thread: the kernel may block it until requests are answered."""
         self._notifications.put(message)
 
     def notify_all(self, messages: Iterable[bytes], timeout_s: float) -> None:
-        """Send notifications, and return when the kernel has handled them; from any thread but the serving one.
+        """Send notifications, and return when the kernel has handled them; on any thread but the serving one.
 
-        Or after the timeout: the kernel may hold them while a listing of that directory waits.
+        Also returns after the timeout: the kernel may hold them while a listing of that directory waits.
         """
         for message in messages:
             self._notifications.put(message)
@@ -228,7 +229,7 @@ class Session:
                     log.warning("the kernel refuses a notification: %s", error)
 
     def close(self) -> None:
-        """Close the device. The file system must be detached or aborted by then."""
+        """Close the device. The file system must already be detached or aborted."""
         self._notifications.put(None)
         while self._notifier.is_alive():  # its last notification may wait for a lookup, which waits for an answer
             self._refuse_all()

@@ -20,7 +20,7 @@ class Malformed(ValueError):
 
 
 class Structure:
-    """A C struct. format: as in the module struct. members: the names of what it has, in that order."""
+    """A C struct. format: as in the module struct. members: the names of its members, in order."""
 
     def __init__(self, name: str, format: str, members: str) -> None:
         self.name = name
@@ -29,14 +29,14 @@ class Structure:
         self.members: Any = namedtuple(name, members)  # type: ignore[misc]  # mypy reads literals only
 
     def unpack(self, message: bytes, offset: int = 0) -> Members:
-        """Read one from a message. Raises Malformed if the message is too short."""
+        """Read a structure from a message. Raises Malformed if the message is too short."""
         try:
             return self.members._make(self.layout.unpack_from(message, offset))
         except error:
             raise Malformed(f"{self.name} wants {self.size} bytes of {len(message)} from {offset}") from None
 
     def pack(self, *first: int, **others: int) -> bytes:
-        """The bytes of one with these members."""
+        """The bytes of a structure with these members."""
         return self.layout.pack(*self.members(*first, **others))
 
 
@@ -46,8 +46,8 @@ class Structure:
 InHeader = Structure("InHeader", "IIQQIII4x", "len opcode unique nodeid uid gid pid")
 OutHeader = Structure("OutHeader", "IiQ", "len error unique")
 
-# The bodies of requests. ReadIn is for READDIR and READDIRPLUS, too, and ReleaseIn for RELEASEDIR. InterruptIn.unique:
-# the request that is interrupted.
+# The bodies of requests. ReadIn is also for READDIR and READDIRPLUS, and ReleaseIn for RELEASEDIR. InterruptIn.unique:
+# the interrupted request.
 
 InitIn = Structure("InitIn", "IIIII44x", "major minor max_readahead flags flags2")
 ReadIn = Structure("ReadIn", "QQIIQI4x", "fh offset size read_flags lock_owner flags")
@@ -56,7 +56,7 @@ InterruptIn = Structure("InterruptIn", "Q", "unique")
 
 # The bodies of replies and notifications. AttrOut and EntryOut are without their Attr. StatxOut has its fuse_statx up
 # to the times, and StatxTimes the rest: a fuse_sx_time for each time, and device numbers (zero). Times are signed,
-# because they may be before 1970. blocks: of 512 bytes, whatever blksize is. Dirent.type: the file type bits of
+# because they may be before 1970. blocks: of 512 bytes, regardless of blksize. Dirent.type: the file type bits of
 # st_mode, shifted right by 12 (d_type in readdir(3)).
 
 InitOut = Structure(

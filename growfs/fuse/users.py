@@ -1,7 +1,8 @@
-"""Where a mount stays: other mounts of the same file system, and copies of it in other mount namespaces.
+"""Where a file system stays mounted: other mounts of it, and copies in other mount namespaces.
 
-A umount reaches bind mounts and copies only where mount propagation carries it (mount_namespaces(7)). Elsewhere the
-file system stays mounted, and its daemon serves it on: in a container that was started with `docker -v`, for example.
+An unmount reaches bind mounts and copies only if mount propagation carries it there (mount_namespaces(7)). Elsewhere
+the file system stays mounted, and its daemon keeps serving it: for example, in a container that was started with
+`docker -v`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from growfs.fuse.mounting import MountRow, mount_rows
 
 
 def other_mounts(cache: Path, mountpoint: Path | None) -> list[str]:
-    """Where the file system of a cache stays mounted after it is unmounted from a mountpoint (None: it is already).
+    """Where the file system of a cache stays mounted after it is unmounted from a mountpoint (None: already unmounted).
 
-    Other namespaces are seen as far as this user may: root sees all.
+    Other namespaces are visible as far as this user's rights go: root sees all.
     """
     own = mount_rows()
     namespaces = list(_other_namespaces())
@@ -32,22 +33,22 @@ def other_mounts(cache: Path, mountpoint: Path | None) -> list[str]:
 
 
 _Place = tuple[str, str]
-"""Where a mount is: the device of the file system below it, and the path there."""
+"""The place of a mount: the device of the file system below it, and the path there."""
 
 
 def _reached(unmounted: list[MountRow], own: list[MountRow], others: list[MountRow]) -> set[tuple[_Place, int]]:
-    """Places, and the peer groups of what is mounted there below, where an umount propagates to."""
+    """The places, and the peer groups of the mounts below them, to which an unmount propagates."""
     if not unmounted or not (parent := _parent(unmounted[0], own)) or not parent.peers:
         return set()
     groups, more = set[int](), {parent.peers}
-    while more:  # a slave group gets what its master gets, and may be a master itself
+    while more:  # a slave group receives from its master, and may be a master itself
         groups |= more
         more = {row.peers for row in own + others if row.master in groups and row.peers} - groups
     return {(_place(unmounted[0], parent), group) for group in groups}
 
 
 def _stays(row: MountRow, rows: list[MountRow], cache: Path, reached: set[tuple[_Place, int]]) -> bool:
-    """Whether a row is a mount of that cache, and is not reached."""
+    """Whether a row is a mount of that cache that is not reached."""
     if not row.is_growfs or row.cache != cache:
         return False
     parent = _parent(row, rows)

@@ -310,7 +310,7 @@ class Fetcher:
         return True
 
     def _fail_waiting(self, error: DiskFull) -> None:
-        """Fail unlisted downloads without a worker or a waiting reader: to evict files, the catalog needs room."""
+        """Fail downloads without a reader or worker that are not being admitted: to evict, the catalog needs room."""
         for download in self._downloads.waiting():
             if download.state in (DownloadState.QUEUED, DownloadState.FETCHED):  # otherwise it failed with its group
                 self._fail(download, error)

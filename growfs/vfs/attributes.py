@@ -1,4 +1,4 @@
-"""The results of stat(2), statfs(2) and readdir(3), and for how long the kernel may cache them."""
+"""The results of stat(2), statfs(2) and readdir(3), and how long the kernel may cache them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 from growfs.cache.schema import NODES_FROM
 
 FILE_TIMEOUT_S = 86_400.0
-"""How long the kernel may cache a file's name and attributes. They change only with the node id, and then the kernel is
+"""How long the kernel may cache a file's name and attributes. They change only with the node id; the kernel is then
 notified.
 """
 DIRECTORY_TIMEOUT_S = 1.0
-"""How long the kernel may cache a directory's. It checks them for each path, so with 0 it would ask at every open."""
+"""The same for a directory. The kernel checks each directory of a path, so with 0 it would ask at every open."""
 
 
 LINK_BIT = 1 << 41
-"""Set in the id of a link to a cached file; the rest is the file's own id, which it has while it is not a link."""
+"""Set in the id of a link to a cached file; the rest is the file's own id, which applies while it is not a link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Attributes:
 
     @property
     def mode(self) -> int:
-        """Type and permissions: everybody may read."""
+        """Type and permissions: all users may read."""
         if self.id & LINK_BIT:
             return stat.S_IFLNK | 0o777
         return stat.S_IFDIR | 0o555 if self.is_dir else stat.S_IFREG | 0o444
@@ -44,12 +44,12 @@ class Attributes:
 
     @property
     def blocks(self) -> int:
-        """Of 512 bytes (stat(2))."""
+        """In units of 512 bytes (stat(2))."""
         return -(-self.size // 512)
 
     @property
     def links(self) -> int:
-        """A folder's `..` are not counted, as on Btrfs."""
+        """Excludes the `..` of subfolders, as on Btrfs."""
         return 2 if self.is_dir else 1
 
 

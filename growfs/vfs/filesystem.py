@@ -1,4 +1,4 @@
-"""What a reader sees: names, attributes, listings and open files. Knows no kernel protocol.
+"""The view that readers get: names, attributes, listings and open files. Knows no kernel protocol.
 
 Owns the handles of directories and cached files; `VirtualFolder` owns those of .growfs/. Every answer comes from memory
 or the local database at once. Only `open` may wait, for a miss, and `begin_listing`, for a new generation.
@@ -35,36 +35,36 @@ from growfs.vfs.virtual import FOLDER_ID, FOLDER_NAME, VirtualFolder
 log = logging.getLogger(__name__)
 
 READER_SHIFT = 40
-"""A file's handle is its node id and, from this bit on, the number of the reader who opened it."""
+"""A file's handle is its node id plus, from this bit on, the number of the reader that opened it."""
 NODE_MASK = (1 << READER_SHIFT) - 1
 NAME_MAX = 255
-"""Bytes of the longest name: the limit of Linux file systems (limits.h), which holds for the cached files too."""
+"""Bytes of the longest name: the limit of Linux file systems (limits.h), which also applies to the cached files."""
 READ_BYTES = 1 << 20
-"""What is read in one step, if the kernel does not ask for more: as much as its read-ahead asks for at once."""
+"""Bytes read in one step unless the kernel asks for more: as much as its read-ahead requests at once."""
 SCAN_ROWS = 128
-"""Rows of a directory that are read in one step: 1 to 2 ms, in which no other request is answered."""
+"""Rows of a directory that are read in one step: 1 to 2 ms, during which no other request is answered."""
 
 
 @dataclass(slots=True)
 class Misses:
-    """Opens that had to wait, since the daemon started. waiting: the threads that wait now."""
+    """Opens that had to wait, since the daemon started. waiting: the threads that are waiting now."""
 
     files: int = 0
     wait_s: float = 0.0
     waiting: set[int] = field(default_factory=set)
 
     def processes(self) -> list[int]:
-        """The processes that wait now."""
+        """The processes that are waiting now."""
         return sorted({thread_group(tid) for tid in self.waiting})
 
     def status(self) -> MissStatus:
-        """The section of the status."""
+        """The miss section of the status."""
         return MissStatus(files_total=self.files, wait_s_total=self.wait_s, waiting=len(self.waiting))
 
 
 @dataclass(slots=True)
 class Opens:
-    """Opens of cached files since the daemon started. bytes: the sum of the sizes of the files, each time."""
+    """Opens of cached files since the daemon started. bytes: total size of the opened files, counted at each open."""
 
     total: int = 0
     bytes: int = 0
@@ -72,24 +72,24 @@ class Opens:
 
 @dataclass(slots=True)
 class OpenDirectory:
-    """An open directory. From its first page on it shows one generation."""
+    """An open directory. From its first page on, it shows a single generation."""
 
     id: int
     pid: int
     """The process that opened it."""
     reader: Reader | None = None
     generation: Generation | None = None
-    """The one that it shows; None before its first page."""
+    """The generation that it shows; None before its first page."""
     position: int = 0
-    """Up to which entry it was delivered."""
+    """The position of the last delivered entry."""
     pending: list[Entry] = field(default_factory=list)
     """The entries after `position` that were read from the database and not yet delivered."""
     scanned: int = 0
-    """The admission up to which the database was searched."""
+    """The last admission searched in the database."""
     has_begun: bool = False
-    """Its listing began when it was opened, and nothing was read of it yet."""
+    """Whether its listing began when it was opened, and has not been read yet."""
     is_scanning: bool = False
-    """The search for the next entries has not found any yet."""
+    """Whether the search for the next entries has not found any yet."""
 
     def begin(self, reader: Reader, generation: Generation) -> None:
         """Begin a listing for a process."""
@@ -98,7 +98,7 @@ class OpenDirectory:
 
 
 class Link(NamedTuple):
-    """A symbolic link to a cached file. directory: the id of the one that lists it."""
+    """A symbolic link to a cached file. directory: the id of the directory that lists it."""
 
     directory: int
     target: str
@@ -115,8 +115,9 @@ class LeavingLink(NamedTuple):
 class Vfs:
     """Owns the handles. Methods raise GrowfsError with the errno for the reader.
 
-    fetch: given a node and its path, returns when the file is resident; raises GrowfsError. Without it, a miss is an
-    error at once. shows_links: each cached file is a symbolic link to itself in the cache, and is opened without this.
+    fetch: given a node and its path, returns when the file is resident; raises GrowfsError. Without it, a miss fails at
+    once. shows_links: each cached file is shown as a symbolic link to itself in the cache, and is opened without the
+    vfs.
 
     Signals: `file_opened` (node id) for each open of a cached file; `name_invalidated` (directory id, name) for each
     name that the kernel has to look up again; `links_leaving`, on the thread that then deletes the files.
@@ -156,7 +157,7 @@ class Vfs:
             raise NameTooLong(f"a name of {len(name)} bytes; {NAME_MAX} are the most")
         try:
             return self._lookup(parent, name.decode())
-        except UnicodeDecodeError:  # all names of the catalog are UTF-8
+        except UnicodeDecodeError:  # all names in the catalog are UTF-8
             raise NoSuchName(repr(name)) from None
 
     def _lookup(self, parent: int, name: str) -> Attributes:
@@ -170,7 +171,7 @@ class Vfs:
         raise NoSuchName(name)
 
     def _named(self, node: Node) -> Attributes:
-        """The attributes of a file's name: that of a link if it is cached; else the kernel is to look it up again."""
+        """The attributes of a file's name: a link's if the file is cached, else ones that the kernel looks up again."""
         if node.seq is not None:
             return self._link_attributes(node)
         return replace(self._of(node), timeout_s=0.0)
@@ -186,7 +187,7 @@ class Vfs:
         return Link(node.parent, self._store.path_of(node.parent, node.name))
 
     def _linked(self, id: int) -> Node:
-        """The file that a link leads to. Raises Stale if it is not cached any more: then its name is no link."""
+        """The target of a link. Raises Stale if it is no longer cached: then its name is not a link."""
         node = self._catalog.node(id & ~LINK_BIT)
         if node is None or node.seq is None:
             raise Stale(str(id))
@@ -217,11 +218,11 @@ class Vfs:
         return Attributes(id, False, size or 0, mtime_ns, 0.0 if size is None else FILE_TIMEOUT_S)
 
     def note_leaving(self, files: Sequence[Removed]) -> None:
-        """Have the kernel drop the links to files that are about to be deleted."""
+        """Make the kernel drop the links to files that are about to be deleted."""
         self.links_leaving.notify([LeavingLink(file.id | LINK_BIT, file.parent, file.name) for file in files])
 
     def list_as_files(self, ids: set[int]) -> None:
-        """Have listings under way show these links as files: what they lead to is no longer cached."""
+        """Make listings under way show these links as files: their targets are no longer cached."""
         for directory in self._directories.values():
             directory.pending = [
                 self._as_file(entry) if entry.id in ids else entry for entry in directory.pending
@@ -237,13 +238,13 @@ class Vfs:
     def open_directory(self, id: int, tid: int) -> int:
         """A handle for a directory that a thread opens."""
         handle = next(self._directory_handles)
-        self._directories[handle] = OpenDirectory(id, thread_group(tid))  # now, as the thread may end before it reads
+        self._directories[handle] = OpenDirectory(id, thread_group(tid))  # now: the thread may end before it reads
         return handle
 
     def try_begin_listing(self, handle: int, position: int = 0) -> bool:
-        """Begin a listing of a directory, or continue it from a position; False where `begin_listing` has to wait.
+        """Begin a listing of a directory, or continue it from a position; False if `begin_listing` has to wait.
 
-        The first read of a handle may be from any position: seekdir(3).
+        The first read of a handle may start at any position: seekdir(3).
         """
         directory = self._directories[handle]
         if directory.id == FOLDER_ID:
@@ -258,11 +259,11 @@ class Vfs:
         return self._scan(directory, position)
 
     def note_begun(self, handle: int) -> None:
-        """Note that the listing which its first read shows has begun."""
+        """Note that the listing that its first read will show has begun."""
         self._directories[handle].has_begun = True
 
     async def begin_listing(self, handle: int, position: int = 0) -> None:
-        """As `try_begin_listing`. Waits where a new generation begins with it, or many rows have to be skipped."""
+        """As `try_begin_listing`, but waits if a new generation begins with it, or many rows have to be skipped."""
         directory = self._directories[handle]
         if not self.try_begin_listing(handle, position):
             if not directory.is_scanning:
@@ -271,7 +272,7 @@ class Vfs:
                 await trio.lowlevel.checkpoint()
 
     def _scan(self, directory: OpenDirectory, position: int) -> bool:
-        """Read the entries after a position; False where all rows that were read are delisted, and more follow."""
+        """Read the entries after a position; False if all rows that were read are delisted, and more follow."""
         if position != directory.position:
             directory.position = directory.scanned = position
         elif directory.pending:
@@ -296,7 +297,7 @@ class Vfs:
     def entries(self, handle: int, position: int) -> list[Entry]:
         """Some of the entries after a position, once the listing has begun there. An empty list is the end.
 
-        The engine calls `mark_delivered` with the number of them that it gave to the reader.
+        The engine calls `mark_delivered` with the number of entries that it gave to the reader.
         """
         directory = self._directories[handle]
         return self._virtual.entries(position) if directory.id == FOLDER_ID else directory.pending
@@ -314,7 +315,7 @@ class Vfs:
         return given
 
     def forget_names(self, removed: Sequence[Removed]) -> None:
-        """Have the kernel look up names that are gone, and drop them from what open directories have read ahead."""
+        """Make the kernel look up names that are gone, and drop them from the pending entries of open directories."""
         parents = {gone.parent for gone in removed}
         for directory in self._directories.values():
             if directory.id in parents:
@@ -329,10 +330,10 @@ class Vfs:
     # Files.
 
     def try_open(self, id: int, tid: int) -> int | None:
-        """As `open`, for a resident file; None where it would have to wait.
+        """As `open`, for a resident file; None if it would have to wait.
 
-        The caller then calls `count_open`, before it answers anything else. It comes after the reply, because the
-        reader waits for the handle only.
+        The caller then calls `count_open` before it answers any other request, but after the reply: the reader waits
+        for the handle only.
         """
         if self._store.open(id) is None:
             return None
@@ -363,11 +364,11 @@ class Vfs:
         self._readers.opened_by_any(file.id)
 
     def open_ahead(self, id: int) -> bool:
-        """Open a listed file before a reader does; False where that is of no use. It counts as no open."""
+        """Open a listed file before a reader does; False if that would not help. This is not counted as an open."""
         return self._store.open_ahead(id)
 
     async def open(self, id: int, tid: int) -> int:
-        """A handle for a file that a thread opens, and counted. Waits where the file has to be fetched first."""
+        """A handle for a file that a thread opens; the open is counted. Waits if the file has to be fetched first."""
         if virtual := self._virtual.get(id):
             return await self._virtual.open(virtual, partial(self._list_everything, tid))
         missed = False
@@ -394,17 +395,17 @@ class Vfs:
         return handle
 
     async def recheck(self, id: int) -> None:
-        """Verify a cached file that may have been changed: if it was, it is evicted."""
+        """Verify a cached file that may have been changed; evict it if it was."""
         await self._store.verify(id)
 
     def note_damaged(self, id: int) -> None:
-        """Note that a file was evicted because its content was not the right one."""
+        """Note that a file was evicted because its content was wrong."""
         self._damaged.add(id)
 
     def keeps_content(self, id: int) -> bool:
-        """Whether the kernel may keep what it has of a file for the next open: not of one that was damaged once.
+        """Whether the kernel may keep a file's pages for the next open: not if the file was damaged once.
 
-        To drop it once is not enough, as a reader that has the file open brings the old content back.
+        Dropping them once is not enough, because a reader that has the file open brings the old content back.
         """
         return id not in self._damaged
 
@@ -425,11 +426,11 @@ class Vfs:
         return generation
 
     def is_virtual(self, handle: int) -> bool:
-        """Whether the content was rendered for this open, so that the kernel must keep no page of it."""
+        """Whether the content was rendered for this open, so that the kernel must not keep any page of it."""
         return self._virtual.has_handle(handle)
 
     def content(self, handle: int) -> tuple[int, int]:
-        """(the file descriptor of the content, its size in bytes)."""
+        """(file descriptor of the content, its size in bytes)."""
         if self.is_virtual(handle):
             return self._virtual.content(handle)
         opened = self._store.opened(handle & NODE_MASK)
@@ -437,9 +438,9 @@ class Vfs:
         return opened.fd, opened.size
 
     def try_read(self, handle: int, offset: int, size: int) -> memoryview | None:
-        """The content from offset on, of that size or up to the end; None where the disk has to be read.
+        """The content from offset on, of that size or up to the end; None if it has to be read from disk.
 
-        Only the page cache is read here. The result is valid until the next call.
+        Reads only from the page cache. The result is valid until the next call.
         """
         fd, end = self.content(handle)
         size = max(0, min(size, end - offset))
@@ -449,7 +450,7 @@ class Vfs:
         try:
             if read_page_cache(fd, buffer, offset) == size:
                 return buffer
-        except OSError:  # EAGAIN: nothing of it is in the page cache; EOPNOTSUPP: a file system that cannot tell
+        except OSError:  # EAGAIN: not in the page cache at all; EOPNOTSUPP: the file system cannot tell
             pass
         return None
 
@@ -483,8 +484,8 @@ def visible_entries(
 ) -> tuple[list[Entry], int | None]:
     """Entries of a directory that a generation shows, admitted after after_seq, in the order of admission.
 
-    At most `limit` rows are read. Where the generation shows none of them, the second value is the admission to
-    continue after; else it is None. mtime_ns: of files and directories for which the remote gives no time.
+    Reads at most `limit` rows. If the generation shows none of them, the second value is the admission to continue
+    after; otherwise it is None. mtime_ns: for files and directories without a time from the remote.
     """
     rows = store.entries(parent, after_seq, generation.last_seq, limit, mtime_ns)
     entries = [Entry._make(row[:-1]) for row in rows if generation.shows(*row[-2:])]

@@ -1,4 +1,4 @@
-"""Counts opens that the daemon takes no part in, with inotify(7) if there is one and it may watch so much."""
+"""Counts opens that bypass the daemon, with inotify(7), if it is available and may watch that much."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 
 NOWHERE = (-1, -1)
 EVENTS_EVERY_S = 0.2
-"""Events are read so often, at most: the kernel keeps 16,384 of them (fs.inotify.max_queued_events)."""
+"""How often events are read, at most: the kernel keeps 16,384 of them (fs.inotify.max_queued_events)."""
 WARN_EVERY_S = 60.0
 EVENTS_MAX = 32
-"""Events that are counted in one step of a millisecond or two."""
+"""Events counted in one step, which takes a millisecond or two."""
 
 
 class OpenCounter:
-    """Owns the watches, one for each directory of a tree. is_counting: False if what is opened cannot be known.
+    """Owns the watches, one for each directory of a tree. is_counting: False if opens cannot be observed.
 
     opened: called with the number of the tree, the id of the directory, and the name of each file that is opened.
-    changed: as well, for each that is written to or deleted.
+    changed: the same for each file that is written to or deleted.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class OpenCounter:
         changed: Callable[[int, int, str], None] | None = None,
         sees_opens: bool = True,
     ) -> None:
-        """sees_opens: not if the trees have symbolic links, as inotify(7) reports opens where a file really is."""
+        """sees_opens: False if the trees have symbolic links, since inotify(7) reports opens at a file's real place."""
         self._opened = opened
         self._changed = changed
         self._watched: dict[int, tuple[int, int]] = {}
@@ -56,7 +56,7 @@ class OpenCounter:
             self._give_up(error)
 
     def watch(self, number: int, folders: Mapping[int, Path]) -> None:
-        """Watch the directories of a tree, given by their ids; some microseconds each. Works in any thread."""
+        """Watch the directories of a tree, given by their ids; takes some microseconds each. Works on any thread."""
         if not self.is_counting:
             return
         flags = self._flags
@@ -88,7 +88,7 @@ class OpenCounter:
         await trio.sleep_forever()
 
     def count_now(self) -> None:
-        """Count what was opened until now: the kernel queues the event before the open returns."""
+        """Count opens up to now: the kernel queues the event before the open returns."""
         if self._inotify is not None:
             self._pending.extend(self._inotify.read(timeout=0))
             while self._pending:
@@ -114,7 +114,7 @@ class OpenCounter:
             self._inotify.close()
 
     def _give_up(self, error: Exception) -> None:
-        """Count no more. Another thread may wait for events, so nothing is closed."""
+        """Stop counting. Nothing is closed, since another thread may be waiting for events."""
         self.is_counting = False
         self._watched.clear()
         limit = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EMFILE)

@@ -1,8 +1,8 @@
 """The files of .growfs/, whose content is rendered when they are opened.
 
 Owns their node ids, their open handles and their contents. Later opens see later content, and an open file does not
-change. Readers that open a large file at about the same time share one content, in an unnamed temporary file. Those of
-small files are in memory: a full disk does not keep people from reading why.
+change. Readers that open a large file at about the same time share one content, in an unnamed temporary file. Contents
+of small files are in memory, so users can read them to find out why even if the disk is full.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FOLDER_ID = 2
 HANDLES_FROM = 1 << 62
 """Handles of virtual files start here, far above those of cached files."""
 CONTENTS_MAX = 128
-"""Contents that are open at one time. Each takes a descriptor, and the daemon needs some for itself."""
+"""Contents open at a time. Each takes a descriptor, and the daemon needs some for itself."""
 SHARED_CONTENTS_MAX = 8
-"""Contents of one large file that are open at one time: with a million files, each takes about 100 MB of the disk."""
+"""Contents of one large file open at a time: with a million files, each takes about 100 MB of disk."""
 SHARED_S = 1.0
-"""For so long after it was rendered, an open content of a large file is shared by those that open the file."""
+"""For this long after it was rendered, an open content of a large file is shared with readers that open the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class VirtualFile:
     render: Callable[[IO[bytes], Generation | None], Awaitable[None]]
     """Writes the content."""
     needs_generation: bool = False
-    """`render` is given the generation that the opener sees; opening such a file counts as a listing."""
+    """Whether `render` gets the generation that the opener sees; opening such a file counts as a listing."""
     shared: bool = False
-    """It is large, and is kept on the disk. Else each open has a content of its own, in memory."""
+    """Whether it is large, and is kept on disk. Otherwise each open has its own content, in memory."""
 
 
 @dataclass(eq=False, slots=True)
 class _Content:
-    """What was rendered for a generation, and how many handles it has. rendered_at: in trio's time."""
+    """The content rendered for a generation, and the number of its handles. rendered_at: in trio's time."""
 
     file: VirtualFile
     generation: int | None
@@ -62,12 +62,12 @@ class _Content:
 
 
 class VirtualFolder:
-    """Owns the contents that are open. scratch: the folder for the temporary files."""
+    """Owns the open contents. scratch: the folder for the temporary files."""
 
     def __init__(self, files: Iterable[VirtualFile], scratch: Path) -> None:
         self._files = dict(enumerate(files, FOLDER_ID + 1))
         self._scratch = scratch
-        self._contents: list[_Content] = []  # the last one begun comes last
+        self._contents: list[_Content] = []  # in the order begun
         self._open: dict[int, _Content] = {}
         self._handles = itertools.count(HANDLES_FROM)
 
@@ -80,16 +80,16 @@ class VirtualFolder:
         return next((id for id, file in self._files.items() if file.name == name), None)
 
     def attributes(self, id: int) -> Attributes:
-        """The attributes of a file. The size is unknown until it is opened, and 0 stands for that."""
+        """The attributes of a file. The size is unknown until it is opened, and given as 0."""
         return Attributes(id, False, 0, time.time_ns(), 0.0)
 
     def entries(self, position: int) -> list[Entry]:
-        """What a listing of the folder shows after a position."""
+        """The entries of the folder's listing after a position."""
         now_ns = time.time_ns()
         return [Entry(id, file.name, 0, 0, now_ns, id) for id, file in self._files.items() if id > position]
 
     async def open(self, file: VirtualFile, begin_listing: Callable[[], Awaitable[Generation]]) -> int:
-        """Render a file, or share what was rendered; returns the handle of the content. Raises TooManyOpen.
+        """Render a file, or share an earlier rendering; returns the handle of the content. Raises TooManyOpen.
 
         begin_listing: called for a file that needs a generation.
         """
@@ -104,11 +104,11 @@ class VirtualFolder:
                 raise
             if content in self._contents:
                 return self._handle(content)
-            # Else it could not be rendered. This opener tries it, and gets an error of its own.
+            # Otherwise it could not be rendered. This opener tries again, and gets its own error.
         return self._handle(await self._render(file, generation))
 
     def _shareable(self, file: VirtualFile, generation: int | None) -> _Content | None:
-        """The last content of a large file, if it is recent, or if there are too many of them for another one."""
+        """The last content of a large file, if it is recent, or if there are too many to render another."""
         contents = [content for content in self._contents if content.file is file] if file.shared else []
         if not contents:
             return None
@@ -157,7 +157,7 @@ class VirtualFolder:
         return handle >= HANDLES_FROM
 
     def content(self, handle: int) -> tuple[int, int]:
-        """(the file descriptor of the content, its size in bytes)."""
+        """(file descriptor of the content, its size in bytes)."""
         out = self._open[handle].out
         return out.fileno(), out.tell()
 
