@@ -31,12 +31,12 @@ from growfs.status_and_metrics import MountStatus
 FETCHES_MAX = 32
 """Files that one command fetches at a time."""
 COMPLETIONS_MAX = 100
-"""Paths that are offered to complete one: from more on, bash asks whether to show them."""
+"""Paths offered as completions: with more, bash asks whether to show them."""
 BATCH_FILES = 1000
-"""Files that are evicted or pinned in one step: requests are answered, and others write, in between."""
+"""Files that are evicted or pinned in one step; between steps, requests are answered and other writers run."""
 
 Setter = Callable[[Any], Awaitable[None] | None]
-"""Changes an option of the running mount, at once or once what it returns was awaited. Raises GrowfsError."""
+"""Changes an option of the running mount, at once or when its result has been awaited. Raises GrowfsError."""
 
 
 class MountCommands:
@@ -86,12 +86,12 @@ class MountCommands:
         yield await self._snapshot()
 
     async def stop(self) -> AsyncIterator[Any]:
-        """End the daemon, as SIGTERM does. Who sends a signal instead has to know the process for certain."""
+        """End the daemon, as SIGTERM does, but without the risk of signaling another process."""
         yield {}
         signal.raise_signal(signal.SIGTERM)
 
     async def waiting(self) -> AsyncIterator[Any]:
-        """Return the processes that wait for a file: they use the mount, and have nothing open yet."""
+        """Return the processes that wait for a file: they use the mount, but have nothing open yet."""
         yield {"pids": self._waiting()}
 
     async def set(self, options: dict[str, str]) -> AsyncIterator[Any]:
@@ -112,15 +112,15 @@ class MountCommands:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """The ids of the files that match patterns, in arrays: there may be millions."""
+    """The files that match patterns. Ids are kept in arrays: there may be millions."""
 
     ids: Sequence[int]
     missing: Sequence[int]
-    """Those that are not cached."""
+    """Ids of the files that are not cached."""
     unpinned: Sequence[int]
-    """Those that are cached, and neither pinned nor frozen."""
+    """Ids of the files that are cached, and neither pinned nor frozen."""
     bytes: int
-    """That all of them take on the disk."""
+    """Bytes that all of them take, or would take, on disk."""
 
 
 class FileCommands:
@@ -179,16 +179,16 @@ class FileCommands:
         yield {"files": evicted, "bytes": freed, "kept": len(matching.ids) - len(matching.missing) - evicted}
 
     async def refetch(self, ids: list[int]) -> AsyncIterator[Any]:
-        """Evict those of these cached files that differ from their digest, pinned or open ones too, and fetch them."""
+        """Evict those of these cached files that differ from their digest, even pinned or open ones, and fetch them."""
         damaged = [id for id in ids if await self._store.verify(id)]
         async for progress in self._fetch(Matching(damaged, damaged, [], 0)):
             yield {**progress, "ids": damaged}
 
     async def complete(self, prefix: str) -> AsyncIterator[Any]:
-        """Return the paths that begin with a prefix, in one directory; a directory ends in /. No listing of the mount.
+        """Return the paths that begin with a prefix, in one directory; a directory ends in /. Does not list the mount.
 
-        A directory that is the only one is replaced by its content. Of many paths it is the first, and the last: a
-        shell adds what all of them have in common.
+        A directory that is the only match is replaced by its contents. Of many paths, the first and the last are
+        returned: a shell completes their common part.
         """
         yield {"paths": self._completions(prefix)}
 
@@ -225,7 +225,7 @@ class FileCommands:
             await self._database.write(partial(write, ids))
 
     async def _fetch(self, matching: Matching) -> AsyncIterator[Any]:
-        """Fetch what is not cached; yields the progress."""
+        """Fetch the files that are not cached; yields the progress."""
         wanted = len(matching.missing)
         result: dict[str, Any] = {
             "files": len(matching.ids), "wanted": wanted, "fetched": 0, "failed": 0, "error": None
@@ -235,10 +235,10 @@ class FileCommands:
 
         async def fetch_remaining() -> None:
             for id in remaining:
-                await trio.lowlevel.checkpoint()  # there may be nothing to wait for in a million files
+                await trio.lowlevel.checkpoint()  # a million files may pass without any wait
                 node = self._catalog.node(id)
                 try:
-                    if node and node.seq is None:  # else it was fetched meanwhile, or removed from the remote
+                    if node and node.seq is None:  # otherwise it was fetched meanwhile, or removed from the remote
                         await self._fetch_file(node, self._catalog.path(node))
                     result["fetched"] += 1
                 except GrowfsError as error:

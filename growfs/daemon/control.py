@@ -3,8 +3,8 @@
 Commands do not go through the mount, because it may hang when they are needed most.
 
 A request is one line of JSON: {"command": ..., and its arguments}. The answer is lines of JSON: any number of
-{"progress": ...}, then {"result": ...} or {"error": ..., "exit_code": ...}. Requests of other users than the one who
-mounted and root are refused.
+{"progress": ...}, then {"result": ...} or {"error": ..., "exit_code": ...}. Requests from users other than root and the
+one who mounted are refused.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Control:
         try:
             _, uid = credentials(stream.socket.getsockopt)
             with trio.fail_after(REQUEST_S):
-                request = await self._read(stream)  # even if it is refused: a close with unread data drops the answer
+                request = await self._read(stream)  # even if refused: closing with unread data drops the answer
             if uid not in (0, os.getuid()):
                 raise GrowfsError("this mount belongs to another user")
             command = self._commands.get(request.pop("command", ""))
@@ -94,6 +94,6 @@ class Control:
 
 
 async def _send(stream: trio.SocketStream, message: dict[str, Any]) -> None:
-    """Shielded from cancellation: a command with tasks of its own must be cancelled where it waits, not at a yield."""
+    """Send a message, shielded: a command with its own tasks must be cancelled where it waits, not at a yield."""
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(REQUEST_S, shield=True):
         await stream.send_all(line_of(message))

@@ -1,4 +1,4 @@
-"""The command line's end of the control socket of a daemon. It imports little: each command waits for it."""
+"""The command line's end of the control socket of a daemon. It imports little: each command waits for that."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SOCKET = "control.sock"
 ANSWER_S = 600.0
 """How long a client waits for the next line of the answer."""
 NONSENSE = (ValueError, TypeError, AttributeError, RecursionError)
-"""What it raises to read an answer that no daemon of growfs gives."""
+"""Raised when reading an answer that does not come from a growfs daemon."""
 
 
 class _Answer(dict[str, Any]):
-    """An object of an answer. What it lacks, a daemon of this version would have told. folder: of the cache."""
+    """An object of an answer. A daemon of this version would have sent any missing key. folder: of the cache."""
 
     def __init__(self, folder: Path, content: dict[str, Any]) -> None:
         super().__init__(content)
@@ -36,7 +36,7 @@ class _Answer(dict[str, Any]):
 
 
 def _connect(connection: socket.socket, folder: Path) -> None:
-    """Connect to the daemon of a cache folder. Raises OSError, also if a link leads to the daemon of another user."""
+    """Connect to the daemon of a cache folder. Raises OSError, also if a link leads to another user's daemon."""
     with short_path(folder) as path:
         connection.connect(path)
         owner = os.stat(os.path.dirname(path)).st_uid
@@ -45,18 +45,18 @@ def _connect(connection: socket.socket, folder: Path) -> None:
 
 
 def credentials(getsockopt: Callable[[int, int, int], bytes]) -> tuple[int, int]:
-    """Process and user at the other end of a socket, as the kernel knows them (unix(7), SO_PEERCRED).
+    """Process and user at the other end of a socket, according to the kernel (unix(7), SO_PEERCRED).
 
-    The process is 0 if it is in a pid namespace that cannot be seen from here.
+    The process is 0 if it is in a pid namespace that is not visible from here.
     """
     pid, uid, _ = struct.unpack("3i", getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return pid, uid
 
 
 def daemon_pid(folder: Path) -> int:
-    """The process of the daemon of a cache folder; 0 if none has its socket, or it cannot be seen from here."""
+    """The process of the daemon of a cache folder; 0 if none has its socket, or it is not visible from here."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(OSError):
-        connection.settimeout(0)  # a daemon that hangs takes no more connections at some time
+        connection.settimeout(0)  # a hung daemon stops accepting connections at some point
         _connect(connection, folder)
         return credentials(connection.getsockopt)[0]
     return 0
@@ -64,9 +64,9 @@ def daemon_pid(folder: Path) -> int:
 
 @contextmanager
 def short_path(folder: Path) -> Iterator[str]:
-    """A path of the socket that fits the 107 bytes of unix(7), however deep the folder is.
+    """A path of the socket that fits into the 107 bytes of unix(7), however deep the folder is.
 
-    Where the system has no such descriptors, the path as it is.
+    If the system has no /proc descriptors, the path as it is.
     """
     if not hasattr(os, "O_PATH"):
         yield str(folder / SOCKET)
@@ -79,7 +79,7 @@ def short_path(folder: Path) -> Iterator[str]:
 
 
 def line_of(message: dict[str, Any]) -> bytes:
-    """A message as it is sent."""
+    """The encoded form of a message."""
     return json.dumps(message).encode() + b"\n"
 
 
@@ -90,9 +90,9 @@ def call(
     answer_s: float = ANSWER_S,
     **arguments: Any,
 ) -> Any:
-    """Have the daemon of a cache folder run a command; returns its result. answer_s: how long its next line may take.
+    """Make the daemon of a cache folder run a command; returns its result. answer_s: how long its next line may take.
 
-    Raises GrowfsError if the command fails or no daemon answers, or one of a version with other commands and figures.
+    Raises GrowfsError if the command fails, no daemon answers, or its version has other commands and figures.
     """
     daemon = daemon_of(folder)
     if daemon and daemon.get("format") != FORMAT:
@@ -128,12 +128,12 @@ def status_of(folder: Path, answer_s: float = ANSWER_S) -> MountStatus:
     answer = call(folder, "status", answer_s=answer_s)
     try:
         return MountStatus.parse(answer)
-    except NONSENSE:  # a state that this version does not have
+    except NONSENSE:  # a state unknown to this version
         raise _other_version(folder) from None
 
 
 def _other_version(folder: Path) -> GrowfsError:
-    from importlib.metadata import version  # other answers do without
+    from importlib.metadata import version  # not needed for other answers
 
     daemon = daemon_of(folder)
     return GrowfsError(

@@ -39,7 +39,7 @@ END_S = 60.0
 WAITING_S = 2.0
 """How long a daemon may take to name the processes that wait for files."""
 STATUS_EVERY_S = 10.0
-"""How often systemd hears of the state of a mount in the foreground."""
+"""How often systemd is notified of the state of a mount in the foreground."""
 SANDBOX_S = 2.0
 """How long a sandbox may take to drop the mounts that it does not need."""
 POLL_S = 0.02
@@ -64,8 +64,8 @@ def start(
 ) -> tuple[subprocess.Popen[bytes], MountStatus]:
     """Mount; returns (the daemon, its status) when training can start.
 
-    A dead mount on the same mountpoint is removed first. Raises GrowfsError if the mount fails; nothing of it is left.
-    fills: keep a folder filled instead. on_daemon: called with the daemon before it mounts.
+    A dead mount on the same mountpoint is removed first. Raises GrowfsError if the mount fails, and leaves nothing of
+    it behind. fills: keep a folder filled instead. on_daemon: called with the daemon before it mounts.
     """
     url, mountpoint = absolute(url), resolved(absolute_path(mountpoint))
     check_apart(url, mountpoint, options.cache_dir)
@@ -81,7 +81,7 @@ def start(
             daemon.send(pickle.dumps(MountRequest(url, mountpoint, options, working_folder(), fills)))
             return daemon.process, _wait_until_ready(daemon.messages, on_progress, daemon.errors)
         except GrowfsError:
-            if -daemon.process.wait() in ENDING:  # it could not tell so yet
+            if -daemon.process.wait() in ENDING:  # it could not report that yet
                 raise GrowfsError(f"{mountpoint}: the mount was ended before it was ready") from None
             raise
         except BaseException:
@@ -91,7 +91,7 @@ def start(
 
 
 def check_apart(url: str, *folders: Path) -> None:
-    """Raise GrowfsError if a local remote contains the mount or its cache: it would list itself and grow for ever."""
+    """Raise GrowfsError if a local remote contains the mount or its cache: it would list itself and grow forever."""
     if url.startswith(("/", "file://", "local://")):
         remote = Path(url.partition("://")[2] or url).resolve()
         for folder in folders:
@@ -100,7 +100,7 @@ def check_apart(url: str, *folders: Path) -> None:
 
 
 def check_function(function: Function | None) -> None:
-    """Raise UsageError if a worker could not import it; tried in a process of its own, as workers are."""
+    """Raise UsageError if a worker could not import the function; tried in a separate process, as in workers."""
     if function:
         command = [sys.executable, "-m", "growfs.remote.user_functions", str(function), function.folder]
         done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -120,7 +120,7 @@ def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, error
         if "ready" in message:
             return MountStatus.parse(message["ready"])
         if "note" in message:
-            sys.stderr.write(f"note: {message['note']}\n")  # at once, as filling the cache again takes long
+            sys.stderr.write(f"note: {message['note']}\n")  # at once, because refilling the cache takes long
         elif on_progress:
             on_progress(MountStatus.parse(message["progress"]))
     errors.seek(0)
@@ -138,7 +138,7 @@ def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, error
 def stop(mountpoint: Path, lazy: bool = False) -> bool:
     """Unmount, and return when the daemon has ended; with lazy, at once. Returns whether the mount was dead.
 
-    Raises GrowfsError, and leaves the mount as it is, if somebody uses it, be it in another mount namespace.
+    Raises GrowfsError, and leaves the mount as it is, if a process uses it, even in another mount namespace.
     """
     found = find(mountpoint)
     if found.fills:
@@ -163,13 +163,13 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
 
 
 def _interrupt(found: Running) -> None:
-    """End a daemon that has not mounted yet. One that is ending by itself does not answer any more."""
+    """End a daemon that has not mounted yet. One that is already ending does not answer."""
     with suppress(GrowfsError):
         call(found.cache, "stop", answer_s=WAITING_S)
 
 
 def _unmount(found: Running, lazy: bool) -> bool:
-    """Unmount, if nobody else uses the mount; returns whether it was dead."""
+    """Unmount unless another process uses the mount; returns whether it was dead."""
     assert found.mounted
     path = found.mountpoint
     if os.geteuid() not in (0, found.mounted.owner):
@@ -188,7 +188,7 @@ def _unmount(found: Running, lazy: bool) -> bool:
 
 
 def _lasting_mounts(cache: Path, path: Path) -> list[str]:
-    """As `other_mounts`, without those that are gone in a moment: a sandbox copies all mounts when it starts."""
+    """As `other_mounts`, without those that vanish in a moment: a sandbox copies all mounts when it starts."""
     deadline = time.monotonic() + SANDBOX_S
     while (others := other_mounts(cache, path)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -196,7 +196,7 @@ def _lasting_mounts(cache: Path, path: Path) -> list[str]:
 
 
 def _waiting(cache: Path) -> list[int]:
-    """The processes that wait for a file, which they have not open yet."""
+    """The processes that wait for a file, which they do not have open yet."""
     with suppress(GrowfsError):
         return list(call(cache, "waiting", answer_s=WAITING_S)["pids"])
     return []
@@ -210,7 +210,7 @@ def _names(pids: Iterable[int]) -> Iterator[str]:
 
 @contextmanager
 def _end_of(found: Running) -> Iterator[Callable[[float], bool]]:
-    """A function that waits up to so many seconds for the end of the daemon, and returns whether it has ended."""
+    """A function that waits for a given number of seconds for the daemon to end, and returns whether it has ended."""
     process: int | None = None
     if pid := _daemon(found.cache):
         with suppress(OSError):
@@ -234,19 +234,19 @@ def _end_of(found: Running) -> Iterator[Callable[[float], bool]]:
 
 
 def _daemon(cache: Path) -> int:
-    """The process of the daemon of a cache; 0 if there is none, or it cannot be seen from here."""
+    """The process of the daemon of a cache; 0 if there is none, or it is not visible from here."""
     return daemon_pid(cache) or daemon_with(cache)
 
 
 def _has_ended(process: int, timeout_s: float | None = None) -> bool:
-    """Wait for the end of a process, by its pidfd. select(2) does not take descriptors from 1024 on."""
+    """Wait for the end of a process, by its pidfd. select(2) does not accept descriptors from 1024 on."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
 
 
 def end_with_this_process(daemon: subprocess.Popen[bytes]) -> None:
-    """From now on, a signal or a terminal that would end this process ends the daemon, be it ready or not."""
+    """From now on, a signal or a hangup that would end this process ends the daemon, whether or not it is ready."""
 
     def stop(*_: object) -> None:
         notify("STOPPING=1")
@@ -257,7 +257,7 @@ def end_with_this_process(daemon: subprocess.Popen[bytes]) -> None:
 
 
 def run_in_foreground(daemon: subprocess.Popen[bytes], status: MountStatus) -> int:
-    """Wait for a daemon to end; returns its exit code. Meanwhile systemd hears of its state. status: the first one."""
+    """Wait for a daemon to end; returns its exit code. Keeps systemd informed of its state. status: the first one."""
     notify("READY=1", f"STATUS={brief(status)}; {state_text(status)}")
     process = pidfd_open(daemon.pid)
     while not _has_ended(process, STATUS_EVERY_S if is_service() else None):
@@ -273,7 +273,7 @@ def is_service() -> bool:
 
 
 def notify(*assignments: str) -> None:
-    """Send assignments, such as READY=1, to the service manager, if there is one that listens."""
+    """Send assignments, such as READY=1, to the service manager, if one is listening."""
     if address := os.environ.get(SOCKET_VARIABLE):
         if address.startswith("@"):
             address = "\0" + address[1:]  # an abstract socket (unix(7))
@@ -283,7 +283,7 @@ def notify(*assignments: str) -> None:
 
 
 def hide_secrets() -> None:
-    """Remove possible secrets from the command line of this process, which every user of the machine can read."""
+    """Remove possible secrets from the command line of this process, which all users of the machine can read."""
     from setproctitle import setproctitle
 
     shown = [redact(argument) for argument in sys.argv]

@@ -1,8 +1,8 @@
-"""The log of a daemon: one file and its predecessor, of limited size, for whatever is printed in any of its processes.
+"""The log of a daemon: one file and its predecessor, of limited size, for all output of its processes.
 
-The daemon's own standard output and error are the file, so that what the interpreter writes when it dies is in it. They
-follow when the file is rotated. The workers, and the producers that they start, write to a pipe, which a thread copies
-to the file.
+The daemon's own standard output and error are the file, so that it also has the interpreter's last words if it dies.
+They follow when the file is rotated. The workers, and the producers that they start, write to a pipe, which a thread
+copies to the file.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pathlib import Path
 LOG_BYTES_MAX = 4 << 20
 """Size at which the file is rotated."""
 PIPE_BYTES = 1 << 20
-"""The most that an ordinary user may give to a pipe (pipe(7), pipe-max-size)."""
+"""The maximum that an ordinary user may assign to a pipe (pipe(7), pipe-max-size)."""
 OUTPUT_BYTES_PER_S = 64 << 10
-"""What is kept of the output of the workers. A producer may print for each file, and there is other news."""
+"""How much of the workers' output is kept. A producer may print for each file, and must leave room for others."""
 OUTPUT = "output"
-"""The name of the records that are output."""
+"""The name of log records that hold output."""
 END_S = 5.0
-"""How long the end of the workers may take. What a producer has left running may hold the pipe for longer."""
+"""How long to wait for the workers to end. Processes left behind by a producer may hold the pipe for longer."""
 PAUSE_S = 0.02
-"""After each read beyond that, so that a producer that only prints takes no time of the daemon."""
+"""Pause after each read beyond that, so that a producer that only prints takes no CPU time from the daemon."""
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
@@ -44,17 +44,17 @@ class LogFile(logging.handlers.RotatingFileHandler):
         self._copier.start()
 
     def finish(self) -> None:
-        """Return when all processes that write to the pipe have ended, and what they wrote is in the file."""
+        """Return when all processes that write to the pipe have ended, and the file has their output."""
         os.close(self.output)
         self._copier.join(END_S)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - an override
-        """Called within the except clause where a record cannot be written. A full disk is no news to print there."""
+        """Called in the except clause if a record cannot be written. A full disk is not worth printing there."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
     def _open(self) -> TextIOWrapper:
-        """Called at the start, and after each rotation."""
+        """Open the file, at the start and after each rotation."""
         stream = super()._open()
         for standard in (1, 2):
             os.dup2(stream.fileno(), standard)
@@ -62,7 +62,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
 
     def _copy(self, reading: int) -> None:
         allowance = Allowance(OUTPUT_BYTES_PER_S)
-        line = b""  # its end has not come yet
+        line = b""  # its end has not arrived yet
         while part := os.read(reading, PIPE_BYTES):
             kept, dropped = allowance.take(len(part), time.monotonic())
             if dropped:
@@ -82,7 +82,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
 
 
 class OutputFormatter(logging.Formatter):
-    """Puts the time before each record, but prints the output of workers as it is."""
+    """Puts the time before each record, but leaves the output of workers as it is."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The text of a record."""
@@ -90,7 +90,7 @@ class OutputFormatter(logging.Formatter):
 
 
 class Allowance:
-    """How much may be written in each second. Owns the count of what was dropped and not yet told."""
+    """How much may be written each second. Owns the count of dropped bytes that are not reported yet."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
@@ -99,7 +99,7 @@ class Allowance:
         self._dropped = 0
 
     def take(self, size: int, now_s: float) -> tuple[int, int]:
-        """(how much of these bytes may be written, how much was dropped before and is to be told first)."""
+        """(how many of these bytes may be written, how many were dropped before and have to be reported first)."""
         told = 0
         if int(now_s) != self._second:
             self._second, self._left = int(now_s), self._bytes_per_s

@@ -24,18 +24,18 @@ from growfs.status_and_metrics import METRICS, MountStatus, status_fields
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 128
-"""Connections at a time; another one is closed. Each takes a descriptor, and readers need those."""
+"""Connections at a time; further ones are closed. Each takes a descriptor, and readers need those."""
 CONNECTION_S = 5.0
-"""How long a connection may take in all, so that clients that send or read nothing do not add up."""
+"""How long a connection may take in total, so that clients that send or read nothing do not accumulate."""
 FRESH_S = 1.0
-"""A status is as old as that before it is taken again: its sums take a thread some time if there are many files."""
+"""The age at which a status is renewed: with many files, its sums take a thread some time."""
 FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 Snapshot = Callable[[], Awaitable[MountStatus]]
 
 
 def families(status: MountStatus) -> Iterator[Any]:
-    """All metrics, as prometheus_client has them, those of single fields first."""
+    """All metrics, in prometheus_client's form, those of single fields first."""
     for field in status_fields():
         if field.metric and field.meaning.kind:
             value: Any = status
@@ -52,7 +52,7 @@ def families(status: MountStatus) -> Iterator[Any]:
 
 
 class _Collector:
-    """As prometheus_client defines it. take: returns a status."""
+    """A collector for prometheus_client. take: returns a status."""
 
     def __init__(self, take: Callable[[], MountStatus]) -> None:
         self._take = take
@@ -62,7 +62,7 @@ class _Collector:
         return families(self._take())
 
     def describe(self) -> Iterable[Any]:
-        """Nothing: to register a collector is not to take a status."""
+        """Return nothing: registering a collector must not take a status."""
         return ()
 
 
@@ -78,10 +78,10 @@ def openmetrics(status: MountStatus) -> bytes:
 
 
 class MetricsServer:
-    """Answers GET of /metrics and /healthz on a thread, each client on one of its own.
+    """Answers GET of /metrics and /healthz on a thread, each client on its own thread.
 
-    The thread that answers the kernel waits for no client: it takes a status if the last one is too old, and the text
-    is rendered on the thread of the client.
+    The thread that answers the kernel does not wait for clients: it takes a status if the last one is too old, and the
+    text is rendered on the thread of the client.
     """
 
     def __init__(self, listener: socket.socket, snapshot: Snapshot) -> None:
@@ -96,7 +96,7 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Where the metrics are."""
+        """The URL of the metrics."""
         host, port, *_ = self._server.socket.getsockname()
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
@@ -106,12 +106,12 @@ class MetricsServer:
         try:
             await trio.sleep_forever()
         finally:
-            self._server.socket.shutdown(socket.SHUT_RDWR)  # else it looks only twice a second whether to end
+            self._server.socket.shutdown(socket.SHUT_RDWR)  # otherwise it checks only twice a second whether to end
             self._server.shutdown()
             self._server.server_close()
 
     def _answer(self, request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        """The application, as WSGI defines it. Called on the thread of a client."""
+        """The WSGI application. Called on the thread of a client."""
         path, is_head = request["PATH_INFO"], request["REQUEST_METHOD"] == "HEAD"
         if is_head:
             request["REQUEST_METHOD"] = "GET"
@@ -121,7 +121,7 @@ class MetricsServer:
                 parts: Iterable[bytes] = self._metrics(request | {"HTTP_ACCEPT": _accepted(request)}, start)
                 return () if is_head else parts
             except (Exception, trio.Cancelled):
-                log.exception("the metrics could not be served")  # which is no reason to end the mount
+                log.exception("the metrics could not be served")  # which must not end the mount
                 status, content = HTTPStatus.INTERNAL_SERVER_ERROR, b"the log of the mount has the reason\n"
         elif path != "/healthz":
             status, content = HTTPStatus.NOT_FOUND, b"there are /metrics and /healthz\n"
@@ -140,7 +140,7 @@ class MetricsServer:
 
 
 def _accepted(request: dict[str, Any]) -> str:
-    """The formats that a client accepts; none if prometheus_client fails at them, as at a version without numbers."""
+    """The formats that a client accepts; empty if prometheus_client cannot parse them (a version without numbers)."""
     accepted = str(request.get("HTTP_ACCEPT", ""))
     try:
         choose_encoder(accepted)
@@ -150,7 +150,7 @@ def _accepted(request: dict[str, Any]) -> str:
 
 
 class _MetricsHttp(ThreadingWSGIServer):
-    """Limits how many clients there are, and for how long each."""
+    """Limits the number of clients, and the time of each."""
 
     def __init__(self, listener: socket.socket) -> None:
         super().__init__(listener.getsockname()[:2], _MetricsRequest, bind_and_activate=False)
@@ -161,24 +161,24 @@ class _MetricsHttp(ThreadingWSGIServer):
         self._since: dict[socket.socket, float] = {}
 
     def verify_request(self, request: Any, _: Any) -> bool:
-        """Whether a new client is answered."""
+        """Whether to answer a new client."""
         self._since[request] = time.monotonic()
         return len(self._since) <= CONNECTIONS_MAX
 
     def shutdown_request(self, request: Any) -> None:
-        """Called for each client at its end."""
+        """Called when a client ends."""
         self._since.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """End clients that take too long. Called every half second, and after each new one."""
+        """Disconnect clients that take too long. Called every half second, and after each new client."""
         for client, since in list(self._since.items()):
             if time.monotonic() - since > CONNECTION_S:
                 with suppress(OSError):  # it has ended
                     client.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, _: Any, address: Any) -> None:
-        """Called for an exception in the thread of a client: most have gone."""
+        """Ignore exceptions in the thread of a client: most clients have gone."""
         if not isinstance(error := sys.exc_info()[1], OSError):
             log.error("a request for the metrics from %s failed", address, exc_info=error)
 

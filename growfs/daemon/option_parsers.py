@@ -1,4 +1,4 @@
-"""Parsers of option values, besides the numbers in growfs.units. Invalid text raises UsageError."""
+"""Parsers of option values, except the numbers in growfs.units. Invalid text raises UsageError."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PORT_MAX = 65535
 TORCHRUN = ("GROUP_RANK", "GROUP_WORLD_SIZE")
 SLURM = ("SLURM_NODEID", "SLURM_NNODES")
 OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-"""Variables with the number of this node, from 0, and the number of nodes. Those of Open MPI count processes, which is
-the same where it starts one on each node."""
+"""Variables with the number of this node, from 0, and the number of nodes. Open MPI's variables count processes, which
+is the same if it starts one on each node."""
 OPEN_MPI_LOCAL = "OMPI_COMM_WORLD_LOCAL_SIZE"
 """How many processes Open MPI starts on this node."""
 SLURM_NODES = "SLURM_JOB_NODELIST"
@@ -72,7 +72,7 @@ def nodes_of_job() -> int:
 
 
 def _partition_of_job() -> str:
-    """I/N: the number of this node, and the number of nodes. Raises UsageError where no launcher says it."""
+    """I/N: the number of this node, and the number of nodes. Raises UsageError if no launcher provides them."""
     launchers = [TORCHRUN, *([OPEN_MPI] if os.environ.get(OPEN_MPI_LOCAL) == "1" else []), SLURM]
     for number, count in launchers:
         if number in os.environ and count in os.environ:
@@ -160,7 +160,7 @@ def web_url(text: str) -> str:
 
 
 def metrics_addr(text: str) -> tuple[str, int]:
-    """(host, port) from HOST:PORT; without a host, that of loopback."""
+    """(host, port) from HOST:PORT; without a host, the loopback address."""
     match = re.fullmatch(r"(?:(\[[\w.:%]+\]|[\w.-]*):)?(\d{1,5})", text, re.ASCII)
     if not match or int(match[2]) > PORT_MAX:
         raise UsageError(f"{text!r} is not an address; write it as HOST:PORT, such as 127.0.0.1:9401 or [::1]:9401")
@@ -176,7 +176,7 @@ def peer_addr(text: str) -> tuple[str, int]:
 
 
 def listening(flag: str, host: str, port: int) -> socket.socket:
-    """A socket that listens at the address of an option. Raises GrowfsError if it cannot be listened on."""
+    """A socket that listens at the address of an option. Raises GrowfsError if listening fails."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, dualstack_ipv6=family == socket.AF_INET6)
@@ -188,7 +188,7 @@ def listening(flag: str, host: str, port: int) -> socket.socket:
 
 
 def peers(text: str) -> tuple[str, ...]:
-    """The nodes, from a list: HOST:PORT each, or dns://NAME and dns://NAME:PORT for all addresses of a name.
+    """The nodes, from a list: each is HOST:PORT, or dns://NAME or dns://NAME:PORT for all addresses of a name.
 
     From `auto`: the names of the job's nodes, without a port.
     """
@@ -198,7 +198,7 @@ def peers(text: str) -> tuple[str, ...]:
 
 
 def _hosts_of_job() -> tuple[str, ...]:
-    """The names of the job's nodes. Raises UsageError where no launcher says them."""
+    """The names of the job's nodes. Raises UsageError if no launcher provides them."""
     nodes = os.environ.get(SLURM_NODES)
     if not nodes:
         raise UsageError(
@@ -233,7 +233,7 @@ def _peer(text: str) -> str:
 
 
 def read_token(path: Path) -> str:
-    """The text that peers send to one another, from a file. Raises UsageError where it cannot be read, or is empty."""
+    """The text that peers send to each other, from a file. Raises UsageError if it cannot be read, or is empty."""
     try:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

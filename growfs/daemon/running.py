@@ -1,7 +1,7 @@
-"""Finds the daemons of this machine. It imports little: each command waits for it.
+"""Finds the daemons of this machine. It imports little: each command waits for that.
 
-Any user can name any folder as the cache of a mount: in its device, by an open file, in the link of a folder. So that
-no command of root goes to another daemon, a cache counts only if it belongs to that user.
+Any user can name any folder as the cache of a mount: in its device, by an open file, or in the link of a folder. To
+keep commands of root from going to a different daemon, a cache counts only if it belongs to that user.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ class Running:
     mountpoint: Path
     cache: Path
     owner: int
-    """The user who mounted, who runs the daemon, or who made the link in a folder that is filled."""
+    """The user who mounted, runs the daemon, or made the link in a filled folder."""
     mounted: MountRow | None
     starting: bool = False
-    """It has not mounted yet; else it was unmounted."""
+    """Whether it has not mounted yet; if not, it was unmounted."""
     fills: bool = False
-    """It needs no mount, as it keeps a folder filled."""
+    """Whether it needs no mount, because it keeps a folder filled."""
 
 
 def running() -> list[Running]:
-    """The growfs mounts of this machine, with dead ones (see `living`), and daemons before their mount and after it."""
+    """The growfs mounts of this machine, even dead ones (see `living`), and daemons before and after their mount."""
     mounted = [_of_row(row) for row in mounts()]
     return mounted + list(_unmounted({mount.cache for mount in mounted}))
 
 
 def _unmounted(mounted: set[Path]) -> Iterator[Running]:
-    """The daemons without a mount in the mount table: they still list the remote, or somebody still uses the mount.
+    """The daemons without a mount in the mount table: they still list the remote, or their mount is still in use.
 
-    They are found by what they hold open, as far as this user may see that: root sees all.
+    They are found by their open files, as far as visible to this user: root sees all.
     """
     for owner, _, held in _daemons():
         for cache in {Path(path).parent for path in held if path.endswith("/lock")} - mounted:
@@ -58,7 +58,7 @@ def _unmounted(mounted: set[Path]) -> Iterator[Running]:
 
 
 def _daemons() -> Iterator[tuple[int, int, set[str]]]:
-    """(user, process, paths that it has open) for each daemon of this machine, as far as this user may see that."""
+    """(user, process, paths of its open files) for each daemon of this machine, as far as visible to this user."""
     for pid in proc.pids():
         try:
             if proc.begins_with(pid, TITLE):
@@ -69,7 +69,7 @@ def _daemons() -> Iterator[tuple[int, int, set[str]]]:
 
 def check_owner(mount: Running) -> None:
     """Raise GrowfsError if the cache of a mount belongs to another user than the mount."""
-    with suppress(OSError):  # who cannot look at the cache cannot do anything to it
+    with suppress(OSError):  # a user without access to the cache cannot affect it
         if mount.cache.lstat().st_uid != mount.owner:
             path = mount.mountpoint
             remedy = f"rm {path / LINK}" if mount.fills else f"umount {path}"
@@ -84,24 +84,24 @@ def _of_row(row: MountRow) -> Running:
 
 
 def daemon_with(cache: Path) -> int:
-    """The process of the daemon that has a cache open, as far as this user may see that; 0 if there is none."""
+    """The process of the daemon that has a cache open, as far as visible to this user; 0 if there is none."""
     return next((pid for _, pid, held in _daemons() if f"{cache}/lock" in held), 0)
 
 
 def in_mount_table(mountpoint: Path) -> Running | None:
-    """The growfs mount on a mountpoint, if its daemon lives and there is one. The mountpoint is not accessed."""
+    """The growfs mount on a mountpoint, if there is one and its daemon lives. The mountpoint is not accessed."""
     row = mounted_at(absolute_path(mountpoint))
     found = _of_row(row) if row else None
     return found if found and living(found) else None
 
 
 def living(mount: Running) -> bool:
-    """Whether the daemon of a mount is running. Its disk may fail: then nothing can be read there."""
+    """Whether the daemon of a mount is running. Does not read from the disk, which may be failing."""
     return is_in_use(mount.cache) or daemon_with(mount.cache) != 0
 
 
 def state_of(mount: Running) -> str:
-    """What `growfs list` says of a mount. Waits for its daemon."""
+    """The state that `growfs list` shows for a mount. Waits for its daemon."""
     try:
         check_owner(mount)
         state = brief(status_of(mount.cache)) if living(mount) else "dead; remove it with growfs umount"
@@ -113,7 +113,7 @@ def state_of(mount: Running) -> str:
 
 
 def find(mountpoint: Path) -> Running:
-    """The growfs mount on a mountpoint, or a daemon before its mount or after it. Raises GrowfsError."""
+    """The growfs mount on a mountpoint, or a daemon before or after its mount. Raises GrowfsError."""
     mountpoint = resolved(absolute_path(mountpoint))
     if row := mounted_at(mountpoint):
         found = _of_row(row)
@@ -128,21 +128,21 @@ def find(mountpoint: Path) -> Running:
 
 
 def find_cache(place: Path) -> Path:
-    """The cache of the mount on a mountpoint, or that is at this path. Raises GrowfsError.
+    """The cache of the mount on a mountpoint, or the cache at this path. Raises GrowfsError.
 
-    A mount is not looked into: to list it would begin a generation, and its files may have any name.
+    Does not look into a mount: listing it would begin a generation, and its files may have any name.
     """
     try:
         return find(place).cache
     except GrowfsError:
-        with suppress(OSError):  # it cannot be looked into
+        with suppress(OSError):  # it is not accessible
             if (place / DATABASE).is_file():
                 return place
         raise
 
 
 def find_living(mountpoint: Path) -> Running:
-    """As `find`; raises GrowfsError if the daemon is gone, too."""
+    """As `find`, but also raises GrowfsError if the daemon is gone."""
     mounted = find(mountpoint)
     if not living(mounted) and mounted.fills:
         raise GrowfsError(f"{mountpoint}: nothing fills it now; start it again: growfs fill URL {mountpoint}")

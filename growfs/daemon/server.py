@@ -1,9 +1,8 @@
 """The daemon process: opens the cache, runs the components of one mount, and leaves the cache in order.
 
-Once it has mounted, it runs in a session of its own. It reads a pickled MountRequest from standard input, and ends if
-none comes. It writes lines of JSON to the file descriptor FD: {"note": ...} and {"progress": ...} any number of times,
-then {"ready": ...} or {"error": ...}.
-If the reader closes the pipe before that, the daemon unmounts and ends.
+Once it has mounted, it runs in its own session. It reads a pickled MountRequest from standard input, and ends if none
+arrives. It writes lines of JSON to the file descriptor FD: {"note": ...} and {"progress": ...} any number of times,
+then {"ready": ...} or {"error": ...}. If the reader closes the pipe before that, the daemon unmounts and ends.
 """
 
 from __future__ import annotations
@@ -54,27 +53,27 @@ log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 0.1
 CHECK_S_MIN, CHECK_SHARE = 0.01, 0.01
-"""Whether the mount is ready is checked after this time, and then after this share of the time that passed so far."""
+"""Readiness of the mount is checked after this time, and then after this share of the time elapsed so far."""
 DURABLE_EVERY_S = 30.0
 TEMPORARY_FOLDERS = ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR")
-"""Environment variables that name the folder for temporary files, of Python, of libraries, and of SQLite."""
+"""Environment variables that name the folder for temporary files, for Python, libraries, and SQLite."""
 SWITCH_S = 2e-4
 """For sys.setswitchinterval: while another thread computes (to render a list of a million files, say), each system call
 of an open may wait this long for the interpreter."""
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 IGNORED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""By default each of these ends a process."""
+"""Signals each of which ends a process by default."""
 
 CONFINED = "the kernel lets a producer write to its own file and folder only (Landlock)"
 UNCONFINED = "this kernel has no Landlock: nothing keeps a producer from writing elsewhere"
 
 
 class Launcher:
-    """The process that started the daemon, which waits until the mount is ready.
+    """The process that started the daemon and waits until the mount is ready.
 
-    It may be stopped (Ctrl-Z) and read nothing, while readers use the mount. So nothing here waits for it but `ready`,
-    which is for a task of its own, and `fail`, at the end. log: that of a mount that failed.
+    It may be stopped (Ctrl-Z) and read nothing while readers use the mount. So only `ready`, which has its own task,
+    and `fail`, at the end, wait for it. log: of a mount that failed.
     """
 
     def __init__(self, fd: int) -> None:
@@ -85,13 +84,13 @@ class Launcher:
         os.set_blocking(fd, False)
 
     def report(self, **message: Any) -> None:
-        """Send a message, unless an earlier one is not read yet. Raises GrowfsError if the launcher is gone."""
+        """Send a message, unless an earlier one is still unread. Raises GrowfsError if the launcher is gone."""
         if self._flush():
             self._unsent = _line(message)
             self._flush()
 
     async def ready(self, status: dict[str, Any]) -> None:
-        """Send the last message. After that, errors go to the log."""
+        """Send the last message. From then on, errors go to the log."""
         self.finished = True
         self._unsent += _line({"ready": status})
         try:
@@ -102,7 +101,7 @@ class Launcher:
         os.close(self._fd)
 
     def fail(self, **message: Any) -> None:
-        """Send an error as the last message, and where the log is, unless the mount was ready."""
+        """Send an error and the path of the log as the last message, unless the mount was ready."""
         if self.finished:
             log.error("%s", message["error"])
             return
@@ -114,12 +113,12 @@ class Launcher:
                 pass
 
     def end_early(self, *_: object) -> None:
-        """The handler of signals until the mount is served. Raises GrowfsError, so that nothing is left."""
+        """The signal handler until the mount is served. Raises GrowfsError, so that nothing is left behind."""
         if not self.finished:
             raise GrowfsError("the mount was ended before it was ready")
 
     def _flush(self) -> bool:
-        """Send what is unsent, as far as the pipe takes it; whether that is all."""
+        """Send the unsent bytes, as far as the pipe accepts them; returns whether that is all."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._fd, self._unsent) :]
@@ -135,7 +134,7 @@ def _line(message: dict[str, Any]) -> bytes:
 
 
 def run(fd: int, fork_server: ForkServer) -> None:
-    """Serve one mount until it is unmounted. fd: see above."""
+    """Serve one mount until it is unmounted. fd: see the module."""
     launcher = Launcher(fd)
     try:
         request: MountRequest = pickle.load(sys.stdin.buffer)
@@ -197,18 +196,18 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
             f"{error.filename or folder.path}: {error.strerror or error}; look at the cache's disk"
         ) from error
     finally:
-        for number in STOPPING:  # a service manager may send it twice, and what follows is not to be cut short
+        for number in STOPPING:  # a service manager may send it twice, which must not cut short the rest
             signal.signal(number, signal.SIG_IGN)
         fork_server.stop()
         if log_file is not None:
-            log_file.finish()  # with the workers, which have the cache's files open
+            log_file.finish()  # along with the workers, which have the cache's files open
         folder.release()
         if not launcher.finished:
             launcher.log = folder.undo()
 
 
 def _check_mount(request: MountRequest, allow_other: bool) -> int:
-    """A descriptor of the folder to mount on. Raises GrowfsError unless this can be mounted."""
+    """A descriptor of the folder to mount on. Raises GrowfsError if the request cannot be mounted."""
     try:
         check_fuse(allow_other)
     except GrowfsError as error:
@@ -234,15 +233,15 @@ def _raise_limits() -> None:
     hard = check_descriptors()
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # Make the kernel grow the descriptor table now: once there are threads, each doubling waits for every core
-    # (synchronize_rcu), 10 ms and more (fs/file.c, expand_fdtable).
+    # (synchronize_rcu), for 10 ms or more (fs/file.c, expand_fdtable).
     os.close(fcntl.fcntl(sys.stdin.fileno(), fcntl.F_DUPFD, min(hard - 1, 2 * IDLE_MAX)))
-    signal.signal(signal.SIGIO, signal.SIG_IGN)  # sent when a lease is broken (cache/open_files.py); else it kills
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # sent when a lease is broken (cache/open_files.py); kills by default
 
 
 async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Launcher) -> None:
     """Serve the mount until it is unmounted or a signal ends the daemon."""
     components = build()
-    with trio.open_signal_receiver(*STOPPING, *IGNORED) as signals:  # also while it ends
+    with trio.open_signal_receiver(*STOPPING, *IGNORED) as signals:  # even while it ends
         await _serve_until_ended(components, mount, launcher, signals)
 
 
@@ -254,12 +253,12 @@ async def _serve_until_ended(
             nursery.start_soon(_until_signal, signals, nursery.cancel_scope)
             for service in (*components.running, Durability(components.store)):
                 nursery.start_soon(components.supervisor.keep_running, service)
-            await trio.lowlevel.checkpoint()  # all of them run before the first request comes
+            await trio.lowlevel.checkpoint()  # all of them run before the first request arrives
             await _progress_until(components, launcher, components.start.is_anything_listed)
             components.engine.mount(mount)
             nursery.start_soon(_serve, components.engine, nursery.cancel_scope)
             await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
-            os.setsid()  # nothing looks into the mountpoint from here on (see spawn.py)
+            os.setsid()  # nothing accesses the mountpoint from here on (see spawn.py)
             await _progress_until(components, launcher, components.start.is_possible)
             await components.engine.ready()
             components.start.open()
@@ -292,7 +291,7 @@ async def _serve(engine: Engine, daemon: trio.CancelScope) -> None:
 
 
 async def _until_signal(signals: AsyncIterator[int], daemon: trio.CancelScope) -> None:
-    """Stop cleanly after a signal that asks for it. The others are for daemons with other things to do on them."""
+    """Return after a signal that asks the daemon to end. The others are ignored."""
     async for number in signals:
         name = signal.Signals(number).name
         if number in STOPPING:
@@ -309,7 +308,7 @@ class Durability:
         self._store = store
 
     async def run(self) -> None:
-        """Sync again and again, until cancelled."""
+        """Sync repeatedly until cancelled."""
         while True:
             await trio.sleep(DURABLE_EVERY_S)
             try:

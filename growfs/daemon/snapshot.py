@@ -1,4 +1,4 @@
-"""The status at one time: each component reports its section, and StatusSource puts them together."""
+"""The status at one moment: each component reports its section, and StatusSource combines them."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from growfs.status_and_metrics import (
 from growfs.vfs.filesystem import Misses, Opens
 
 OPENS_MIN = 10
-"""With fewer opens than this, the share that waited says nothing yet."""
+"""With fewer opens than this, the share that waited is not meaningful yet."""
 WAITED_SHARE = 0.5
 UNREAD_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over all cached files. They are computed in a thread, because they take long if there are many files."""
+    """Sums over all cached files. Computed on a thread, because they take long if there are many files."""
 
     files_seen: int
-    """Files that were cached at some time."""
+    """Files that were ever cached."""
     hidden_files: int
     """Cached files that are not listed."""
     hidden_bytes: int
@@ -58,7 +58,7 @@ class Totals:
     """Of these, the files that no generation has listed."""
     delisted_bytes: int
     held_bytes: dict[Hold, int]
-    """What each hold keeps of the delisted files."""
+    """How much of the delisted bytes each hold keeps."""
     skipped: list[SkippedStatus]
 
 
@@ -90,7 +90,7 @@ class StatusSource:
     """What is wrong with the place of the cache."""
 
     async def snapshot(self) -> MountStatus:
-        """The status now."""
+        """The current status."""
         readers = self.readers.active()
         holds = {hold for reader in readers if (hold := reader.holds.oldest)}
         totals = await self.database.query_in_thread(partial(self._totals, holds))
@@ -129,7 +129,7 @@ class StatusSource:
             evict=EvictStatus(files_total=self.store.evicted_files, bytes_total=self.store.evicted_bytes),
             miss=self.misses.status(),
             coverage=CoverageStatus(
-                files_seen=max(totals.files_seen, cache.files),  # which may have grown meanwhile
+                files_seen=max(totals.files_seen, cache.files),  # the latter may have grown meanwhile
                 files=pass_files,
                 pass_=self.catalog.pass_number,
             ),
@@ -174,7 +174,7 @@ def _reader(reader: Reader, totals: Totals, listed_share: float, unread: Sequenc
 
 
 def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str]) -> str | None:
-    """What the person who runs a reader should know: it sees no new files, waits, or leaves files unread. One sentence.
+    """Advice for the person who runs a reader: it sees no new files, waits, or leaves files unread. One sentence.
 
     now: seconds, on the clock of the reader's times. listed_share: the fraction (0 to 1) of the data that is listed.
     unread: file extensions that are hardly ever opened.

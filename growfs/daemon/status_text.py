@@ -1,4 +1,4 @@
-"""The status as text, for people: a page, and a line."""
+"""The status as text for people: a page, and a line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from growfs.status_and_metrics import MountState, MountStatus, RemoteStatus
 
 NAME_CHARS_MAX = 80
-"""Characters of a name that are printed. One is skipped because it is too long."""
+"""Characters of a name that are printed. Some names are skipped because they are too long."""
 
 Line = tuple[str, str]
 """(label, text)"""
@@ -67,7 +67,7 @@ def _listed_text(status: MountStatus) -> str:
 
 
 def readers(status: MountStatus) -> Iterator[Line]:
-    """A line for each process that reads."""
+    """A line for each reading process."""
     for reader in status.readers:
         advice = f"; {reader.advice}" if reader.advice else ""
         usage = f"listed {files(reader.files_shown)}, opened {reader.files_opened:,}"
@@ -94,7 +94,7 @@ def notes(status: MountStatus) -> Iterator[Line]:
 
 
 def state_text(status: MountStatus, with_eta: bool = True) -> str:
-    """What the mount is doing, and how long that will take."""
+    """The state of the mount, and how long it will last."""
     state, cache = status.state, status.cache
     text = state.text
     if state is MountState.WAITING and (outage := status.outage):
@@ -144,7 +144,7 @@ def moving(status: MountStatus) -> str:
 
 
 def silence(remote: RemoteStatus) -> str:
-    """That a listing is slow, for the end of a line; empty if it is not."""
+    """A note that a listing is slow, for the end of a line; empty if it is not."""
     silent_s = remote.listing_silent_s
     return "" if silent_s is None else f"; the listing is slow: no page has arrived for {_duration(silent_s)}"
 
@@ -169,7 +169,7 @@ def files(count: int) -> str:
 
 
 def printable(text: object) -> str:
-    """Text from outside without what would move the cursor, change colors or end the line: names may be anything."""
+    """Text from outside, without characters that move the cursor, change colors or end the line."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in str(text))
 
 
@@ -186,7 +186,7 @@ def _duration(seconds: float, units: int = 3) -> str:
 
 
 def _clock(at: float) -> str:
-    """A time, given in seconds since 1970, as the log has it."""
+    """A time, given in seconds since 1970, in the format of the log."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 

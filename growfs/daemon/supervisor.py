@@ -1,7 +1,8 @@
 """Keeps the services of a mount running.
 
-Once `mount` has returned, an error in one of them must not end the mount: what readers list and open would be gone. The
-service is run again, after a pause that grows. Only the engine, when it is unmounted, and a signal end the daemon.
+Once `mount` has returned, an error in one of them must not end the mount, and with it the files that readers list and
+open. The service is run again, after a pause that grows. Only the engine, when it is unmounted, and a signal end the
+daemon.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ if sys.version_info < (3, 11):
 log = logging.getLogger(__name__)
 
 DISK_ERRORS = (Unreadable, OSError, sqlite3.DatabaseError)
-"""What a disk that fails makes a service raise. Anything else is a bug."""
+"""The errors that a failing disk causes in a service. Anything else is a bug."""
 RETRY_S, RETRY_S_MAX = 5.0, 60.0
-"""The pause before a service is run again; twice as long after each failure that follows soon."""
+"""The pause before a service is run again; doubled after each failure that soon follows."""
 
 
 class Service(Protocol):
-    """A component with a task of its own. After an error, `run` is called again."""
+    """A component with its own task. After an error, `run` is called again."""
 
     async def run(self) -> None: ...
 
 
 class Supervisor:
-    """Owns which services have failed lately. is_ready: returns whether `mount` has returned."""
+    """Owns the set of services that have failed lately. is_ready: returns whether `mount` has returned."""
 
     def __init__(self, is_ready: Callable[[], bool]) -> None:
         self._is_ready = is_ready
@@ -42,7 +43,7 @@ class Supervisor:
 
     @property
     def warnings(self) -> list[str]:
-        """Which services have failed lately, and why."""
+        """The services that have failed lately, and why."""
         now = trio.current_time()
         return [
             f"a part of growfs ({name}) failed, and is tried again: {error}; see the log"
@@ -75,7 +76,7 @@ class Supervisor:
 
 
 def cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error to report: the first GrowfsError in the group, else the first error."""
+    """The error to report: the first GrowfsError in the group, otherwise the first error."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [group]
     while pending:

@@ -40,7 +40,7 @@ class RecentLog(logging.Handler):
         self.lines: deque[str] = deque(maxlen=LOG_LINES_MAX)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
+        """Store a line."""
         self.lines.append(self.format(record))
 
 
@@ -57,7 +57,7 @@ def virtual_files(
         return write
 
     def metrics(status: MountStatus) -> bytes:
-        from growfs.daemon.metrics_server import openmetrics  # which takes 0.1 s
+        from growfs.daemon.metrics_server import openmetrics  # takes 0.1 s
 
         return openmetrics(status)
 

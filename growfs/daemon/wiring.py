@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What the daemon itself needs of a mount."""
+    """The parts of a mount that the daemon itself needs."""
 
     folder: CacheFolder
     database: Database
@@ -67,7 +67,7 @@ class Components:
     status: StatusSource
     engine: Engine
     running: tuple[Service, ...]
-    """The components with a task of their own."""
+    """The components with their own task."""
     supervisor: Supervisor
 
 
@@ -80,7 +80,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     options, producer = request.options, request.remote.producer
     metrics = None
     if options.metrics_addr:
-        from growfs.daemon.metrics_server import MetricsServer  # which takes 0.1 s
+        from growfs.daemon.metrics_server import MetricsServer  # takes 0.1 s
 
         metrics = MetricsServer(listening("--metrics-addr", *options.metrics_addr), snapshot)
 
@@ -97,7 +97,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         )
     catalog = Catalog(database, options.freeze)
     store = Store(folder.path, database, catalog, options.cache_size, options.min_free, sees_opens=not shows_links)
-    if producer is None or producer.rename is None:  # else the files are not named as those of the remote
+    if producer is None or producer.rename is None:  # otherwise the files have other names than in the remote
         given, names = json.dumps([options.include, options.exclude]), PathFilter(options.include, options.exclude)
         for changes in catalog.forget_excluded(names, given):
             store.drop_files(changes)
@@ -107,7 +107,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     store.admitted.connect(usage.mark_changed)
     budget.changed.connect(store.space_freed.notify)
 
-    # What is listed and held.
+    # Listed and held files.
 
     first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
     peers = _build_peers(request, workers, database, catalog, store, first)
@@ -134,7 +134,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     for evictable in (holders.released, generations.written):
         evictable.connect(store.space_freed.notify)
 
-    # What is fetched.
+    # Fetched files.
 
     outage = Outage(partial(probe_in_worker, workers, catalog, folder.partial))
     catalog_sync = CatalogSync(workers, catalog, store, outage, options.refresh, request.remote.is_endless)
@@ -161,7 +161,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     outage.ended.connect(dispatcher.resume)
     outage.ended.connect(catalog_sync.retry)
 
-    # What is drawn, and when training can start.
+    # Drawn files, and when training can start.
 
     condition = StartCondition(
         options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
@@ -177,7 +177,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     for more in (space.resized, generations.rotation_changed):
         more.connect(prefetch.invalidate_order)
     outage.changed.connect(prefetch.changed.notify)
-    for waited_for in (store.space_freed, fetcher.progressed):  # what waits may not be wanted any longer
+    for waited_for in (store.space_freed, fetcher.progressed):  # a waiting claim may no longer be wanted
         prefetch.changed.connect(waited_for.notify)
     drawer = Drawer(catalog, store, fetcher, space, sizes, prefetch)
     fetcher.finished.connect(order.note_finished)
@@ -194,7 +194,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         order.computed.connect(peers.note_order)
         drawer.drawn.connect(peers.note_drawn)
 
-    # What readers see.
+    # The readers' view.
 
     virtual = VirtualFolder(virtual_files(folder.database, snapshot, recent), folder.partial)
     engine: Engine
@@ -215,7 +215,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
             store.leaving.connect(vfs.note_leaving)
             vfs.links_leaving.connect(engine.drop_links)
 
-    # What people see, and can change.
+    # The users' view and controls.
 
     mount = MountInfo(
         version=version("growfs"),
@@ -256,7 +256,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     )
 
     def sample() -> Sample:
-        """The figures of which a history is kept."""
+        """The figures recorded in the history."""
         summary, generation = usage.summary, generations.current
         return Sample(
             state=prefetch.mount_state.value,
@@ -318,6 +318,6 @@ def _build_peers(
     options, token = request.options, request.remote.peer_token
     if not (options.peers and options.peer_addr and token):
         return None
-    listening("--peer-addr", *options.peer_addr).close()  # a worker will
+    listening("--peer-addr", *options.peer_addr).close()  # fails early; a worker does the listening
     settings = PeerSettings(options.peers, options.peer_addr, token, options.peer_bandwidth)
     return Peers(settings, workers, database, catalog, store, first.place)

@@ -21,11 +21,11 @@ from growfs.remote.retries import Retries
 from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
 
 REPORT_EVERY_S = 0.1
-"""Files that finish within this time share a message, and a transaction that admits them. 10 ms cost a third more."""
+"""Files that finish within this time share a message, and the transaction that admits them. 10 ms cost a third more."""
 AT_ONCE_BYTES = 8 << 20
-"""A file of this size is reported at once: the message costs nothing beside it, and a reader may list any moment."""
+"""A file of this size is reported at once: the message adds next to nothing, and a reader may list at any moment."""
 HEARTBEAT_S = 20.0
-"""How often a worker reports that it makes progress while no byte arrives: a producer may compute for minutes."""
+"""How often a worker reports that it is making progress while no bytes arrive: a producer may compute for minutes."""
 
 
 class Downloader:
@@ -50,7 +50,7 @@ class Downloader:
         threading.Thread(target=self._report, daemon=True).start()
 
     def submit(self, batch: FetchFiles) -> None:
-        """Fetch these files too."""
+        """Also fetch these files."""
         self._threads.hold(batch.is_held)
         self._threads.library.gave_up = self._threads.library.gave_up or batch.gave_up
         with self._lock:
@@ -121,12 +121,12 @@ class Downloader:
         if mtime_ns is not None:
             os.utime(target, ns=(mtime_ns, mtime_ns))
         os.chmod(target, 0o444)
-        if streamed.bytes == found.size:  # else some bytes did not pass through this process
+        if streamed.bytes == found.size:  # otherwise some bytes did not pass through this process
             return Fetched(found, found.size, streamed.text(), from_peer)
         return Fetched(found, target.stat().st_size, digest.of(target), from_peer)
 
     def _failed(self, request: FetchRequest, error: GrowfsError) -> FetchFailed:
-        """The failure to report. If the remote no longer has this version, it is asked what it has instead."""
+        """The failure to report. If the remote no longer has this version, it is asked for its current one."""
         if not isinstance(error, (RemoteChanged, RemoteMissing)):
             return FetchFailed(error)
         try:
@@ -140,7 +140,7 @@ class Downloader:
             self._failure = error
 
     def _should_report(self) -> bool:
-        """Whether to report at once: a reader waits for a file, or a large one, many or all of them are finished."""
+        """Whether to report at once: a reader waits for a file, or a large one, many or all are finished."""
         return self._is_report_due or len(self._finished) >= REPORT_FILES or not self._unfinished
 
     def _report(self) -> None:

@@ -14,7 +14,7 @@ class ForkServer:
     """Owns the process."""
 
     def __init__(self, scheme: str) -> None:
-        """scheme: of the remote's URL. It says what to import, before the spec is known."""
+        """scheme: of the remote's URL. Determines the imports before the spec is known."""
         self._scheme = scheme
         self.start()
 
@@ -27,7 +27,7 @@ class ForkServer:
             self._process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL, start_new_session=True)
 
     def fork(self, connection: socket.socket) -> None:
-        """Have it fork a worker that serves the other end of a connection. Raises OSError if the process is gone."""
+        """Fork a worker that serves the other end of a connection. Raises OSError if the process is gone."""
         socket.send_fds(self.control, [b"w"], [connection.fileno()])
 
     def stop(self) -> None:

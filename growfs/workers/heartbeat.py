@@ -1,4 +1,4 @@
-"""The signs of life that a worker sends while it lists, so that the daemon knows whether it computes or waits."""
+"""The signs of life that a worker sends while it lists, so that the daemon knows whether it is computing or waiting."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from growfs.workers.messages import ServerSilent, StillWorking
 
 EVERY_S = 20.0
 COMPUTED_S_MIN = 0.005
-"""Reading a page of names takes more CPU, waiting for a server less."""
+"""Reading a page of names takes more CPU time than this, waiting for a server less."""
 TRY_S_MAX = 960.0
-"""How long a try may take; the timeouts are shorter. After that, this process counts as one that hangs."""
+"""How long an attempt may take; the timeouts are shorter. After that, this process counts as hung."""
 
 
 class ListingHeartbeat:
-    """Sends what this process does while it lists, from a thread of its own.
+    """Reports what this process does while it lists, from its own thread.
 
-    It may compute, as the library may read a million names before it returns a page, or wait for the server, or for the
-    next try.
+    It may be computing (the library may read a million names before it returns a page), or waiting for the server or
+    the next attempt.
     """
 
     def __init__(self, send: Callable[[Any], None]) -> None:

@@ -1,4 +1,4 @@
-"""Computes the order of a pass, in a worker (growfs.rotation.pass_order says what it is)."""
+"""Computes the order of a pass in a worker (for the order, see growfs.rotation.pass_order)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEARTBEAT_FILES = 100_000
 
 
 def make_order(request: MakeOrder, send: Callable[[Any], None]) -> Order:
-    """Write the order to the request's target. send: is called with heartbeats."""
+    """Write the order to the request's target. send: called with heartbeats."""
     connection = read_only(request.catalog)
     order = draw_order(_with_heartbeats(candidates(connection, request.pass_), send), request.pass_)
     known = "SELECT EXISTS (SELECT 1 FROM node WHERE is_dir = 0 AND size IS NOT NULL)"
@@ -43,7 +43,7 @@ def candidates(connection: sqlite3.Connection, pass_: Pass) -> Iterator[Candidat
 
 
 def _with_heartbeats(files: Iterable[Candidate], send: Callable[[Any], None]) -> Iterator[Candidate]:
-    """Send heartbeats along the way: ten million files take minutes, and the daemon gives up a silent worker."""
+    """Send heartbeats along the way: ten million files take minutes, and the daemon gives up on a silent worker."""
     for number, file in enumerate(files):
         if number % HEARTBEAT_FILES == 0:
             send(StillWorking())

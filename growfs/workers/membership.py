@@ -1,4 +1,4 @@
-"""Who the nodes are (`--peers`), by address or by a name that DNS knows, and where they are, by short requests."""
+"""The addresses of the nodes (`--peers`), given directly or by DNS names, and their positions, by short requests."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from growfs.workers.messages import PeersSeen
 LOOK_UP_S = 5.0
 """How often a name is looked up."""
 FIRST_S = 3.0
-"""How long the addresses of a name that is new are waited for."""
+"""How long to wait for the addresses of a new name."""
 TIMEOUT_S = 1.0
 NEAR = 8
 """Nodes before and behind this one that are polled each time."""
 OTHERS = 24
-"""Of all others, so many each time."""
+"""The number of other nodes that are polled each time."""
 THREADS = 8
 REPLY_BYTES_MAX = 10_000
 
@@ -35,7 +35,7 @@ LookUp = Callable[[str, int], Sequence[str]]
 
 
 class Members:
-    """The nodes of several sources. port: of names without one."""
+    """The nodes of several sources. port: for names without one."""
 
     def __init__(self, port: int, look_up: LookUp | None = None) -> None:
         self._port = port
@@ -43,9 +43,9 @@ class Members:
         self._names: dict[str, DnsName] = {}
 
     def addresses(self, sources: Sequence[str]) -> tuple[str, ...]:
-        """The addresses of all nodes, HOST:PORT each. sources: HOST, HOST:PORT, or the URL of a name, each.
+        """The addresses of all nodes, each as HOST:PORT. sources: each is HOST, HOST:PORT, or the URL of a name.
 
-        May block for FIRST_S where a name is new.
+        May block for FIRST_S if a name is new.
         """
         for url in set(self._names) - set(sources):
             self._names.pop(url).close()
@@ -60,7 +60,7 @@ class Members:
 
 
 class DnsName:
-    """The addresses of a name, all A and AAAA records. A thread looks them up; where it fails, the last ones stay."""
+    """The addresses of a name, all A and AAAA records. A thread looks them up; if that fails, the last ones stay."""
 
     def __init__(self, url: str, port: int, look_up: LookUp) -> None:
         parts = urlsplit(url)
@@ -72,14 +72,14 @@ class DnsName:
         threading.Thread(target=self._follow, daemon=True).start()
 
     def addresses(self) -> Sequence[str]:
-        """The addresses that were found last; none before the first look-up succeeded."""
+        """The addresses found last; empty before the first successful look-up."""
         if not self._waited:
             self._waited = True
             self._tried.wait(FIRST_S)
         return self._found
 
     def close(self) -> None:
-        """Look up no more."""
+        """Stop looking up the name."""
         self._closed.set()
 
     def _follow(self) -> None:
@@ -107,7 +107,7 @@ def ip_addresses(host: str, port: int) -> list[str]:
 
 
 class PeerPoll:
-    """Remembers where the other nodes were. node: the name of this one, which may be among the addresses too."""
+    """Remembers the positions of the other nodes. node: the name of this one, whose address may be among the others."""
 
     def __init__(self, node: str, token: str) -> None:
         self._node = node
@@ -117,7 +117,7 @@ class PeerPoll:
         self._next = 0
 
     def look(self, peers: Sequence[str], position: Position | None) -> PeersSeen:
-        """Ask some of these nodes where they are, the nearest ones each time. position: where this one is. Blocks."""
+        """Ask some of these nodes for their positions, always the nearest ones. position: of this node. Blocks."""
         own, seen, failed = self._seen.own, dict(self._seen.positions), dict(self._seen.failed)
         due = self._due([peer for peer in peers if peer != own], position)
         for peer, reply in zip(due, self._pool.map(self._ask, due), strict=True):
@@ -148,7 +148,7 @@ class PeerPoll:
         return [peer for peer in dict.fromkeys([*near, *others]) if peer in peers]
 
     def _ask(self, peer: str) -> tuple[str, Position | None] | str:
-        """(the name of the node at an address, where it is), or why that is not known."""
+        """(name of the node at an address, its position), or the reason why that is not known."""
         connection = http.client.HTTPConnection(peer, timeout=TIMEOUT_S)
         try:
             connection.request("GET", POSITION, headers=self._headers)

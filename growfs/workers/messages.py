@@ -1,6 +1,6 @@
 """The messages between the daemon and its workers, and their framing: a length and a pickle, over a socket pair.
 
-Both ends run the same version of growfs as the same user: a worker is the daemon's child, and nobody else has the
+Both ends run the same version of growfs as the same user: a worker is the daemon's child, and no other process has the
 socket. So unpickling is safe here.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from growfs.errors import GrowfsError, RemoteError
 from growfs.remote.interface import Fetched, RemoteFile
 
-if TYPE_CHECKING:  # they are imported where they are unpickled: a worker that lists does without
+if TYPE_CHECKING:  # imported where they are unpickled: a worker that lists does not need them
     from growfs.rotation.circle import Position
     from growfs.rotation.pass_order import Pass
     from growfs.rotation.rules import TurnoverInput
@@ -41,7 +41,7 @@ def unpack(body: bytes) -> Any:
 
 
 def send(connection: socket.socket, message: Any) -> None:
-    """Raises OSError if the other end is closed."""
+    """Send a message. Raises OSError if the other end is closed."""
     connection.sendall(pack(message))
 
 
@@ -78,10 +78,9 @@ class ListRemote:
 
 @dataclass(frozen=True, slots=True)
 class MakeOrder:
-    """Write the ids of the files that a pass has still to draw to target, as 64-bit integers in draw order.
+    """Write the ids of the files that a pass still has to draw to target, as 64-bit integers in draw order.
 
-    First the frozen ones, then the seeds, then the rest. The answers are StillWorking ..., then Done(Order), without
-    these ids.
+    The order is: frozen files, seeds, the rest. The answers are StillWorking ..., then Done(Order), without these ids.
     """
 
     catalog: Path
@@ -96,9 +95,9 @@ class StillWorking:
 
 @dataclass(frozen=True, slots=True)
 class ServerSilent:
-    """From a worker that lists: it has waited for the next page of the listing for so long.
+    """From a worker that lists: how long it has been waiting for the next page of the listing.
 
-    why: the error of its last try; None if the first one goes on.
+    why: the error of its last attempt; None during the first one.
     """
 
     silent_s: float
@@ -116,10 +115,10 @@ class PlanTurnover:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Find out whether the remote serves one of these files, in order, by a byte of it, which is written to target.
+    """Find out whether the remote serves one of these files, tried in order, by writing a byte of it to target.
 
-    The answer is Done(None) as soon as the remote has answered, even that a file is gone; else Failed. repeats: whether
-    a request is repeated while the remote is busy.
+    The answer is Done(None) as soon as the remote has answered, even if only that a file is gone; otherwise Failed.
+    repeats: whether a request is repeated while the remote is busy.
     """
 
     files: list[RemoteFile]
@@ -128,7 +127,7 @@ class Probe:
 
 
 class FetchRequest(NamedTuple):
-    """Write a file to target, checked, complete, and with the remote's mtime."""
+    """Write a file to target: complete, checked, and with the remote's mtime."""
 
     id: int
     file: RemoteFile
@@ -138,9 +137,9 @@ class FetchRequest(NamedTuple):
     urgent: bool
     """A reader waits for it: it comes before all files that are not urgent."""
     number: int
-    """Its place among those that are as urgent."""
+    """Its place among files of the same urgency."""
     peers: tuple[str, ...] = ()
-    """HOST:PORT of the nodes that may have it, which are asked before the remote."""
+    """The nodes that may have it, each as HOST:PORT; they are asked before the remote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +148,19 @@ class FetchFiles:
 
     files: list[FetchRequest]
     prioritize: list[int]
-    """Ids of files requested before that have become urgent."""
+    """Ids of files requested earlier that have become urgent."""
     in_background: bool
-    """This worker is to have the lowest priority from now on."""
+    """Whether this worker is to have the lowest priority from now on."""
     is_held: bool = False
-    """The remote is away: what has begun is to wait, with what has arrived, and only what other nodes may have is to
-    begin."""
+    """Whether the remote is away: unfinished files have to wait, keeping their data, and only files that other nodes
+    may have may begin."""
     gave_up: str = ""
-    """Why the store's library is to make all requests from now on; empty: it is not."""
+    """Why the store's library is to make all requests from now on; empty if it is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """A file could not be fetched. found: what the remote has in its place. RemoteMissing: the remote has nothing."""
+    """A file could not be fetched. found: the remote's version instead. RemoteMissing: it has none."""
 
     error: GrowfsError
     found: RemoteFile | None = None
@@ -169,10 +168,10 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """What a fetching worker did since its last report."""
+    """The progress of a fetching worker since its last report."""
 
     bytes: int
-    """That arrived, for finished and unfinished files."""
+    """Bytes that arrived, for finished and unfinished files."""
     throttled: int
     """How many requests the store refused because it wants fewer."""
     files: list[tuple[int, Fetched | FetchFailed]]
@@ -180,24 +179,25 @@ class FetchProgress:
     cpu_s: float
     """The CPU time of the worker since it started."""
     failure: GrowfsError | None = None
-    """Why the last request failed that is repeated."""
+    """The error of the last request that is being repeated."""
     sent_at: float = field(default_factory=time.monotonic)
-    """By time.monotonic, which is the same in all processes; the daemon may read the report later."""
+    """On the clock time.monotonic, which is the same in all processes; the daemon may read the report later."""
     peer_bytes: int = 0
-    """That arrived, of files that come from peers."""
+    """Bytes that arrived for files from peers."""
     answered: int = 0
-    """How many requests of the remote came in full."""
+    """How many requests to the remote were answered in full."""
     library_files: int = 0
     """How many files the store's library fetched."""
     gave_up: str = ""
-    """Why the library makes all requests of this worker by now; empty: it does not."""
+    """Why the library now makes all requests of this worker; empty if it does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServePeers:
     """Serve cached files to other nodes at an address, until the channel is closed. node: the name of this node.
 
-    token: what peers have to send. bytes_per_s: the most that they get together; 0: no limit. Failed where it cannot.
+    token: what peers have to send. bytes_per_s: limit for all of them together; 0 for none. The answer is Failed if it
+    cannot serve.
     """
 
     address: tuple[str, int]
@@ -208,9 +208,9 @@ class ServePeers:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """To the worker that serves peers: where this node is (None before it has begun), and who the nodes are.
+    """To the worker that serves peers: this node's position (None before it has begun), and the nodes' addresses.
 
-    peers: HOST:PORT, or dns://NAME or dns://NAME:PORT, each. The answer is PeersSeen.
+    peers: each is HOST:PORT, dns://NAME or dns://NAME:PORT. The answer is PeersSeen.
     """
 
     position: Position | None
@@ -219,14 +219,14 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class PeersSeen:
-    """What the worker that serves peers knows of the nodes, by address."""
+    """The nodes known to the worker that serves peers, by address."""
 
     own: str | None
-    """The address that is this node's."""
+    """The address of this node."""
     positions: dict[str, Position | None]
-    """Where the others are; None for one that has not begun."""
+    """The positions of the other nodes; None for one that has not begun."""
     failed: dict[str, str]
-    """Why others do not answer."""
+    """Why other nodes do not answer."""
     peers: tuple[str, ...]
     """The addresses of all nodes."""
 
@@ -241,7 +241,7 @@ class OpenCached:
 
 @dataclass(frozen=True, slots=True)
 class CloseCached:
-    """From the worker that serves peers: it has sent the file, or a part of it. bytes: how much."""
+    """From the worker that serves peers: it has sent the file, or a part of it. bytes: number sent."""
 
     id: int
     bytes: int
@@ -249,7 +249,7 @@ class CloseCached:
 
 @dataclass(frozen=True, slots=True)
 class ServedFile:
-    """A cached file, which is held open. local: where it is. digest: as growfs.remote.digest makes it."""
+    """A cached file that is held open. local: its path. digest: in the form of growfs.remote.digest."""
 
     id: int
     local: Path
@@ -259,7 +259,7 @@ class ServedFile:
 
 @dataclass(frozen=True, slots=True)
 class CachedOpened:
-    """The answer to OpenCached. cached: None where it is not cached."""
+    """The answer to OpenCached. cached: None if the file is not cached."""
 
     request: int
     cached: ServedFile | None

@@ -1,7 +1,7 @@
-"""Serves the cached files of this node to others over HTTP, and says where it is; growfs.remote.peer_client asks.
+"""Serves the cached files and the position of this node to other nodes over HTTP (client: growfs.remote.peer_client).
 
-It runs in a worker process, so that the thread that answers the kernel sends no bytes. The daemon holds each file as an
-open one while it is sent.
+It runs in a worker process, so that the thread that answers the kernel sends no data. The daemon holds each file open
+while it is sent.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from growfs.workers.messages import Announce, CachedOpened, CloseCached, OpenCac
 HEAD_S = 5.0
 """How long a new connection may take to send the head of its first request."""
 NEW_MAX = 256
-"""New connections that have not sent it. For one more, the oldest is closed: a peer sends it at once."""
+"""New connections that have not sent a request. For another one, the oldest is closed: peers send it at once."""
 IDLE_S = 60.0
 """How long a connection may send and receive nothing."""
 CONNECTIONS_MAX = 512
-"""More are closed at once; who wanted one reads the remote."""
+"""Further ones are closed at once; those peers read from the remote."""
 PIECE_BYTES = 1 << 20
-"""Bytes that are sent before the limit is looked at again."""
+"""Bytes sent before the limit is checked again."""
 
 
 class PeerServer:
-    """Owns the listening socket, and the connections. send: sends a message to the daemon.
+    """Owns the listening socket and the connections. send: sends a message to the daemon.
 
-    Raises GrowfsError where it cannot listen.
+    Raises GrowfsError if it cannot listen.
     """
 
     def __init__(self, request: ServePeers, send: Callable[[Any], None]) -> None:
@@ -74,7 +74,7 @@ class PeerServer:
             raise GrowfsError(f"the other nodes cannot be served: {error.strerror}") from None
 
     def run(self, receive: Callable[[], Any]) -> None:
-        """Serve for ever. receive: returns the daemon's next message."""
+        """Serve forever. receive: returns the daemon's next message."""
         for task in (self._server.serve_forever, self._look_around):
             threading.Thread(target=task, daemon=True).start()
         while True:
@@ -86,7 +86,7 @@ class PeerServer:
                 self._answers[message.request].put(message)
 
     def open(self, path: str) -> ServedFile | None:
-        """Have the daemon hold a file open."""
+        """Make the daemon hold a file open."""
         number = next(self._numbers)
         answers = self._answers[number] = SimpleQueue()
         self._send(OpenCached(number, path))
@@ -96,7 +96,7 @@ class PeerServer:
             del self._answers[number]
 
     def close(self, cached: ServedFile, sent: int) -> None:
-        """Have the daemon close a file. sent: bytes of it that a peer got."""
+        """Make the daemon close a file. sent: bytes of it that a peer received."""
         self._send(CloseCached(cached.id, sent))
 
     def _look_around(self) -> None:
@@ -109,14 +109,14 @@ class _NewConnection(NamedTuple):
     connection: socket.socket
     address: Any
     until: float
-    """When it is closed, by time.monotonic."""
+    """When the connection is closed, by time.monotonic."""
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Owns the connections that are new, and a thread for each of the others.
+    """Owns the new connections, and a thread for each of the others.
 
-    Anyone can connect. So what a new connection sends stays in the kernel until it is a whole head of a request, and
-    only then takes a thread, which closes the connection if the token is wrong.
+    Anyone can connect. So data from a new connection stays in the kernel until it is the complete head of a request.
+    Only then does it take a thread, which closes the connection if the token is wrong.
     """
 
     daemon_threads = True
@@ -128,7 +128,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self.free = threading.Semaphore(CONNECTIONS_MAX)
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._poll = select.epoll()
-        self._new: dict[int, _NewConnection] = {}  # by descriptor, the oldest first
+        self._new: dict[int, _NewConnection] = {}  # by descriptor, oldest first
         super().__init__(address, _Handler)
 
     def serve_forever(self, poll_interval: float = 0.5) -> None:
@@ -138,7 +138,7 @@ class _Server(socketserver.ThreadingTCPServer):
             for descriptor, _ in self._poll.poll(poll_interval):
                 if descriptor == self.fileno():
                     self._accept()
-                elif descriptor in self._new:  # else it was closed meanwhile
+                elif descriptor in self._new:  # otherwise it was closed meanwhile
                     self._look_at(descriptor)
             while self._new and next(iter(self._new.values())).until < time.monotonic():
                 self._close_oldest()
@@ -152,7 +152,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self._close_oldest()
         connection.setblocking(False)
         self._new[connection.fileno()] = _NewConnection(connection, address, time.monotonic() + HEAD_S)
-        self._poll.register(connection, select.EPOLLIN | select.EPOLLET)  # when more arrives, not while there is some
+        self._poll.register(connection, select.EPOLLIN | select.EPOLLET)  # edge-triggered: when more data arrives
 
     def _look_at(self, descriptor: int) -> None:
         """Start a thread for a new connection that has sent a head, and close one that never will."""
@@ -189,7 +189,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self.free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that hangs up is no error of this node."""
+        """Ignore peers that hang up: that is not an error of this node."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -258,4 +258,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The daemon counts what is served; a line for each request would fill its log."""
+        """Log nothing: the daemon counts served files, and a line for each request would fill its log."""

@@ -21,11 +21,11 @@ from growfs.workers.messages import Done, Failed, StillWorking
 log = logging.getLogger(__name__)
 
 STALL_S = 120.0
-"""A worker that sends nothing for this long is given up. The timeouts of the client libraries are shorter."""
+"""A worker that sends nothing for this long is given up on. The timeouts of the client libraries are shorter."""
 
 
 class WorkerPool:
-    """Starts workers. If their fork server died, it is started again when the next worker is needed.
+    """Starts workers. If their fork server has died, it is restarted when the next worker is needed.
 
     limits: shared with the workers. The spec is sent over a socket, because it may hold secrets and command lines are
     public. output: the descriptor that becomes standard output and error of the workers.
@@ -41,7 +41,7 @@ class WorkerPool:
             self._send_spec()
 
     def _send_spec(self) -> None:
-        """Send the spec, where output goes that no logger writes, and the limits."""
+        """Send the spec, the descriptor for output outside of logging, and the limits."""
         messages.send(self._fork_server.control, self._spec)
         socket.send_fds(self._fork_server.control, [b"o"], [self._output, self.limits.fd])
 
@@ -74,7 +74,7 @@ class WorkerLost(Exception):
 
 
 class WorkerSilent(WorkerLost):
-    """The worker is alive, but neither computes nor sends anything: what it waits for does not answer."""
+    """The worker is alive, but neither computes nor sends anything: whatever it waits for does not answer."""
 
 
 class Channel:
@@ -137,7 +137,7 @@ class Channel:
 async def call_worker(
     workers: WorkerPool, request: Any, on_message: Callable[[Any], Awaitable[None]] | None = None
 ) -> Any:
-    """Have a worker of its own answer a request, as Channel.call. Raises GrowfsError, too, if none can be started."""
+    """Call a worker of its own, as Channel.call. Also raises GrowfsError if none can be started."""
     channel = workers.spawn()
     try:
         return await channel.call(request, on_message)

@@ -21,20 +21,20 @@ IDLE_PAUSE_S = 30.0
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2) has no wrapper in libc
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_CLASS_IDLE = 3 << 13
-_AUTOGROUP_RETRY_S = 0.12  # an ordinary user may change one every HZ / 10 only (kernel/sched/autogroup.c)
+_AUTOGROUP_RETRY_S = 0.12  # ordinary users may change one only every HZ / 10 (kernel/sched/autogroup.c)
 _AUTOGROUP_TRIES = 10
 
 KEEP_PRIORITY_VARIABLE = "_GROWFS_KEEP_PRIORITY"
 """The tests set this environment variable: they use all cores, and wait for workers, which would get next to no CPU."""
 
 GC_THRESHOLD = 50_000
-"""New objects before a collection. With Python's default of 700, it took 5% of a worker's and the daemon's CPU."""
+"""New objects before a collection. With Python's default of 700, it took 5% of a worker's and the daemon's CPU time."""
 
 
 def tune_gc() -> None:
-    """Collect garbage less often, and never look at the objects that exist now (mostly modules).
+    """Collect garbage less often, and never scan the objects that exist now (mostly modules).
 
-    So a forked process does not copy their memory pages either.
+    This also keeps forked processes from copying their memory pages.
     """
     gc.freeze()
     gc.enable()
@@ -45,16 +45,19 @@ def lower_priority() -> None:
     """Give this process the lowest priority for CPU, and for disks whose scheduler has priorities (mq-deadline, bfq).
 
     The process gets its own session: with the autogroup feature (sched(7)) the kernel shares cores between sessions,
-    and niceness counts within one session only. So the session's niceness is set as well. What the kernel refuses is
-    left as it is.
+    and niceness counts only within a session. So the session's niceness is also set. Settings that the kernel refuses
+    are skipped.
     """
     if os.environ.get(KEEP_PRIORITY_VARIABLE):
         return
-    for thread in [0, *map(int, os.listdir("/proc/self/task"))]:  # this one first, for those that it starts
+    for thread in [
+        0,
+        *map(int, os.listdir("/proc/self/task")),
+    ]:  # this one first, for those that it starts
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, NICENESS_MAX)
         lower_disk_priority(thread)
-    with contextlib.suppress(PermissionError):  # it leads a session already
+    with contextlib.suppress(PermissionError):  # it already leads a session
         os.setsid()
     for _ in range(_AUTOGROUP_TRIES):
         try:
@@ -72,16 +75,16 @@ def lower_priority() -> None:
 
 
 def lower_disk_priority(thread: int = 0) -> None:
-    """Give a thread, by default this one, the lowest priority for disks whose scheduler has priorities."""
+    """Give a thread (by default, this one) the lowest priority for disks whose scheduler has priorities."""
     if number := _IOPRIO_SET.get(platform.machine()):
         ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, thread, _IOPRIO_CLASS_IDLE)
 
 
 def idle_group() -> Path | None:
-    """Return a control group that is idle as a whole, and create it if needed. It is kept for the next mount.
+    """Return a control group that is idle as a whole, created if needed. It is kept for the next mount.
 
-    Any task that wakes up takes the core from an idle group at once. From a task that is only nice it gets the core
-    milliseconds later (kernel/sched/fair.c, check_preempt_wakeup_fair).
+    Any task that wakes up takes the core from an idle group at once, but from a merely nice task milliseconds later
+    (kernel/sched/fair.c, check_preempt_wakeup_fair).
 
     None if there is no such group: it needs root, Linux 5.15, and a process that is not in another group.
     """

@@ -1,7 +1,7 @@
 """The producer process, `python -m growfs.workers.producer FD`: calls the user's function, for one file at a time.
 
 Its working folder is a scratch folder; if the kernel has Landlock, it can write nowhere else. Whatever the function
-prints goes to the daemon's log. The process ends with the worker that started it, and so does everything that the
+prints goes to the daemon's log. The process ends with the worker that started it, and so do all processes that the
 function started.
 """
 
@@ -36,7 +36,7 @@ from growfs.workers.process import lower_priority
 REASON_CHARS_MAX = 300
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVICE_GLOBS = ("nvidia*", "dri/*", "kfd")
-"""Decoders may use a GPU, whose device is opened for writing."""
+"""Decoders may use a GPU, which requires write access to its device."""
 
 
 def main() -> None:
@@ -82,13 +82,13 @@ def _confine(scratch: Path) -> bool:
 
 
 def sample_rng(seed: int, index: int) -> random.Random:
-    """The random generator for a sample: the same in every process, whatever samples were made before."""
+    """The random generator for a sample: the same in every process, whichever samples were made before."""
     digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=16).digest()
     return random.Random(int.from_bytes(digest, "big"))
 
 
 class _FunctionRunner:
-    """Runs the function. Owns the remote, which is opened when it is first needed."""
+    """Runs the function. Owns the remote, which is opened on first use."""
 
     def __init__(self, start: StartProducer, make: Callable[..., object]) -> None:
         self._start, self._make = start, make
@@ -99,7 +99,7 @@ class _FunctionRunner:
         """Produce one file in the working folder. Returns the mtime_ns of its source, or the error."""
         stream: SeekableStream | None = None
         timeout_s = self._start.producer.timeout_s
-        if timeout_s:  # on a thread without the GIL: it logs where the function hangs, and ends the process
+        if timeout_s:  # works without the GIL: logs where the function hangs, and ends the process
             faulthandler.dump_traceback_later(timeout_s, exit=True, file=2)
         try:
             with open(self._out, "w+b") as out:
@@ -127,7 +127,7 @@ class _FunctionRunner:
 
 
 def _failure(error: BaseException, stream: SeekableStream | None) -> GrowfsError | ProducerFailed:
-    """The error to report: the remote's own if that is the cause, else the last line of the traceback."""
+    """The error to report: the remote's own if that is the cause, otherwise the last line of the traceback."""
     if stream and stream.error:
         return stream.error
     if isinstance(error, GrowfsError):

@@ -1,4 +1,4 @@
-"""Restricts this thread and everything it starts to writing in a few places of the file system, with Landlock.
+"""Restricts writes by this thread and all processes that it starts to a few places, with Landlock.
 
 See landlock(7); the constants are from linux/landlock.h. Files that are already open stay writable.
 """
@@ -29,7 +29,7 @@ def version() -> int:
 
 
 def allow_writes(folders: Iterable[Path], files: Iterable[Path]) -> bool:
-    """Allow writing, creating and removing only below folders, and writing to files. All else fails with EACCES.
+    """Allow writing, creating and removing only below folders, and writing to files. Everything else fails with EACCES.
 
     Returns False if the kernel cannot do that. Threads that are already running are not restricted. Raises OSError.
     """
@@ -54,7 +54,7 @@ def allow_writes(folders: Iterable[Path], files: Iterable[Path]) -> bool:
 def _allow(rules: int, place: Path, allowed: int) -> None:
     try:
         fd = os.open(place, os.O_PATH | os.O_CLOEXEC)
-    except FileNotFoundError:  # a machine has only some of the devices
+    except FileNotFoundError:  # no machine has all of the devices
         return
     try:
         _check(_libc.syscall(_ADD_RULE, rules, _RULE_PATH_BENEATH, struct.pack("=Qi", allowed, fd), 0))

@@ -1,12 +1,12 @@
-"""The fork server and the workers that it forks. Workers list, fetch and sort, so that the daemon does not have to.
+"""The fork server and the workers that it forks. Workers list, fetch and sort instead of the daemon.
 
-So neither the GIL nor a crash in a client library affects a reader.
+Thus neither the GIL nor a crash in a client library affects a reader.
 
-`python -m growfs.workers.worker SOCKET LIMITS SCHEME` is the fork server: it imports what the remote needs once, and
-forks a worker for each socket that the daemon sends to it. It never opens a remote, because a fork would break the
-remote's threads and connections.
+`python -m growfs.workers.worker SOCKET LIMITS SCHEME` is the fork server: it imports the remote's modules once, and
+forks a worker for each socket that the daemon sends. It never opens a remote, because a fork would break the remote's
+threads and connections.
 
-A worker handles one request after the other; only requests to fetch files overlap. It writes to partial/ only, and ends
+A worker handles one request after the other; only requests to fetch files overlap. It writes only to partial/, and ends
 when the daemon closes the connection.
 """
 
@@ -56,10 +56,10 @@ Send = Callable[[Any], None]
 def main() -> None:
     """Run the fork server.
 
-    Arguments: the descriptor of the control socket, and the scheme of the remote's URL. The socket brings the spec, the
-    descriptors for output and of the SharedLimits, and then one for each worker.
+    Arguments: the descriptor of the control socket, and the scheme of the remote's URL. The socket delivers the spec,
+    the descriptors for output and the SharedLimits, and then one descriptor for each worker.
     """
-    gc.disable()  # while modules are imported: a tenth of the time; tune_gc enables it
+    gc.disable()  # saves a tenth of the import time; tune_gc enables it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the daemon
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
     _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -76,7 +76,7 @@ def main() -> None:
         os.dup2(output, standard)
     os.close(output)
     limits = SharedLimits(limits_fd)
-    with contextlib.suppress(GrowfsError):  # a worker reports it when it opens the remote
+    with contextlib.suppress(GrowfsError):  # a worker reports the error when it opens the remote
         preload(spec)
     process.tune_gc()
     while True:
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def preload_later() -> None:
-    """Import what the first listing does without, for the workers that are forked after it."""
+    """Import modules that the first listing does not need, for the workers that are forked after it."""
     preload_transfer()
     import growfs.rotation.turnover
     import growfs.workers.make_order  # noqa: F401
@@ -138,7 +138,7 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
 def _serve_peers(request: ServePeers, send: Send, receive: Callable[[], Any]) -> None:
     from growfs.workers.peer_server import PeerServer  # few mounts have peers
 
-    PeerServer(request, send).run(receive)  # with the usual priority: other nodes wait for it
+    PeerServer(request, send).run(receive)  # at normal priority: other nodes wait for it
 
 
 def _receive(connection: socket.socket, requests: queue.SimpleQueue[Any]) -> None:
@@ -157,7 +157,7 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
         heartbeat = ListingHeartbeat(send)
         return _list(open_remote(spec, retries=Retries(on_failure=heartbeat.note_failure)), request, send, heartbeat)
     if isinstance(request, MakeOrder):
-        from growfs.workers.make_order import make_order  # a listing does without, and is waited for
+        from growfs.workers.make_order import make_order  # not needed by a listing, which should start soon
 
         return make_order(request, send)
     if isinstance(request, Probe):
@@ -200,14 +200,14 @@ def _is_member_of(archives: set[str]) -> Callable[[str], bool]:
 
 
 def _probe(remote: Remote, request: Probe, makes_files: bool) -> None:
-    """makes_files: a producer does, so that its source is requested and nothing is made."""
+    """Answer a Probe. makes_files: the remote has a producer; request its source, and make nothing."""
     denied: GrowfsError | None = None
     try:
         for file in request.files:
             try:
                 if makes_files or file.size is None:
                     remote.stat(file.path, file.version)
-                else:  # by GET: a response to HEAD has no body, which says why access is denied
+                else:  # by GET: a response to HEAD has no body, which gives the reason if access is denied
                     byte_range = ByteRange(0, 1) if file.size else None
                     remote.fetch(FetchTask(file, request.target, byte_range=byte_range))
                 return
@@ -215,7 +215,7 @@ def _probe(remote: Remote, request: Probe, makes_files: bool) -> None:
                 raise
             except RemoteDenied as error:
                 denied = denied or error
-            except RemoteError:  # that is an answer, too
+            except RemoteError:  # that is also an answer
                 return
     finally:
         with contextlib.suppress(OSError):
