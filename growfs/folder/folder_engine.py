@@ -1,7 +1,7 @@
 """Keeps a folder filled: begins generations, gives each a tree, and ends those that no process reads.
 
-Readers open plain files, so the daemon sees neither listings nor opens. A program says when its next epoch begins
-(`growfs.next_generation`), and holds its generation with a lock on the tree. For programs that say nothing, the folder
+Readers open plain files, so the daemon sees neither listings nor opens. A program asks when its next epoch begins
+(`growfs.next_generation`), and holds its generation with a lock on the tree. For programs that never ask, the folder
 grows by itself.
 """
 
@@ -40,25 +40,25 @@ from growfs.vfs.open_counter import OpenCounter
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""How often the locks of older generations are looked at, and whether the folder may grow by itself."""
+"""How often the locks of older generations, and whether the folder may grow by itself, are checked."""
 GRACE_S = 0.5
-"""How long a generation stays for a process that was given its path, and has not locked it yet."""
+"""How long a generation stays for a process that received its path but has not locked it yet."""
 OPEN_EVERY_S = 2.0
-"""How often processes are searched for open files of a generation that would end otherwise."""
+"""How often processes are searched for open files of a generation that would otherwise end."""
 PROGRESS_S = 1.0
-"""How often a client that waits for a tree hears that it is being made."""
+"""How often a client that waits for a tree is told that it is being made."""
 RETRY_S = 5.0
-"""Pause after a tree that could not be made. Who asks for a generation need not wait for it."""
+"""Pause after a tree could not be made. A process that asks for a generation need not wait for it."""
 COUNTED_FILES_MAX = 1000
-"""Opens that are counted in one step."""
+"""Opens counted in one step."""
 
 
 class FolderEngine:
-    """Owns the folder, by a lock, and the trees. Always: what a tree shows is held, and `store.mirrors` has every tree
-    that has links.
+    """Owns the folder, by a lock, and the trees.
 
-    `released` notifies when a generation has ended, so that its files may be evicted. keep_generations: how many stay,
-    whether or not anybody has said to read them. Raises GrowfsError if the folder is filled from another cache.
+    Invariant: files that a tree shows are held, and `store.mirrors` has every tree with links. `released` notifies when
+    a generation has ended, so that its files may be evicted. keep_generations: how many stay, whether or not a process
+    has announced that it reads them. Raises GrowfsError if the folder is filled from another cache.
     """
 
     name = "folder"
@@ -73,8 +73,8 @@ class FolderEngine:
         usage: UsageCounters,
         generations: Generations,
     ) -> None:
-        self.folder = folder.resolve()  # as /proc names what is open there
-        self._lock = trees.claim(self.folder, store.folder)  # before anything there is changed
+        self.folder = folder.resolve()  # the path in /proc of files open there
+        self._lock = trees.claim(self.folder, store.folder)  # before changing anything there
         self.keep_generations = keep_generations
         self.requests: Counter[str] = Counter()
         self.opens = Opens()
@@ -101,7 +101,7 @@ class FolderEngine:
         self._trees = list(self._take_over())
 
     def _take_over(self) -> Iterator[Tree]:
-        """The trees of an earlier daemon: the current one, and those that somebody reads. The others are removed."""
+        """The trees of an earlier daemon: the current one, and those that are being read. The others are removed."""
         current = trees.current_number(self.folder)
         inodes = BitMap64(row[0] for row in self._db.rows("SELECT ino FROM resident WHERE suffix IS NOT NULL"))
         for path in trees.existing(self.folder):
@@ -110,7 +110,7 @@ class FolderEngine:
                 disk.remove_tree("GENERATION", path)
                 continue
             trees.keep_inodes(path, inodes)
-            # Its row may be gone. Then what a later generation showed is held, which is more.
+            # Its row may be gone. Then the files that a later generation showed are held, which is more.
             row = self._db.row("SELECT last_seq FROM generation WHERE number >= ? ORDER BY number", number)
             self._store.mirrors.append(path)
             yield Tree(number, path, Hold(number, row[0] if row else self._store.last_seq), 0.0)
@@ -118,7 +118,7 @@ class FolderEngine:
     # As an engine.
 
     def mount(self, _: object) -> None:
-        """Make what is below the folder."""
+        """Create the contents of the folder."""
         trees.prepare(self.folder, self._store.folder)
         self._inode = self.folder.stat().st_ino
 
@@ -133,7 +133,7 @@ class FolderEngine:
             raise GrowfsError(f"{self.folder}: its first generation cannot be made; see {self._store.folder}/log")
 
     async def serve(self) -> None:
-        """Begin and end generations until cancelled, or until the folder is somewhere else."""
+        """Begin and end generations until cancelled, or until the folder has been moved."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._counter.run)
             while self._is_in_place():
@@ -154,7 +154,7 @@ class FolderEngine:
         os.close(self._lock)
 
     def holds(self) -> Holds:
-        """What the trees hold."""
+        """The holds of the trees."""
         return Holds([{EVERYWHERE: tree.hold} for tree in self._trees])
 
     # Commands.
@@ -164,9 +164,9 @@ class FolderEngine:
         return {"next": self.next}
 
     async def next(self, after: int = 0, holds: bool = True) -> AsyncIterator[Any]:
-        """Return the next generation's number and path, which begins if there is something new.
+        """Return the number and path of the next generation; it begins if there is something new.
 
-        after: the generation that the caller has read; 0: none. holds: the caller is about to lock it.
+        after: the generation that the caller has read; 0 for none. holds: the caller is about to lock it.
         """
         before = self._rounds
         if self._is_ready and self._is_due(after):
@@ -183,7 +183,7 @@ class FolderEngine:
         yield {"generation": tree.number, "path": str(tree.path)}
 
     def _is_due(self, after: int) -> bool:
-        """Whether a generation has to begin for a process that has read `after`; else it joins the current one."""
+        """Whether a generation has to begin for a process that has read `after`; otherwise it joins the current one."""
         if not self._trees or self._generations.current is None:
             return True
         tree = self._trees[-1]
@@ -231,15 +231,15 @@ class FolderEngine:
                 await self._end(tree)
             self._last_error = ""
         except OSError as error:
-            if str(error) != self._last_error:  # it is tried again and again
+            if str(error) != self._last_error:  # it is retried again and again
                 log.warning("a generation cannot be made or ended, so the last one stays: %s", error)
             self._last_error = str(error)
             self._retry_at = trio.current_time() + RETRY_S
 
     def _grows_by_itself(self) -> bool:
-        """Whether a generation is to begin although nobody has asked for it: for programs that never do.
+        """Whether to begin a generation although no process has asked: for programs that never do.
 
-        A full cache changes once the current one was read, so that nobody misses what it showed.
+        A full cache changes only after the current generation was read, so that readers miss nothing that it showed.
         """
         if not self._trees or self._generations.current is None:
             return False
@@ -284,7 +284,7 @@ class FolderEngine:
     def _place(self, path: Path) -> None:
         """Make the tree of the next generation from that of the last one that has ended, if any.
 
-        On the writing thread, which unlinks what is evicted in all trees: it finds each by one name.
+        Runs on the writing thread, which unlinks evicted files in all trees and finds each tree by a single name.
         """
         if self._spare:
             disk.rename("GENERATION", self._spare, path)
@@ -308,7 +308,7 @@ class FolderEngine:
     # The end of a generation.
 
     def _ended(self) -> list[Tree]:
-        """The older generations that nobody has said to read any more, and that are not kept."""
+        """The older generations without an announced reader that are not kept."""
         now = trio.current_time()
         return [
             tree
@@ -319,7 +319,7 @@ class FolderEngine:
         ]
 
     async def _end(self, tree: Tree) -> None:
-        """End a generation, unless a process has something open there."""
+        """End a generation, unless a process has a file open there."""
         if await trio.to_thread.run_sync(_is_open, tree.path):
             tree.unused_at = trio.current_time() + OPEN_EVERY_S
             return
@@ -331,7 +331,7 @@ class FolderEngine:
             self.released.notify()
 
     def _set_aside(self, tree: Tree) -> bool:
-        """Make a tree the spare one, unless somebody has locked it; on the writing thread, as `_place`."""
+        """Make a tree the spare one, unless a process has locked it; on the writing thread, as `_place`."""
         lock = trees.locked_alone(tree.path)
         if lock is None:
             return False
@@ -365,5 +365,5 @@ class FolderEngine:
 
 
 def _is_open(tree: Path) -> bool:
-    """Whether a process has a file or folder of a tree open, or mapped, or works in it."""
+    """Whether a process has a file or folder of a tree open or mapped, or as its working directory."""
     return any(True for _ in users_of(tree))

@@ -9,13 +9,13 @@ CURRENT = "current"
 """A symbolic link to the newest generation."""
 GENERATIONS = "generations"
 LINK = ".growfs"
-"""A symbolic link to the cache's folder, which has the control socket."""
+"""A symbolic link to the cache's folder, which contains the control socket."""
 DEFAULT_CACHE = ".cache"
-"""The cache directory, unless --cache-dir names another: hard links need the same file system."""
+"""The cache directory unless --cache-dir names another: hard links need the same file system."""
 
 
 def cache_of(folder: Path) -> Path | None:
-    """The folder of the cache from which a folder is filled; None if `growfs fill` did not make it."""
+    """The folder of the cache that a folder is filled from; None if `growfs fill` did not make it."""
     try:
         return Path(os.readlink(folder / LINK))
     except OSError:
@@ -23,7 +23,7 @@ def cache_of(folder: Path) -> Path | None:
 
 
 def newest(folder: Path) -> Path:
-    """The newest generation, as a path that stays what it is when the next one begins. Raises OSError."""
+    """The newest generation, as a path that stays valid when the next one begins. Raises OSError."""
     return folder / os.readlink(folder / CURRENT)
 
 

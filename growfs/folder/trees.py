@@ -1,10 +1,9 @@
-"""The generations of a folder on the disk: trees of links to cached files, made alike to what a generation shows.
+"""The generations of a folder on disk: trees of links to cached files, made to match a generation.
 
-They are hard links. Where there can be none, because the file system has none or is not that of the cache, they are
-symbolic.
+They are hard links. If the file system has none, or is not that of the cache, they are symbolic.
 
-Nothing here decides which generation begins or ends; `folder_engine` does. Functions that walk a tree run on threads: a
-link costs some 20 us, its removal 10.
+Nothing here decides which generation begins or ends; `folder_engine` does. Functions that walk a tree run on threads:
+making a link takes some 20 us, removing it 10.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from growfs.folder.layout import CURRENT, GENERATIONS, LINK, cache_of, number_of
 from growfs.rotation.rules import Hold
 
 SPARE = ".spare"
-"""The tree of a generation that has ended. The next generation is made from it, with the links that it lacks."""
+"""The tree of a generation that has ended. It is reused for the next generation, which only adds missing links."""
 
 
 @dataclass(eq=False, slots=True)
 class Tree:
-    """A generation on the disk."""
+    """A generation on disk."""
 
     number: int
     path: Path
     hold: Hold
-    """Of all that it shows."""
+    """A hold on all of its files."""
     began_at: float
-    """In seconds of trio's clock."""
+    """In seconds, on trio's clock."""
     is_claimed: bool = False
-    """A process has said that it reads there."""
+    """Whether a process has announced that it reads there."""
     opens: int = 0
-    """How many were counted."""
+    """The number of counted opens."""
     unused_at: float = 0.0
-    """When to look again for processes that have something open there."""
+    """When to check again for processes that have files open there."""
 
 
 def check_folder(folder: Path, cache_dir: Path) -> None:
@@ -64,8 +63,8 @@ def check_folder(folder: Path, cache_dir: Path) -> None:
 
 
 def has_hard_links(folder: Path, cache: Path) -> bool:
-    """Whether a file of a cache can have a second name in the folder. Raises OSError where not even symbolic links can
-    be made there."""
+    """Whether a file of a cache can have a second name in the folder. Raises OSError if not even symbolic links can be
+    made there."""
     source, target = cache / f".link-{os.getpid()}", folder / f".link-{os.getpid()}"
     disk.write_text("FOLDER", source, "")
     try:
@@ -80,9 +79,9 @@ def has_hard_links(folder: Path, cache: Path) -> bool:
 
 
 def claim(folder: Path, cache: Path) -> int:
-    """A descriptor with the lock on a folder that is to be filled from a cache: one daemon fills it, from one cache.
+    """A descriptor with the lock on a folder to be filled from a cache: one daemon fills it, from one cache.
 
-    Raises GrowfsError if another one does; what there is stays as it is.
+    Raises GrowfsError if another one does; existing contents stay as they are.
     """
     lock = locked_alone(folder)
     if lock is None:
@@ -95,13 +94,13 @@ def claim(folder: Path, cache: Path) -> int:
 
 
 def prepare(folder: Path, cache: Path) -> None:
-    """Make what is below a folder before its first generation."""
-    disk.symlink("FOLDER", str(cache), folder / LINK)  # first: it makes the folder one of growfs
+    """Create the contents of a folder before its first generation."""
+    disk.symlink("FOLDER", str(cache), folder / LINK)  # first: it marks the folder as one of growfs
     disk.make_folder("FOLDER", folder / GENERATIONS)
 
 
 def existing(folder: Path) -> Iterator[Path]:
-    """The trees of earlier daemons, oldest first. What such a daemon left unfinished is removed."""
+    """The trees of earlier daemons, oldest first. Trees that such a daemon left unfinished are removed."""
     with suppress(FileNotFoundError):
         names = os.listdir(folder / GENERATIONS)
         for name in names:
@@ -112,24 +111,24 @@ def existing(folder: Path) -> Iterator[Path]:
 
 
 def place(folder: Path, number: int) -> Path:
-    """Where the tree of a generation is."""
+    """The path of a generation's tree."""
     return folder / GENERATIONS / f"{number:04}"
 
 
 def publish(folder: Path, tree: Path) -> None:
-    """Make a tree the current one, for readers from one moment to the next (rename(2))."""
+    """Make a tree the current one, atomically for readers (rename(2))."""
     disk.symlink("CURRENT", f"{GENERATIONS}/{tree.name}", folder / CURRENT)
 
 
 def current_number(folder: Path) -> int:
-    """The number of the generation that the folder shows; 0 where there is none."""
+    """The number of the generation that the folder shows; 0 if there is none."""
     try:
         return number_of(Path(os.readlink(folder / CURRENT)))
     except (OSError, ValueError):
         return 0
 
 
-# What a tree holds.
+# Contents of a tree.
 
 
 def shown_files(hold: Hold, ask: Query) -> Iterator[tuple[int, str, list[str]]]:
@@ -150,9 +149,9 @@ def make_alike(
     wanted: Iterable[tuple[int, str, list[str]]],
     link: Callable[[str, Path, Path], bool] = disk.link,
 ) -> dict[int, Path]:
-    """Link what is wanted, as `shown_files` gives it, and unlink all else; returns the directories by id.
+    """Link the wanted files, from `shown_files`, and unlink all others; returns the directories by id.
 
-    What was evicted meanwhile is left out. link: makes the links.
+    Files evicted meanwhile are left out. link: makes the links.
     """
     disk.make_folder("GENERATION", tree)
     was_empty = not os.listdir(tree)
@@ -174,7 +173,7 @@ def make_alike(
 
 
 def _keep_only(tree: Path, folders: Container[Path]) -> None:
-    """Remove the files of all other folders, and the folders that are then empty."""
+    """Remove the files of all other folders, and the folders that this leaves empty."""
     for root, _, names in os.walk(tree, topdown=False):
         folder = Path(root)
         if folder not in folders:
@@ -184,7 +183,7 @@ def _keep_only(tree: Path, folders: Container[Path]) -> None:
 
 
 def keep_inodes(tree: Path, inodes: BitMap64) -> None:
-    """Remove the files of a tree that are not cached any more. inodes: of the cached files."""
+    """Remove the files of a tree that are no longer cached. inodes: of the cached files."""
     for root, _, _ in os.walk(tree, topdown=False):
         with os.scandir(root) as entries:
             for entry in entries:
@@ -194,7 +193,7 @@ def keep_inodes(tree: Path, inodes: BitMap64) -> None:
 
 
 def _inode_of(entry: os.DirEntry[str]) -> int:
-    """The inode of a linked file; 0 where a symbolic link leads nowhere."""
+    """The inode of a linked file; 0 if a symbolic link is dangling."""
     if not entry.is_symlink():
         return entry.inode()
     try:
@@ -203,13 +202,14 @@ def _inode_of(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-# Who uses a tree.
+# Users of a tree.
 
 
 def locked_alone(folder: Path) -> int | None:
-    """A descriptor with the lock of a folder that no other process has locked, to be closed; None if one has.
+    """A descriptor with the lock of a folder, to be closed; None if another process has locked the folder.
 
-    A process that reads a tree has a shared lock on it (flock(2)), which the kernel ends with it, however it ends.
+    A process that reads a tree has a shared lock on it (flock(2)), which the kernel releases when the process ends in
+    any way.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -221,7 +221,7 @@ def locked_alone(folder: Path) -> int | None:
 
 
 def is_locked(tree: Path) -> bool:
-    """Whether a process has said that it reads there."""
+    """Whether a process has announced that it reads there."""
     fd = locked_alone(tree)
     if fd is None:
         return True

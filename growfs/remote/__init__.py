@@ -1,6 +1,7 @@
-"""Where files come from: the interface of a remote, the stores, and what wraps them.
+"""Where files come from: the interface of a remote, the stores, and their wrappers.
 
-The rest of growfs gets every remote from `open_remote`. A remote blocks, so it is used in worker processes only.
+The rest of growfs gets every remote from `open_remote`. Calls of a remote block, so it is used only in worker
+processes.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ def open_remote(
     retries: Retries | None = None,
     limits: SharedLimits | None = None,
 ) -> Remote:
-    """The remote that spec describes, with its wrappers. Does not touch the network and starts no thread.
+    """The remote that spec describes, with its wrappers. Does not touch the network and starts no threads.
 
-    threads: the transfer threads; if none are given, the remote has a few of its own. retries: with which requests are
-    repeated when the store is busy or fails; without them, none is. limits: how fast a producer may read.
-    Raises UsageError if the URL, its options or a pattern is wrong, or a package is missing.
+    threads: the transfer threads; by default, the remote has a few of its own. retries: repeats requests when the store
+    is busy or fails; without it, none is repeated. limits: how fast a producer may read. Raises UsageError if the URL,
+    its options or a pattern is wrong, or a package is missing.
     """
     producer = spec.producer
     remote: Remote
@@ -85,9 +86,9 @@ def _open_source(spec: RemoteSpec, threads: TransferThreads | None) -> Remote:
 
 
 def preload(spec: RemoteSpec) -> None:
-    """Import what open_remote(spec) and its first use import, for a process that forks afterwards.
+    """Import the modules for open_remote(spec) and its first use, in a process that forks afterwards.
 
-    Creates no filesystem, thread or event loop. Raises UsageError as open_remote does.
+    Creates no filesystem, thread or event loop. Raises UsageError like open_remote.
     """
     open_remote(spec)
     if not (spec.producer and spec.producer.seed is not None):
@@ -97,12 +98,12 @@ def preload(spec: RemoteSpec) -> None:
 
 
 def preload_transfer() -> None:
-    """Import what the first transfer of a file imports, and listings do without."""
-    import awscrt.checksums  # noqa: F401 - of each file a digest is computed
+    """Import the modules for the first transfer of a file, which listings do not need."""
+    import awscrt.checksums  # noqa: F401 - a digest is computed for each file
 
 
 def _open_manifest(spec: RemoteSpec, url: str) -> Manifest:
-    """The manifest at url. In the same store as the files it is read with their options; in another one with none."""
+    """The manifest at url. If it is in the same store as the files, it is read with their options, else with none."""
     from growfs.remote.manifests.inventory import Inventory
     from growfs.remote.manifests.manifest import PathTable
     from growfs.remote.manifests.tables import open_table, suffix_of

@@ -1,7 +1,7 @@
 """Which client reads the files of a store: growfs itself, or the store's library (s3fs, gcsfs, ...).
 
-A store chooses it when it is opened, from the URL, the options and the environment alone (`StoreRemote.choose_client`).
-So the daemon and all workers choose the same one. `LibraryUse` is for what shows later: a server that gives responses
+A store chooses it when it is opened, from the URL, the options and the environment alone (`StoreRemote.choose_client`),
+so the daemon and all workers choose the same one. `LibraryUse` is for later findings: a server that gives responses
 which only the library understands.
 """
 
@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 
 OWN = "growfs"
 LEFT_MAX = 10
-"""Requests in a row that only the library could make; after that it makes all."""
+"""Consecutive requests that only the library could make; after that, the library makes all."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientChoice:
-    """Which client it is."""
+    """The client that was chosen."""
 
     library: str
     """The package of the library; empty if there is none."""
     uses_library: bool
     reason: str
-    """Why, in words."""
+    """The reason, as text."""
 
     @property
     def name(self) -> str:
@@ -36,12 +36,12 @@ class ClientChoice:
 
 @dataclass(slots=True)
 class LibraryUse:
-    """What one process leaves to the store's library. For any thread."""
+    """The requests that one process leaves to the store's library. Thread-safe."""
 
     files: int = 0
     """Files that the library has fetched."""
     gave_up: str = ""
-    """Why all requests are left to the library from now on; empty: they are not."""
+    """Why all requests are left to the library from now on; empty if they are not."""
     in_a_row: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -50,9 +50,9 @@ class LibraryUse:
         self.in_a_row = 0
 
     def note(self, why: str, files: int = 0) -> None:
-        """Note that the library has made a request. why: what keeps growfs from it; empty if that does not count.
+        """Note that the library has made a request. why: why growfs could not make it; empty if that does not count.
 
-        Only a request that succeeds is noted: what fails by the library, too, is no reason to use it.
+        Only successful requests are noted: if the library fails as well, there is no reason to use it.
         """
         with self._lock:
             self.files += files

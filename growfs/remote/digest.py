@@ -1,9 +1,9 @@
-"""growfs's own digest of a local file: the CRC-64/NVME of its content, combined from parts that come in any order.
+"""growfs's own digest of a local file: the CRC-64/NVME of its content, combined from parts that arrive in any order.
 
 A digest is a text that begins with the name of its algorithm.
 
-Every process of growfs imports this module, and few of them compute a digest. So awscrt, which takes 40 ms to import,
-is imported on first use.
+Every process of growfs imports this module, but few compute a digest. So awscrt, which takes 40 ms to import, is
+imported on first use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-BUFFER_BYTES = 1 << 20  # 4 MiB exceed a core's cache, and take a fifth longer
+BUFFER_BYTES = 1 << 20  # 4 MiB exceed a core's cache, which takes a fifth longer
 ALGORITHM = "crc64nvme:"
 
 
@@ -28,12 +28,12 @@ class CrcParts:
         self._parts: dict[int, CrcPart] = {}
 
     def part(self, start: int) -> CrcPart:
-        """A new part for the bytes from start up to the next part. It replaces an earlier part with the same start."""
+        """A new part, for the bytes from start to the next part. It replaces an earlier part with the same start."""
         part = self._parts[start] = CrcPart(self._extend)
         return part
 
     def combined(self) -> tuple[int, int]:
-        """The CRC of all parts, and their bytes. Raises ValueError if a part between them is missing."""
+        """The CRC of all parts, and their total bytes. Raises ValueError if a part in between is missing."""
         crc = end = 0
         for start, part in sorted(self._parts.items()):
             if start != end:
@@ -50,7 +50,7 @@ class CrcPart:
         self.crc = self.bytes = 0
 
     def update(self, piece: memoryview) -> None:
-        """Take the bytes that come next; nothing of piece is kept."""
+        """Feed the next bytes; does not keep any of piece."""
         self.crc = self._extend(piece, self.crc)
         self.bytes += len(piece)
 
@@ -62,21 +62,21 @@ class Digest(CrcParts):
         super().__init__("crc64nvme")
 
     def reset(self) -> None:
-        """Forget all bytes: the transfer begins anew, and its parts may be others."""
+        """Forget all bytes: the transfer starts over, perhaps with other parts."""
         self._parts.clear()
 
     @property
     def bytes(self) -> int:
-        """The number of bytes that came."""
+        """The number of bytes that were fed."""
         return sum(part.bytes for part in self._parts.values())
 
     def text(self) -> str:
-        """The digest, when all bytes came. Raises ValueError if some are missing."""
+        """The digest, once all bytes were fed. Raises ValueError if some are missing."""
         return f"{ALGORITHM}{self.combined()[0]:016x}"
 
 
 def of(path: Path, flags: int = 0) -> str:
-    """The digest of a file on the disk. flags: more of them for open(2). Raises OSError."""
+    """The digest of a file on disk. flags: additional ones for open(2). Raises OSError."""
     digest = Digest()
     stream = digest.part(0)
     for piece in _pieces(path, flags):
@@ -85,10 +85,10 @@ def of(path: Path, flags: int = 0) -> str:
 
 
 def _pieces(path: Path, flags: int) -> Iterator[memoryview]:
-    """The content of a file, in one buffer that is used again and again."""
-    # Mapped it is twice as fast, but a disk's error would end the process.
+    """The content of a file, in one buffer that is reused."""
+    # Mapping the file would be twice as fast, but an error of the disk would end the process.
     with open(path, "rb", buffering=0, opener=lambda name, mode: os.open(name, mode | flags)) as file:
-        size = os.fstat(file.fileno()).st_size  # a buffer is zeroed, which took longer than the rest for a small file
+        size = os.fstat(file.fileno()).st_size  # zeroing a full buffer took longer than the rest for a small file
         is_aligned = flags & os.O_DIRECT
         buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES) if is_aligned else bytearray(min(size, BUFFER_BYTES) or 1))
         while count := file.readinto(buffer):

@@ -1,8 +1,8 @@
 """`translate` turns the exceptions of client libraries into growfs's own errors.
 
-The libraries have no common base class. So an exception is classified by its HTTP status, its error code and the
-names of its classes (which need no import), along the chain of its causes; never by its text. What only one store's
-library raises is said by that store (growfs/remote/stores).
+The libraries have no common base class. So an exception is classified by its HTTP status, its error code and the names
+of its classes (which need no import), along the chain of its causes; never by its text. Exceptions of a single store's
+library are described in that store (growfs/remote/stores).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CERTIFICATE = frozenset({"SSLCertVerificationError", "ClientConnectorCertificat
 
 
 def secrets_in(options: Any, public: Collection[str] = (), key: str = "") -> Iterator[str]:
-    """Every string in the storage options that may be a secret: all but those of public keys."""
+    """Every string in the storage options that may be a secret: all except those of public keys."""
     if isinstance(options, dict):
         for name, value in options.items():
             yield from secrets_in(value, public, str(name))
@@ -60,7 +60,7 @@ def secrets_in(options: Any, public: Collection[str] = (), key: str = "") -> Ite
 
 
 def userinfo(url: str) -> list[str]:
-    """The secrets in the URL's user:password@ part. Without a password the user name is a token."""
+    """The secrets in the URL's user:password@ part. Without a password, the user name is a token."""
     found = re.match(r"(?:http|https|ftp|sftp|ssh|smb|webdav)://([^/?#]*)@", url, re.IGNORECASE)
     return [found[1].split(":", 1)[-1], found[1]] if found else []
 
@@ -68,8 +68,8 @@ def userinfo(url: str) -> list[str]:
 class Problem:
     """An exception of a client library, read along the chain of its causes.
 
-    chain: the exception and its causes. where: the URL that it concerns. words: the names of all classes, and all
-    error codes. status: of HTTP, or 0. detail: what happened, in the library's words. No text here has a secret.
+    chain: the exception and its causes. where: the URL concerned. words: the names of all classes, and all error codes.
+    status: of HTTP, or 0. detail: the library's message. No text here contains a secret.
     """
 
     def __init__(self, error: BaseException, where: str, store: StoreRemote) -> None:
@@ -86,24 +86,24 @@ class Problem:
         self._store = store
 
     def is_busy(self, link: BaseException) -> bool:
-        """Whether a link of the chain, without its causes, says that a server is busy or cannot be reached."""
+        """Whether a link of the chain, without its causes, shows that a server is busy or cannot be reached."""
         words = {base.__name__ for base in type(link).__mro__} | {self._store.code_of(link)}
         status = self._store.status_of(link)
         return _is_busy(status) or bool(words & (self._store.busy_codes | self._store.unreachable | _BUSY))
 
     def denied(self, what: str, advice: str = "") -> RemoteDenied:
-        """The store refused. what: the reason in words. advice: what to do, if not to give other credentials."""
+        """The error for a refusal by the store. what: the reason. advice: if not to give other credentials."""
         found = self._store.known_credentials()
         found = found and f"; credentials: {self._store.clean(found)}"
         return RemoteDenied(f"{self.where}: {what}{found}; {advice or self._store.login_advice()}")
 
     def without_credentials(self, why: str = "") -> RemoteDenied:
-        """There are no credentials. why: the library's words for it, if they say more."""
+        """The error for missing credentials. why: the library's message, if it is more specific."""
         return RemoteDenied(f"{self.where}: no credentials found{why and f' ({why})'}; {self._store.login}")
 
 
 def translate(error: BaseException, where: str, store: StoreRemote) -> GrowfsError:
-    """The GrowfsError that says what happened, to which URL (`where`), and what to do."""
+    """The GrowfsError that describes what happened, with which URL (`where`), and what to do."""
     if isinstance(error, GrowfsError):
         return error
     problem = Problem(error, where, store)
@@ -159,7 +159,7 @@ def _is_busy(status: int) -> bool:
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status in a client library's exception, which may be in one of four places; 0 if there is none."""
+    """The HTTP status in a client library's exception, from one of four places; 0 if there is none."""
     response = getattr(error, "response", None)
     for holder, name in ((error, "status"), (error, "status_code"), (response, "status_code"), (error, "code")):
         value = str(getattr(holder, name, ""))  # one by one: reading `code` makes aiohttp warn
@@ -181,5 +181,5 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        hides = error.__suppress_context__ and type(error).__module__ != "httpcore"  # whose pool hides all causes
+        hides = error.__suppress_context__ and type(error).__module__ != "httpcore"  # its pool hides all causes
         error = error.__cause__ or (None if hides else error.__context__)

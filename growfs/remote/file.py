@@ -1,6 +1,6 @@
 """`open_seekable`: a remote file as a Python file object, readable from any position.
 
-Reading in order takes one request. A short way forward is read and thrown away; any other position takes a new
+Reading in order takes one request. A short distance ahead is read and discarded; any other position takes a new
 request. After a broken connection, reading continues at the same position.
 """
 
@@ -13,11 +13,11 @@ from contextlib import suppress
 from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged
 from growfs.remote.interface import Remote, RemoteFile, RemoteStream
 
-BUFFER_BYTES = 1 << 17  # as producers.compressed.COPY_BYTES: so much is read at once, and nothing is copied twice
+BUFFER_BYTES = 1 << 17  # same as producers.compressed.COPY_BYTES, so nothing is copied twice
 SKIP_BYTES_MAX = 1 << 20
-"""A way forward up to this is read over; a longer one takes a new request."""
+"""A distance ahead up to this is read and discarded; a longer one takes a new request."""
 BREAKS_MAX = 5
-"""How many connections may break one after the other before any byte arrives."""
+"""How many consecutive connections may break before any byte arrives."""
 
 
 def open_seekable(remote: Remote, file: RemoteFile) -> io.BufferedReader[SeekableStream]:
@@ -26,9 +26,9 @@ def open_seekable(remote: Remote, file: RemoteFile) -> io.BufferedReader[Seekabl
 
 
 class SeekableStream(io.RawIOBase):
-    """Owns the open stream and the position. Every stream is of the version of the first one.
+    """Owns the open stream and the position. All streams are of the same version as the first one.
 
-    error: the RemoteError that a read raised last; the code that reads may catch it and raise another.
+    error: the last RemoteError raised by a read; the code that reads may catch it and raise another.
     """
 
     def __init__(self, remote: Remote, file: RemoteFile) -> None:
@@ -104,7 +104,7 @@ class SeekableStream(io.RawIOBase):
     def _close_stream(self) -> None:
         if stream := self._stream:
             self._stream = None
-            with suppress(Exception):  # it is of no more use
+            with suppress(Exception):  # it is no longer useful
                 stream.close()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The interface of a remote: any place that files come from.
 
-The docstrings of `Remote` are the contract, and tests/remote/test_contract.py holds every remote to it. All calls
-block, so they are made in worker processes only.
+The docstrings of `Remote` are the contract, and tests/remote/test_contract.py tests every remote against it. All calls
+block, so they are made only in worker processes.
 """
 
 from __future__ import annotations
@@ -16,53 +16,53 @@ from growfs.remote.retries import Tries
 from growfs.remote.user_functions import Function
 
 Progress = Callable[[int], None]
-"""A progress callback. It gets the number of bytes that arrived since its last call; an error that it raises ends the
-fetch."""
+"""A progress callback. It gets the number of bytes that have arrived since its last call; an error that it raises ends
+the fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """The user's function that makes local files: each from a remote file, or from a number alone."""
+    """The user's function that makes local files: each from a remote file, or from just a number."""
 
     function: Function
     rename: str | None
     """A template for the local names."""
     timeout_s: float
-    """For one file; 0 for no limit."""
+    """In seconds, for one file; 0 for no limit."""
     memory_bytes: int
-    """What the function's process may use."""
+    """The memory limit of the function's process."""
     retries: int
-    """After the first try."""
+    """Additional attempts after the first one."""
     seed: int | None = None
     """Given if files are made from numbers, 0 to `count` - 1."""
     count: int | None = None
-    """None if there is no end."""
+    """None if unlimited."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSpec:
-    """All that is needed to open a remote, in any process. It may hold secrets: never log or print one."""
+    """The parameters for opening a remote, in any process. It may hold secrets: never log or print one."""
 
     url: str
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
     endpoint_url: str | None = None
     anon: bool = False
     client: str = "auto"
-    """Which client is to read the store: `auto`, `growfs` or `library`."""
+    """The client to read the store with: `auto`, `growfs` or `library`."""
     manifest: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     members: Function | None = None
-    """Finds the members of an archive, if members are to be the files."""
+    """Finds the members of an archive, if the files are to be members."""
     cache: Path | None = None
-    """The cache folder, which keeps the indexes of archives."""
+    """The cache folder, which holds the indexes of archives."""
     producer: Producer | None = None
     peer_token: str | None = field(default=None, repr=False)
-    """What other nodes demand, if files come from them too."""
+    """The token that other nodes demand, if files also come from them."""
 
     @property
     def is_endless(self) -> bool:
-        """Whether the remote has no last file: a listing returns as many files as it is asked for."""
+        """Whether the remote has no last file: a listing returns as many files as requested."""
         return self.producer is not None and self.producer.seed is not None and self.producer.count is None
 
 
@@ -72,12 +72,12 @@ class RemoteFile(NamedTuple):
     path: str
     """Relative to the remote's root, '/' between components, safe to use below a local folder (see names.py)."""
     size: int | None
-    """In bytes; None if the remote gives it only when the file is read."""
+    """In bytes; None if the remote only reports it when the file is read."""
     mtime_ns: int | None
     """Nanoseconds since the epoch; None if the remote does not give it."""
     version: str
-    """An opaque text that differs whenever the content does (an ETag, else mtime and size); empty if the remote gives
-    nothing of the kind."""
+    """An opaque text that differs whenever the content does (an ETag, otherwise mtime and size); empty if the remote
+    provides none of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +94,20 @@ def ignore_progress(count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FetchTask:
-    """What `Remote.fetch` is to do: write `file`, or one range of it, to the local path `target`."""
+    """A task for `Remote.fetch`: write `file`, or one range of it, to the local path `target`."""
 
     file: RemoteFile
     target: Path
     progress: Progress = ignore_progress
     digest: Digest | None = None
-    """Takes the bytes that pass through this process. If its `bytes` are fewer than the file's, some bytes took another
-    way, and the digest is of no use."""
+    """Gets the bytes that pass through this process. If its `bytes` are fewer than the file's, some bytes took another
+    path, and the digest is useless."""
     byte_range: ByteRange | None = None
     """Write only these bytes."""
     restart: Callable[[], None] = lambda: None
-    """Called before the transfer begins, and begins anew: what was written until then does not count."""
+    """Called before the transfer begins and whenever it starts over: bytes written until then do not count."""
     tries: Tries | None = None
-    """Says whether a request of it is repeated; without it none is."""
+    """Decides whether a failed request is repeated; without it, none is."""
 
 
 class Fetched(NamedTuple):
@@ -117,17 +117,17 @@ class Fetched(NamedTuple):
     size: int
     """In bytes."""
     digest: str
-    """As growfs.remote.digest makes it."""
+    """In the form of growfs.remote.digest."""
     from_peer: bool = False
-    """Another node sent it, and the remote was not asked."""
+    """Whether another node sent it, without asking the remote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
     """A name in the listing that cannot be a local file.
 
-    reason: one of few, so that names can be counted by it. unread: the path is a container that could not be read, so
-    the names of the files in it are not known.
+    reason: from a small set, so that names can be counted by it. unread: the path is a container that could not be
+    read, so the names of its files are unknown.
     """
 
     reason: str
@@ -137,7 +137,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of a listing, in no particular order. A path comes once per listing.
+    """A part of a listing, in no particular order. A path appears once per listing.
 
     cursor: opaque; `pages(cursor)` continues after this page.
     """
@@ -148,16 +148,16 @@ class Page:
 
 
 class RemoteStream(Protocol):
-    """The content of a remote file from some offset on, read in order. file: as the remote has it, with its size."""
+    """The content of a remote file from some offset on, read in order. file: as on the remote, with its size."""
 
     file: RemoteFile
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read the next bytes and return how many, at least one; 0 at the end. Raises as `Remote.fetch` does."""
+        """Read the next bytes and return their number, at least one; 0 at the end. Raises like `Remote.fetch`."""
         ...
 
     def close(self) -> None:
-        """Free the connection or the file behind it."""
+        """Release the underlying connection or file."""
         ...
 
 
@@ -165,14 +165,14 @@ class Remote(Protocol):
     """Any place that files come from. All methods raise a RemoteError, never an error of a client library."""
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        """List every file below the root, one bounded page at a time, as the remote returns them.
+        """List every file below the root, one bounded page at a time, as returned by the remote.
 
         A root that does not exist raises RemoteMissing; an empty one yields no files.
         """
         ...
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
-        """The file as the remote has it now. version: the one that was listed, if it is known."""
+        """The file's current state on the remote. version: the listed one, if known."""
         ...
 
     def fetch(self, task: FetchTask) -> RemoteFile:
@@ -180,21 +180,21 @@ class Remote(Protocol):
 
         The returned RemoteFile describes the whole file, even if only a range of it was written.
 
-        Raises RemoteChanged if the remote's version is not `file.version` (where both are known), before, during or
-        after the transfer. After an error, the caller removes the target.
+        Raises RemoteChanged if the remote's version is not `file.version` (if both are known), before, during or after
+        the transfer. After an error, the caller removes the target.
         """
         ...
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         """The content of file from byte `start` on, which is at most its size.
 
-        Raises RemoteChanged as `fetch` does. `growfs.remote.file.open_seekable` makes a seekable file of it.
+        Raises RemoteChanged like `fetch`. `growfs.remote.file.open_seekable` turns it into a seekable file.
         """
         ...
 
 
 class RemoteWrapper:
-    """A base for remotes that list files in their own way, and leave all else to another remote."""
+    """A base for remotes that list files in their own way, and leave everything else to another remote."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote

@@ -1,4 +1,4 @@
-"""RemoteFiles from the metadata of a store, whatever the store calls the size, the time and the version."""
+"""RemoteFiles from the metadata of a store, whatever the store calls the size, time and version."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def file_from_headers(path: str, size: int, headers: Headers) -> RemoteFile:
 
 
 def file_from_fields(path: str, size: int, etag: str, mtime_ns: int | None) -> RemoteFile:
-    """A RemoteFile with these fields. Its version is the ETag, else the time and the size."""
+    """A RemoteFile with these fields. Its version is the ETag, otherwise the time and size."""
     return RemoteFile(path, size, mtime_ns, etag.strip('"') or version_by_time(size, mtime_ns))
 
 
 def version_by_time(size: int | None, mtime_ns: int | None) -> str:
-    """The version of a file without an ETag; empty if its time or size is not known."""
+    """The version of a file without an ETag; empty if its time or size is unknown."""
     return "" if size is None or mtime_ns is None else f"{mtime_ns}-{size}"
 
 
 def to_ns(when: Any) -> int | None:
-    """Nanoseconds since the epoch of a datetime, of seconds, or of an ISO 8601 or HTTP date; None for anything else.
+    """Nanoseconds since the epoch, from a datetime, seconds, or an ISO 8601 or HTTP date; None for anything else.
 
-    None also for a time before 1677 or after 2262, whose number does not fit 64 bits. To the microsecond, so that one
-    moment gives one number whether a store gives it as a float or as a datetime.
+    Also None for a time before 1677 or after 2262, whose number does not fit into 64 bits. Precise to the microsecond,
+    so that a moment gives the same number whether a store gives it as a float or as a datetime.
     """
     if isinstance(when, str):
         when = _parsed(when)
@@ -62,7 +62,7 @@ def _fitting(ns: int) -> int | None:
     return ns if -(2**63) <= ns < 2**63 else None
 
 
-@lru_cache(maxsize=1024)  # many files are stored in the same second
+@lru_cache(maxsize=1024)  # many files are stored within the same second
 def _parsed(text: str) -> datetime | float | None:
     text = text.strip()
     if text[4:5] == "-":  # as in most manifests, which may have 100 million rows

@@ -1,11 +1,11 @@
-"""Names from a remote are untrusted: which may become local files, and how URLs are shown without secrets."""
+"""Names from a remote are untrusted: which ones may become local files, and how to show URLs without secrets."""
 
 from __future__ import annotations
 
 import re
 
 COMPONENT_BYTES_MAX = 255  # NAME_MAX of every Linux filesystem
-PATH_BYTES_MAX = 4000  # PATH_MAX is 4096, and the path of the cache folder is put before it
+PATH_BYTES_MAX = 4000  # PATH_MAX is 4096, including the path of the cache folder
 FILE_AND_DIRECTORY = "is a file and a directory"
 DUPLICATE_NAME = "name comes twice"
 SIZE_MAX = 1 << 47  # 128 TiB: more than any store holds in one file, and sums of it fit 64 bits
@@ -22,13 +22,13 @@ _SIGNATURE = re.compile(
 def reason_to_skip(path: str, size: int | None = None) -> str | None:
     """Why path cannot be a file below a local folder; None if it can. The reasons are few and fixed, to be counted.
 
-    size: in bytes, where the remote says it.
+    size: in bytes, if the remote reports it.
     """
     if size is not None and not 0 <= size <= SIZE_MAX:
         return "size is impossible"
     unusual = path[:1] in "./" or path[-1] == "/" or "//" in path or "/." in path or "\0" in path
     if not unusual and len(path) <= COMPONENT_BYTES_MAX and path.isascii():
-        return None  # nearly all names are like this, so it is checked first
+        return None  # true for nearly all names, so it is checked first
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -55,7 +55,7 @@ def redact(text: str) -> str:
 
 
 def extension(path: str) -> str:
-    """What follows the last dot of the file name; empty if there is none."""
+    """The part after the last dot of the file name; empty if there is none."""
     name = path.rsplit("/", 1)[-1].lstrip(".")
     return name.rpartition(".")[2] if "." in name else ""
 
@@ -69,9 +69,9 @@ def template_fields(path: str) -> dict[str, str]:
 
 
 DNS_SCHEME = "dns://"
-"""Before the name of nodes of which DNS has the addresses."""
+"""Prefix of a name whose DNS addresses are the nodes."""
 
 
 def join_address(host: str, port: int) -> str:
-    """HOST:PORT; an IPv6 address has brackets."""
+    """HOST:PORT; an IPv6 address gets brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,7 +1,7 @@
-"""Fetches files from other nodes, which serve what they have cached (growfs.workers.peer_server).
+"""Fetches files from other nodes, which serve their cached files (growfs.workers.peer_server).
 
-A node serves complete files only, of the version that is requested, with the digest that they had when they came from
-the remote as their ETag. It is a help and no source: whatever goes wrong, the remote is read instead.
+A node serves only complete files, of the requested version. The ETag is the digest that they had when they arrived from
+the remote. Peers are an optimization, not a source of truth: if anything goes wrong, the remote is read instead.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile
 
 TIMEOUTS = Timeouts(connect_s=1, read_s=5, piece_s=10)
-"""Peers are near, and a file has other sources."""
+"""Short, because peers are near and a file has other sources."""
 PAUSE_S = 10.0
-"""How long nothing is requested of a peer that failed."""
+"""How long no requests are sent to a peer that failed."""
 FILES, POSITION = "/files/", "/position"
 VERSION_HEADER, MTIME_HEADER = "x-growfs-version", "x-growfs-mtime-ns"
 
@@ -36,7 +36,7 @@ def authorization(token: str) -> str:
 
 
 class PeerClient:
-    """Owns the connections of a process to the peers. token: what they demand."""
+    """Owns the connections of a process to the peers. token: the one that they demand."""
 
     def __init__(self, threads: TransferThreads, token: str) -> None:
         self._threads = threads
@@ -48,8 +48,8 @@ class PeerClient:
     def fetch(self, task: FetchTask, peers: Sequence[str]) -> RemoteFile | None:
         """Write the file to task.target from the first of these peers (HOST:PORT) that has it; None if none has.
 
-        Then task.progress may have been called, and task.digest has bytes that do not count. Raises OSError of the
-        local disk, and what task.progress raises.
+        In that case, task.progress may have been called, and task.digest has bytes that do not count. Raises OSError of
+        the local disk, and errors of task.progress.
         """
         if not task.file.version or task.file.size is None or task.digest is None:
             return None  # it could be another version, or damaged

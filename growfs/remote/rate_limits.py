@@ -1,6 +1,6 @@
-"""How fast the worker processes may transfer: a page of shared memory that the daemon writes and they all read.
+"""How fast the worker processes may transfer: a page of shared memory that the daemon writes and all of them read.
 
-So a change reaches a worker in the middle of a file, and needs no message.
+So a change reaches a worker in the middle of a file, without a message.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Callable
 
 from growfs.syscalls import memfd_create
 
-_PAGE = struct.Struct("=IIQ")  # streams, over all workers; workers that share them; bytes/s, 0 for no limit
+_PAGE = struct.Struct("=IIQ")  # streams, over all workers; number of workers; bytes/s, 0 for no limit
 
 RATE_MAX = (1 << 64) - 1
 CHECK_INTERVAL_S = 0.1
 """How soon a stream that waits for bandwidth notices a change of the limit."""
 BURST_S = 0.1
-"""Bandwidth that was not used can be used for so long."""
+"""For this long, unused bandwidth can still be used."""
 
 
 class SharedLimits:
-    """Owns the page. fd: its file descriptor, which another process needs to map it too."""
+    """Owns the page. fd: its file descriptor, with which another process can also map it."""
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = memfd_create("growfs-limits") if fd is None else fd
@@ -33,7 +33,7 @@ class SharedLimits:
         self._page = mmap.mmap(self.fd, mmap.PAGESIZE)
 
     def set(self, streams: int, workers: int, bytes_per_s: int) -> None:
-        """Set what all workers may do together. Only the daemon calls it."""
+        """Set the limits of all workers together. Only the daemon calls it."""
         _PAGE.pack_into(self._page, 0, streams, max(1, workers), min(bytes_per_s, RATE_MAX))
 
     @property
@@ -61,8 +61,8 @@ class SharedLimits:
 class TokenBucket:
     """A token bucket (https://en.wikipedia.org/wiki/Token_bucket) for the threads of one worker.
 
-    Threads continue in the order in which they came, each as soon as the tokens for its own bytes are there. If all
-    waited for the sum, many threads with a low rate would be silent so long that the worker would seem to hang.
+    Threads continue in the order in which they arrived, each as soon as there are tokens for its own bytes. If all
+    waited for the sum, many threads with a low rate would be silent for so long that the worker would seem to hang.
     """
 
     def __init__(self, rate: Callable[[], float]) -> None:
@@ -73,7 +73,7 @@ class TokenBucket:
         self._updated_at = time.monotonic()
 
     def consume(self, count: int) -> None:
-        """Take count tokens, one for each byte that was read; sleep until they are there."""
+        """Take count tokens, one for each byte that was read; sleep until they are available."""
         if not self._rate():
             return
         with self._lock:

@@ -1,9 +1,10 @@
 """When a failed request is repeated, and when its file fails: one rule for every request to a remote.
 
-A request that found the store busy, or the network down, is repeated after a pause that grows with each failure in a
-row and is random by half, so that many do not come back together (https://sre.google/sre-book/handling-overload/). A
-part of a file goes on from its last byte. The file fails when one of its parts has failed TRIES_MAX times while
-nothing else of the file arrived, or when it has failed more often than it was answered.
+A request that found the store busy, or the network down, is repeated after a pause that grows with each consecutive
+failure and is random by half, so that many requests do not return together
+(https://sre.google/sre-book/handling-overload/). A part of a file continues from its last byte. The file fails when one
+of its parts has failed TRIES_MAX times while nothing else of the file arrived, or when it has failed too often compared
+to its answers.
 """
 
 from __future__ import annotations
@@ -20,27 +21,26 @@ T = TypeVar("T")
 
 TRIES_MAX = 5
 PROBE_TRIES_MAX = 3
-"""Of a request that finds out whether the store is away: it is known before the files that are under way fail."""
+"""For a request that finds out whether the store is away: the result is known before files under way fail."""
 DELAY_S_MIN = 0.2
 DELAY_S_MAX = 10.0
 RETRY_AFTER_S_MAX = 60.0
-"""A store may ask for a longer pause (Retry-After), and gets this one."""
+"""A store may ask for a longer pause (Retry-After), but gets at most this one."""
 FILE_FAILURES_MAX = 100
-"""How much oftener a file may fail than it is answered: each of the first streams may fail four times."""
+"""How many more failures than answers a file may have: each of the first streams may fail four times."""
 BUDGET = 100.0
-"""Retries of a mount that need no answers before them."""
+"""Retries of a mount that are available without any answers."""
 BUDGET_PER_ANSWER = 0.2
 BUDGET_PER_S = 2.0
-"""What each answer and each second add to the budget. Without a budget, a retry waits until there is one: a store that
-answers nothing gets BUDGET_PER_S requests a second from all workers together, however many files are wanted."""
+"""Added to the budget by each answer and each second. If the budget is empty, a retry waits: a store that does not
+answer at all gets BUDGET_PER_S requests a second from all workers together, however many files are wanted."""
 
 
 class Retries:
     """Owns the share of a process in the budget of the mount.
 
-    workers: returns among how many processes that is divided. sleep: makes the pauses, and any that an outage makes
-    longer; returns whether one did. on_failure: called before each pause, in any thread. tries_max: how often a request
-    may fail in a row.
+    workers: returns how many processes share the budget. sleep: makes the pauses, prolonged by outages; returns whether
+    one was. on_failure: called before each pause, in any thread. tries_max: how often a request may fail in a row.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class Retries:
             self._budget = min(BUDGET / self._workers(), self._budget + BUDGET_PER_ANSWER)
 
     def restore(self) -> None:
-        """Have the whole budget again."""
+        """Restore the whole budget."""
         with self._lock:
             self._budget = BUDGET / self._workers()
 
     def spend(self) -> float:
-        """Take one retry from the budget; returns how many seconds it has to wait for that."""
+        """Take one retry from the budget; returns how many seconds the retry has to wait for it."""
         with self._lock:
             now, workers = time.monotonic(), self._workers()
             per_s = BUDGET_PER_S / workers
@@ -82,9 +82,9 @@ class Retries:
 
 
 class Tries:
-    """The tries of one file, or of one call that is not about a file. Several threads may use it.
+    """The attempts for one file, or for one call that does not concern a file. Several threads may use it.
 
-    restarts_max: how often a call may be made that begins anew; by default as often as any other.
+    restarts_max: how often a call that starts over may be made; by default as often as any other.
     """
 
     def __init__(self, retries: Retries, restarts_max: float | None = None) -> None:
@@ -92,7 +92,7 @@ class Tries:
         self._restarts_max = restarts_max or retries.tries_max
         self._lock = threading.Lock()
         self._failures: dict[Hashable, int] = {}
-        """Failures in a row of each request, since something of the file arrived."""
+        """Consecutive failures of each request since something of the file last arrived."""
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -102,16 +102,16 @@ class Tries:
         self._is_spent = False
 
     def answered(self) -> None:
-        """Note that a response has arrived to its end."""
+        """Note that a response has arrived completely."""
         with self._lock:
             self._failures.clear()
             self._left += 1
         self._retries.add_answer()
 
     def pause(self, error: RemoteBusy, request: Hashable = None) -> float:
-        """Pause before a failed request is repeated; returns for how many seconds. Raises error if it is not to be.
+        """Pause before a failed request is repeated; returns the seconds. Raises error if it is not to be repeated.
 
-        request: tells the requests of a file apart.
+        request: identifies a request of the file.
         """
         with self._lock:
             failures = self._failures[request] = self._failures.get(request, 0) + 1
@@ -120,7 +120,7 @@ class Tries:
         return self._pause(error, failures)
 
     def repeat(self, call: Callable[[], T], request: Hashable) -> T:
-        """Call until it does not raise RemoteBusy, with pauses as `pause` makes them."""
+        """Call until RemoteBusy is no longer raised, pausing as in `pause`."""
         while True:
             try:
                 result = call()
@@ -131,7 +131,7 @@ class Tries:
                 return result
 
     def pause_to_restart(self, error: RemoteError) -> float:
-        """The same for a call that begins anew. What arrived meanwhile does not give it more tries."""
+        """The same for a call that starts over. Data that arrived meanwhile does not give it more attempts."""
         with self._lock:
             self._restarts += 1
             self._is_spent |= self._restarts >= self._restarts_max

@@ -1,7 +1,7 @@
-"""`Function`: a function of the user, by name; where it is looked for, and how it is imported.
+"""`Function`: a function of the user, by name; where it is searched for, and how it is imported.
 
-Only worker processes call such a function: its module may be slow to import, start threads, or crash.
-`python -m growfs.remote.user_functions NAME FOLDER` prints what is wrong if it cannot be imported.
+Only worker processes call such a function: its module may be slow to import, start threads, or crash. `python -m
+growfs.remote.user_functions NAME FOLDER` prints the problem if it cannot be imported.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PATTERN = re.compile(r"(?:(.+\.py|\w+(?:\.\w+)*):([^\W\d]\w*(?:\.\w+)*)|(\w+))"
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """The name of a function. module: a dotted name, or the absolute path of a file. folder: searched for the module
-    first, as Python searches the current folder.
+    """The name of a function. module: a dotted name, or the absolute path of a file. folder: searched first for the
+    module, as Python searches the current folder.
     """
 
     module: str
@@ -94,7 +94,7 @@ class Function:
         function = self.load()
         try:
             return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()
-        except (TypeError, OSError):  # it is in no Python file
+        except (TypeError, OSError):  # it is not in a Python file
             return ""
 
 

@@ -1,8 +1,8 @@
-"""A mount in memory, in simulated time, which runs the rules of `rotation`; `growfs plan` uses it.
+"""A mount in memory, in simulated time, which runs the rules of `rotation`; used by `growfs plan`.
 
-Owns no rule: the simulation decides with the functions that the daemon decides with.
+Owns no rules: the simulation decides with the functions that the daemon uses.
 
-Always deterministic: the same files, seed and readers give the same figures.
+Invariant: it is deterministic; the same files, seed and readers give the same figures.
 
-For others: `simulator.Simulation`, `cache.File`, `plan`, which draws with the extra `report`.
+Public: `simulator.Simulation`, `cache.File`, `plan`, which draws with the extra `report`.
 """

@@ -1,7 +1,7 @@
 """The simulated cache: which files are resident, and how a policy lists them and makes room. In memory, in bytes.
 
-`Rotating` calls the functions of `rotation.rules` that a mount calls. `Replacing` is what it is compared with: a folder
-that lists what is there, where each new file takes the place of another one.
+`Rotating` calls the functions of `rotation.rules` that a mount calls. `Replacing` is for comparison: a folder that
+lists its current files, in which each new file takes the place of another.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from growfs.rotation.rules import (
 
 POLICIES = ("growfs", "lru", "fifo", "random", "never")
 HOLDS_S = 180.0
-"""Holds are computed again after this time at the latest, because a reader may have fallen silent."""
+"""Holds are recomputed at least this often, because a reader may have fallen silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class MountSettings:
     """One of POLICIES."""
     seed: int = 0
     turnover: float = 0.2
-    """Share of the cache that a generation delists."""
+    """The share of the cache that a generation delists."""
     parallel: int = 4
     """How many fetches run at a time."""
     settle_s: float = 60.0
@@ -61,32 +61,32 @@ class File:
 
 
 class Cache:
-    """What every policy has: the resident files, and the bytes that are left."""
+    """The common part of all policies: the resident files, and the bytes that are left."""
 
     def __init__(self, files: Sequence[File], limit: int) -> None:
         self.files = files
         self.limit = limit
         self.used = self.reserved = 0
         self.counter = 0
-        self.seq = [0] * len(files)  # of each file its number in the order of admission; 0: it is not resident
+        self.seq = [0] * len(files)  # by file, its number in the order of admission; 0 if not resident
         self.kinds = [(file.directory, extension(file.path)) for file in files]
         self.residents: Counter[Kind] = Counter()
-        self.folders: dict[int, dict[int, None]] = {EVERYWHERE: {}}  # the resident ids of each, as they were admitted
+        self.folders: dict[int, dict[int, None]] = {EVERYWHERE: {}}  # the resident ids of each, as admitted
         for file in files:
             self.folders.setdefault(file.directory, {})
-        self.busy: Counter[int] = Counter()  # how many handles each file has, if it has any
+        self.busy: Counter[int] = Counter()  # how many handles each file has, if any
         self.live: list[Reader] = []
         self.catalog_bytes = sum(file.size for file in files)
         self.evicted = 0
 
     @property
     def free(self) -> int:
-        """Bytes that neither a file nor a fetch takes."""
+        """Bytes taken neither by a file nor by a fetch."""
         return self.limit - self.used - self.reserved
 
     @property
     def generation(self) -> Generation | None:
-        """The current generation, where the policy has generations."""
+        """The current generation, if the policy has generations."""
         return None
 
     def admit(self, id: int) -> None:
@@ -106,7 +106,7 @@ class Cache:
         del self.folders[EVERYWHERE][id], self.folders[self.files[id].directory][id]
 
     def listed(self, directory: int) -> list[int]:
-        """The ids that a directory shows at this moment, in the order of admission."""
+        """The ids that a directory currently shows, in the order of admission."""
         return list(self.folders[directory])
 
     def listing(self, reader: Reader, directory: int, now: float) -> list[int]:
@@ -123,7 +123,7 @@ class Cache:
             del self.busy[id]
 
     def make_room(self, need: int, now: float, missed: bool = False) -> bool:
-        """Evict for so many bytes; returns whether they are free. missed: for a file that a reader waits for."""
+        """Evict until `need` bytes are free; returns whether they are. missed: for a file that a reader waits for."""
         return need <= self.free
 
     def readers_changed(self) -> None:
@@ -131,9 +131,9 @@ class Cache:
 
 
 class Replacing(Cache):
-    """A folder where each new file takes the place of the least recently used one, the oldest, a random one, or none.
+    """A folder in which each new file replaces the least recently used file, the oldest, a random one, or none.
 
-    Owns `folders[EVERYWHERE]` as its queue: the first is the next to go.
+    Owns `folders[EVERYWHERE]` as its queue: the first is evicted next.
     """
 
     def __init__(self, files: Sequence[File], limit: int, settings: MountSettings) -> None:
@@ -164,7 +164,7 @@ class Replacing(Cache):
             queue[id] = None
 
     def make_room(self, need: int, now: float, missed: bool = False) -> bool:
-        """Evict for so many bytes."""
+        """Evict until `need` bytes are free."""
         if self._policy == "never":
             return need <= self.free
         while need > self.free:
@@ -183,8 +183,8 @@ class Replacing(Cache):
 class Rotating(Cache):
     """The policy of a mount: generations, holds, and eviction by the rules.
 
-    Always: `cached` has the facts of every resident file, in the order of admission. `_refused`: for so many bytes no
-    draw could evict; None where something has changed since that may allow it. A draw that waits asks at every close.
+    Invariant: `cached` has the facts of every resident file, in the order of admission. `_refused`: the number of bytes
+    that no draw could evict; None if a change since then may allow it. A waiting draw asks at every close.
     """
 
     def __init__(self, files: Sequence[File], limit: int, settings: MountSettings) -> None:
@@ -256,7 +256,7 @@ class Rotating(Cache):
         return self._holds
 
     def listed(self, directory: int, view: Generation | None = None) -> list[int]:
-        """The ids that a directory shows at this moment, in the order of admission. view: else the newest."""
+        """The ids that a directory currently shows, in the order of admission. view: by default the newest."""
         view = view or self.generation
         if not view:
             return []
@@ -325,13 +325,13 @@ class Rotating(Cache):
         return itertools.takewhile(lambda file: file.seq > shown_seq, reversed(self.cached.values()))
 
     def _listed(self) -> Iterator[CachedFile]:
-        """The files that the current generation lists, those listed for longest first."""
+        """The files that the current generation lists, listed for longest first."""
         shown_seq = self._shown_seq
         listed = [file for file in self.cached.values() if file.seq <= shown_seq and file.delisted is None]
         yield from sorted(listed, key=listed_key)
 
     def make_room(self, need: int, now: float, missed: bool = False) -> bool:
-        """Evict for so many bytes."""
+        """Evict until `need` bytes are free."""
         lacking = need - self.free
         if lacking > 0:
             holds = self.holds(now)

@@ -1,4 +1,4 @@
-"""Nodes that feed one another (`--peers`), walking around the circle in steps: one file of one node each."""
+"""Nodes that feed each other (`--peers`), walking around the circle in steps: one file of one node each."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from growfs.rotation.circle import HOLDERS_MAX, Position, awaits, first_place, follower, holders
 
 FILES, FILES_MAX = 400, 6400
-"""How many files the data has, from FILES on, so that each cache holds CACHE_FILES where they suffice."""
+"""How many files the data has, from FILES on, so that each cache holds CACHE_FILES if they suffice."""
 CACHE_FILES = 8
 PATIENCE = 0.5
-"""The share of a pass that a node waits at most."""
+"""The maximum share of a pass that a node waits."""
 MODEL_NODES = 8
-"""More nodes are simulated as so many, whose caches together hold as much."""
+"""More nodes are simulated as this many, whose caches together hold as much."""
 
 
 @dataclass
 class SimulatedNode:
-    """A node that draws all `files` around the circle, one each step, and keeps `room` of them."""
+    """A node that draws all `files` around the circle, one in each step, and keeps `room` of them."""
 
     start: float
     room: int
@@ -28,21 +28,21 @@ class SimulatedNode:
     drawn: int = 0
     steps: int = 0
     kept: dict[int, int] = field(default_factory=dict)
-    """Files, and the step at which each was drawn, the oldest first."""
+    """The step at which each kept file was drawn, oldest first."""
     shown_steps: dict[int, int] = field(default_factory=dict)
-    """For how many steps each file was kept before it was evicted."""
+    """How many steps each file was kept before it was evicted."""
     fetched: int = 0
-    """Files from the remote."""
+    """Number of files from the remote."""
     waits: int = 0
-    """Steps that it waits for the next node just now."""
+    """Steps that it has been waiting for the next node so far."""
     waited: int = 0
-    """Steps that it waited in all."""
+    """Steps that it has waited in total."""
 
     def __post_init__(self) -> None:
         self.position = Position(self.start, self.start, 0.0)
 
     def step(self, others: Sequence[SimulatedNode]) -> None:
-        """Draw the next file from another node, or the remote, unless what has to go for it is awaited."""
+        """Draw the next file from another node or the remote, unless a file that has to be evicted is awaited."""
         positions = {str(number): other.position for number, other in enumerate(others)}
         own = self.position
         self.steps += 1
@@ -64,17 +64,17 @@ class SimulatedNode:
         self.position = Position(self.start, file / self.files, len(self.kept) / self.files)
 
     def shown(self, file: int) -> int:
-        """For how many steps a file was kept until now."""
+        """How many steps a file has been kept."""
         return self.shown_steps.get(file, 0) + (self.steps - self.kept[file] if file in self.kept else 0)
 
     def replaced(self, start: float) -> SimulatedNode:
-        """A node with an empty cache, on which the program goes on that has trained on this one."""
+        """A node with an empty cache, on which the program continues that has trained on this one."""
         shown = {file: self.shown(file) for file in range(self.files)}
         return SimulatedNode(start, self.room, self.files, steps=self.steps, shown_steps=shown)
 
     @property
     def unevenness(self) -> float:
-        """The coefficient of variation of how long the files were shown; 0: all equally long."""
+        """The coefficient of variation of how long the files were shown; 0 if all equally long."""
         shown = [self.shown(file) for file in range(self.files)]
         return statistics.pstdev(shown) / statistics.fmean(shown)
 
@@ -83,7 +83,7 @@ class SimulatedNode:
 
 
 def walk(nodes: Sequence[SimulatedNode], passes: float, speeds: Sequence[int] | None = None) -> float:
-    """Go on until each node drew so many passes, by `speeds` each round; how often the remote was read meanwhile."""
+    """Step until each node has drawn `passes`, `speeds` files a round; returns the remote's reads, in data sets."""
     files = nodes[0].files
     before = sum(node.fetched for node in nodes)
     ends = [node.drawn + round(passes * files) for node in nodes]
@@ -96,7 +96,7 @@ def walk(nodes: Sequence[SimulatedNode], passes: float, speeds: Sequence[int] | 
 
 
 def cluster(count: int, share: float) -> list[SimulatedNode]:
-    """Nodes that begin together. share: of the files that each can cache."""
+    """Nodes that begin together. share: the part of the files that each can cache."""
     files = min(FILES_MAX, max(FILES, math.ceil(CACHE_FILES / share)))
     room = max(1, round(share * files))
     return [SimulatedNode(first_place(rank, count, share, []), room, files) for rank in range(count)]
@@ -104,7 +104,7 @@ def cluster(count: int, share: float) -> list[SimulatedNode]:
 
 @dataclass(frozen=True, slots=True)
 class NodesResult:
-    """What nodes read in a pass, all of them together, in bytes: the first pass, and each later one."""
+    """The bytes that all nodes together read in a pass: the first one, and each later one."""
 
     nodes: int
     first_remote_bytes: int
@@ -112,22 +112,22 @@ class NodesResult:
     later_remote_bytes: int
     later_peer_bytes: int
     first_alone_bytes: int
-    """What they read of the remote without --peers."""
+    """Bytes that they read from the remote without --peers."""
     later_alone_bytes: int
     unevenness: float
-    """That of the node where it is largest, after two passes."""
+    """The unevenness of the most uneven node, after two passes."""
     all_seen_days: float | None
-    """Until each has seen 99% of the data; None: never."""
+    """Until each node has seen 99% of the data; None if never."""
 
 
 def simulate_nodes(count: int, data_bytes: int, cache_bytes: int, all_seen_days: float | None) -> NodesResult:
-    """Simulate two passes of nodes with such a cache each. all_seen_days: of one of them."""
+    """Simulate two passes of nodes with such a cache each. all_seen_days: of a single node."""
     modelled = min(count, MODEL_NODES)
     share = min(1.0, cache_bytes / data_bytes * count / modelled)
     nodes = cluster(modelled, share)
     first, later = (round(walk(nodes, 1) * data_bytes) for _ in range(2))
     drawn = count * data_bytes
-    keeps_all = cache_bytes >= data_bytes  # there is no second pass
+    keeps_all = cache_bytes >= data_bytes  # then there is no second pass
     return NodesResult(
         nodes=count,
         first_remote_bytes=first,

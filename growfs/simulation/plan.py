@@ -1,6 +1,6 @@
 """`growfs plan`: simulates how much of a data set a cache will show over time, and what that costs.
 
-The data set is scaled down to some thousands of files. All ratios are kept; sizes, rates and times stay the real ones.
+The data set is scaled down to some thousands of files. All ratios are kept; sizes, rates and times are the real ones.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from growfs.simulation.simulator import Simulation
 from growfs.units import count, flag_size, fraction_of, positive, rate, size
 
 MODEL_FILES = 2000
-"""How many files a simulated data set has; more, where its cache would hold fewer than MODEL_CACHE_FILES."""
+"""How many files a simulated data set has; more if its cache would hold fewer than MODEL_CACHE_FILES."""
 MODEL_CACHE_FILES = 200
 DIRECTORIES = 10
 BANDWIDTH_MOST = 4.0
-"""The link is simulated as at most four times as fast as files are read: growfs fetches no more than that."""
+"""The link is simulated as at most this many times as fast as files are read: growfs fetches no more than that."""
 REPEATS_MAX = 4.0
-"""With more opens of each fetched file, accuracy falls off, in published results and in simulations."""
+"""With more opens of each fetched file, accuracy falls off, both in published results and in simulations."""
 TOLERANCE = 1.05
 SEEN = 0.99
 DAYS_FROM_S = 3 * 86_400
-"""Longer runs are drawn in days, and others in hours."""
+"""Runs longer than this are drawn in days, others in hours."""
 FOREVER_S = 1e4 * 365 * 86400
 TITLES = {"growfs": "growfs", "lru": "LRU", "fifo": "FIFO", "random": "random", "never": "never evict"}
 
@@ -52,7 +52,7 @@ class Workload:
     """A share of the cache."""
     epochs: int = 50
     nodes: int = 1
-    """How many train so, and feed one another."""
+    """How many nodes train like this and feed each other."""
 
     @classmethod
     def parse(cls, given: dict[str, str | None]) -> Workload:
@@ -107,27 +107,27 @@ class PolicyResult:
 
     policy: str
     seen: float
-    """Share of the data that was seen after all epochs."""
+    """The share of the data seen after all epochs."""
     days: float
-    """How long they take."""
+    """The duration of all epochs."""
     local: float
-    """Share of opens that wait for nothing."""
+    """The share of opens that do not wait."""
     epoch_bytes: float
     """Bytes fetched per epoch, in the second half of the epochs."""
     repeats: float | None
-    """Opens of each file that was fetched in that half; None: nothing was."""
+    """Opens of each file fetched in that half; None if none was."""
     all_seen_days: float | None
-    """Until 99% of the data was seen; None: never."""
+    """Until 99% of the data was seen; None if never."""
     points: list[Point]
 
 
 def simulate_policy(workload: Workload, policy: str) -> PolicyResult:
-    """Simulate a training run that lists the files for each epoch, and reads all that it sees."""
+    """Simulate a training run that lists the files for each epoch, and reads all files that it sees."""
     cache_files = workload.cache_bytes / workload.data_bytes * workload.files
     scale = max(1.0, min(workload.files / MODEL_FILES, cache_files / MODEL_CACHE_FILES))
     total = max(1, round(workload.files / scale))
     bandwidth = min(workload.bandwidth, BANDWIDTH_MOST * workload.read_rate)
-    # Of a data set that is too large for these epochs, only the part is simulated that can be fetched in them.
+    # If the data set is too large for these epochs, simulate only the part that can be fetched in them.
     reach = cache_files / scale * (1 + workload.epochs * (1 + bandwidth / workload.read_rate))
     file_bytes = max(1, round(workload.data_bytes / total))
     files = [File(1 + i % DIRECTORIES, f"{i % DIRECTORIES}/{i}", file_bytes) for i in range(min(total, int(reach) + 2))]
@@ -159,7 +159,7 @@ def _train(simulation: Simulation, workload: Workload, total: int) -> list[Point
     shuffle = random.Random(0)
     waited = 0
     for _ in range(workload.epochs):
-        while not (ids := reader.list()):  # of few large files none may have arrived yet
+        while not (ids := reader.list()):  # if files are few and large, none may have arrived yet
             simulation.sleep(step_s)
         shuffle.shuffle(ids)
         for id in ids:
@@ -173,7 +173,7 @@ def _train(simulation: Simulation, workload: Workload, total: int) -> list[Point
 
 
 def _all_seen_days(points: list[Point], half: Point) -> float | None:
-    """Days until 99% was seen; extrapolated from the second half of the epochs where they do not reach that."""
+    """Days until 99% was seen; extrapolated from the second half of the epochs if they do not reach that."""
     last = points[-1]
     for point in points:
         if point.seen >= SEEN:
@@ -190,12 +190,12 @@ def simulate_policies(workload: Workload) -> list[PolicyResult]:
 
 
 def of_nodes(workload: Workload, found: PolicyResult) -> NodesResult:
-    """What all nodes read. found: the result of one of them, to which it is the same where its files come from."""
+    """The reads of all nodes. found: the result of one node, which does not depend on where its files come from."""
     return simulate_nodes(workload.nodes, workload.data_bytes, workload.cache_bytes, found.all_seen_days)
 
 
 def nodes_table(found: NodesResult) -> Table:
-    """The printed table: what comes from the remote and from other nodes."""
+    """The printed table: bytes from the remote and from other nodes."""
     days = found.all_seen_days
     columns = Table(
         "all nodes together",
@@ -253,14 +253,14 @@ def timespan(days: float) -> str:
 
 
 def repeats_too_often(workload: Workload, found: PolicyResult) -> bool:
-    """Whether the model sees each fetched file too often. It does not matter where most of the data set is cached."""
+    """Whether the model sees each fetched file too often. This does not matter if most of the data set is cached."""
     if workload.cache_bytes > workload.data_bytes / 2:
         return False
     return found.repeats is None or found.repeats > TOLERANCE * REPEATS_MAX
 
 
 def advice(workload: Workload, found: PolicyResult) -> list[str]:
-    """Lines that warn where files are seen too often, and say which option helps, by simulating each."""
+    """Warnings if files are seen too often, with the options that help, found by simulating each."""
     if not repeats_too_often(workload, found):
         return []
     more = min(1.0, 2 * workload.turnover)
@@ -289,7 +289,7 @@ def advice(workload: Workload, found: PolicyResult) -> list[str]:
 def draw(found: list[PolicyResult], path: Path) -> None:
     """Write an image of coverage, and of opens per fetch, over time. Raises GrowfsError.
 
-    It is drawn by matplotlib, which comes with the extra `report`.
+    Drawn with matplotlib, from the extra `report`.
     """
     try:
         import matplotlib
@@ -312,7 +312,7 @@ def draw(found: list[PolicyResult], path: Path) -> None:
         axes.grid(alpha=0.3)
     try:
         figure.savefig(path, dpi=150)
-    except ValueError as error:  # no such format
+    except ValueError as error:  # unknown format
         raise UsageError(f"plan: --draw {path}: {str(error).partition('(')[0].strip()}; write it as FILE.png") from None
     except OSError as error:
         raise GrowfsError(f"plan: --draw {path}: {error.strerror}") from None

@@ -9,7 +9,7 @@
         reader.open(id)
         simulation.sleep(0.1)
 
-Processes that run at the same time are generators that yield the seconds until they go on; `run` interleaves them.
+Concurrent processes are generators that yield the seconds that they sleep; `run` interleaves them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import POLICIES, Cache, File, MountSettings, Replacing, Rotating
 
 WINDOW = 16
-"""How many files may be complete and wait for one that was drawn before them, for each parallel fetch."""
+"""How many complete files may wait for one that was drawn before them, for each parallel fetch."""
 
 Process = Generator[float, None, None]
-"""A process of `run`: it yields the seconds that it sleeps."""
+"""A process of `run`: yields the seconds that it sleeps."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Simulation:
         bandwidth: float,
         settings: MountSettings | None = None,
     ) -> None:
-        """bandwidth: bytes in a second. Raises UsageError for an unknown policy."""
+        """bandwidth: bytes per second. Raises UsageError for an unknown policy."""
         settings = settings or MountSettings()
         if settings.policy not in POLICIES:
             raise UsageError(f"{settings.policy!r} is no policy; there are {', '.join(POLICIES)}")
@@ -63,14 +63,14 @@ class Simulation:
         self.cache: Cache = (Rotating if rotates else Replacing)(files, limit_bytes, settings)
         self.now = 0.0  # in seconds
         self.bandwidth = bandwidth
-        self.fetches = [0] * len(files)  # of each file
-        self.opens = [0] * len(files)  # of each file
-        self.first = [0] * len(files)  # the place of each in the order of first admissions, from 1; 0: never
-        self.gone = 0  # opens of files that the reader's listing showed and that are no longer cached
-        self.unlisted = 0  # opens of files that are not cached and that it did not show
+        self.fetches = [0] * len(files)  # by file
+        self.opens = [0] * len(files)  # by file
+        self.first = [0] * len(files)  # by file, its place in the order of first admissions, from 1; 0 for never
+        self.gone = 0  # opens of files shown to the reader that are no longer cached
+        self.unlisted = 0  # opens of uncached files not shown to the reader
         self.remote_bytes = 0  # fetched so far
-        self.opened_files = 0  # that were opened at least once
-        self.waits = 0.0  # seconds that all misses waited
+        self.opened_files = 0  # opened at least once
+        self.waits = 0.0  # total seconds that misses waited
         self.passes: list[int] = []  # for each pass that began, the bytes fetched before it
         self.shown = bytearray(len(files))  # 1 for each file that was listed
         self._seed = settings.seed
@@ -86,7 +86,7 @@ class Simulation:
         self._pids = itertools.count(1)
 
     def reader(self, job: Job | None = None) -> SimReader:
-        """A process that starts now. What its children open counts as opened by itself. job: else one of its own."""
+        """A process that starts now. Opens by its children count as its own. job: by default its own."""
         return SimReader(self, Reader(next(self._pids), "0", "simulated", job=job or Job()))
 
     @property
@@ -96,7 +96,7 @@ class Simulation:
 
     @property
     def coverage(self) -> float:
-        """The share of the files that was opened at least once."""
+        """The share of the files that were opened at least once."""
         return self.opened_files / len(self.files)
 
     @property
@@ -105,7 +105,7 @@ class Simulation:
         return sum(self.shown)
 
     def run(self, processes: Iterable[Process], until: float = float("inf")) -> None:
-        """Let processes go on side by side until all have ended, or until a time."""
+        """Run processes concurrently until all have ended, or until a time."""
         heap = [(self.now, number, process) for number, process in enumerate(processes)]
         while heap:
             at, number, process = heap[0]
@@ -131,19 +131,19 @@ class Simulation:
         self.now = until
 
     def try_drawing(self) -> None:
-        """Try to draw at this moment: there may be room now."""
+        """Try to draw now: there may be room."""
         if self._draw_at > self.now:
             self._draw_at = self.now
 
     def room_may_have_grown(self) -> None:
-        """Try to draw at this moment, if the last draw found no room."""
+        """Try to draw now, if the last draw found no room."""
         if self._lacks_room:
             self.try_drawing()
 
     # Prefetching.
 
     def _advance(self) -> None:
-        """Advance the fetches in flight to this moment; admit the complete ones, in the order of the draws."""
+        """Advance the fetches in flight to the current time; admit the complete ones, in the order of the draws."""
         active = [download for download in self._window if download.lacking > 0]
         if active:
             each = max(0.0, self.now - self._moved_at) * self.bandwidth / len(active)
@@ -164,7 +164,7 @@ class Simulation:
         self.first[id] = self.first[id] or self.cache.counter
 
     def _draw(self) -> None:
-        """Begin fetches while there are slots, files and room; set when to try again."""
+        """Begin fetches while there are slots, files and room; schedule the next attempt."""
         active = [download.lacking for download in self._window if download.lacking > 0]
         self._lacks_room = False
         while len(active) < self._parallel and len(self._window) < WINDOW * self._parallel:
@@ -183,18 +183,18 @@ class Simulation:
             active.append(float(size))
         if active:
             self._draw_at = self._moved_at + min(active) * len(active) / self.bandwidth
-        else:  # a hold may end because its reader is silent
+        else:  # a hold may end because its reader falls silent
             self._draw_at = self.now + 180.0 if self._lacks_room else float("inf")
 
     def _next(self) -> int | None:
-        """The file to fetch next, which stays in the order; None: there is none now."""
+        """The file to fetch next, which stays in the order; None if there is none now."""
         while True:
             while self._order:
                 id = self._order[0]
                 if self.files[id].size <= self.cache.limit:
                     if not self.cache.seq[id] and id not in self._in_flight:
                         return id
-                    if self.cache.seq[id]:  # it is drawn once more at the end, so that its stays are far apart
+                    if self.cache.seq[id]:  # drawn again at the end, so that its stays are far apart
                         self._deferred.append(id)
                 self._order.popleft()
             if self._deferred:
@@ -216,7 +216,7 @@ class Simulation:
         )
 
     def miss(self, id: int) -> float:
-        """Fetch a file before all others, which pause meanwhile; returns how long that takes, in seconds."""
+        """Fetch a file before all others, which pause meanwhile; returns the duration in seconds."""
         self._advance()
         size = lacking = float(self.files[id].size)
         for download in self._window:
@@ -229,7 +229,7 @@ class Simulation:
             if self.cache.make_room(int(size), self.now, missed=True):
                 self.cache.reserved += int(size)
                 self._admit(id)
-            else:  # it is read from the remote, and not cached
+            else:  # it is read from the remote without being cached
                 self.fetches[id] += 1
                 self.remote_bytes += int(size)
         wait = lacking / self.bandwidth
@@ -259,7 +259,7 @@ def _order(files: Sequence[File], pass_: Pass, seq: Sequence[int]) -> Iterator[i
 
 @lru_cache(4)
 def _first_order(files: tuple[File, ...], pass_: Pass) -> tuple[int, ...]:
-    """The order while nothing is cached. It is the same for every policy, and takes a third of a short simulation."""
+    """The order while nothing is cached. It is the same for all policies, and takes a third of a short simulation."""
     return tuple(_order(files, pass_, bytes(len(files))))
 
 
@@ -273,7 +273,7 @@ class SimReader:
         simulation.cache.live.append(reader)
 
     def list(self, directory: int = EVERYWHERE) -> list[int]:
-        """The ids that a directory, or all of them, show now, in the order of their admission."""
+        """The ids that a directory (or all of them) shows now, in the order of admission."""
         simulation = self._simulation
         shown = simulation.cache.listing(self.reader, directory, simulation.now)
         if directory == EVERYWHERE:
@@ -284,7 +284,7 @@ class SimReader:
         return shown
 
     def open(self, id: int, keep: bool = False) -> float:
-        """Open a file; returns how long that waited for a fetch, in seconds. keep: until `close`."""
+        """Open a file; returns the seconds that it waited for a fetch. keep: keep it open until `close`."""
         simulation, reader = self._simulation, self.reader
         cache = simulation.cache
         wait = 0.0
@@ -299,7 +299,7 @@ class SimReader:
         simulation.opens[id] += 1
         if cache.seq[id]:
             cache.opened(id)
-        if not self._seen:  # it never listed: it holds what is listed now
+        if not self._seen:  # it never listed: it holds the files listed now
             self._seen[EVERYWHERE] = set(cache.listed(EVERYWHERE))
             cache.readers_changed()
         reader.opened(id, cache.generation, simulation.now, wait > 0)
@@ -316,7 +316,7 @@ class SimReader:
         self._simulation.room_may_have_grown()
 
     def exit(self) -> None:
-        """The process ends, and so do its holds. It has closed what it kept open."""
+        """End the process, and with it its holds. It must have closed its files."""
         cache = self._simulation.cache
         cache.live.remove(self.reader)
         self.reader.ended()
@@ -325,6 +325,6 @@ class SimReader:
 
     def _was_shown(self, id: int) -> bool:
         if isinstance(self._simulation.cache, Rotating) and not self.reader.holds:
-            return False  # it was silent for so long that its holds have ended
+            return False  # its holds have ended because it was silent
         directory = self._simulation.files[id].directory
         return id in self._seen.get(directory, self._seen.get(EVERYWHERE, set()))

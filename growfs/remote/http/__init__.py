@@ -1,4 +1,4 @@
 """HTTP for the remotes: connections, downloads in parts, streams, threads, and checksums of the content.
 
-For others: `download`, `stream`, `threads`, `connection`, `checksum`.
+Public modules: `download`, `stream`, `threads`, `connection`, `checksum`.
 """

@@ -1,7 +1,7 @@
 """`expected_checksum`: the checksum that a store sends with a file, verified while the file passes through memory.
 
-The CRCs of parts are computed in any order and then combined. Hashes need the bytes in order: bytes that did not come
-in order are read from the disk again (0.7 GB/s for an MD5), so a hash is used only if the store sends no CRC.
+The CRCs of parts are computed in any order and then combined. Hashes need the bytes in order: bytes that arrived out of
+order are read back from disk (0.7 GB/s for an MD5), so a hash is used only if the store sends no CRC.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from growfs.remote.http.connection import Headers
 
 BUFFER_BYTES = 1 << 20
 
-# The sizes in bytes of the checksums that can be verified, the cheapest first.
+# The sizes in bytes of the checksums that can be verified, cheapest first.
 _SIZES = {"crc64nvme": 8, "crc32c": 4, "crc32": 4, "sha256": 32, "sha1": 20, "md5": 16}
 
 _CHECKSUM_HEADERS = {f"x-amz-checksum-{name}" for name in _SIZES} | {
@@ -29,16 +29,16 @@ _CHECKSUM_HEADERS = {f"x-amz-checksum-{name}" for name in _SIZES} | {
 
 
 def expected_checksum(headers: Headers) -> ExpectedChecksum | None:
-    """The checksum of the whole file in the headers of the response to a GET or HEAD; None if there is none.
+    """The checksum of the whole file in the response headers of a GET or HEAD; None if there is none.
 
-    The result is good for one transfer of one file.
+    The result is for a single transfer of the file.
     """
     if not headers.keys() & _CHECKSUM_HEADERS:
         return None
     checksums = _google_checksums(headers)
-    if md5 := headers.get("x-ms-blob-content-md5"):  # Azure's, of the whole file even in the response to a range
+    if md5 := headers.get("x-ms-blob-content-md5"):  # Azure's, for the whole file even in the response to a range
         checksums["md5"] = md5
-    if _is_whole_file(headers):  # else it may be the checksum of the part
+    if _is_whole_file(headers):  # otherwise it may be the checksum of the part
         checksums.setdefault("md5", headers.get("content-md5", ""))
         if headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT":
             checksums |= {name: text for name in _SIZES if (text := headers.get(f"x-amz-checksum-{name}"))}
@@ -59,14 +59,14 @@ class _ExpectedCrc:
         self._parts = CrcParts(name)
 
     def part(self, start: int) -> CrcPart:
-        """A new part for the bytes from start up to the next part. It replaces an earlier part with the same start."""
+        """A new part, for the bytes from start to the next part. It replaces an earlier part with the same start."""
         return self._parts.part(start)
 
     def mismatch(self, total: int, path: Path) -> str | None:
         """How the file differs from the checksum; None if it does not.
 
-        Called when all parts were fed, `total` bytes together, and the file is at path. Raises ValueError if a part is
-        missing, and OSError of the local disk.
+        Called after all parts, `total` bytes together, were fed, and the file is at path. Raises ValueError if a part
+        is missing, and OSError of the local disk.
         """
         crc, end = self._parts.combined()
         if end != total:
@@ -110,7 +110,7 @@ class _PartHash:
 
 class _IgnoredPart:
     def update(self, piece: memoryview) -> None:
-        """The bytes before it are not there yet; it is read from the disk in the end."""
+        """Skip the piece: the bytes before it are missing. It is read back from disk at the end."""
 
 
 ExpectedChecksum = _ExpectedCrc | _ExpectedHash
@@ -121,16 +121,16 @@ def _differs(name: str) -> str:
 
 
 def _is_whole_file(headers: Headers) -> bool:
-    """Whether the response has the whole file, though a range may have been requested."""
+    """Whether the response has the whole file, even though a range may have been requested."""
     content_range = headers.get("content-range")
     found = re.fullmatch(r"bytes 0-(\d+)/(\d+)", content_range or "")
     return content_range is None or (found is not None and int(found[1]) + 1 == int(found[2]))
 
 
 def _google_checksums(headers: Headers) -> dict[str, str]:
-    """Google's checksums, which are of the whole file even in the response to a range.
+    """Google's checksums, which cover the whole file even in the response to a range.
 
-    They are of the stored bytes, so they are of no use if the server decompresses the file as it sends it
+    They are of the stored bytes, so they are useless if the server decompresses the file as it sends it
     (https://cloud.google.com/storage/docs/transcoding).
     """
     if headers.get("x-goog-stored-content-encoding", "identity") != headers.get("content-encoding", "identity"):
@@ -141,7 +141,7 @@ def _google_checksums(headers: Headers) -> dict[str, str]:
 def _etag_md5(headers: Headers) -> bytes:
     """The ETag, if it is an MD5: of an object that S3 encrypts with its own keys and that was uploaded in one piece.
 
-    (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html). Other stores put anything there.
+    (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html). Other stores use arbitrary ETags.
     """
     etag = headers.get("etag", "").strip('"')
     is_md5 = headers.get("x-amz-server-side-encryption") == "AES256" and re.fullmatch("[0-9a-f]{32}", etag)

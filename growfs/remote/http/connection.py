@@ -1,9 +1,9 @@
 """`Connection`: plain GETs over one keep-alive connection to a web server, straight from the socket into a file.
 
-http.client takes more CPU for a small file than all else together (it parses heads as it does mail: 0.3 ms, where
-this module takes 0.02). So the part of HTTP/1.1 that is needed is implemented here (RFC 9112); everything else raises
-FallBack, and is left to the store's library. Large reads, pwrite and TLS release the GIL, and no byte is copied twice
-in Python. A request may hold secrets, so requests are never shown.
+For a small file, http.client takes more CPU than everything else together (it parses heads like mail: 0.3 ms, compared
+to 0.02 here). So the necessary part of HTTP/1.1 is implemented here (RFC 9112); everything else raises FallBack, and is
+left to the store's library. Large reads, pwrite and TLS release the GIL, and no byte is copied twice in Python. A
+request may hold secrets, so requests are never shown.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from growfs.remote.http.proxy import Proxy, proxy_for
 from growfs.remote.names import join_address
 
 WRITE_BYTES = 1 << 20
-"""A file is written in blocks of this size, aligned to it: then the page cache holds it in large folios, and reads of
-it are half as fast again as of what is written in pieces as they come."""
+"""A file is written in aligned blocks of this size: the page cache then holds it in large folios, and reads of it are
+half as fast again as if it were written in pieces as they arrive."""
 PIECE_BYTES = 1 << 17
-"""The least that is counted at a time of a larger file."""
+"""For larger files, the least number of bytes that is counted at a time."""
 HEAD_BYTES_MAX = 1 << 16
 BUFFER_BYTES = HEAD_BYTES_MAX + WRITE_BYTES
-"""Of each connection; only as much takes memory as was used of it."""
+"""For each connection; only the used part takes memory."""
 TEXT_BYTES_MAX = 64 << 20
 
 Headers = dict[str, str]
-"""Header values by name in lower case. The values of a repeated header are joined by commas."""
+"""Header values by name in lower case. The values of a repeated header are joined with commas."""
 
 _SENDABLE = re.compile(r"[\x21-\x7e]+")
 _UNSENDABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
@@ -62,17 +62,17 @@ class Timeouts:
 
 TIMEOUTS = Timeouts(connect_s=5, read_s=30)
 IDLE_S_MAX = 15.0
-"""A connection that was idle for longer is not used again: a NAT or a load balancer may have forgotten it in silence,
-and a request would wait for its timeout. Most forget after a minute or more, some after 20 s."""
+"""A connection that was idle for longer is not reused: a NAT or a load balancer may have silently forgotten it, and a
+request would wait for its timeout. Most forget after a minute or more, some after 20 s."""
 KEEPALIVE_S = 10
 UNANSWERED_S_MAX = 20
-"""The kernel gives a connection up when what was sent is not acknowledged for so long (TCP_USER_TIMEOUT, tcp(7))."""
+"""The kernel gives up on a connection when sent data is not acknowledged for this long (TCP_USER_TIMEOUT, tcp(7))."""
 NEXT_ADDRESS_S = 0.25
-"""How long one address of a host is tried before the next is tried beside it (RFC 8305, 5)."""
+"""How long one address of a host is tried before the next is tried in parallel (RFC 8305, 5)."""
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 REDIRECTS_MAX = 10
 _PUBLIC_HEADERS = {"accept", "accept-encoding", "user-agent"}
-"""What another server than the one that redirects may see of a request: any other header may hold a secret."""
+"""The headers that the target of a redirect to another server may see: any other header may hold a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class HttpRequest:
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     method: str = "GET"
     redirects: int = 0
-    """How many redirects are followed. A signature is good for one URL, so signed requests follow none."""
+    """How many redirects are followed. A signature is valid for one URL, so signed requests follow none."""
 
     def redirected(self, location: str) -> HttpRequest:
         """The request to send after a redirect (RFC 9110, 15.4). Raises FallBack."""
@@ -108,7 +108,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """The head of a response. length: of the body in bytes; None if the head does not give it."""
+    """The head of a response. length: bytes of the body; None if the head does not give it."""
 
     status: int
     reason: str
@@ -123,11 +123,11 @@ class ConnectionFailed(Exception):
 
 
 class ConnectionTimedOut(ConnectionFailed):
-    """The server cannot be reached, or fell silent, and that was noticed late."""
+    """The server cannot be reached, or fell silent, which was noticed late."""
 
 
 class ProxyFailed(ConnectionFailed):
-    """The proxy cannot be reached, or refuses. status: of its response; 0 without one."""
+    """The proxy cannot be reached, or refuses. status: of its response; 0 if there is none."""
 
     def __init__(self, proxy: Proxy, what: str, status: int = 0) -> None:
         super().__init__(f"{proxy}: {what}")
@@ -143,23 +143,23 @@ class RangeIgnored(FallBack):
 
 
 class _ServerClosed(Exception):
-    """The server closed the connection before it responded, as it does with one that was idle for long."""
+    """The server closed the connection before it responded, as servers do after a long idle time."""
 
 
 _State = tuple[tuple[str, str], Proxy | None, socket.socket | None, bool, float]
 
 
 class Connection:
-    """Opened at the first request and kept from file to file. It may be one to each of two servers.
+    """A connection that is opened at the first request and kept from file to file; up to one to each of two servers.
 
-    A redirect leads from one server to another, and the next file back to the first. A request to a third server takes
-    the place of the one that was used longer ago.
+    A redirect leads from one server to the other, and the next file back to the first. A request to a third server
+    replaces the least recently used connection.
 
-    timeouts: from the next time on that it is opened. uses_proxies: as the environment says (`proxy_for`).
+    timeouts: apply from the next time that it is opened. uses_proxies: as configured in the environment (`proxy_for`).
     """
 
     sent: HttpRequest
-    """The last request that was sent: after a redirect another one than `send` was given."""
+    """The last request that was sent: after a redirect, not the one passed to `send`."""
 
     def __init__(
         self,
@@ -173,32 +173,32 @@ class Connection:
         self._origin = ("", "")
         self._proxy: Proxy | None = None
         self._socket: socket.socket | None = None
-        self._keeps = False  # the last response was read to its end, and another may follow
+        self._keeps = False  # whether the last response was read to its end, so that another may follow
         self._used_at = 0.0
-        self._other = self._current  # what these five are for the other server
+        self._other = self._current  # the same five for the other server
         self._interrupted = False
         self.may_be_cut = False
         """Whether its request can be repeated by another connection if it is slow."""
         self.was_cut = False
-        """Whether `cut` has ended it."""
+        """Whether it was ended by `cut`."""
         self._received = 0
         self._waited_s = 0.0
         self._waits_since: float | None = None
         self._bytes = bytearray(BUFFER_BYTES)
         self._buffer = memoryview(self._bytes)
-        self._body = (0, 0)  # the slice of the buffer that holds the beginning of the body
+        self._body = (0, 0)  # the slice of the buffer with the beginning of the body
 
     def send(self, request: HttpRequest, headers: Headers) -> HttpResponse:
-        """Send a request; returns the head of the response, and `copy` reads the body.
+        """Send a request; returns the head of the response; `copy` reads the body.
 
-        A kept connection that the server has closed is opened again. Raises ConnectionFailed, and FallBack if the
+        If the server has closed a kept connection, it is opened again. Raises ConnectionFailed, and FallBack if the
         store's library may do better: it may trust another certificate.
         """
         response = self._exchange(request, headers)
         while request.redirects and response.status in REDIRECT_STATUSES and "location" in response.headers:
             request = request.redirected(response.headers["location"])
             with suppress(FallBack, ConnectionFailed):
-                self.read(response)  # to its end, or the connection cannot be used again
+                self.read(response)  # to its end, as otherwise the connection cannot be reused
             response = self._exchange(request, headers)
         return response
 
@@ -254,7 +254,7 @@ class Connection:
     def copy(self, response: HttpResponse, fd: int, at: int, on_piece: Callable[[memoryview], None]) -> None:
         """Write the body to fd from offset `at` on; on_piece gets each piece that arrives.
 
-        Raises ConnectionFailed, and OSError of the local disk. What on_piece got is written in any case.
+        Raises ConnectionFailed, and OSError of the local disk. Pieces passed to on_piece are written in any case.
         """
         assert self._socket is not None
         left = response.length or 0
@@ -294,7 +294,7 @@ class Connection:
         self._used_at = time.monotonic()
 
     def read_some(self, response: HttpResponse, buffer: memoryview, left: int) -> int:
-        """Read the next bytes of the body, of which `left` bytes are left. Raises ConnectionFailed."""
+        """Read the next bytes of the body, which has `left` bytes left. Raises ConnectionFailed."""
         assert self._socket is not None
         start, end = self._body
         buffer = buffer[:left]
@@ -324,7 +324,7 @@ class Connection:
         return bytes(received[: response.length])
 
     def _read_chunks(self, response: HttpResponse, received: bytearray) -> bytes:
-        """RFC 9112, 7.1: each chunk has its size before it. After an empty chunk there may be more headers."""
+        """RFC 9112, 7.1: each chunk is preceded by its size. After an empty chunk, there may be more headers."""
         body, at, size = bytearray(), 0, 1
         while size:
             line, at = self._read_line(received, at)
@@ -359,20 +359,20 @@ class Connection:
         received += self._buffer[:count]
 
     def interrupt(self) -> None:
-        """End a read by another thread."""
+        """End a read that is running on another thread."""
         self._interrupted = True
         if sock := self._socket:
-            with suppress(OSError):  # SSLSocket.shutdown would take TLS from the thread that reads
+            with suppress(OSError):  # SSLSocket.shutdown would remove TLS under the reading thread
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def cut(self) -> None:
-        """End a request from another thread, for it to be repeated; unless that cannot be."""
+        """End a request from another thread so that it is repeated, unless it cannot be."""
         if self.may_be_cut:
             self.was_cut = True
             self.interrupt()
 
     def totals(self) -> tuple[int, float]:
-        """(bytes that it has received, seconds that it has waited for them). For any thread."""
+        """(bytes received, seconds spent waiting for them). Thread-safe."""
         since = self._waits_since
         return self._received, self._waited_s + (time.monotonic() - since if since is not None else 0.0)
 
@@ -402,7 +402,7 @@ class Connection:
 
 
 def _has_unread(sock: socket.socket) -> bool:
-    """Whether there is something to read: the end of the connection, or more than the last response."""
+    """Whether there is data to read: the end of the connection, or more than the last response."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
@@ -451,7 +451,7 @@ def _authorization(proxy: Proxy) -> Headers:
 def _connect(
     request: HttpRequest, tls: Callable[[], ssl.SSLContext], timeouts: Timeouts, proxy: Proxy | None
 ) -> socket.socket:
-    """A socket on which the server gets what is sent. With a proxy and without TLS, the proxy gets it."""
+    """A socket on which the server receives the data. With a proxy and without TLS, the proxy receives it."""
     parts = urlsplit(request.url)
     is_tls = parts.scheme == "https"
     if not parts.hostname or parts.scheme not in ("http", "https"):
@@ -476,7 +476,7 @@ def _connect(
 
 
 def _tunnel(sock: socket.socket, proxy: Proxy, address: str, timeouts: Timeouts) -> None:
-    """Have a proxy connect a socket to HOST:PORT (RFC 9110, 9.3.6). Raises ProxyFailed."""
+    """Make a proxy connect a socket to HOST:PORT (RFC 9110, 9.3.6). Raises ProxyFailed."""
     sock.settimeout(timeouts.read_s)  # it connects meanwhile
     lines = [f"{name}: {value}\r\n" for name, value in {"Host": address, **_authorization(proxy)}.items()]
     head = b""
@@ -497,10 +497,11 @@ def _tunnel(sock: socket.socket, proxy: Proxy, address: str, timeouts: Timeouts)
 def _open(host: str, port: int, timeouts: Timeouts) -> socket.socket:
     """A socket to a host, at the first of its addresses that answers.
 
-    They are tried in random order, as stores give many to spread the load, and those of IPv6 and IPv4 by turns.
+    Addresses are tried in random order, because stores give many of them to spread the load, alternating between IPv6
+    and IPv4.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    preferred = found[0][0]  # IPv6 or IPv4, as this machine prefers (gai.conf(5))
+    preferred = found[0][0]  # IPv6 or IPv4, whichever this machine prefers (gai.conf(5))
     random.shuffle(found)
     families = [[entry for entry in found if (entry[0] == preferred) is first] for first in (True, False)]
     addresses = [entry for pair in zip_longest(*families) for entry in pair if entry]
@@ -515,7 +516,7 @@ def _open(host: str, port: int, timeouts: Timeouts) -> socket.socket:
 
 
 def _race(addresses: list[tuple[int, Any]], timeout_s: float) -> socket.socket:
-    """A socket to the first address that answers: each is tried NEXT_ADDRESS_S after the one before (RFC 8305).
+    """A socket to the first address that answers: each is tried NEXT_ADDRESS_S after the previous one (RFC 8305).
 
     Raises OSError if none does, each within timeout_s.
     """
@@ -535,7 +536,7 @@ def _race(addresses: list[tuple[int, Any]], timeout_s: float) -> socket.socket:
                     error = failure
                     continue
                 sock.setblocking(False)
-                if (code := sock.connect_ex(address)) not in (0, errno.EINPROGRESS):  # there is no way to it
+                if (code := sock.connect_ex(address)) not in (0, errno.EINPROGRESS):  # it is unreachable
                     sock.close()
                     error = OSError(code, os.strerror(code))
                     continue
@@ -573,7 +574,7 @@ def _wrap_tls(sock: socket.socket, host: str, tls: Callable[[], ssl.SSLContext],
 
 
 def _with_kernel_timeout(sock: socket.socket, timeouts: Timeouts) -> socket.socket:
-    """Have the kernel time out reads and writes: Python's own timeout costs a poll(2) for each read."""
+    """Make the kernel time out reads and writes: Python's own timeout costs a poll(2) for each read."""
     sock.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", *_timeval(timeouts.read_s)))

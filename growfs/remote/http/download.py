@@ -1,8 +1,8 @@
 """`RangeDownloader`: downloads files by plain GETs, a large file in parts that arrive in parallel.
 
-It owns the connections of a process, and decides which responses are acceptable. The stores
-(growfs/remote/stores) say what to request, and which version a response is of. Everything unusual (a response without
-a length, an untrusted certificate, a refusal) is left to the store's library, whose own result then counts.
+It owns the connections of a process, and decides which responses are acceptable. The stores (growfs/remote/stores)
+provide the requests, and read the version from a response. Everything unusual (a response without a length, an
+untrusted certificate, a refusal) is left to the store's library, whose own result then counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from growfs.remote.interface import FetchTask
 
 USELESS_HEADS_MAX = 8
 CUTS_MAX = 2
-"""How often a part that comes too slowly is requested anew. After that its server is as slow as it is."""
+"""How often a part that arrives too slowly is requested anew. After that, its server is accepted as slow."""
 GOOD_STATUSES = (200, 206)
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 REFUSED_STATUSES = (400, 401, 403)  # what stores return for an expired signature
@@ -51,16 +51,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SignRequest = Callable[..., HttpRequest]
-"""Returns a freshly signed request for the file: a GET, or the method that is given. May raise FallBack."""
+"""Returns a freshly signed request for the file: a GET, or the given method. May raise FallBack."""
 ErrorTranslator = Callable[[BaseException], Exception]
 """Turns a client's error into one of growfs's own."""
 CheckResponse = Callable[[int, Headers], T]
-"""Checks the size of a file and the headers of the response before the body is read; may raise FallBack or any error
+"""Checks the size of a file and the headers of the response before the body is read; may raise FallBack, or any error
 to end the fetch with."""
 
 
 class HttpError(Exception):
-    """The server returned an error status; remote.errors.translate knows what it means. code: the store's own."""
+    """The server returned an error status; remote.errors.translate interprets it. code: the store's own."""
 
     def __init__(self, status: int, reason: str, retry_after_s: float = 0.0, code: str = "") -> None:
         super().__init__(f"{reason} {code}".strip())
@@ -70,13 +70,13 @@ class HttpError(Exception):
 
 
 class ChecksumMismatch(Exception):
-    """The bytes that arrived do not have the checksum that the store sent."""
+    """The received bytes do not have the checksum that the store sent."""
 
 
 def begin(
     connection: Connection, request: HttpRequest, headers: Headers, refused_code: Callable[[bytes], str]
 ) -> HttpResponse:
-    """Send the first request for something; returns the head of the response. refused_code: as of RangeDownloader.
+    """Send the first request for a file; returns the head of the response. refused_code: as in RangeDownloader.
 
     Raises HttpError, ConnectionFailed, and FallBack if the library may do better.
     """
@@ -93,8 +93,9 @@ def begin(
 class RangeDownloader:
     """Fetches files, in any thread.
 
-    uses_proxies: as the environment says. heads_useful: HEADs bring checksums that the GET of a part does not.
-    refused_code: returns the code of a refusal, by its body, if the library would be refused as well; else nothing.
+    uses_proxies: as configured in the environment. heads_useful: HEADs return checksums that the GET of a part does
+    not. refused_code: returns the code of a refusal from its body, if the library would also be refused; otherwise an
+    empty string.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class RangeDownloader:
         self.threads = threads
         self._tls = tls
         self._timeouts = timeouts
-        self.splits_at_once = True  # until a server sends a whole file where a part was requested
+        self.splits_at_once = True  # until a server sends a whole file instead of a requested part
         self.heads_useful = heads_useful
         self._uses_proxies = uses_proxies
         self._refused_code = refused_code
@@ -126,13 +127,13 @@ class RangeDownloader:
         check: CheckResponse[T],
         translate: ErrorTranslator,
     ) -> tuple[int, T]:
-        """Write the file, or the range of it, to task.target. Returns (bytes written, what check returned).
+        """Write the file, or the range of it, to task.target. Returns (bytes written, result of check).
 
-        task.digest takes every byte. sign is called again when a signature has expired. sign and task.progress are
+        task.digest gets every byte. sign is called again when a signature has expired. sign and task.progress are
         called from any thread, progress from one at a time. check gets the size of the whole file, even if only a range
-        is written. A request that fails is repeated as task.tries says, and goes on from the last byte that arrived.
-        Raises FallBack if the store's library has to do it, from the start; what translate makes of HttpError,
-        ChecksumMismatch and ConnectionFailed; what check and progress raise; and OSError of the local disk.
+        is written. A failed request is repeated according to task.tries, and continues from the last byte that arrived.
+        Raises FallBack if the store's library has to fetch the file, from the start; translated HttpError,
+        ChecksumMismatch and ConnectionFailed; errors of check and progress; and OSError of the local disk.
         """
         self._slow_streams.start()
         with task.target.open("wb", buffering=0) as out:
@@ -147,7 +148,7 @@ class RangeDownloader:
         return transfer.total, transfer.checked
 
     def begin(self, connection: Connection, request: HttpRequest, headers: Headers) -> HttpResponse:
-        """As `begin`."""
+        """As the function `begin`."""
         return begin(connection, request, headers, self._refused_code)
 
     def record_head(self, useful: bool) -> None:
@@ -157,7 +158,7 @@ class RangeDownloader:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """A connection for the time of the block. Any error in the block closes it."""
+        """A connection for the duration of the block. Any error in the block closes it."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -175,30 +176,30 @@ class RangeDownloader:
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """Bytes of a target that one stream brings: from `at`, the next one to come, up to `end`."""
+    """The bytes of a target that one stream fetches: from `at`, the next one to arrive, up to `end`."""
 
     at: int
     end: int
     is_first: bool = False
     cuts: int = 0
-    """How often it was requested anew because it came too slowly."""
+    """How often it was requested anew because it arrived too slowly."""
 
 
 class _FileTransfer(Generic[T]):
     """The transfer of one file, or of a range of it.
 
-    _begin() sets `total`, `checked` and `_file_bytes`, which do not change any more. The threads share the rest. Every
-    response must be of the version of the first one; else the file would be a mix of two versions.
+    _begin() sets `total`, `checked` and `_file_bytes`, which then stay constant. The threads share the rest. Every
+    response must be of the same version as the first one; otherwise the file would be a mix of two versions.
     """
 
     total: int
     """The bytes to transfer."""
     checked: T
-    """What `check` returned."""
+    """The result of `check`."""
     _file_bytes: int
     """The size of the whole file."""
     _request: HttpRequest
-    """What all parts are requested with, until its signature expires. After a redirect, it is where that led to."""
+    """The request for all parts, until its signature expires. After a redirect, it is for the redirect's target."""
 
     def __init__(
         self,
@@ -223,10 +224,10 @@ class _FileTransfer(Generic[T]):
         self._has_validator = False
 
     def run(self) -> None:
-        """Fetch the file; if it is large, together with the threads that are free.
+        """Fetch the file; if it is large, together with idle threads.
 
-        If the size is known, they request their parts at once, and wait for the head of the first response: it says
-        which version they have to be of.
+        If the size is known, they request their parts at once, and wait for the head of the first response, which
+        determines the version of all parts.
         """
         self._request = self._sign()
         size = self._task.byte_range.size if self._task.byte_range else self._task.file.size
@@ -295,17 +296,17 @@ class _FileTransfer(Generic[T]):
         if length < self.total:
             if not self._has_validator:
                 raise FallBack("no version that lasts")
-            if size is not None:  # else it may not fit, and the progress callback ends the fetch in time
-                preallocate(self._fd, self.total)  # the parts are written out of order; so the file is not fragmented
+            if size is not None:  # otherwise it may not fit, and the progress callback ends the fetch in time
+                preallocate(self._fd, self.total)  # parts are written out of order; this avoids fragmentation
         if part:
-            return response  # a checksum would be of the whole file
+            return response  # a checksum would cover the whole file
         self._expected = expected_checksum(response.headers)
         if length < self.total and not self._expected and self._owner.heads_useful:
             self._expected = self._checksum_by_head()
         return response
 
     def _checksum_by_head(self) -> ExpectedChecksum | None:
-        """The checksum of a file that comes in parts. S3 sends it with the whole file only, so also with a HEAD."""
+        """The checksum of a file that arrives in parts. S3 sends it only with the whole file, so also with a HEAD."""
         checksum = None
         with suppress(FallBack, ConnectionFailed), self._owner.connection() as connection:
             response = connection.send(self._sign("HEAD"), {})
@@ -321,7 +322,7 @@ class _FileTransfer(Generic[T]):
             self._connections.append(connection)
         try:
             yield
-        except BaseException as error:  # noqa: BLE001 - or the first one that another thread raised
+        except BaseException as error:  # noqa: BLE001 - or the first one raised by another thread
             with self._lock:
                 self._error = self._error or error
                 for other in self._connections:
@@ -343,7 +344,7 @@ class _FileTransfer(Generic[T]):
                 self._pause(error, connection, part)
 
     def _receive(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
-        """Fetch a part; if that fails, the rest of it. response: the head of its response, if it came."""
+        """Fetch a part; after a failure, the rest of it. response: the head of its response, if it has arrived."""
         with self._registered(connection):
             while True:
                 connection.may_be_cut = part.cuts < CUTS_MAX
@@ -363,7 +364,7 @@ class _FileTransfer(Generic[T]):
                     response = None
 
     def _pause(self, error: ConnectionFailed | HttpError, connection: Connection, part: _Part) -> None:
-        """Wait until a request may be repeated. Raises error if it may not."""
+        """Wait until a request may be repeated. Raises error if it may not be."""
         was_cut = connection.was_cut
         connection.close()
         busy = self._translate(error)
@@ -396,9 +397,9 @@ class _FileTransfer(Generic[T]):
             self._owner.threads.record(part.at - start, time.monotonic() - began)
 
     def _request_part(self, connection: Connection, part: _Part) -> HttpResponse | None:
-        """Request one part; None if the file turns out not to come in parts.
+        """Request one part; None if the file turns out not to arrive in parts.
 
-        The signature was good for the first part; if it is refused now, it has expired. So may a URL to which the
+        The signature was valid for the first part; if it is refused now, it has expired. So may a URL to which the
         server redirected.
         """
         if self._error:
@@ -437,7 +438,7 @@ def _http_error(response: HttpResponse) -> HttpError:
 
 
 def _seconds(retry_after: str) -> float:
-    """The seconds that a Retry-After asks for (RFC 9110, 10.2.3); 0 if it cannot be read."""
+    """The seconds that a Retry-After header asks for (RFC 9110, 10.2.3); 0 if it cannot be parsed."""
     if retry_after.isdecimal():
         return float(retry_after)
     with suppress(ValueError):
@@ -473,7 +474,7 @@ def _has_validator(headers: Headers) -> bool:
     """Whether a change of the content would show: by a strong ETag, or a time in the past (RFC 9110, 8.8.2.2)."""
     if _is_strong(headers.get("etag", "")):
         return True
-    with suppress(KeyError, ValueError):  # there is none, or it is no date
+    with suppress(KeyError, ValueError):  # it is missing, or not a date
         age = parsedate_to_datetime(headers["date"]) - parsedate_to_datetime(headers["last-modified"])
         return age > timedelta(seconds=1)
     return False

@@ -1,6 +1,6 @@
-"""`proxy_for`: which proxy a server is reached through, as HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY say.
+"""`proxy_for`: the proxy for a server, according to HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY.
 
-Of each variable the name in lower case counts first, and NO_PROXY is read as urllib reads it.
+For each variable, the lower-case name takes precedence, and NO_PROXY is interpreted as in urllib.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ PORT = 80
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """As text it has no password."""
+    """A proxy. Its text form has no password."""
 
     scheme: str
     host: str
     port: int
     url: str = field(repr=False)
-    """With the user and the password, if there are any."""
+    """With the user and password, if any."""
     authorization: str = field(repr=False)
     """The value of Proxy-Authorization; empty if the URL has no user."""
 
@@ -38,9 +38,9 @@ class Proxy:
 
 
 def proxy_for(url: str) -> Proxy | None:
-    """The proxy for a server, of which this is a URL; None if it is reached directly.
+    """The proxy for the server of a URL; None if it is reached directly.
 
-    Raises UsageError if the environment has something else than the URL of a proxy.
+    Raises UsageError if the environment has something other than the URL of a proxy.
     """
     server, proxies = urlsplit(url), getproxies()
     name = server.scheme if server.scheme in proxies else "all"

@@ -1,8 +1,9 @@
 """`SlowStreams`: finds the few connections that are far slower than the others, and cuts them.
 
-A connection may fall silent, or come down to a byte a second, through no fault of its file: a lost packet, a server's
-bad disk, a router that forgot it. Another connection brings the rest at once (https://research.google/pubs/pub40801/).
-If many are slow, the link or the store is, and more requests would make it slower still; so few are cut at a time.
+A connection may fall silent, or drop to a byte a second, through no fault of its file: because of a lost packet, a
+server's bad disk, or a router that forgot it. Another connection fetches the rest at once
+(https://research.google/pubs/pub40801/). If many are slow, the link or the store is slow, and more requests would make
+it even slower; so only few are cut at a time.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from dataclasses import dataclass
 from growfs.remote.http.connection import Connection
 
 WINDOW_S = 3.0
-"""Connections are compared by what they brought in this time."""
+"""Connections are compared by the bytes they received in this time."""
 WAITING_SHARE = 0.8
-"""A connection that waited for less of the time is not slow: it was held up here, by the disk or a limit."""
+"""A connection that waited for less than this share of the time was held up locally, by the disk or a limit."""
 SLOW_SHARE = 16
-"""A connection is slow if it brings less than one part in so many of the mean."""
+"""A connection is slow if it receives less than one part in 16 of the mean."""
 FEW = 4
-"""In each window, one connection in so many may be cut, or one."""
+"""In each window, one connection in 4 may be cut, but at least one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSample:
-    """What one connection did in a window. bytes: that it brought; waited_s: how long it waited for them."""
+    """One connection's activity in a window. bytes: received; waited_s: how long it waited for them."""
 
     bytes: int
     waited_s: float
@@ -36,15 +37,15 @@ class StreamSample:
 
     @property
     def has_waited(self) -> bool:
-        """Whether it waited all the time."""
+        """Whether it was waiting the whole time."""
         return self.waited_s >= WAITING_SHARE * WINDOW_S
 
 
 def slow_ones(samples: Sequence[StreamSample], usual_bytes_per_s: float) -> list[int]:
-    """The numbers of the samples that are slow and are to be cut.
+    """The numbers of the samples that are slow and should be cut.
 
-    usual_bytes_per_s: of a stream, by which they are judged when all are silent. Then one is cut, to see whether
-    another request is answered.
+    usual_bytes_per_s: of a stream; the yardstick if all are silent. In that case one is cut, to see whether another
+    request is answered.
     """
     total = sum(sample.bytes for sample in samples)
     mean = total / max(1, len(samples)) or usual_bytes_per_s * WINDOW_S
@@ -58,10 +59,11 @@ def slow_ones(samples: Sequence[StreamSample], usual_bytes_per_s: float) -> list
 
 
 class SlowStreams:
-    """Watches the connections of a process, from `start` on, as long as it exists itself.
+    """Watches the connections of a process, from `start` until it is garbage-collected.
 
-    connections: all there are, of which there may be more later. is_away: whether the remote is. None is cut then, as
-    it may be about to answer; once it is back, all are that are still silent. usual_bytes_per_s: as in `slow_ones`.
+    connections: the current ones; more may be added later. is_away: whether the remote is away. None is cut then,
+    because it may be about to answer; once the remote is back, all that are still silent are cut. usual_bytes_per_s: as
+    in `slow_ones`.
     """
 
     def __init__(
@@ -79,14 +81,14 @@ class SlowStreams:
         """By connection, its totals at the last check."""
 
     def start(self) -> None:
-        """Start to watch, if that has not been done."""
+        """Start watching, unless already started."""
         with self._lock:
             if not self._has_started:
                 self._has_started = True
                 threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True).start()
 
     def check(self) -> None:
-        """Cut those that were slow since the last call."""
+        """Cut the connections that were slow since the last call."""
         active: list[tuple[Connection, StreamSample]] = []
         for connection in list(self._connections):
             bytes, waited_s = connection.totals()
@@ -99,7 +101,7 @@ class SlowStreams:
         was_silent, self._was_silent = self._was_silent, not any(sample.bytes for _, sample in active)
         if self._was_away:
             return
-        if was_away or (was_silent and not self._was_silent):  # what was requested before then may be lost
+        if was_away or (was_silent and not self._was_silent):  # requests from before then may be lost
             for connection, sample in active:
                 if sample.has_waited and not sample.bytes:
                     connection.interrupt()

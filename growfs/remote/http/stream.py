@@ -1,4 +1,4 @@
-"""What `Remote.open` returns: `HttpStream` reads the rest of a file by a plain GET, `FileStream` from a file object."""
+"""The streams of `Remote.open`: `HttpStream` reads the rest of a file by a plain GET, `FileStream` a file object."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HttpStream:
     ) -> None:
         """check: given the size of the file and the headers, returns the file, or raises.
 
-        Raises FallBack if the store's library has to read the file, and other errors as translate makes them.
+        Raises FallBack if the store's library has to read the file, and other errors as translated.
         """
         self._translate = translate
         self._throttle = downloader.threads.throttle
@@ -77,7 +77,7 @@ class HttpStream:
 
 
 class FileStream:
-    """Reads a file object of a library, or a local file. At its end it checks that the file is still the same one."""
+    """Reads a file object of a library, or a local file. At the end, it checks that the file is still the same."""
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class FileStream:
         throttle: Callable[[int], None],
         translating: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """source: has readinto and close. stat: the file as it is now. translating: a block that turns a client's
-        errors into growfs's own.
+        """source: has readinto and close. stat: returns the file in its current state. translating: a block that turns
+        a client's errors into growfs's own.
         """
         self.file = file
         self._source, self._stat, self._throttle, self._translating = source, stat, throttle, translating
         with translating():
             try:
                 source.seek(start)
-            except ValueError:  # it cannot
+            except ValueError:  # it cannot seek
                 while start and (skipped := len(source.read(min(start, SKIP_BYTES)))):
                     start -= skipped
 

@@ -1,8 +1,8 @@
-"""`TransferThreads`: the threads of one process that transfer files, in the order in which the daemon wants them.
+"""`TransferThreads`: the threads of a process that transfer files, in the order that the daemon wants.
 
-There is one queue. A thread that is free takes the first thing in it that is to be done: a file that has not begun, or
-a part of one that has. So the link goes to the files that come first, and they arrive in their order. Files that
-readers wait for come before all others, and do not wait for the limit on streams.
+There is a single queue. A free thread takes the first task in it: a file that has not begun, or a part of one that has.
+So the link serves the first files first, and they arrive in order. Files that readers wait for come before all others,
+and are exempt from the limit on streams.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from functools import partial
 from growfs.remote.client_choice import LibraryUse
 
 THREADS_MAX = 320
-"""Above the limit on streams, so that an urgent file always finds a thread."""
+"""More than the limit on streams, so that an urgent file always finds a thread."""
 SLEEPING_MAX = 32
-"""Transfers that wait before they repeat a request while others take their place. With more, a store that is
-overloaded would get more requests."""
+"""Transfers that wait before repeating a request while others take their place. With more, an overloaded store would
+get more requests."""
 THREADS_DEFAULT = 4
-"""The limit of a process that is not given one."""
+"""The limit of a process that does not get one."""
 PARTS_MIN = 16
 PARTS_MAX = 64
-"""A large file has so many parts: four for each of the streams at the start. While the last ones are under way, few
-streams are left without one, and a miss waits for a small share of a file. It has fewer, one for each stream, if a
-stream brings them within PART_S."""
+"""The number of parts of a large file: four for each of the initial streams. So while the last parts are under way, few
+streams are left without one, and a miss waits only for a small share of a file. It has fewer parts, one for each
+stream, if a stream fetches them within PART_S."""
 PART_S = 0.1
 RATE_DECAY = 1 / 16
-"""The mean rate of a stream goes back over about so many parts."""
+"""The mean rate of a stream is taken over about 16 parts."""
 PART_BYTES_MIN = 256 << 10
 PART_BYTES_MAX = 16 << 20
 PART_BYTES_UNKNOWN = 1 << 20
-"""What is requested first of a file of unknown size."""
+"""The size of the first request for a file of unknown size."""
 STREAMS_PER_FILE = 6
-"""A large file that comes in one piece counts as so many streams, or such files would arrive late, and together: two of
-them come at first, and more if more streams bring more."""
+"""A large file that arrives in one piece counts as this many streams. Otherwise such files would arrive late, and all
+together; so two of them arrive at first, and more if more streams help."""
 UNSPLIT_BYTES_MIN = 2 << 20
-"""Smaller files come side by side even so, as the round trips for them count more than their bytes."""
+"""Smaller files are nevertheless fetched in parallel, because their round trips count more than their bytes."""
 
 
 class TransferJob:
-    """The transfer of one file. What follows `number` belongs to TransferThreads."""
+    """The transfer of one file. Attributes after `number` belong to TransferThreads."""
 
     def __init__(
         self,
@@ -56,36 +56,36 @@ class TransferJob:
         self.run = run
         """Transfers the file, and raises nothing."""
         self.size = size
-        """In bytes, if it is known."""
+        """In bytes, if known."""
         self.urgent = urgent
         """Whether a reader waits for the file."""
         self.number = number
-        """Its place among the files that are as urgent."""
+        """Its place among files of the same urgency."""
         self.has_other_source = has_other_source
-        """Whether the remote may not be needed for it."""
+        """Whether it may not need the remote."""
         self.parts: deque[Callable[[], None]] | None = None
-        """The parts that no thread has begun; None while they are not known."""
+        """The parts that no thread has begun; None while they are unknown."""
         self.helpers = 0
-        """How many threads work on parts, beside the one that runs the job."""
+        """How many threads work on parts in addition to the one that runs the job."""
         self.has_failed = False
-        """Whether one of its parts has."""
+        """Whether one of its parts has failed."""
 
     @property
     def order(self) -> tuple[bool, int]:
-        """The key by which jobs are sorted."""
+        """The sort key of jobs."""
         return not self.urgent, self.number
 
     @property
     def is_large(self) -> bool:
-        """Whether the file is expected to come in parts, or counts as several streams."""
+        """Whether the file is expected to arrive in parts, or counts as several streams."""
         return self.size is not None and self.size >= 2 * PART_BYTES_MIN
 
 
 class TransferThreads:
-    """Owns the threads, which are started as they are needed, and their queue.
+    """Owns the threads, which are started as needed, and their queue.
 
-    limit: how many may transfer at the same time; called again and again, as it may change. throttle: each transfer
-    calls it with the number of bytes that it has read; it may sleep.
+    limit: how many may transfer at the same time; called repeatedly, since it may change. throttle: each transfer calls
+    it with the number of bytes read; it may sleep.
     """
 
     def __init__(
@@ -99,28 +99,28 @@ class TransferThreads:
         self._helper_ended = threading.Condition(self._lock)
         self._pause_ended = threading.Condition(self._lock)
         self._releases = 0
-        """How often the remote came back."""
+        """How often the remote has come back."""
         self.is_held = False
         """Whether the remote is away. Only jobs with another source begin, and those that repeat a request wait."""
         self._queue: list[TransferJob] = []
-        """In order: those that have not begun, and those with parts that have not, or may have such."""
+        """In order: jobs that have not begun, and jobs that have (or may have) parts that have not begun."""
         self._running: set[TransferJob] = set()
         self._unsplit: set[TransferJob] = set()
-        """Of the running ones: the large files that come in one piece."""
+        """The running jobs for large files that arrive in one piece."""
         self._current = threading.local()
         self._busy = self._idle = 0
-        """Threads that transfer, and all others; the latter include those that are still starting."""
+        """Threads that transfer, and all others, including those that are still starting."""
         self._sleeping = 0
         self.stream_bytes_per_s = 0.0
-        """The mean rate of a stream with a part of a large file."""
+        """The mean rate of a stream that fetches a part of a large file."""
 
     def submit(self, job: TransferJob) -> None:
-        """Have a thread run the job. An urgent one begins even if the limit is reached."""
+        """Make a thread run the job. An urgent one begins even if the limit is reached."""
         with self._lock:
             self._enqueue(job)
 
     def prioritize(self, job: TransferJob) -> None:
-        """Make a submitted job urgent, whether it has begun or not."""
+        """Make a submitted job urgent, whether or not it has begun."""
         with self._lock:
             job.urgent = True
             if job in self._queue:
@@ -128,7 +128,7 @@ class TransferThreads:
                 self._enqueue(job)
 
     def hold(self, is_held: bool) -> None:
-        """Have transfers wait until the remote is not away any more, or go on."""
+        """Make transfers wait while the remote is away, or continue."""
         with self._lock:
             self._releases += self.is_held and not is_held
             self.is_held = is_held
@@ -136,14 +136,14 @@ class TransferThreads:
             self._wake()
 
     def check_limit(self) -> None:
-        """Have threads begin what they may begin now: the limit may have risen."""
+        """Make threads begin the tasks that are now allowed: the limit may have risen."""
         with self._lock:
             self._wake()
 
     # Called by the job that a thread runs.
 
     def part_bytes(self, size: int | None) -> int:
-        """The size of the parts of a file of this size; the last one may be smaller."""
+        """The size of the parts of a file of this size; the last part may be smaller."""
         if size is None:
             return PART_BYTES_UNKNOWN
         least = min(max(size // PARTS_MAX, round(self.stream_bytes_per_s * PART_S)), size // PARTS_MIN)
@@ -151,14 +151,14 @@ class TransferThreads:
         return -(-size // max(1, size // least, -(-size // PART_BYTES_MAX)))
 
     def record(self, bytes: int, seconds: float) -> None:
-        """Take into account how long a stream took for a part."""
+        """Record how long a stream took for a part."""
         with self._lock:
             self.stream_bytes_per_s += RATE_DECAY * (bytes / seconds - self.stream_bytes_per_s)
 
     def share(self, parts: Iterable[Callable[[], None]]) -> None:
-        """Have this thread, which does the first, and those that are free do the parts, in order.
+        """Run the parts in order on this thread, which does the first, and on idle threads.
 
-        Returns when all have ended. Raises the first error of a part; those that have not begun then do not begin.
+        Returns when all have ended. Raises the first error of a part; parts that have not begun by then do not begin.
         """
         job = self._current_job()
         errors: list[BaseException] = []
@@ -178,7 +178,7 @@ class TransferThreads:
         own: Callable[[], None] | None = left.popleft()
         with self._lock:
             job.parts = left
-            job.has_failed = False  # it may be another try
+            job.has_failed = False  # it may be another attempt
             self._dequeue(job)
             if left:
                 self._enqueue(job)
@@ -192,7 +192,7 @@ class TransferThreads:
 
     @contextmanager
     def unsplit(self, size: int | None) -> Iterator[None]:
-        """The block transfers this many bytes in one piece, which streams cannot share."""
+        """The block transfers this many bytes in one piece, which cannot be split among streams."""
         job = self._current_job()
         with self._lock:
             self._dequeue(job)
@@ -206,13 +206,13 @@ class TransferThreads:
                 self._unsplit.discard(job)
 
     def sleep(self, seconds: float) -> bool:
-        """Called by a transfer before it repeats a request: pause for so long, and while transfers are held.
+        """Called by a transfer before it repeats a request: pause for that long, and while transfers are held.
 
-        Another may begin meanwhile. It ends early if another part of the file fails. Returns whether it was held.
+        Another transfer may begin meanwhile. Ends early if another part of the file fails. Returns whether it was held.
         """
         job = self._current_job()
         with self._lock:
-            if not job.parts:  # else others take them meanwhile
+            if not job.parts:  # otherwise others take them meanwhile
                 self._dequeue(job)
             self._sleeping += 1
             others_sleep = self._sleeping > SLEEPING_MAX
@@ -227,7 +227,7 @@ class TransferThreads:
 
     @contextmanager
     def _giving_way(self) -> Iterator[None]:
-        """Inside the block, this thread does not count, so another one may begin something."""
+        """Within the block, this thread does not count, so another one may begin a task."""
         counts = self._current_job() in self._running
         with self._lock:
             self._busy -= counts
@@ -239,7 +239,7 @@ class TransferThreads:
                 self._busy += counts
 
     def _current_job(self) -> TransferJob:
-        """The job that this thread runs. A thread that is none of these has a job of its own."""
+        """The job that this thread runs. A thread from outside has a job of its own."""
         try:
             return self._current.job  # type: ignore[no-any-return]
         except AttributeError:
@@ -257,7 +257,7 @@ class TransferThreads:
             self._queue.remove(job)
 
     def _next(self) -> Callable[[], None] | None:
-        """What a free thread is to do now; None if there is nothing that it may begin."""
+        """The next task for a free thread; None if there is nothing that it may begin."""
         limit = self._limit()
         must_wait = self._busy >= limit
         for job in self._queue:
@@ -266,11 +266,11 @@ class TransferThreads:
             if must_wait and not job.urgent:
                 return None
             if job.parts:
-                if job.helpers < limit:  # an urgent one has as many streams as if it were alone
+                if job.helpers < limit:  # an urgent one gets as many streams as if it were alone
                     job.helpers += 1
                     return partial(self._help, job, self._pop_part(job))
             elif job in self._running:
-                must_wait = True  # its parts will be known in a moment, and come before the files after it
+                must_wait = True  # its parts will be known in a moment, and precede the files after it
             elif job.urgent or not job.is_large or len(self._unsplit) < max(1, limit // STREAMS_PER_FILE):
                 return self._begin(job)
         return None
@@ -295,9 +295,9 @@ class TransferThreads:
     # The threads.
 
     def _wake(self) -> None:
-        """Have one thread look for work; before it begins, it wakes the next one."""
+        """Make one thread look for work; before it begins, it wakes the next one."""
         if not self._queue or (self._busy >= self._limit() and not self._queue[0].urgent):
-            return  # it could not begin, and waking it costs a tenth of a small file
+            return  # it could not begin, and waking it costs a tenth of a small file's time
         if self._idle:
             self._work_arrived.notify()
         elif self._busy < THREADS_MAX:

@@ -1,4 +1,4 @@
-"""`Inventory`: the files that Amazon S3 Inventory lists replace a listing of the bucket.
+"""`Inventory`: lists the files of a bucket from Amazon S3 Inventory instead of listing the bucket.
 
 The format: https://docs.aws.amazon.com/AmazonS3/latest/userguide/storage-inventory-location.html
 """
@@ -28,13 +28,13 @@ _DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\dZ")
 
 
 class Inventory:
-    """The files of a bucket, or those below a prefix of it, by its inventory.
+    """The files of a bucket, or those below a prefix of it, from its inventory.
 
     A cursor is the manifest.json, the number of the data file, and the row in it.
     """
 
     def __init__(self, manifest: StoreRemote, spec: RemoteSpec) -> None:
-        """manifest: a manifest.json, or the folder of an inventory's configuration; then its newest one is used.
+        """manifest: a manifest.json, or the folder of an inventory's configuration, of which the newest one is used.
 
         spec: of the bucket. The data files are read with its options. Raises UsageError if it is not a bucket.
         """
@@ -92,7 +92,7 @@ class Inventory:
             )
         url = f"s3://{target.rpartition(':')[2]}"
         data = self._data.setdefault(url, open_store(replace(self._spec, url=url)))
-        for key, md5 in files:  # a Parquet file is never read whole, so its MD5 stays unknown
+        for key, md5 in files:  # a Parquet file is never read as a whole, so its MD5 stays unknown
             yield Csv(data, key, md5.lower(), names=names) if kind == "CSV" else Parquet(data, key)
 
     def _listed(self, table: Table, after: int) -> Iterator[tuple[int, RemoteFile]]:

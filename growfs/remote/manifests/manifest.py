@@ -17,18 +17,18 @@ _COLUMNS = ("path", "size", "mtime", "version", "etag")
 
 
 class Manifest(Protocol):
-    """Reads the files that a manifest lists."""
+    """Reads the list of files from a manifest."""
 
     def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile]]:
-        """Each file, of any name, with the cursor that continues after it."""
+        """Each file, whatever its name, with the cursor that continues after it."""
         ...
 
 
 class ManifestRemote(RemoteWrapper):
     """Lists the files of a manifest; stats and fetches through another remote.
 
-    A path in two rows is listed twice, because noticing that would mean remembering all paths. The catalog takes the
-    first.
+    A path in two rows is listed twice, because detecting that would require remembering all paths. The catalog takes
+    the first.
     """
 
     def __init__(self, manifest: Manifest, remote: Remote) -> None:
@@ -51,7 +51,7 @@ class PathTable:
     """The rows of a table with a column of paths. A cursor: the number of a row."""
 
     def __init__(self, table: Table, root: str, is_percent_encoded: bool) -> None:
-        """root: the URL that the paths are relative to. is_percent_encoded: whether URLs below it are."""
+        """root: the URL that the paths are relative to. is_percent_encoded: whether URLs below it are encoded."""
         self._table = table
         self._root = root.rstrip("/") + "/"
         self._is_percent_encoded = is_percent_encoded
@@ -69,7 +69,7 @@ class PathTable:
         if path.startswith(self._root):
             path = path[len(self._root) :]
             if self._is_percent_encoded:
-                path = unquote(path, errors="surrogateescape")  # a path in the manifest is not
+                path = unquote(path, errors="surrogateescape")  # unlike a path in the manifest
         if "://" in path or (path.startswith("/") and self._root.startswith("/")):
             raise self._table.error(row, "names a file outside the remote")
         return path

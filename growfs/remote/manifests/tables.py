@@ -1,6 +1,7 @@
 """Files of rows that replace a listing: text, CSV and Parquet; the first two may be gzipped.
 
-They are streamed, so a hundred million rows need no more memory than a few. The caller knows what the columns mean.
+They are streamed, so a hundred million rows need no more memory than a few. The caller knows the meaning of the
+columns.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from growfs.remote.stores.base import StoreRemote
 Row = tuple[Any, ...]
 
 LINE_CHARS_MAX = 65_536
-READ_BYTES = 4 << 20  # for each request; a Parquet file has one such buffer for each column that is read
+READ_BYTES = 4 << 20  # for each request; a Parquet file has one such buffer for each column read
 BATCH_ROWS = 10_000
-SUFFIXES = {".txt": None, ".csv": ",", ".tsv": "\t", ".parquet": None}  # with the delimiter of the columns
+SUFFIXES = {".txt": None, ".csv": ",", ".tsv": "\t", ".parquet": None}  # with the column delimiter
 
 
 class Table:
@@ -41,7 +42,7 @@ class Table:
         self._md5 = md5
 
     def rows(self, columns: Sequence[str], after: int = 0) -> Iterator[tuple[int, Row]]:
-        """The number of each row after row `after`, and its values of columns: None or '' if it has none.
+        """The number of each row after row `after`, and its values in `columns`: None or '' if it has none.
 
         columns: at least two, normalized by normalize(). A table without the first of them raises RemoteError.
         """
@@ -111,7 +112,7 @@ class Text(Table):
 
 
 class Csv(Text):
-    """Columns named by a header line, or by given names; then each row must have exactly those."""
+    """Columns named by a header line, or by given names; in that case, each row must have exactly those."""
 
     def __init__(
         self, store: StoreRemote, path: str = "", md5: str = "", delimiter: str = ",", names: Sequence[str] = ()
@@ -185,7 +186,7 @@ class Parquet(Table):
 
 
 def open_table(store: StoreRemote) -> Table:
-    """The table at the URL of the store. Its suffix says which kind; text if there is no known suffix."""
+    """The table at the URL of the store. Its suffix determines the kind; text if the suffix is unknown."""
     suffix = suffix_of(store.spec.url)
     if suffix == ".parquet":
         return Parquet(store)
@@ -199,7 +200,7 @@ def suffix_of(url: str) -> str:
 
 
 def normalize(name: str) -> str:
-    """A column's name without differences in spelling: LastModifiedDate and last_modified_date are the same."""
+    """A column's name without spelling differences: LastModifiedDate and last_modified_date are the same."""
     return name.strip().lower().replace("_", "")
 
 
@@ -218,7 +219,7 @@ def _values(column: Any) -> list[Any]:
 
 
 class _Md5Stream(io.RawIOBase):
-    """Reads a stream, and computes the MD5 of the bytes that were read."""
+    """Reads a stream, and computes the MD5 of the bytes read."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -15,15 +15,15 @@ from growfs.remote.interface import RemoteFile
 from growfs.remote.metadata import file_from_headers
 from growfs.remote.stores.fsspec import PAGE_READ_S, SIGNED_S, FsspecRemote
 
-API_VERSION = "2021-12-02"  # the oldest of these has strong ETags, and the MD5 of the whole file beside a range
+API_VERSION = "2021-12-02"  # has strong ETags, and the whole file's MD5 with a range
 TOKEN_SCOPE = "https://storage.azure.com/.default"
 TOKEN_LEFT_S_MIN = 300
 ACCOUNT = ("account_name", "connection_string")
-"""Options and, in capitals after AZURE_STORAGE_, variables that say which storage account it is."""
+"""Options and, in capitals after AZURE_STORAGE_, variables that identify the storage account."""
 
 
 class AzureRemote(FsspecRemote):
-    """The container, and in the URL or in ACCOUNT the storage account that it is in."""
+    """A container; its storage account is in the URL or in ACCOUNT."""
 
     name = "az"
     schemes = ("az", "abfs", "abfss")
@@ -63,7 +63,7 @@ class AzureRemote(FsspecRemote):
         return fs, root
 
     def _get(self, key: str) -> HttpRequest:
-        """By an account key, else a token of Microsoft Entra ID, else a shared access signature, else by nothing."""
+        """Authorized by an account key, else a token of Microsoft Entra ID, a shared access signature, or nothing."""
         fs = self._shared[0]
         headers = {"x-ms-version": API_VERSION}
         if fs.account_key or "accountkey=" in (fs.connection_string or "").lower():
@@ -82,13 +82,13 @@ class AzureRemote(FsspecRemote):
         return super().server_option if self.spec.endpoint_url else "--endpoint-url or the connection string"
 
     def own_error(self, problem: Problem) -> GrowfsError | None:
-        if "ClientAuthenticationError" in problem.words and not problem.status:  # it asked all that may have some
+        if "ClientAuthenticationError" in problem.words and not problem.status:  # it asked all possible sources
             return problem.without_credentials()
         return None
 
     def code_of(self, error: BaseException) -> str:
         code = getattr(error, "error_code", None)
-        return str(getattr(code, "value", code) or "")  # they are members of an enumeration
+        return str(getattr(code, "value", code) or "")  # codes are members of an enumeration
 
     def text_of(self, error: BaseException) -> str:
         return str(error).partition("\nRequestId:")[0]  # numbers follow
@@ -99,7 +99,7 @@ _tokens: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def _token(credential: Any) -> str:
-    """The token of a credential. Some run a program for each that they are asked for, so it is kept."""
+    """The token of a credential. Kept, because some credentials run a program for each token."""
     with _lock:
         token = _tokens.get(credential)
         if token is None or token.expires_on - time.time() < TOKEN_LEFT_S_MIN:

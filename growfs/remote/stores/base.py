@@ -1,6 +1,6 @@
-"""`StoreRemote`: the base of all stores. A store is a place where files are, as a remote without what wraps one.
+"""`StoreRemote`: the base of all stores. A store is a place that has files: a remote without its wrappers.
 
-Each store has a file (or folder) here, which holds all that growfs knows of that store, and a line in registry.py.
+Each store has a file (or folder) here, which holds everything that growfs knows about it, and a line in registry.py.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from growfs.remote.names import reason_to_skip
 
 PAGE_FILES_MAX = 1000
 FOLDERS_PARALLEL_MAX = 16
-"""Folders that are read ahead, if several threads may use the store's library."""
+"""Folders that are read ahead if several threads may use the store's library."""
 _NO_WORDS: frozenset[str] = frozenset()
 
 Entry = RemoteFile | Skipped | str
-"""What is in a folder. A string is another folder, by its path from the root."""
+"""An entry of a folder. A string is another folder, by its path from the root."""
 Read = Callable[[str], list[Entry]]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a store is reached, in words. It holds no secret."""
+    """How a store is reached, as texts. It holds no secrets."""
 
     server: str = ""
-    """The URL of the store's server, without a path; empty if it is not known."""
+    """The URL of the store's server, without a path; empty if unknown."""
     credentials: str = ""
-    """Where they come from; empty if there are none, and they are needed."""
+    """The source of the credentials; empty if there are none but they are needed."""
     region: str = ""
     """Empty if the store has none."""
     path: str = ""
-    """Of the bucket on the server."""
+    """The path of the bucket on the server."""
 
 
 class StoreRemote(ABC):
@@ -51,37 +51,37 @@ class StoreRemote(ABC):
     A store sets the class attributes that differ, and implements the abstract methods.
     """
 
-    # How a URL and the options name it.
+    # How it is named by a URL and the options.
 
     name: ClassVar[str] = ""
     """The scheme of its URLs, in messages."""
     schemes: ClassVar[tuple[str, ...]] = ()
     """All schemes of its URLs, in lower case."""
     takes_endpoint: ClassVar[bool] = False
-    """Whether --endpoint-url and --anon mean something to it."""
+    """Whether it supports --endpoint-url and --anon."""
     public_options: ClassVar[frozenset[str]] = frozenset({"endpoint", "endpoint_url"})
-    """The storage options that hold no secret, so that messages may show them."""
+    """The storage options that hold no secrets, so that messages may show them."""
     is_percent_encoded: ClassVar[bool] = False
-    """Whether its URLs are percent-encoded, those in a manifest too."""
+    """Whether its URLs are percent-encoded, including those in a manifest."""
     has_inventories: ClassVar[bool] = False
     """Whether a manifest may be an S3 Inventory."""
 
-    # How its errors read: names of exception classes of its libraries, and error codes of its server.
+    # How its errors are classified: names of exception classes of its libraries, and error codes of its server.
 
     login: ClassVar[str] = "see --storage-option"
-    """What to say when credentials are missing or refused."""
+    """Advice for missing or refused credentials."""
     ca_variable: ClassVar[str] = "SSL_CERT_FILE"
     """The environment variable that names the certificates to trust."""
     no_credentials: ClassVar[frozenset[str]] = _NO_WORDS
-    """There are none, or they cannot be had."""
+    """There are no credentials, or they cannot be obtained."""
     wrong_credentials: ClassVar[frozenset[str]] = _NO_WORDS
-    """The server does not know them, or they have expired."""
+    """The server does not know the credentials, or they have expired."""
     refused: ClassVar[frozenset[str]] = _NO_WORDS
-    """They are not sufficient."""
+    """The credentials are not sufficient."""
     busy_codes: ClassVar[frozenset[str]] = _NO_WORDS
-    """The server cannot serve the request now, whatever the status."""
+    """The server cannot serve the request now, regardless of the status."""
     unreachable: ClassVar[frozenset[str]] = _NO_WORDS
-    """There is no response, or no whole one."""
+    """There is no response, or only part of one."""
 
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         """Raises UsageError if the URL or the options are wrong. Does not touch the network."""
@@ -89,7 +89,7 @@ class StoreRemote(ABC):
         self.client = self.choose_client(spec)
         self._threads = threads or TransferThreads()
         self._lists_other_etags = False
-        """Whether its server was seen to list other ETags than it sends."""
+        """Whether its server was found to list different ETags from those it sends."""
         self._secrets = {
             *errors.secrets_in(spec.storage_options, self.public_options),
             *errors.secrets_in(errors.userinfo(spec.url)),
@@ -102,19 +102,21 @@ class StoreRemote(ABC):
 
     @classmethod
     def choose_client(cls, spec: RemoteSpec) -> ClientChoice:
-        """Which client reads a store of this class. Touches no network. Raises UsageError if spec.client cannot."""
+        """The client for a store of this class. Does not touch the network. Raises UsageError if spec.client cannot
+        read it.
+        """
         return ClientChoice("", False, "the files are local")
 
     @classmethod
     def of_folder(cls, spec: RemoteSpec) -> RemoteSpec:
-        """The spec as that of a folder of files. Raises UsageError if its URL cannot be one."""
+        """The spec as one of a folder of files. Raises UsageError if its URL cannot be one."""
         return spec
 
-    def preload(self) -> None:  # noqa: B027 - most need no more
-        """Import what its first use imports, for a process that forks afterwards. Starts no thread."""
+    def preload(self) -> None:  # noqa: B027 - most need nothing else
+        """Import the modules for its first use, in a process that forks afterwards. Starts no threads."""
 
     def load_library(self) -> None:  # noqa: B027 - there may be none
-        """Import what `as_file` needs, for the same. Raises UsageError if a package is missing."""
+        """Import the modules for `as_file`, in the same way. Raises UsageError if a package is missing."""
 
     # How its server is reached.
 
@@ -123,13 +125,13 @@ class StoreRemote(ABC):
         return None
 
     def head(self, url: str) -> Headers:
-        """The headers with which a server of the store answers a request without credentials, whatever its status.
+        """The headers of a server's response to a request without credentials, whatever its status.
 
         Empty if only the store's library can talk to it. Raises RemoteBusy.
         """
         return {}
 
-    # The listing of a store whose folders are read one by one.
+    # The listing of a store that is read folder by folder.
 
     @property
     @abstractmethod
@@ -141,7 +143,7 @@ class StoreRemote(ABC):
         return walk(self.read_folder, parallel, cursor)
 
     def read_folder(self, folder: str) -> list[Entry]:
-        """What is in a folder, names that cannot be local skipped. A folder that has disappeared meanwhile is empty."""
+        """The entries of a folder, with names skipped that cannot be local. A folder that has disappeared is empty."""
         try:
             with self.translating(folder):
                 found = self._list_folder(folder)
@@ -173,10 +175,10 @@ class StoreRemote(ABC):
 
     @abstractmethod
     def as_file(self, path: str = "", **options: Any) -> Any:
-        """A seekable file object. Read it inside `translating`. options: of fsspec's `open`, if that opens it."""
+        """A seekable file object. Read it inside `translating`. options: for fsspec's `open`, if that opens it."""
 
     def _verified(self, file: RemoteFile, now: RemoteFile, written: int | None = None) -> RemoteFile:
-        """`now` as it was listed, if it is that version, and all of it arrived. written: the bytes that arrived."""
+        """`now` as it was listed, if it is that version and has arrived in full. written: the bytes that arrived."""
         has_other_size = file.size is not None and now.size is not None and file.size != now.size
         if has_other_size or not self._is_listed(file, now):
             raise RemoteChanged(f"{self.safe_url(file.path)}: is no longer the version that was listed; list again")
@@ -187,9 +189,9 @@ class StoreRemote(ABC):
         return RemoteFile(file.path, size if written is None else written, mtime_ns, file.version or now.version)
 
     def _is_listed(self, file: RemoteFile, now: RemoteFile) -> bool:
-        """Whether what a response describes is the version that was listed.
+        """Whether a response describes the listed version.
 
-        Some servers list no ETags, but send them: then the time and the size say it, as they do in the listing.
+        Some servers do not list ETags, but send them: then the time and size decide, as in the listing.
         """
         by_time = version_by_time(now.size, now.mtime_ns)
         if not (file.version and now.version) or file.version in (now.version, by_time):
@@ -209,7 +211,7 @@ class StoreRemote(ABC):
 
     @contextmanager
     def translating(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
-        """Turn client errors into growfs's own. What progress raised, and a full local disk, are raised as they are.
+        """Turn client errors into growfs's own. Errors of progress, and of a full local disk, are raised as they are.
 
         raised: returns the error that progress raised, which the library may have wrapped.
         """
@@ -223,11 +225,11 @@ class StoreRemote(ABC):
             raise self.translated(error, path) from None
 
     def translated(self, error: BaseException, path: str = "") -> GrowfsError:
-        """The error as one of growfs's own, which says what happened to path."""
+        """The error as one of growfs's own, describing what happened to path."""
         return errors.translate(error, self._url(path), self)
 
     def own_error(self, problem: errors.Problem) -> GrowfsError | None:
-        """The error that a problem of this store alone is; None for those that all stores have."""
+        """The error for a problem that only this store has; None for those that all stores have."""
         return None
 
     def status_of(self, error: BaseException) -> int:
@@ -239,27 +241,27 @@ class StoreRemote(ABC):
         return ""
 
     def text_of(self, error: BaseException) -> str:
-        """What happened, in the words of an exception, without the URL and the status if that can be."""
+        """The message of an exception, without the URL and status if possible."""
         return str(error)
 
     def login_advice(self) -> str:
-        """What to do when credentials are missing or refused."""
+        """Advice for missing or refused credentials."""
         return self.login
 
     def known_credentials(self) -> str:
-        """Where the credentials that were used come from, in words; empty if that is not known."""
+        """A description of the source of the credentials that were used; empty if unknown."""
         return ""
 
     @property
     def server_option(self) -> str:
-        """How the user says which server it is, and which one that is, for messages."""
+        """The option that selects the server, and the current server, for messages."""
         return "--endpoint-url" if self.takes_endpoint else "the URL"
 
     def _url(self, path: str = "") -> str:
         return f"{self.spec.url.rstrip('/')}/{path}" if path else self.spec.url
 
     def safe_url(self, path: str = "") -> str:
-        """The URL of path without its secrets, for messages."""
+        """The URL of path without secrets, for messages."""
         return self.clean(self._url(path))
 
     def clean(self, text: str) -> str:
@@ -270,8 +272,8 @@ class StoreRemote(ABC):
 def walk(read: Read, parallel: int, cursor: Any = None) -> Iterator[Page]:
     """All files below the root, folder by folder.
 
-    read: returns what is in a folder. It is called from `parallel` threads if that is more than 1.
-    cursor: the folders still to read, and the last path that was returned of the last one.
+    read: returns the entries of a folder. Called from `parallel` threads if that is more than 1. cursor: the folders
+    still to read, and the last path returned from the last one.
     """
     todo, after = (list(cursor[0]), cursor[1]) if cursor else ([""], "")
     files: list[RemoteFile] = []
@@ -297,7 +299,7 @@ def walk(read: Read, parallel: int, cursor: Any = None) -> Iterator[Page]:
 
 @contextmanager
 def _reading_ahead(read: Read, parallel: int) -> Iterator[Callable[[list[str]], list[Entry]]]:
-    """Gives a function that reads the last of some folders, and meanwhile reads ahead those before it."""
+    """Yields a function that reads the last of some folders, and meanwhile reads ahead those before it."""
     if parallel == 1:
         yield lambda todo: read(todo[-1])
         return

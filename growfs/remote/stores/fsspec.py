@@ -1,7 +1,7 @@
 """`FsspecRemote`: everything else that fsspec opens, and the base of the stores that are read by a library of fsspec.
 
-It owns how files are read by plain GETs, and by the library if they cannot be. The filesystem instance and its thread
-are created at the first call, so not in a process that forks later.
+It owns the reading of files by plain GETs, and by the library if that is impossible. The filesystem instance and its
+thread are created at the first call, so not in a process that forks later.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from growfs.remote.stores.base import Access, Entry, StoreRemote
 
 LIBRARY_PART_BYTES_MAX = 8 << 20  # a library keeps a part in memory
 PAGE_READ_S = 300
-"""How long a library that lists waits for a page: a server may need minutes."""
+"""How long a listing library waits for a page: a server may need minutes."""
 SIGNED_S = 3600
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
 LEFT_TO_LIBRARY = "left to the store's library"
 
 
 class FsspecRemote(StoreRemote):
-    """A remote at any URL that fsspec opens. Subclasses know more of one store.
+    """A remote at any URL that fsspec opens. Subclasses know more about a particular store.
 
-    `fs` and `root` are made at their first use.
+    `fs` and `root` are created on first use.
     """
 
     package: ClassVar[str] = ""
-    """What pip installs for it."""
+    """The package to install with pip."""
     needs_library: ClassVar[bool] = True
     """Whether every use of it needs that package."""
     server: ClassVar[str] = ""
@@ -61,15 +61,15 @@ class FsspecRemote(StoreRemote):
     usual_server: ClassVar[str] = ""
     """The URL of one of its servers, to find the proxy by."""
     own_options: ClassVar[frozenset[str] | None] = None
-    """The storage options with which growfs can request files itself; None: all."""
+    """The storage options with which growfs can request files itself; None for all."""
     credential_variables: ClassVar[tuple[str, ...]] = ()
-    """Environment variables from which its library takes credentials."""
+    """Environment variables that its library takes credentials from."""
     default_credentials: ClassVar[str] = LEFT_TO_LIBRARY
-    """Where credentials come from if neither options nor variables give them."""
+    """The source of credentials if neither options nor variables provide them."""
     fresh_options: ClassVar[dict[str, Any]] = {"use_listings_cache": False}
-    """With which its library shows each change."""
+    """Options with which its library shows each change."""
     sequential_options: ClassVar[dict[str, Any]] = {"block_size": 4 << 20}
-    """For files that are read in order."""
+    """Options for files that are read in order."""
 
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         super().__init__(spec, threads)
@@ -92,7 +92,7 @@ class FsspecRemote(StoreRemote):
 
     @classmethod
     def _why_library(cls, spec: RemoteSpec) -> str:
-        """What only the library does of that which is asked for, after "only it"; empty if growfs does it all."""
+        """The part of the request that only the library can do, after "only it"; empty if growfs can do it all."""
         if not cls.name and not _signs_urls(scheme_of(spec.url)):
             return f"reads {scheme_of(spec.url)}://"
         if cls.own_options is not None and (options := sorted(spec.storage_options.keys() - cls.own_options)):
@@ -103,7 +103,7 @@ class FsspecRemote(StoreRemote):
 
     @classmethod
     def _given_server(cls, spec: RemoteSpec) -> str | None:
-        """The URL of the server, if the options give it."""
+        """The URL of the server, if given by the options."""
         return spec.endpoint_url or spec.storage_options.get("endpoint_url")
 
     def load_library(self) -> None:
@@ -119,7 +119,7 @@ class FsspecRemote(StoreRemote):
             raise UsageError(f"{scheme}:// is not a store that fsspec knows; examples: {EXAMPLES}") from None
 
     def _library_options(self) -> dict[str, Any]:
-        """The storage options, with --endpoint-url and --anon as the store's library names them."""
+        """The storage options, with --endpoint-url and --anon under the names used by the store's library."""
         return dict(self.spec.storage_options)
 
     # The library's filesystem.
@@ -135,12 +135,12 @@ class FsspecRemote(StoreRemote):
 
     @cached_property
     def root(self) -> str:
-        """The prefix of all names in the store, without a slash at the end."""
+        """The prefix of all names in the store, without a trailing slash."""
         return str(self._shared[1]).rstrip("/")
 
     @property
     def _is_thread_safe(self) -> bool:
-        """Libraries with an event loop can be used from any thread; of others that is not known."""
+        """Libraries with an event loop can be used from any thread; for others, this is not known."""
         return bool(self._shared[0].async_impl)
 
     @cached_property
@@ -157,9 +157,9 @@ class FsspecRemote(StoreRemote):
             raise self.translated(error) from None
 
     def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:
-        """The same, with all options. A store sees to it that its library repeats no request.
+        """The same, with all options. A store makes sure that its library repeats no requests.
 
-        Only RetryingRemote does: the libraries would repeat them for half a minute and more, in silence.
+        Only RetryingRemote repeats them: the libraries would silently do so for half a minute or more.
         """
         from fsspec.core import url_to_fs
 
@@ -186,7 +186,7 @@ class FsspecRemote(StoreRemote):
                 found.append(path.rstrip("/") if not path.endswith("//") else path)
             elif kind != "file":
                 found.append(Skipped("not a regular file", path))
-            elif info.get("size") or not path.endswith("/"):  # else a marker that stands for a folder
+            elif info.get("size") or not path.endswith("/"):  # otherwise a marker that stands for a folder
                 found.append(file_from_info(path, info))
         return found
 
@@ -199,7 +199,7 @@ class FsspecRemote(StoreRemote):
             return file_from_info(path, info)
 
     def _stat_listed(self, file: RemoteFile) -> RemoteFile:
-        """The file as it is now. Raises RemoteChanged if that is another version."""
+        """The file's current state. Raises RemoteChanged if that is another version."""
         return self._verified(file, self.stat(file.path))
 
     # The content of a file.
@@ -215,7 +215,7 @@ class FsspecRemote(StoreRemote):
                 raise self._sends_whole_files(task.file.path) from None
             except FallBack as reason:
                 why = str(reason)
-        if task.byte_range:  # the library may not give the version with a range
+        if task.byte_range:  # the library may not report the version with a range
             self._stat_listed(task.file)
 
         def throttle(count: int) -> None:
@@ -231,7 +231,7 @@ class FsspecRemote(StoreRemote):
         return not (self.client.uses_library or self._threads.library.gave_up)
 
     def _note_library(self, why: str, files: int = 0) -> None:
-        """Note that the library has made a request. why: what keeps growfs from it; empty if that does not count."""
+        """Note that the library has made a request. why: why growfs could not make it; empty if that does not count."""
         self._threads.library.note("" if self.spec.client == OWN else why, files)
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
@@ -266,14 +266,14 @@ class FsspecRemote(StoreRemote):
         try:
             return self._request(file, method)
         except GrowfsError:
-            raise  # the library would fail like this, too
+            raise  # the library would fail in the same way
         except Exception as error:
             raise FallBack("cannot be signed") from error
 
     def _request(self, file: RemoteFile, method: str) -> HttpRequest:
         """A freshly signed GET or HEAD of a file.
 
-        Raises a GrowfsError if the library cannot request the file either, and any other error if only it can.
+        Raises a GrowfsError if the library cannot request the file either, and any other error if only the library can.
         """
         if method != "GET":
             raise FallBack("no HEAD")
@@ -284,7 +284,7 @@ class FsspecRemote(StoreRemote):
         return HttpRequest(self.fs.sign(key, expiration=SIGNED_S))
 
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
-        """The version of a file that the headers of a GET describe; None if they lack what its listing has."""
+        """The version of a file described by the headers of a GET; None if they lack what its listing has."""
         if headers.get("content-encoding", "identity") != "identity":
             raise FallBack("encoded")
         return None
@@ -294,7 +294,7 @@ class FsspecRemote(StoreRemote):
         return RangeDownloader(self._threads, lambda: self._tls, refused_code=self._refused_code)
 
     def _refused_code(self, body: bytes) -> str:
-        """The code of a refusal, by its body, if the library would be refused as well; else nothing."""
+        """The code of a refusal, from its body, if the library would also be refused; otherwise an empty string."""
         return ""
 
     @cached_property
@@ -316,7 +316,7 @@ class FsspecRemote(StoreRemote):
     def _by_library(self, task: FetchTask) -> RemoteFile:
         """Fetch by the store's library. task.digest gets no bytes of a file that is read as a whole."""
         file, target = task.file, task.target
-        target.open("wb").close()  # an empty file has no callback; and a bad target is not an error of the remote
+        target.open("wb").close()  # an empty file has no callback, and a bad target is not the remote's error
         if task.byte_range:
             return self._fetch_parts_by_library(task, task.byte_range)
         if self._is_thread_safe and self._has_ranges and (file.size or 0) > self._threads.part_bytes(file.size):
@@ -350,7 +350,7 @@ class FsspecRemote(StoreRemote):
     def _fetch_parts_by_library(self, task: FetchTask, extent: ByteRange) -> RemoteFile:
         file = task.file
         now = file if task.byte_range else self._stat_listed(file)
-        has_ranges = self._has_ranges  # for all parts, also those that are read when the first is found to be whole
+        has_ranges = self._has_ranges  # for all parts, even those under way when the first turns out to be whole
         step = min(self._threads.part_bytes(extent.size), LIBRARY_PART_BYTES_MAX) if has_ranges else extent.size
 
         def read_once(start: int, end: int) -> bytes:
@@ -369,7 +369,7 @@ class FsspecRemote(StoreRemote):
         write_parts(self._threads, task, extent, step, read)
         return self._verified(now, self.stat(file.path))
 
-    # How the server is reached.
+    # How its server is reached.
 
     def access(self) -> Access:
         parts = urlsplit(self.spec.endpoint_url or self.server or self.spec.url)
@@ -380,7 +380,7 @@ class FsspecRemote(StoreRemote):
         return Access(server, self._credentials_by_options() or self._credentials_by_environment())
 
     def _credentials_by_options(self) -> str:
-        """Where the options say that credentials come from; empty if they say nothing."""
+        """The source of credentials according to the options; empty if they specify none."""
         if self.spec.anon:
             return "none, because of --anon"
         return "by --storage-option" if self.spec.storage_options.keys() - self.public_options else ""
@@ -414,7 +414,7 @@ def write_parts(
 ) -> None:
     """Write a range of a file to task.target, which exists, by parts that several threads read.
 
-    read: returns the bytes from an offset of the file up to another. Raises its first error, and that of task.progress.
+    read: returns the bytes between two offsets of the file. Raises its first error, and that of task.progress.
     """
     digest, lock, end = task.digest or Digest(), threading.Lock(), extent.offset + extent.size
 
@@ -434,7 +434,7 @@ def write_parts(
 
 
 def _signs_urls(scheme: str) -> bool:
-    """Whether the library for a scheme makes URLs for plain GETs. What is wrong with the library shows later."""
+    """Whether the library for a scheme makes URLs for plain GETs. Problems with the library surface later."""
     from fsspec import AbstractFileSystem, get_filesystem_class
 
     with suppress(ImportError, ValueError):
@@ -443,7 +443,7 @@ def _signs_urls(scheme: str) -> bool:
 
 
 def aiohttp_timeout() -> Any:
-    """For each read. aiohttp's own is for a whole response: a large file would never arrive."""
+    """A timeout for each read. aiohttp's default is for a whole response: a large file would never arrive."""
     from aiohttp import ClientTimeout
 
     return ClientTimeout(connect=PAGE_READ_S, sock_connect=TIMEOUTS.connect_s, sock_read=PAGE_READ_S)
@@ -452,7 +452,7 @@ def aiohttp_timeout() -> Any:
 def aiohttp_proxy(url: str) -> dict[str, str]:
     """The option of aiohttp's session for the proxy of a server.
 
-    It has one that reads the environment, too (trust_env), and with it sends what ~/.netrc has.
+    aiohttp can also read the environment (trust_env), but then it sends the contents of ~/.netrc.
     """
     proxy = proxy_for(url)
     return {"proxy": proxy.url} if proxy and proxy.speaks_http else {}

@@ -15,7 +15,7 @@ from growfs.remote.stores.fsspec import FsspecRemote, aiohttp_proxy, aiohttp_tim
 
 
 class GoogleRemote(FsspecRemote):
-    """The version of a file is its generation, which the headers of a GET have, too."""
+    """The version of a file is its generation, which is also in the headers of a GET."""
 
     name = "gs"
     schemes = ("gs", "gcs")
@@ -44,7 +44,7 @@ class GoogleRemote(FsspecRemote):
         if server:
             from gcsfs.core import GCSFileSystem
 
-            # The class that gcsfs registers asks Google by gRPC what each bucket is, for a minute if that cannot be.
+            # The class that gcsfs registers asks Google by gRPC about each bucket, for a minute if that is impossible.
             fs, root = GCSFileSystem(**options), str(GCSFileSystem._strip_protocol(self.spec.url))
         else:
             fs, root = super()._open_library(options)
@@ -55,12 +55,12 @@ class GoogleRemote(FsspecRemote):
     def _get(self, key: str) -> HttpRequest:
         """With a token: the default credentials of a machine cannot sign a URL.
 
-        An object that is stored compressed comes as it is stored, and as it is listed, to whoever accepts that: else
-        it is decompressed on the way (https://cloud.google.com/storage/docs/transcoding).
+        An object that is stored compressed is sent as stored, and as listed, to clients that accept that: otherwise it
+        is decompressed on the way (https://cloud.google.com/storage/docs/transcoding).
         """
         fs = self._shared[0]
         headers = {"Accept-Encoding": "gzip"}
-        fs.credentials.apply(headers)  # a new token, if it is about to expire
+        fs.credentials.apply(headers)  # gets a new token if it is about to expire
         server = fs.url(key).partition("/download/")[0]
         return HttpRequest(f"{server}/{quote(key)}", headers)
 
@@ -70,5 +70,5 @@ class GoogleRemote(FsspecRemote):
 
     def status_of(self, error: BaseException) -> int:
         if type(error) is OSError and str(error).startswith("Forbidden: "):
-            return 403  # gcsfs says it in this text alone
+            return 403  # gcsfs reports it only in this text
         return status_of(error)

@@ -1,8 +1,8 @@
 """The Hugging Face Hub: `RepositoryRemote` for models, data sets and spaces, and `HubRemote` for its buckets.
 
-Repositories are read by plain requests of the hub's HTTP API (https://huggingface.co/docs/hub/api). huggingface_hub
-finds the token and reads the URL. Its filesystem lists a whole folder for each file that it looks at, so it is used
-only if a plain GET cannot be.
+Repositories are read by plain requests to the hub's HTTP API (https://huggingface.co/docs/hub/api). huggingface_hub
+finds the token and parses the URL. Its filesystem lists a whole folder for each file that it looks at, so it is used
+only if a plain GET is impossible.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class HubRemote(FsspecRemote):
 class RepositoryRemote(HubRemote):
     """The files below a folder of a repository. The cursor of a page is the URL of the next one.
 
-    The version of a file is the SHA-256 of a large one, which the hub redirects to another server, and the git object
-    of a small one. The listing and the ETag have the same.
+    The version of a large file, which the hub redirects to another server, is its SHA-256; that of a small one is its
+    git object. The listing and the ETag have the same.
     """
 
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         super().__init__(spec, threads)
-        self._linked: dict[str, str] = {}  # the versions of files that are requested from another server
+        self._linked: dict[str, str] = {}  # the versions of files requested from another server
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         folder = self._place.path_in_repo.strip("/")
@@ -111,7 +111,7 @@ class RepositoryRemote(HubRemote):
         if found.location == url:
             return HttpRequest(url, self._headers)
         self._linked[file.path] = found.etag
-        return HttpRequest(found.location)  # the token is for the hub alone
+        return HttpRequest(found.location)  # the token is only for the hub
 
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
         super()._file_from_headers(file, size, headers)

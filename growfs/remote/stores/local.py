@@ -82,7 +82,7 @@ class LocalRemote(StoreRemote):
 
     @contextmanager
     def translating(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
-        """A path that is missing because everything is, as when a network mount is gone, was not deleted."""
+        """If everything is missing, not just the path, the path was not deleted: a network mount may be gone."""
         try:
             with super().translating(path, raised):
                 yield
@@ -100,7 +100,7 @@ class LocalRemote(StoreRemote):
             return True
 
     def _has_file(self, path: str) -> bool:
-        """Whether a file that was missing is there: then the folder was gone until now."""
+        """Whether a file that was missing is there now: if so, the folder was gone meanwhile."""
         real = os.path.realpath(os.path.join(self.base, path))
         return self._is_below(real) and os.path.isfile(real)
 

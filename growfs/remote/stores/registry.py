@@ -1,4 +1,4 @@
-"""The stores that growfs knows. A new one is a file beside this one, and a line in STORES.
+"""The stores that growfs knows. A new one is a file alongside this one, and a line in STORES.
 
 Importing this module imports no client library.
 """
@@ -31,7 +31,7 @@ STORES: tuple[type[StoreRemote], ...] = (
 
 
 def store_class(url: str) -> type[StoreRemote]:
-    """The class of the store at a URL: FsspecRemote if it is none of STORES."""
+    """The class of the store at a URL: FsspecRemote if it is not in STORES."""
     scheme = scheme_of(url)
     return next((store.class_for(url) for store in STORES if scheme in store.schemes), FsspecRemote)
 
@@ -42,7 +42,7 @@ def store_name(url: str) -> str:
 
 
 def choose_client(spec: RemoteSpec) -> ClientChoice:
-    """Which client reads the remote. Raises UsageError if that of spec.client cannot."""
+    """The client that reads the remote. Raises UsageError if the one in spec.client cannot."""
     if spec.producer and spec.producer.seed is not None:
         return ClientChoice("", False, "there is no remote")
     return store_class(spec.url).choose_client(spec)

@@ -20,7 +20,7 @@ LISTING_BYTES_MAX = 64 << 20
 
 
 class HttpRemote(FsspecRemote):
-    """The files that a page links to below itself, and those of the folders' pages below it."""
+    """The files below a page that it links to, and those on the pages of the folders below it."""
 
     name = "http"
     schemes = ("https", "http")
@@ -33,7 +33,7 @@ class HttpRemote(FsspecRemote):
 
     @classmethod
     def of_folder(cls, spec: RemoteSpec) -> RemoteSpec:
-        """The URL of a table is that of its folder, with the table as the manifest."""
+        """The URL of a table becomes that of its folder, with the table as the manifest."""
         from growfs.remote.manifests.tables import SUFFIXES, suffix_of
 
         if not spec.manifest and suffix_of(spec.url) in SUFFIXES:
@@ -44,7 +44,10 @@ class HttpRemote(FsspecRemote):
 
     def _library_options(self) -> dict[str, Any]:
         options = super()._library_options()
-        options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}  # else sizes are of gzip
+        options["headers"] = {
+            "Accept-Encoding": "identity",
+            **options.get("headers", {}),
+        }  # else sizes are of gzip
         return options
 
     def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:
@@ -83,7 +86,7 @@ class HttpRemote(FsspecRemote):
         below: set[str] = set()
         for link in links.found:
             if "?" in link or "#" in link:
-                continue  # a link that sorts the page, or to a place on it
+                continue  # a link that sorts the page, or leads to a place on it
             there = urlsplit(urljoin(page, link))
             path = unquote(there.path, errors="surrogateescape")
             if there.netloc.rpartition("@")[2] == host and path.startswith(start) and path != start:

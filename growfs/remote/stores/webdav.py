@@ -25,10 +25,10 @@ class WebdavRemote(FsspecRemote):
     own_options = frozenset({"base_url", "auth", "timeout"})
     default_credentials = "none"
     login = 'with a password pass --storage-option \'auth=["user", "password"]\''
-    fresh_options = {}  # noqa: RUF012 - it has no cache, and takes the option for one of its HTTP client
+    fresh_options = {}  # noqa: RUF012 - it has no cache, and would pass the option to its HTTP client
 
     def preload(self) -> None:
-        import httpcore  # noqa: F401 - its first client does so otherwise
+        import httpcore  # noqa: F401 - otherwise its first client would import it
 
     @classmethod
     def _why_library(cls, spec: RemoteSpec) -> str:
@@ -45,7 +45,7 @@ class WebdavRemote(FsspecRemote):
             raise UsageError(f"{self.safe_url()}: needs its server: --storage-option base_url=https://host/dav/")
         options.setdefault("timeout", (TIMEOUTS.connect_s, PAGE_READ_S, PAGE_READ_S, TIMEOUTS.connect_s))  # of httpx
         if isinstance(options.get("auth"), list):
-            options["auth"] = tuple(options["auth"])  # as JSON, it is a list
+            options["auth"] = tuple(options["auth"])  # in JSON it is a list
         return options
 
     def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:

@@ -1,7 +1,7 @@
-"""The index of an archive: which members it has, and where their bytes are. `IndexCache` keeps indexes on disk.
+"""The index of an archive: its members, and where their bytes are. `IndexCache` keeps indexes on disk.
 
 Finding the members means reading the archive, so an index is kept for each version of each archive, and for the
-function that found the members. An index is one JSON line per member, or one line with the reason why there are none.
+function that found the members. An index has one JSON line per member, or one line with the reason why there are none.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from growfs.producers.archives import Member
 
 FORMAT = 1
-"""Of the index files, and of what growfs's own index functions find. A change of either raises it."""
+"""The version of the index files, and of the results of growfs's index functions. Raised when either changes."""
 
 
 class UnreadableArchive(Exception):
-    """No members can be found in a file. The text is a reason, short enough to be counted."""
+    """No members can be found in a file. The text is a reason, short enough to be counted by."""
 
 
 class IndexCache:
@@ -34,14 +34,14 @@ class IndexCache:
         self._identity = identity
 
     def path(self, archive: str, version: str) -> Path:
-        """Where the index of this version of the archive is, or will be."""
+        """The path of the index of this version of the archive, whether or not it exists."""
         key = json.dumps([FORMAT, self._identity, archive, version])
         return self._folder / hashlib.sha256(key.encode()).hexdigest()[:32]
 
     def write(self, index: Path, members: Iterable[Member]) -> None:
-        """Write an index; if iterating members raises UnreadableArchive, the index has that reason alone.
+        """Write an index; if iterating members raises UnreadableArchive, the index contains only that reason.
 
-        Raises OSError, and whatever else iterating members raises; the index is not written then.
+        Raises OSError, and any other error of iterating members; the index is not written then.
         """
         for folder in (self._folder, self._partial):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -55,7 +55,7 @@ class IndexCache:
                     draft.truncate()
                     draft.write(json.dumps(str(reason)) + "\n")
                 draft.flush()
-                os.fsync(draft.fileno())  # else it could exist after a power loss, and be empty
+                os.fsync(draft.fileno())  # otherwise it could exist after a power loss, but be empty
                 os.replace(draft.name, index)
             except BaseException:
                 os.unlink(draft.name)

@@ -1,7 +1,7 @@
 """`ArchiveRemote`: the members of archives as files. Each member is a range of bytes of a file of another remote.
 
-A listing reads each archive with an index function and keeps what it found (archive_index.py), so all names are known
-before a member is fetched. The version of a member says where its bytes are, so fetching it takes one request.
+A listing reads each archive with an index function and stores the result (member_index.py), so all names are known
+before a member is fetched. The version of a member gives the position of its bytes, so fetching it takes one request.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ PAGE_FILES_MAX = 5000
 INDEXED_PARALLEL = 8
 """Archives that are read at the same time."""
 READ_AHEAD = 16
-"""Archives that are read, or queued to be read, before their pages are wanted."""
+"""Archives that are read, or queued to be read, before their pages are needed."""
 TRIES_MAX = 3
 """For an archive that changes while it is read."""
 KEEPALIVE_S = 10.0
-"""An empty page is yielded this often while an archive is read; a worker that sends nothing is taken for dead."""
+"""An empty page is yielded this often while an archive is read; a worker that sends nothing is assumed dead."""
 REASON_CHARS_MAX = 160
 
 log = logging.getLogger(__name__)
@@ -61,10 +61,10 @@ class MemberLocation:
 
 
 class ArchiveRemote:
-    """Lists the members of every file of a remote. If a name comes twice, the catalog takes the first.
+    """Lists the members of every file of a remote. If a name appears twice, the catalog takes the first.
 
-    A cursor holds the remote's cursor after the current page, the archives of that page that are left, and how many
-    members of the first of them were listed.
+    A cursor holds the remote's cursor after the current page, the remaining archives of that page, and how many members
+    of the first of them were listed.
     """
 
     def __init__(self, remote: Remote, function: Function, cache: Path) -> None:
@@ -72,7 +72,7 @@ class ArchiveRemote:
         self._remote = remote
         self._function = function
         self._cache = cache
-        self._indexes_used: set[str] | None = None  # of a listing from its start
+        self._indexes_used: set[str] | None = None  # by a listing from its start
         self._under_way: dict[RemoteFile, Future[tuple[RemoteFile, Path]]] = {}
         self._stat_lock = threading.Lock()
         self._import_lock = threading.Lock()
@@ -96,7 +96,7 @@ class ArchiveRemote:
     def stat(self, path: str, version: str = "") -> RemoteFile:
         if not version:
             raise RemoteError(f"{path}: is a member of an archive, and it is not known of which; list again")
-        with self._stat_lock:  # else every member that is being fetched would read the whole archive again
+        with self._stat_lock:  # otherwise every member being fetched would reread the whole archive
             archive, index = self._index(RemoteFile(MemberLocation.parse(version).archive, None, None, ""))
         try:
             for member in self._indexes.read(index):
@@ -151,14 +151,14 @@ class ArchiveRemote:
             done = 0
 
     def _submit(self, pool: Executor, archive: RemoteFile) -> Future[tuple[RemoteFile, Path]]:
-        """Have the archive indexed, unless a listing that failed has left that under way."""
+        """Submit the archive for indexing, unless a failed listing has left that under way."""
         future = self._under_way.get(archive)
         if future is None or future.done():
             future = self._under_way[archive] = pool.submit(self._index, archive)
         return future
 
     def _index(self, archive: RemoteFile) -> tuple[RemoteFile, Path]:
-        """The archive as it is now, and its index, which is written if there is none yet."""
+        """The archive in its current state, and its index, which is written if it does not exist yet."""
         for _ in range(TRIES_MAX):
             if not archive.version or archive.size is None:
                 archive = self._remote.stat(archive.path)
@@ -172,7 +172,7 @@ class ArchiveRemote:
         raise RemoteBusy(f"{archive.path}: changes again and again while it is read; list again later")
 
     def _find_members(self, archive: RemoteFile) -> Iterator[Member]:
-        """What the index function yields. Raises UnreadableArchive if it fails, and RemoteErrors if reading does."""
+        """The results of the index function. Raises UnreadableArchive if it fails, and RemoteErrors if reading does."""
         with self._import_lock:
             function = self._loaded_function
         with open_seekable(self._remote, archive) as source:
@@ -183,7 +183,7 @@ class ArchiveRemote:
                     yield member
             except GrowfsError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever the user's function, or a broken archive, does
+            except Exception as error:  # noqa: BLE001 - any error of the user's function, or from a broken archive
                 if remote_error := source.raw.error:
                     raise remote_error from None  # the cause, which the function turned into another error
                 detail = " ".join(str(error).split()) or type(error).__name__
@@ -201,7 +201,7 @@ class ArchiveRemote:
 
 
 def path_of(archive: str, name: str) -> str:
-    """The path of a member: in a folder named like its archive, or from the root on if the name begins with '/'."""
+    """The path of a member: in a folder named like its archive, or from the root if the name begins with '/'."""
     if name.startswith("/"):
         return name[1:]
     return f"{splitext(archive)[0]}/{name}"
@@ -224,7 +224,7 @@ def _page(archive: RemoteFile, members: Iterable[Member], cursor: Any) -> Page:
 
 
 def _checked(entry: Any) -> Member:
-    """What an index function yielded, as a Member. Raises ValueError or TypeError if it is none."""
+    """A result of an index function, as a Member. Raises ValueError or TypeError if it is not one."""
     name, offset, size = entry
     member = Member(name, int(offset), int(size))
     if not isinstance(name, str) or member.offset < 0 or member.size < 0:

@@ -1,6 +1,6 @@
 """`ProducedRemote`: files that the user's function makes from the files of another remote.
 
-`SampledRemote`: files that the function makes from a number alone.
+`SampledRemote`: files that the function makes from just a number.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SAME_NAME = "another file has that name, by --rename"
 
 
 class _ProducerRemote(ABC):
-    """The common part of both: a file is made, as a whole, when it is fetched."""
+    """The common part of both: a file is made as a whole when it is fetched."""
 
     _pool: ProducerPool
 
     @abstractmethod
     def _source(self, file: RemoteFile) -> RemoteFile | int:
-        """What the file is made from: a remote file, or a number."""
+        """The source of the file: a remote file, or a number."""
 
     def fetch(self, task: FetchTask) -> RemoteFile:
         file = task.file
@@ -59,7 +59,7 @@ class ProducedRemote(_ProducerRemote):
         self._pool = ProducerPool(spec, producer, limits)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        """If the template gives several files one name, the first of them has it."""
+        """If the template gives several files the same name, the first of them gets it."""
         names: set[int] = set()  # the names of this listing, as 64-bit hashes
         for page in self._remote.pages(cursor):
             files, skipped = [], list(page.skipped)
@@ -75,7 +75,7 @@ class ProducedRemote(_ProducerRemote):
             yield Page(files, skipped, page.cursor)
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
-        """version: the one that was listed; without it only a file that keeps its name can be found."""
+        """version: the listed one; without it, only a file that keeps its name can be found."""
         if not version and self._rename:
             raise RemoteMissing(f"{path}: its source is not known; list again")
         source = _source_of(RemoteFile(path, None, None, version)) if version else RemoteFile(path, None, None, "")
@@ -118,7 +118,7 @@ class SampledRemote(_ProducerRemote):
         self._pool = ProducerPool(spec, producer, limits)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        """None for an endless remote: its spec has to give the count."""
+        """List all samples; none if the remote is endless, unless its spec gives the count."""
         numbers = iter(range(cursor or 0, self._count or 0))
         while page := list(itertools.islice(numbers, PAGE_FILES_MAX)):
             yield Page([self._file(number) for number in page], [], page[-1] + 1)

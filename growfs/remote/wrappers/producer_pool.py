@@ -1,8 +1,8 @@
-"""`ProducerPool`: the processes that run the user's function, seen from the worker that starts them.
+"""`ProducerPool`: the processes that run the user's function, as seen from the worker that starts them.
 
-A process is started with exec, makes one file after the other, is watched, and is killed with all that it started. It
-writes into a scratch folder of its own, below partial/, until a file is whole. `growfs.workers.producer` is the other
-side.
+A process is started with exec, makes one file after the other, is watched, and is killed along with all processes it
+started. It writes into its own scratch folder, below partial/, until a file is complete. `growfs.workers.producer` is
+the other side.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from growfs.remote.interface import Producer, Progress, RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 
 CHECK_INTERVAL_S = 0.1
-"""How often a process is checked: how much it has written, how long it takes, and how much memory."""
+"""How often a process is checked for the bytes it has written, its time and its memory."""
 START_S_MAX = 120.0
-"""The imports of the user's module may take long, on a busy machine."""
+"""The imports of the user's module may take long on a busy machine."""
 GRACE_S = 2.0
-"""At its timeout a process logs where it is and ends by itself; it is killed if it has not done so after this time."""
+"""At its timeout, a process logs its position and ends by itself; if it has not ended after this time, it is killed."""
 URGENT_PROCESSES_MAX = 4
-"""Processes for files that a reader waits for, besides the one for prefetching."""
+"""Processes for files that a reader waits for, in addition to the one for prefetching."""
 RETIRE_SHARE = 0.75
-"""Of its memory limit. A process that uses more after a file is replaced, so that it need not be killed in the next."""
+"""A process that uses more of its memory limit after a file is replaced, to avoid killing it during the next."""
 OUTPUT_NAME = "out"
-"""The file that a process writes, in its scratch folder."""
+"""The file that a process writes in its scratch folder."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StartProducer:
-    """The first message to a process, which answers whether the kernel lets it write to its scratch folder only.
+    """The first message to a process, which answers whether the kernel confines its writes to its scratch folder.
 
-    Each further message is what a file is made from: a remote file, or the number of a sample. When the file is whole,
+    Each further message is the source of a file: a remote file, or the number of a sample. When the file is complete,
     the process answers with the mtime_ns of that remote file, or None. Any answer may be an error instead.
     """
 
     spec: RemoteSpec
-    """Of the remote to read from."""
+    """The spec of the remote to read from."""
     producer: Producer
     limits: int | None
-    """The descriptor of SharedLimits."""
+    """The descriptor of the SharedLimits."""
 
 
 class ProducerFailed(Exception):
-    """The user's function did not make the file. The text says why; another try may help."""
+    """The user's function did not make the file. The text says why; another attempt may help."""
 
 
 class ProducerPool:
@@ -77,11 +77,11 @@ class ProducerPool:
         weakref.finalize(self, _end_all, self._idle)
 
     def produce(self, path: str, source: RemoteFile | int, target: Path, progress: Progress) -> int | None:
-        """Have a file made at target, again if the function fails; returns the mtime_ns of its source.
+        """Make a file at target, again if the function fails; returns the mtime_ns of its source.
 
         path: of the file, for messages. source: a remote file, or the number of a sample. progress: called every
         CHECK_INTERVAL_S with the bytes written since; 0 if there are none. Raises NotMade, the RemoteError of the
-        source, and what progress raises.
+        source, and errors of progress.
         """
         producer = self._start.producer
         tries = producer.retries + 1
@@ -98,7 +98,7 @@ class ProducerPool:
 
     @contextmanager
     def _process(self, partial: Path, progress: Progress) -> Iterator[ProducerProcess]:
-        """An idle or new process for the time of the block. Any error in the block ends the process."""
+        """An idle or new process for the duration of the block. Any error in the block ends the process."""
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or ProducerProcess(self._start, partial, progress)
@@ -115,7 +115,7 @@ class ProducerPool:
             process.end()
 
     def check(self) -> bool:
-        """Whether the kernel confines what the function writes. Raises UsageError if it cannot be imported."""
+        """Whether the kernel confines the writes of the function. Raises UsageError if it cannot be imported."""
         process = ProducerProcess(self._start, Path(tempfile.gettempdir()), lambda _: None)
         process.end()
         return process.is_confined
@@ -149,9 +149,9 @@ class ProducerProcess:
             raise
 
     def produce(self, source: RemoteFile | int, progress: Progress) -> int | None:
-        """Have it make one file; returns the mtime_ns of its source.
+        """Make one file; returns the mtime_ns of its source.
 
-        Raises ProducerFailed, the GrowfsError of the source, and what progress raises.
+        Raises ProducerFailed, the GrowfsError of the source, and errors of progress.
         """
         timeout_s = self._producer.timeout_s
         try:
@@ -172,7 +172,7 @@ class ProducerProcess:
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:
-                with suppress(OSError):  # processes that it started may write there too
+                with suppress(OSError):  # processes that it started may also write there
                     os.unlink(entry.path)
 
     @property
@@ -189,7 +189,7 @@ class ProducerProcess:
         shutil.rmtree(self._folder, ignore_errors=True)  # recovery removes what is left, with partial/
 
     def _answer(self, timeout_s: float | None, progress: Progress) -> Any:
-        """Its next message; meanwhile it is watched. Raises ProducerFailed, and an error that the message is."""
+        """Its next message; it is watched meanwhile. Raises ProducerFailed, and an error sent as the message."""
         began, reported = time.monotonic(), 0
         while not self._connection.poll(CHECK_INTERVAL_S):
             if self._process.poll() is not None and not self._connection.poll():  # a child of it may hold the pipe open
@@ -237,7 +237,7 @@ def _end_all(processes: list[ProducerProcess]) -> None:
 
 
 def _size_of(folder: Path) -> int:
-    """The size of all files in a folder in which another process creates and removes files meanwhile."""
+    """The total size of the files in a folder where another process creates and removes files meanwhile."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -247,7 +247,7 @@ def _size_of(folder: Path) -> int:
 
 
 def check(spec: RemoteSpec) -> bool | None:
-    """Whether the kernel confines what a mount's producer writes; None if the mount has no producer.
+    """Whether the kernel confines the writes of a mount's producer; None if the mount has no producer.
 
     Raises UsageError if the producer's function cannot be imported.
     """

@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 
 
 class RetryingRemote:
-    """Wraps a remote: a call that raises RemoteBusy is repeated as growfs.remote.retries says. Others pass at once.
+    """Wraps a remote: repeats calls that raise RemoteBusy, by the rules of growfs.remote.retries.
 
-    A listing continues after the last page that arrived. Once it has begun, it waits for its store as long as that
-    takes, also while access is denied: begun anew, it might take hours again. A fetch hands its tries down: parts of it
-    may be repeated by themselves, and only what cannot begins anew.
+    A listing continues after the last page that arrived. Once begun, it waits for its store as long as necessary, even
+    while access is denied: starting over might take hours. A fetch passes its tries down: parts of it may be repeated
+    individually, and only the rest starts over.
 
-    open_source: opens the remote. Opened anew, it reads the credentials anew.
+    open_source: opens the remote. Opening it anew rereads the credentials.
     """
 
     def __init__(self, open_source: Callable[[], Remote], retries: Retries) -> None:
@@ -69,7 +69,7 @@ class RetryingRemote:
         return self._repeat(attempt, tries)
 
     def _check_changed(self, file: RemoteFile) -> None:
-        """Raise RemoteBusy if the file is as it was listed, so that only the response was of something else."""
+        """Raise RemoteBusy if the file is as listed, so that only the response was of something else."""
         now = self._remote.stat(file.path, file.version)
         if (now.version, now.size) == (file.version, file.size):
             raise RemoteBusy(
@@ -92,5 +92,5 @@ class RetryingRemote:
                 return call()
             except errors as error:
                 paused_s = tries.pause_to_restart(error)
-                if paused_s < DELAY_S_MAX:  # else it is waited for, and a line for each try would fill the log
+                if paused_s < DELAY_S_MAX:  # otherwise it is waited for, and a line for each attempt would fill the log
                     log.warning("%s (tried again after %.1f s)", error, paused_s)

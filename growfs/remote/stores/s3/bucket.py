@@ -1,8 +1,8 @@
 """`S3Remote`: S3 and compatible stores.
 
-The listing is flat, page by page. Files are read by GETs whose headers give the version, so no second request is
-needed for it. `fs.sign` and `fs.get_file` are not used: they take "?versionId=" in a key for an option, and the latter
-throws the headers away.
+The listing is flat, page by page. Files are read by GETs whose headers give the version, so no second request is needed
+for it. `fs.sign` and `fs.get_file` are not used: they interpret "?versionId=" in a key as an option, and the latter
+discards the headers.
 """
 
 from __future__ import annotations
@@ -69,17 +69,17 @@ REGION_HEADER = "x-amz-bucket-region"
 CHUNK_BYTES = 256 * 1024
 UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no order and no StartAfter
 RENEW_S, RENEW_S_MAX = 30.0, 3600.0
-"""How long credentials are not looked for again when access was denied; each time that they did not help, twice as
-long. A client with new ones takes 12 MB."""
+"""How long to wait before looking for new credentials again after access was denied; doubled each time that they did
+not help. A client with new ones takes 12 MB."""
 RESTORED = {"OptionalObjectAttributes": ["RestoreStatus"]}
-"""A parameter of a listing, which then says which archived objects can be read."""
-_CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # options of botocore that say how to connect
+"""A listing parameter that makes it report which archived objects can be read."""
+_CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # connection options of botocore
 _OWN_PARAMETERS = {"RequestPayer", "ACL", "ServerSideEncryption", "SSEKMSKeyId", "StorageClass"}
-"""Parameters of requests that growfs sends, or that are for uploads only."""
+"""Parameters of requests that growfs sends, or that are only for uploads."""
 
 
 _CREDENTIAL_FILES = {"shared-credentials-file": "credentials_file", "config-file": "config_file"}
-"""Botocore's names of the variables that say where the files of these providers are."""
+"""Botocore's names of the variables with the paths of these providers' files."""
 
 
 class S3Remote(FsspecRemote):
@@ -91,7 +91,7 @@ class S3Remote(FsspecRemote):
     has_inventories = True
     package = "s3fs"
     usual_server = "https://s3.amazonaws.com"
-    needs_library = False  # but for options that only s3fs knows
+    needs_library = False  # except for options that only s3fs knows
     public_options = frozenset({"endpoint_url", "profile", "region_name"})
     login = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, run 'aws configure', or pass --anon for a public bucket"
     ca_variable = "AWS_CA_BUNDLE"
@@ -113,16 +113,16 @@ class S3Remote(FsspecRemote):
         self._signer_lock = threading.Lock()
         self._refusal = ""  # of credentials
         self._refused_at = -math.inf
-        self._concurrency = ConcurrencyLimit()  # of the last listing, which may be continued
+        self._concurrency = ConcurrencyLimit()  # from the last listing, which may be continued
         self._knows_restored: bool | None = None
         self._region_lock = threading.Lock()
         self._has_asked_region = False
         self._found_region_at = -math.inf
-        self._page_timeouts = TIMEOUTS  # longer after each that was too short: a server may need minutes for a page
-        self._client_lock = threading.Lock()  # a session of botocore makes one client at a time
+        self._page_timeouts = TIMEOUTS  # longer after each timeout: a server may need minutes for a page
+        self._client_lock = threading.Lock()  # a botocore session makes one client at a time
         self._renewed_at = -math.inf
         self._renew_pause_s = RENEW_S
-        self._served_since = -math.inf  # when the latest request was made that was served
+        self._served_since = -math.inf  # when the latest request that was served was made
 
     def preload(self) -> None:
         client.preload()
@@ -184,24 +184,24 @@ class S3Remote(FsspecRemote):
             found = super().fetch(task)
         except RemoteDenied as error:
             if self._served_since > began or not self._has_renewed_credentials(began):
-                raise  # the credentials are good, or there are no others
+                raise  # the credentials are valid, or there are no others
             if received:  # a part was refused
-                raise RemoteBusy(str(error)) from None  # so it is tried again, from the start
+                raise RemoteBusy(str(error)) from None  # so that it is retried from the start
             found = super().fetch(task)
         self._served_since = max(self._served_since, began)
         return found
 
     def _is_listed_otherwise(self, file: RemoteFile) -> bool:
-        """Whether a file is listed as before, and a HEAD of it gives the same time and size, but another ETag."""
+        """Whether a file is listed as before, and its HEAD gives the same time and size, but another ETag."""
         bucket, prefix = self._bucket_and_prefix
         reply = self._call(file.path, "list_objects_v2", Bucket=bucket, Prefix=prefix + file.path, MaxKeys=1)
         now = self.stat(file.path)
         return file in listing.from_library(reply, prefix).files and file[:3] == now[:3] and file.version != now.version
 
     def _has_renewed_credentials(self, since: float) -> bool:
-        """Look for credentials anew, as in a new process. Returns whether that was done after a moment (monotonic).
+        """Look for credentials anew, as in a new process. Returns whether that was done after `since` (monotonic).
 
-        The library renews them only in time for the end that was announced, and the store may refuse them earlier.
+        The library renews them only shortly before their announced expiry, and the store may refuse them earlier.
         """
         if self.spec.anon or self._options.get("key"):
             return False  # there are no others
@@ -210,7 +210,7 @@ class S3Remote(FsspecRemote):
             if self._renewed_at < since and time.monotonic() > self._renewed_at + self._renew_pause_s:
                 self._renew_pause_s = RENEW_S if helped else min(2 * self._renew_pause_s, RENEW_S_MAX)
                 if client := self.__dict__.get("_plain_client"):
-                    with suppress(Exception):  # what is wrong with them is said where they are looked for
+                    with suppress(Exception):  # problems with them are reported where they are looked for
                         forget_credentials(client)
                 self._forget_client()
                 self._renewed_at = time.monotonic()
@@ -226,9 +226,9 @@ class S3Remote(FsspecRemote):
         return super()._fetch_by_get(task)
 
     def _has_found_region(self, since: float) -> bool:
-        """Whether it was found since a moment (monotonic) that the bucket is in another region than was signed for.
+        """Whether it was found after `since` (monotonic) that the bucket's region is not the one signed for.
 
-        The store is asked once, when it has refused a request (docs.aws.amazon.com: API_HeadBucket).
+        The store is asked once, after it has refused a request (docs.aws.amazon.com: API_HeadBucket).
         """
         with self._region_lock:
             if not self._has_asked_region:
@@ -260,7 +260,7 @@ class S3Remote(FsspecRemote):
             return Access(meta.endpoint_url, self._credentials(client), meta.region_name or "", bucket)
 
     def _credentials(self, client: Client) -> str:
-        """Where the credentials come from (botocore.credentials); empty if there are none."""
+        """The source of the credentials (botocore.credentials); empty if there are none."""
         if by_options := self._credentials_by_options():
             return by_options
         session = client.session
@@ -278,7 +278,7 @@ class S3Remote(FsspecRemote):
         return super()._credentials_by_options() if self.spec.anon or has_key else ""
 
     def known_credentials(self) -> str:
-        with suppress(Exception):  # what is wrong with them is the error that is being described
+        with suppress(Exception):  # the error with them is already being described
             return self._credentials(self._client(self._bucket_and_prefix[0]))
         return ""
 
@@ -304,7 +304,7 @@ class S3Remote(FsspecRemote):
             words = source.words if source else failed[1] or "botocore"
             advice = mend(failed[1], self._options) or self.login
             return RemoteDenied(f"{problem.where}: no credentials from {words} ({problem.detail}); {advice}")
-        if "AccessDenied" in problem.words and not self.spec.anon:  # the credentials are good
+        if "AccessDenied" in problem.words and not self.spec.anon:  # the credentials are valid
             advice = "check its permissions: the policies of the bucket, of the object's key and of the credentials"
             return problem.denied(f"access denied ({problem.status}: {problem.detail})", advice)
         return None
@@ -335,7 +335,7 @@ class S3Remote(FsspecRemote):
         elif key_range.after:
             parameters["StartAfter"] = prefix + key_range.after
         page = self._list_page(connection, parameters | RESTORED if self._knows_restored else parameters, prefix)
-        if page.archived and self._knows_restored is None:  # asked for only then: some stores refuse the parameter
+        if page.archived and self._knows_restored is None:  # requested only then: some stores refuse the parameter
             try:
                 page = self._list_page(connection, parameters | RESTORED, prefix)
                 self._knows_restored = True
@@ -368,7 +368,7 @@ class S3Remote(FsspecRemote):
                 why = str(reason)
         reply = self._call("", "list_objects_v2", **parameters)
         self._note_library(why)
-        # It is used from the next page on: botocore reads times by dateutil, which is half the cost of a page.
+        # Takes effect from the next page on: botocore parses times with dateutil, which is half the cost of a page.
         self.fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
         return listing.from_library(reply, prefix)
 
@@ -382,7 +382,7 @@ class S3Remote(FsspecRemote):
         return _file(path, reply["ContentLength"], reply)
 
     def _require_bucket(self) -> None:
-        """Raise BucketMissing if there is no bucket, which a response to HEAD has no body to say."""
+        """Raise BucketMissing if the bucket does not exist: the response to a HEAD has no body to tell."""
         bucket, prefix = self._bucket_and_prefix
         try:
             self._call("", "list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=1)
@@ -397,7 +397,7 @@ class S3Remote(FsspecRemote):
 
     @contextmanager
     def _signing(self) -> Iterator[None]:
-        """Raises FallBack, or a RemoteDenied or RemoteBusy if credentials cannot be had: the library has no others."""
+        """Raises FallBack; RemoteDenied or RemoteBusy if credentials cannot be obtained: the library has no others."""
         try:
             yield
         except (FallBack, GrowfsError):
@@ -422,7 +422,7 @@ class S3Remote(FsspecRemote):
                     if isinstance(error, RemoteDenied):
                         self._refusal, self._refused_at = str(error), time.monotonic()
                     raise
-                self._signer.keep()  # it is good until the store refuses it: credentials are renewed in advance
+                self._signer.keep()  # valid until the store refuses it: credentials are renewed in advance
             return self._signer
 
     def _new_signer(self, bucket: str) -> Signer:
@@ -432,7 +432,7 @@ class S3Remote(FsspecRemote):
         return Signer(client, client.complete(client.boto.get_object, {"Bucket": bucket, "Key": "", **more}))
 
     def _page_request(self, parameters: dict[str, Any]) -> HttpRequest:
-        """A signed GET of a page. Raises FallBack if there cannot be one."""
+        """A signed GET of a page. Raises FallBack if that is impossible."""
         with self._signing():
             signer, client = self._fresh_signer(parameters["Bucket"]), self._client(parameters["Bucket"])
             return signer.page(client.complete(client.boto.list_objects_v2, parameters))
@@ -449,7 +449,7 @@ class S3Remote(FsspecRemote):
         return file_from_headers(file.path, size, headers)
 
     def _trusted(self) -> ssl.SSLContext:
-        """As in botocore: the option `verify`, else AWS_CA_BUNDLE or ca_bundle in ~/.aws/config, else the system's."""
+        """As in botocore: the option `verify`, else AWS_CA_BUNDLE, ca_bundle in ~/.aws/config, or the system's."""
         verify = self._options.get("client_kwargs", {}).get("verify")
         if verify is None:
             bucket, _ = self._bucket_and_prefix
@@ -520,7 +520,7 @@ class S3Remote(FsspecRemote):
 
 
 def _response(error: BaseException) -> dict[str, Any] | None:
-    """What botocore makes of a response, in its exceptions."""
+    """Botocore's parsed response, from its exceptions."""
     response = getattr(error, "response", None)
     return {"ResponseMetadata": {}, **response} if isinstance(response, dict) else None
 
@@ -544,7 +544,7 @@ class _Body(io.RawIOBase):
 
 
 def _time(value: Any) -> datetime:
-    """A time in a reply: read as stores write it in a listing, else by botocore."""
+    """A time in a reply: parsed as stores write it in a listing, otherwise by botocore."""
     if isinstance(value, str) and value.endswith("Z"):
         with suppress(ValueError):
             return datetime.fromisoformat(value[:-1] + "+00:00")

@@ -1,7 +1,7 @@
 """The client of S3 that signs requests: botocore's own, or that of s3fs for options that only s3fs knows.
 
 Both find credentials, the region and the server as boto3 does. botocore's own is imported in half the time, because
-s3fs brings aiobotocore and aiohttp; it sends no request for S3 itself.
+s3fs imports aiobotocore and aiohttp; it sends no S3 requests itself.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from growfs.remote.stores.s3.shared_credentials import SharedCredentials
 
 _KEYS = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"}
 _PLAIN = {*_KEYS, "anon", "client_kwargs", "config_kwargs", "profile", "requester_pays"}
-"""Options of s3fs that are passed on to botocore as they are."""
+"""Options of s3fs that are passed on to botocore unchanged."""
 _FINDS_CREDENTIALS = frozenset(
     f"{package}.{module}" for package in ("botocore", "aiobotocore") for module in ("credentials", "tokens")
 )
 """The modules that find and renew credentials."""
-for _name in _FINDS_CREDENTIALS:  # each failure would be logged with a traceback, and is raised if it matters
+for _name in _FINDS_CREDENTIALS:  # they would log each failure with a traceback; it is raised if it matters
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 REFUSED_S = 1.0
-"""How long credentials that could not be had are not asked for again. An outage lasts longer."""
-_loader: Any = None  # of preload: what it has read, botocore's JSON descriptions, is used by all sessions
-_shared_credentials: SharedCredentials | None = None  # of preload: with the processes that are forked then
+"""How long credentials that could not be obtained are not requested again. An outage lasts longer."""
+_loader: Any = None  # from preload: botocore's JSON descriptions, shared by all sessions
+_shared_credentials: SharedCredentials | None = None  # from preload: shared with the processes forked later
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialSource:
-    """A place where botocore finds credentials. words: which one. mend: what to do if it has none that are good."""
+    """A place where botocore finds credentials. words: its description. mend: what to do if it has no valid ones."""
 
     words: str
     mend: str = ""
@@ -59,13 +59,13 @@ CREDENTIAL_SOURCES = {
 
 
 def mend(provider: str, options: dict[str, Any]) -> str:
-    """What to do about credentials of a provider of botocore; empty if nothing is known. options: of s3fs."""
+    """What to do about credentials of a provider of botocore; empty if unknown. options: of s3fs."""
     advice = CREDENTIAL_SOURCES[provider].mend if provider in CREDENTIAL_SOURCES else ""
     return advice.format(profile=_login_profile(options.get("profile"))) if "{" in advice else advice
 
 
 def _login_profile(name: str | None) -> str:
-    """The option of the AWS CLI that names the profile to log in to: where a chain of source profiles ends."""
+    """The option of the AWS CLI that names the profile to log in to: the end of a chain of source profiles."""
     session = _new_session()
     profiles, seen = session.full_config.get("profiles", {}), set[str]()
     name = name or session.profile or "default"
@@ -76,9 +76,9 @@ def _login_profile(name: str | None) -> str:
 
 
 def failed_credentials(errors: Iterable[BaseException]) -> tuple[BaseException, str] | None:
-    """The first of some errors that was raised while credentials were found or renewed, and by which provider.
+    """The first of the errors that was raised while finding or renewing credentials, and the provider.
 
-    That is told by where it was raised: each service that hands out credentials has its own classes and codes.
+    This is determined from where it was raised: each service that provides credentials has its own classes and codes.
     """
     for error in errors:
         frames = [
@@ -86,7 +86,7 @@ def failed_credentials(errors: Iterable[BaseException]) -> tuple[BaseException, 
             for frame, _ in traceback.walk_tb(error.__traceback__)
             if frame.f_globals.get("__name__") in _FINDS_CREDENTIALS
         ]
-        if frames:  # the last provider is the one that failed: a role may be assumed by what another one gives
+        if frames:  # the last provider failed: a role may be assumed with the credentials of another
             owners = [frame.f_locals.get("self") for frame in frames]
             names = [getattr(owner, "METHOD", None) or getattr(owner, "method", None) for owner in owners]
             return error, next((str(name) for name in reversed(names) if name), "")
@@ -97,7 +97,7 @@ def failed_credentials(errors: Iterable[BaseException]) -> tuple[BaseException, 
 class Client:
     """boto: the client of botocore or aiobotocore, with its session. call: calls one of their methods for its result.
 
-    complete: adds the parameters that the options ask for; takes a method of the client, and parameters for it.
+    complete: adds the parameters that the options require; takes a method of the client, and parameters for it.
     """
 
     session: Any
@@ -107,7 +107,7 @@ class Client:
 
 
 def preload() -> None:
-    """Import botocore and read its descriptions of S3 once, for a process that forks afterwards.
+    """Import botocore and read its descriptions of S3 once, in a process that forks afterwards.
 
     The processes that it forks then share credentials.
     """
@@ -115,15 +115,15 @@ def preload() -> None:
     _shared_credentials = SharedCredentials(REFUSED_S)
     if _loader is not None:
         return
-    with suppress(Exception):  # a wrong configuration is reported where a client is needed
+    with suppress(Exception):  # a wrong configuration is reported when a client is needed
         session = _new_session()
-        # This client is made for what it imports and reads; the keys keep it from asking servers for others.
+        # Created for its imports and reads only; the keys keep it from asking servers for credentials.
         session.create_client("s3", region_name="us-east-1", aws_access_key_id="-", aws_secret_access_key="-")
         _loader = session.get_component("data_loader")
 
 
 def plain_client(options: dict[str, Any]) -> Client | None:
-    """The client of botocore for options of s3fs; None if they need s3fs. Raises what botocore raises."""
+    """The botocore client for options of s3fs; None if they need s3fs. Raises botocore's errors."""
     if not options.keys() <= _PLAIN:
         return None
     from botocore import UNSIGNED
@@ -143,7 +143,7 @@ def plain_client(options: dict[str, Any]) -> Client | None:
 
 
 def library_client(fs: Any, bucket: str) -> Client:
-    """The client of s3fs for a bucket. Not to be called from its event loop's thread. Raises what s3fs raises."""
+    """The s3fs client for a bucket. Not to be called from its event loop's thread. Raises errors of s3fs."""
     from fsspec.asyn import sync
 
     def call(function: Callable[..., Any], *args: Any, **more: Any) -> Any:
@@ -158,7 +158,7 @@ def library_client(fs: Any, bucket: str) -> Client:
 
 
 def forget_credentials(client: Client) -> None:
-    """Have other credentials than this client's looked for next, in any process of the mount: a store refused them."""
+    """Make all processes of the mount look for other credentials than this client's: a store refused them."""
     if _shared_credentials and (refused := client.call(client.session.get_credentials)):
         _shared_credentials.forget(refused.access_key)
 

@@ -1,8 +1,8 @@
 """`KeyRanges`: the names that a listing has still to read, as ranges that several readers read in parallel.
 
 Pure: no requests and no threads. Names are in the order of their UTF-8 bytes, which is the order of Python's strings.
-How the names are distributed is not known, so a range is split at a guess, made from the names seen so far. A bad
-guess costs one request and no name, and the number of bad guesses is limited to a share of the good ones.
+The distribution of names is unknown, so a range is split at a guess, based on the names seen so far. A bad guess costs
+one request and no names, and the number of bad guesses is limited to a share of the good ones.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-SERIAL_PAGES = 4  # are read one after the other, so a small bucket costs no extra request
-WASTE_SHARE = 0.3  # of the useful pages: so many requests may bring nothing
+SERIAL_PAGES = 4  # read one after the other, so a small bucket costs no extra requests
+WASTE_SHARE = 0.3  # of the useful pages: this many requests may return nothing
 REST_PAGES_MIN = 3
 LAST = "\U0010fffd"  # sorts after every character in names; XML can carry it, unlike the two after it
-POINT_BYTES_MAX = 512  # of a guess; an S3 key has at most 1024, including the prefix
+POINT_BYTES_MAX = 512  # for a guess; an S3 key has at most 1024, including the prefix
 DIGITS = 8  # characters of a name that a guess is made from
 DECIMALS = "0123456789"
 NON_ASCII = [each for each in map(chr, range(0x80, 0x10000, 0x20)) if each.isprintable()]
-"""Samples of all characters that are not ASCII: the few that are seen do not tell which others there are."""
+"""Samples of all characters that are not ASCII: the few that are seen do not reveal which others there are."""
 SAMPLE_EVERY = 50
 
 
 class UnorderedListing(Exception):
-    """The server lists names in another order than that of their bytes, or does not start where it was asked to."""
+    """The server does not list names in the order of their bytes, or does not start at the requested name."""
 
 
 class KeyRange(NamedTuple):
@@ -38,7 +38,7 @@ class KeyRange(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """What a listing has still to read. serial: the server's own order is followed, page by page.
+    """The rest of a listing. serial: follow the server's own order, page by page.
 
     origin: the range that was read first, where a serial listing would start.
     """
@@ -69,8 +69,8 @@ class ActiveRange:
 class KeyRanges:
     """Owns the ranges, which are disjoint. `record_page` has returned all names that they do not cover.
 
-    In serial order there is one range without an end: its reader goes from token to token, and no order is checked.
-    pages: read so far. requests_wasted: that brought no name.
+    In serial order there is a single range without an end: its reader goes from token to token, and the order is not
+    checked. pages: read so far. requests_wasted: requests that returned no names.
     """
 
     def __init__(self, cursor: Cursor | None = None, serial: bool = False) -> None:
@@ -78,8 +78,8 @@ class KeyRanges:
         left, origin, serial = cursor or Cursor((whole,), whole, serial)
         self._active = [ActiveRange(*key_range) for key_range in left]
         at_origin = (each for each in self._active if each.after == origin.after)
-        self._origin = next(at_origin, ActiveRange(*origin))  # keeps its last position when it is read to its end
-        self._alphabet: list[str] = []  # the characters that guesses are made of
+        self._origin = next(at_origin, ActiveRange(*origin))  # keeps its last position after it is read to its end
+        self._alphabet: list[str] = []  # the characters that guesses consist of
         self._has_non_ascii = False
         self._no_split = False  # until the next page arrives
         self.serial = serial
@@ -91,7 +91,7 @@ class KeyRanges:
         return not self._active
 
     def cursor(self, undelivered: Iterable[KeyRange] = ()) -> Cursor:
-        """What is left to read, including the `undelivered` ranges: those that were read but not returned yet."""
+        """The rest to read, including the `undelivered` ranges: those that were read but not returned yet."""
         left: list[KeyRange] = []
         if self.serial:
             left = [*undelivered, *(each.range for each in self._active)][:1]
@@ -107,7 +107,7 @@ class KeyRanges:
         return Cursor(tuple(left), origin, False)
 
     def assign(self) -> ActiveRange | None:
-        """The next range to read: one without a reader, else half of the largest; None if there is none now."""
+        """The next range to read: one without a reader, otherwise half of the largest; None if there is none now."""
         for each in self._active:
             if not each.is_assigned:
                 each.is_assigned = True
@@ -115,7 +115,7 @@ class KeyRanges:
         return self._split()
 
     def release(self, active: ActiveRange) -> None:
-        """The range has no reader any more."""
+        """Note that the range no longer has a reader."""
         active.is_assigned = False
 
     def has(self, active: ActiveRange) -> bool:
@@ -150,7 +150,7 @@ class KeyRanges:
         """Continue page by page in the server's own order, from the position of the first reader.
 
         The `undelivered` ranges are read again. Names of later ranges are returned twice; there are none if the server
-        did not start where it was asked to.
+        did not start at the requested name.
         """
         origin = self.cursor(undelivered).origin
         self.serial = True
@@ -206,22 +206,23 @@ class KeyRanges:
     def _guess(self, active: ActiveRange) -> tuple[float, str | None]:
         """(pages that may be left in the range, where to split it); None if there is no name in between.
 
-        The names seen so far may share a longer prefix than all names of the range are known to share. Then the length
-        of the shared prefix is found by bisection. After that, names are treated as numbers between two others.
+        The names seen so far may share a longer prefix than all names of the range are known to share. In that case,
+        the length of the shared prefix is found by bisection. After that, names are treated as numbers between two
+        others.
         """
         after, until = active.after, active.until
         first = active.first or after
         shared = 0 if until is None else _common_prefix_length(after, until)
         seen = _common_prefix_length(active.lower_hint or first, after)
         if seen > shared and (until is None or until[shared:] == LAST):
-            rest = float("inf") if until is None else float(active.pages)  # assume as many as were read
+            rest = float("inf") if until is None else float(active.pages)  # assume as many as were read so far
             point = after[: (shared + seen + 1) // 2] + LAST
         else:
             low = self._number(after[shared:])
             high = self._number(LAST if until is None else until[shared:])
             step = max((low - self._number(first[shared:])) // active.pages, 1)
             if (until is None or until[shared:] == LAST) and after[shared : shared + 1] in DECIMALS:
-                nine = self._number(DECIMALS[-1] + LAST)  # after a digit, another digit is likelier than a letter
+                nine = self._number(DECIMALS[-1] + LAST)  # after a digit, another digit is more likely than a letter
                 high = nine if nine - low >= step * REST_PAGES_MIN else high
             rest = float("inf") if until is None else (high - low) / step
             point = after[:shared] + self._text((low + min(step, high - low) + high) // 2, after[shared:])
@@ -229,7 +230,7 @@ class KeyRanges:
         return rest, point if fits else None
 
     def _number(self, text: str) -> int:
-        """The first characters of text as the digits of a number: 0 for none, the base's last for LAST."""
+        """The first characters of text as the digits of a number: 0 for none, the highest digit for LAST."""
         number, base = 0, len(self._alphabet) + 2
         for each in text[:DIGITS]:
             number = number * base + bisect_left(self._alphabet, each) + 1
@@ -251,5 +252,5 @@ class KeyRanges:
 
 
 def _common_prefix_length(one: str, other: str) -> int:
-    """The length of the prefix that both share."""
+    """The length of the common prefix."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

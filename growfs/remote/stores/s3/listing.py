@@ -1,4 +1,4 @@
-"""How a page of S3's ListObjectsV2 is read: by a plain GET, at a third of the CPU that the library takes for it.
+"""How a page of S3's ListObjectsV2 is read: by a plain GET, at a third of the library's CPU time.
 
 Anything unusual is left to the library, whose own result then counts.
 """
@@ -23,7 +23,7 @@ from growfs.remote.names import reason_to_skip
 ROOT = "ListBucketResult"
 ARCHIVED = "archived: restore it, or copy it to another storage class"
 ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
-"""The storage classes whose objects can be read once they are restored (docs.aws.amazon.com: storage-class-intro)."""
+"""The storage classes whose objects can be read only once restored (docs.aws.amazon.com: storage-class-intro)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class KeyPage:
 
     files: list[RemoteFile]
     archived: set[str]
-    """The paths of those that cannot be read before they are restored."""
+    """The paths of files that cannot be read before they are restored."""
     token: str | None
-    """Of the next page."""
+    """The token of the next page."""
     more: bool
 
     def without_skipped(self, count: int) -> tuple[list[RemoteFile], list[Skipped]]:
-        """Of the first `count` files, those that can be local, and the others. Markers of folders are neither."""
+        """Of the first `count` files, those that can be local, and the others. Folder markers are in neither list."""
         found: list[RemoteFile] = []
         skipped: list[Skipped] = []
         for file in self.files[:count]:
@@ -53,7 +53,7 @@ class KeyPage:
 
 
 def get(connection: Connection, request: HttpRequest, prefix: str, refused_code: Callable[[bytes], str]) -> KeyPage:
-    """Request one page. Raises FallBack, HttpError and ConnectionFailed. refused_code: as of a RangeDownloader."""
+    """Request one page. Raises FallBack, HttpError and ConnectionFailed. refused_code: as in RangeDownloader."""
     with _closed_on_error(connection):
         body = connection.read(begin(connection, request, {}, refused_code))
         try:
@@ -69,7 +69,7 @@ def _parsed(body: bytes, prefix: str) -> KeyPage:
     space = root.tag[: -len(ROOT)]
     key, size, etag, time = (space + name for name in ("Key", "Size", "ETag", "LastModified"))
     storage, restored, begin = f"{space}StorageClass", f"{space}RestoreStatus/{space}RestoreExpiryDate", len(prefix)
-    encoded = root.findtext(f"{space}EncodingType") == "url"  # else the server ignored the parameter
+    encoded = root.findtext(f"{space}EncodingType") == "url"  # otherwise the server ignored the parameter
     found: list[RemoteFile] = []
     archived: set[str] = set()
     for item in root.iterfind(f"{space}Contents"):
@@ -97,7 +97,7 @@ def from_library(reply: dict[str, Any], prefix: str) -> KeyPage:
 
 
 def _key_page(files: list[RemoteFile], archived: set[str], token: str | None, more: bool) -> KeyPage:
-    """Raises RemoteError if there are more names and the server gives no token for them."""
+    """Raises RemoteError if there are more names but the server gives no token for them."""
     if more and not token:
         raise RemoteError(
             "the server says that there are more names, but not how to get them; it does not implement ListObjectsV2"

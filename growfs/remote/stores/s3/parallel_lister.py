@@ -1,4 +1,4 @@
-"""`ParallelLister`: threads that read the ranges of a KeyRanges in parallel, and return what they find as pages."""
+"""`ParallelLister`: threads that read the ranges of a KeyRanges in parallel, and return the names as pages."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from growfs.remote.stores.s3.key_ranges import ActiveRange, KeyRange, KeyRanges,
 from growfs.remote.stores.s3.listing import KeyPage
 
 REQUESTS_MAX = 32  # in flight
-REQUESTS_SLOW_MIN = 4  # slow responses alone do not reduce the limit below this
-SLOWDOWN_MAX = 2.0  # while responses take less than this times the fastest one, the limit rises
-PAGES_MAX = 64  # that are ready or in flight
+REQUESTS_SLOW_MIN = 4  # slow responses alone never reduce the limit below this
+SLOWDOWN_MAX = 2.0  # the limit rises while responses take less than this times the fastest one
+PAGES_MAX = 64  # ready or in flight
 
 log = logging.getLogger(__name__)
 
 
 class ConcurrencyLimit:
-    """How many requests may be in flight: more as long as that helps, fewer when the server is busy.
+    """How many requests may be in flight: more while that helps, fewer when the server is busy.
 
     A response that takes twice as long as the fastest one was queued, in this process or at the server.
     """
@@ -39,7 +39,7 @@ class ConcurrencyLimit:
         return int(self._limit)
 
     def record_page(self, duration_s: float) -> None:
-        """A full page arrived."""
+        """Note that a full page arrived."""
         self._fastest_s = min(self._fastest_s, duration_s)
         if duration_s <= SLOWDOWN_MAX * self._fastest_s:
             self._limit = min(REQUESTS_MAX, self._limit + (1 / self._limit if self._was_busy else 1))
@@ -47,7 +47,7 @@ class ConcurrencyLimit:
             self._limit -= 1
 
     def record_busy(self) -> bool:
-        """The server is busy. Returns whether the limit could be reduced."""
+        """Note that the server is busy. Returns whether the limit could be reduced."""
         fewer = self._limit >= 2
         self._limit = max(1.0, self._limit / 2)
         self._was_busy = True
@@ -58,7 +58,7 @@ class ParallelLister:
     """Reads all key ranges to their ends. Each thread keeps one connection, and reads one range at a time.
 
     list_keys: requests the first page of a range. `_changed` guards all state. The cursor of a page includes the pages
-    that are ready and not yet returned.
+    that are ready but not yet returned.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class ParallelLister:
             self._changed.notify_all()
 
     def _on_refusal(self, active: ActiveRange) -> bool:
-        """Some servers refuse to start at a guessed name. Any other error will come again without one.
+        """Handle a refusal: some servers refuse to start at a guessed name. Any other error will recur without one.
 
-        Returns whether the listing goes on.
+        Returns whether the listing continues.
         """
         with self._changed:
             if not self._ranges.serial:

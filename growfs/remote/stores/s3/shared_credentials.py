@@ -1,6 +1,6 @@
-"""Credentials that end: the processes of a mount have them renewed once, for all.
+"""Credentials that expire: the processes of a mount renew them once, for all.
 
-A program that prints credentials may take seconds, and a service that hands them out refuses those who ask too often.
+A program that prints credentials may take seconds, and a service that provides them refuses clients that ask too often.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 FRESH_S = 900
-"""Credentials that are good for longer need not be renewed: botocore begins to renew them so long before they end."""
+"""Credentials that are valid for longer need no renewal: botocore begins to renew them this long before expiry."""
 PAGE_BYTES = 64 << 10
-"""Tokens take some hundred bytes; services announce no limit."""
-_HEAD = struct.Struct("dQ")  # when they could not be had, and how long the text of those that there are is
+"""Tokens take a few hundred bytes; services announce no limit."""
+_HEAD = struct.Struct("dQ")  # when they could not be obtained; the length of the text of existing ones
 
 
 class SharedCredentials:
-    """Owns memory and a lock that a process shares with those that it forks. They hold secrets, and are in no file."""
+    """Owns memory and a lock that a process shares with those it forks. The memory holds secrets; no file does."""
 
     def __init__(self, pause_s: float) -> None:
-        """pause_s: how long nobody asks for credentials after they could not be had."""
+        """pause_s: how long credentials are not requested after they could not be obtained."""
         self._pause_s = pause_s
         self._page = mmap.mmap(-1, PAGE_BYTES)
         self._between_processes = os.memfd_create("growfs-credentials", os.MFD_CLOEXEC)
         self._between_threads = threading.Lock()
 
     def of_session(self, session: Any) -> None:
-        """Have a session of botocore find its credentials here. It has to be used by the calling thread only so far."""
+        """Make a session of botocore find its credentials here. So far, only the calling thread may have used it."""
         resolver = session.get_component("credential_provider")
         session.register_component("credential_provider", _Provider(resolver, self, session.profile or ""))
 
@@ -46,10 +46,10 @@ class SharedCredentials:
                 self._write(0.0, {})
 
     def get(self, profile: str, find: Callable[[], dict[str, str] | None]) -> dict[str, str] | None:
-        """Credentials that end in some time; found if none are known. None if those that are found do not end.
+        """Credentials that expire; found if none are known. None if those that are found do not expire.
 
-        They are a dict by which botocore renews its own, with the name of their provider as "method", and the profile.
-        Raises what find raises.
+        They are a dict from which botocore renews its own, with the name of their provider as "method", and the
+        profile. Raises the errors of find.
         """
         with self._locked():
             if (found := self._read()) and found["profile"] == profile:
@@ -92,7 +92,7 @@ class SharedCredentials:
 
 
 class _Provider:
-    """Stands where botocore's resolver stood in a session, which it asks if no process has asked before."""
+    """Replaces botocore's resolver in a session, and asks it if no process has asked before."""
 
     def __init__(self, resolver: Any, shared: SharedCredentials, profile: str) -> None:
         self._resolver, self._shared, self._profile = resolver, shared, profile

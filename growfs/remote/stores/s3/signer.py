@@ -1,9 +1,9 @@
-"""`Signer`: signed requests for a bucket, made a hundred times as fast as by the store's library.
+"""`Signer`: signed requests for a bucket, made a hundred times as fast as with the store's library.
 
-The library presigns one URL, so its rules decide where the bucket is, and with which credentials and for which region
-and service requests are signed. All others are signed here, in their headers, as boto3 does: some policies deny
-requests that are signed in their URL (https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html).
-Signatures of another kind (directory buckets, older versions) are the library's, in the URL.
+The library presigns one URL, so its rules determine the address of the bucket, the credentials, and the region and
+service to sign for. All other requests are signed here, in their headers, as boto3 does: some policies deny requests
+that are signed in their URL (https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html). Other
+kinds of signatures (directory buckets, older versions) are the library's, in the URL.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _HEADERS = {
     "ChecksumMode": "x-amz-checksum-mode",
     "OptionalObjectAttributes": "x-amz-optional-object-attributes",
 }
-"""The parameters of the library that are headers."""
+"""The parameters of the library that become headers."""
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _NO_BODY = hashlib.sha256(b"").hexdigest()
 
 
 class Signer:
-    """Several threads may use it. It holds secrets, as an HttpRequest does."""
+    """Makes signed requests. Several threads may use it. It holds secrets, as an HttpRequest does."""
 
     def __init__(self, client: Client, parameters: dict[str, Any]) -> None:
-        """parameters: those of get_object, but for the key. Raises what the library raises."""
+        """parameters: those of get_object, except the key. Raises the library's errors."""
         self._client, self._parameters = client, parameters
         self._headers = _headers_of(parameters)
         self._made_s = time.monotonic()
@@ -47,7 +47,7 @@ class Signer:
         if query:
             with suppress(
                 AttributeError, KeyError, ValueError
-            ):  # these are internals of botocore, or it is another kind
+            ):  # these are internals of botocore, or the URL is of another kind
                 auth = client.call(client.boto._request_signer.get_auth_instance, "s3", "", "s3v4-query")
                 self._key = _SigningKey(auth.credentials, query)
         self._is_plain = self._key is not None or not query
@@ -58,18 +58,18 @@ class Signer:
         return time.monotonic() - self._made_s < FRESH_S
 
     def keep(self) -> None:
-        """Have it be fresh for another while."""
+        """Treat it as fresh for another while."""
         self._made_s = time.monotonic()
 
     def request(self, key: str, method: str = "GET") -> HttpRequest:
-        """A request for an object, by GET or HEAD. Raises what the library raises."""
+        """A request for an object, by GET or HEAD. Raises the library's errors."""
         if self._is_plain:
             return self._signed(self._base + quote(key), "", self._headers, method)
         url = self._presigned(f"{method.lower()}_object", {**self._parameters, "Key": key})
         return HttpRequest(url, self._headers, method)
 
     def page(self, parameters: dict[str, Any]) -> HttpRequest:
-        """A request for a page of a listing. parameters: of list_objects_v2. Raises what the library raises."""
+        """A request for a page of a listing. parameters: of list_objects_v2. Raises the library's errors."""
         url, headers = self._presigned("list_objects_v2", parameters), _headers_of(parameters)
         if not self._is_plain:
             return HttpRequest(url, headers)
@@ -86,10 +86,10 @@ class Signer:
 
 
 class _SigningKey:
-    """Credentials, and the scope for which they sign."""
+    """Credentials, and the scope that they sign for."""
 
     def __init__(self, credentials: Any, query: str) -> None:
-        """query: of a URL that was signed with them. Raises KeyError and ValueError if that is of another kind."""
+        """query: of a URL that was signed with them. Raises KeyError and ValueError if it is of another kind."""
         fields = {name: values[0] for name, values in parse_qs(query).items()}
         access_key, _, *scope = fields["X-Amz-Credential"].split("/")
         if fields["X-Amz-Algorithm"] != _ALGORITHM or access_key != credentials.access_key:
@@ -99,7 +99,7 @@ class _SigningKey:
         self._of_day = ("", b"")
 
     def signed(self, base: str, query: str, headers: dict[str, str], method: str) -> dict[str, str]:
-        """The headers of a request, with those that sign it."""
+        """The headers of a request, including those that sign it."""
         when = time.strftime("%Y%m%dT%H%M%SZ", gmtime())
         headers = {"x-amz-content-sha256": _NO_BODY, "x-amz-date": when, **headers}
         if self._token:
