@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # that of `typing`, which takes longer to import than all that this file needs
+TYPE_CHECKING = False  # as in `typing`, which takes longer to import than everything that this file needs
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
@@ -29,12 +29,12 @@ def mount(
 ) -> Mount:
     """Mount, and return when training can start. The mount ends with `.unmount()`, or when the interpreter exits.
 
-    In a `with` statement it ends with the block, which gets the path. url: any fsspec URL. mountpoint: an empty folder;
-    a temporary one by default. options: those of `growfs mount`, with underscores and with values as on the command
+    In a `with` statement, it yields the path and ends with the block. url: any fsspec URL. mountpoint: an empty folder;
+    by default a temporary one. options: those of `growfs mount`, with underscores, and with values as on the command
     line: cache_size="500GB", wait_files=10. storage_options: those of the store's fsspec filesystem. Raises
     growfs.errors.GrowfsError.
     """
-    from growfs.client import mount  # here, because the daemon and its workers import this package, too
+    from growfs.client import mount  # here, because the daemon and its workers also import this package
 
     return mount.mount(url, mountpoint, storage_options, options)
 
@@ -42,10 +42,10 @@ def mount(
 def next_generation(folder: str | os.PathLike[str]) -> Path:
     """Begin an epoch in a folder that `growfs fill` keeps filled; returns the folder to read in this epoch.
 
-    It begins a new generation if there is something new. What it returns stays as it is until this process calls it
-    again or ends, however it ends; forks that are left over hold it no longer than that, but until they end where this
-    process has ended. Where the daemon does not answer, it is the newest generation that there is, with a warning.
-    Raises growfs.errors.GrowfsError if growfs does not fill the folder.
+    A new generation begins if there is something new. The returned folder stays unchanged until this process calls the
+    function again or ends, in whatever way. Forks left over from this process do not hold the folder beyond the next
+    call, but if this process has ended, they hold it until they end. If the daemon does not answer, the newest existing
+    generation is returned, with a warning. Raises growfs.errors.GrowfsError if growfs does not fill the folder.
     """
     from growfs.client import generation
 
@@ -53,7 +53,7 @@ def next_generation(folder: str | os.PathLike[str]) -> Path:
 
 
 def verify(place: str | os.PathLike[str]) -> Verified:
-    """Compare cached files with their digests, as `growfs verify` does; what differs is evicted.
+    """Compare cached files with their digests, as `growfs verify` does; files that differ are evicted.
 
     place: a mountpoint, a cache, or a directory of caches. The result has `files`, `bytes`, `damaged` (paths) and
     `fetched`. Raises growfs.errors.GrowfsError.
@@ -66,7 +66,7 @@ def verify(place: str | os.PathLike[str]) -> Verified:
 
 
 def main() -> None:
-    """The `growfs` command. The daemon of a mount is started before anything is imported that reads the arguments."""
+    """The `growfs` command. Starts the daemon of a mount before importing anything that parses the arguments."""
     from growfs.daemon.spawn import start_early
 
     arguments = sys.argv[1:]

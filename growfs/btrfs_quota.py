@@ -1,7 +1,7 @@
-"""What the quota group of a btrfs subvolume leaves, which statvfs(2) does not tell.
+"""The bytes left by the quota group of a btrfs subvolume, which statvfs(2) does not report.
 
-The kernel shows each group as a folder of numbers:
-https://docs.kernel.org/filesystems/btrfs.html, fs/btrfs/sysfs.c (since Linux 5.9).
+The kernel shows each group as a folder of numbers: https://docs.kernel.org/filesystems/btrfs.html, fs/btrfs/sysfs.c
+(since Linux 5.9).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from uuid import UUID
 
 FS_INFO, INO_LOOKUP = 0x8400941F, 0xD0009412
-"""ioctls of linux/btrfs.h; neither needs a privilege for a folder that one may open."""
+"""ioctls of linux/btrfs.h; neither needs a privilege if the folder can be opened."""
 FIRST_FREE_OBJECTID = 256
 """The inode of each subvolume's root."""
 LIMIT_REFERENCED, LIMIT_EXCLUSIVE = 1, 2
@@ -26,7 +26,7 @@ RESERVED = "rsv_data", "rsv_meta_pertrans", "rsv_meta_prealloc"
 def free_bytes(folder: Path) -> int | None:
     """Bytes that may still be written to the folder's subvolume; None without such a limit, or on other file systems.
 
-    Groups above the subvolume's own are not looked at.
+    Ignores groups above the subvolume's own.
     """
     if (group := _group(folder)) is None:
         return None
@@ -45,7 +45,7 @@ def free_bytes(folder: Path) -> int | None:
 
 @cache
 def _group(folder: Path) -> str | None:
-    """Where the kernel shows the group of a folder's subvolume, if quotas are on."""
+    """The folder in which the kernel shows the group of a folder's subvolume, if quotas are on."""
     with suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

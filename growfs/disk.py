@@ -1,8 +1,8 @@
 """Every operation on the local disk that must survive a crash, each under a label.
 
-A label names a step, so that a test can kill the process or fail the operation exactly there:
-`GROWFS_FAULT=PUBLISH:kill` or `GROWFS_FAULT=PUBLISH:ENOSPC`, read once at start.
-Nothing else in growfs renames, unlinks or creates folders.
+A label names a step, so that a test can kill the process or make the operation fail exactly there:
+`GROWFS_FAULT=PUBLISH:kill` or `GROWFS_FAULT=PUBLISH:ENOSPC`, read once at start. Nothing else in growfs renames,
+unlinks or creates folders.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from growfs.errors import DiskFailed, DiskFull
 BLOCK = 4096
 """The unit in which a file system allocates, in bytes; the default of ext4 and XFS."""
 SPARE_FILES_MAX, SPARE_FILES_SHARE = 1024, 4
-"""The last files (inodes) of a file system, which are left free: so many, or one part in 4 of a small one. As many
-may be in flight, and not made yet."""
+"""The last files (inodes) of a file system, which are left free: this many, or one part in 4 of a small one. As many
+may be in flight but not created yet."""
 
 DATABASE_FULL = "database or disk is full"
-"""The message of SQLITE_FULL; its code came with Python 3.11."""
+"""The message of SQLITE_FULL; its code was added in Python 3.11."""
 
 GET_FLAGS, SET_FLAGS, NOCOW = 0x80086601, 0x40086602, 0x00800000
 """ioctl_iflags(2): FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_NOCOW_FL."""
@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def cannot_write(error: Exception) -> DiskFull | DiskFailed:
-    """The error for a cache directory that refuses a write: of a file (OSError) or of the catalog (sqlite3.Error)."""
+    """The error for a cache directory that refuses to write a file (OSError) or the catalog (sqlite3.Error)."""
     is_full = str(error) == DATABASE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
     return (DiskFull if is_full else DiskFailed)(f"the cache directory cannot be written ({error}); check its disk")
 
@@ -54,7 +54,7 @@ def fault_point(label: str) -> None:
 
 
 def rename(label: str, source: Path, target: Path) -> None:
-    """Rename source to target, which it replaces; creates the folders that target needs."""
+    """Rename source to target, replacing it; creates the folders that target needs."""
     fault_point(label)
     try:
         os.rename(source, target)
@@ -64,9 +64,9 @@ def rename(label: str, source: Path, target: Path) -> None:
 
 
 def make_overwritable(path: Path) -> None:
-    """Make an empty file whose blocks are written in place once it has them. Does nothing where it exists.
+    """Create an empty file whose blocks are written in place once allocated. Does nothing if it exists.
 
-    Else btrfs takes new blocks for each change, and where the disk has none, a process that changes a mapping of the
+    Otherwise btrfs allocates new blocks for each change. If the disk has none, a process that changes a mapping of the
     file gets SIGBUS.
     """
     with suppress(OSError):
@@ -89,9 +89,9 @@ def link(label: str, path: Path, other: Path) -> bool:
 
 
 def link_by_path(label: str, path: Path, other: Path) -> bool:
-    """As `link`, by a symbolic link.
+    """As `link`, with a symbolic link.
 
-    It is relative: many file systems keep a short one in its inode, and a longer one takes a block.
+    It is relative: many file systems store a short one in its inode, but use a block for a longer one.
     """
     fault_point(label)
     if not path.exists():
@@ -107,10 +107,10 @@ def unlink(label: str, path: Path) -> None:
 
 
 def symlink(label: str, target: str, path: Path) -> None:
-    """Make a symbolic link, in place of an existing one: a reader sees the old or the new."""
+    """Make a symbolic link, replacing an existing one: a reader sees the old or the new."""
     fault_point(label)
     new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)  # of a crash
+    new.unlink(missing_ok=True)  # left by a crash
     new.symlink_to(target)
     os.rename(new, path)
 
@@ -122,7 +122,7 @@ def make_folder(label: str, folder: Path) -> None:
 
 
 def prune_folders(label: str, folder: Path, top: Path) -> None:
-    """Remove a folder and those of its parents that are then empty, but not top."""
+    """Remove a folder and those of its parents that this leaves empty, but not top."""
     fault_point(label)
     while folder != top:
         try:
@@ -133,14 +133,14 @@ def prune_folders(label: str, folder: Path, top: Path) -> None:
 
 
 def fresh_folder(label: str, folder: Path) -> None:
-    """Create an empty folder, in place of an existing one."""
+    """Create an empty folder, replacing an existing one."""
     fault_point(label)
     remove_tree(label, folder)
     folder.mkdir(parents=True, mode=0o700)
 
 
 def remove_tree(label: str, folder: Path) -> None:
-    """Remove a folder with all its content, if it exists."""
+    """Remove a folder with all its contents, if it exists."""
     fault_point(label)
     if folder.exists():
         shutil.rmtree(folder)
@@ -150,14 +150,14 @@ def write_text(label: str, path: Path, text: str) -> None:
     """Replace the content of a file atomically: a reader sees the old or the new."""
     fault_point(label)
     new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)  # of a crash; or a link that somebody has put there
+    new.unlink(missing_ok=True)  # left by a crash, or a link put there by another user
     with new.open("x") as file:
         file.write(text)
     os.rename(new, path)
 
 
 def syncfs(label: str, folder: int) -> None:
-    """Return when all that was written to the file system is on the medium (syncfs(2)); raises OSError.
+    """Return when all data written to the file system is on the medium (syncfs(2)); raises OSError.
 
     folder: a descriptor of a folder there. Errors since it was opened, or since the last call with it, are raised.
     """
@@ -168,7 +168,7 @@ def syncfs(label: str, folder: int) -> None:
 
 
 def walk_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every file below a folder, in no order. One that goes meanwhile may be left out."""
+    """Every file below a folder, in no particular order. A file that is removed meanwhile may be left out."""
     for root, _folders, names in os.walk(folder):
         for name in names:
             path = Path(root, name)
@@ -180,15 +180,15 @@ def walk_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def allocated(stat: os.stat_result) -> int:
-    """Bytes that a file takes on the disk (st_blocks counts 512 bytes on every file system: stat(2)).
+    """Bytes that a file takes on disk (st_blocks counts 512 bytes on every file system: stat(2)).
 
-    At least its size: ZFS, and others that allocate late, tell the blocks seconds after the file was written.
+    At least its size: ZFS, and others that allocate late, report the blocks seconds after the file was written.
     """
     return max(stat.st_blocks * 512, stat.st_size)
 
 
 def allocation(size: int) -> int:
-    """Bytes that a file of this size will take on the disk."""
+    """Bytes that a file of this size will take on disk."""
     return -(-size // BLOCK) * BLOCK
 
 
@@ -198,10 +198,11 @@ def free_bytes(folder: Path) -> int:
 
 
 def room(folder: Path) -> tuple[int, int]:
-    """What an ordinary user may still write to the folder's file system: (bytes, files).
+    """How much an ordinary user may still write to the folder's file system: (bytes, files).
 
-    It counts quotas of projects (ext4, XFS), of ZFS and of btrfs, but not those of users, which nothing tells.
-    Of the last files some are left to those that are in flight, and others. Some file systems have no limit of files.
+    Includes project quotas (ext4, XFS) and those of ZFS and btrfs, but not user quotas, which nothing reports. Some of
+    the last files are left for those in flight, and for other programs. Some file systems do not limit the number of
+    files.
     """
     stat = os.statvfs(folder)
     spare = min(SPARE_FILES_MAX, stat.f_files // SPARE_FILES_SHARE)

@@ -32,11 +32,11 @@ class NoRoom(GrowfsError):
 
 
 class DiskFull(NoRoom):
-    """The disk of the cache has no space left, or no quota: there may be some soon."""
+    """The disk of the cache has no space or quota left: there may be some soon."""
 
 
 class DiskFailed(GrowfsError):
-    """The disk of the cache cannot be written, for another reason than that it is full."""
+    """The disk of the cache cannot be written, for a reason other than being full."""
 
     errno = errno.EIO
 
@@ -57,7 +57,7 @@ class RemoteError(GrowfsError):
     """The remote refused a request, and would refuse it again."""
 
     retry_after_s = 0.0
-    """How many seconds the store wants to be left alone (Retry-After)."""
+    """How many seconds the store asks not to be contacted (Retry-After)."""
 
 
 class RemoteMissing(RemoteError):
@@ -69,7 +69,7 @@ class RemoteDenied(RemoteError):
 
 
 class BucketMissing(RemoteDenied):
-    """There is no such bucket (S3 NoSuchBucket), perhaps for a moment: that says nothing of its files."""
+    """There is no such bucket (S3 NoSuchBucket), perhaps only for a moment: that says nothing about its files."""
 
 
 class RemoteChanged(RemoteError):
@@ -85,7 +85,7 @@ class RemoteThrottled(RemoteBusy):
 
 
 class NotMade(RemoteError):
-    """The user's producer failed on a file as often as it may."""
+    """The user's producer has failed on a file as often as allowed."""
 
 
 class NoSuchName(GrowfsError):
@@ -107,7 +107,7 @@ class Stale(GrowfsError):
 
 
 class Unreadable(GrowfsError):
-    """The disk of the cache fails to read what was written to it."""
+    """The disk of the cache fails to read data that was written to it."""
 
     errno = errno.EIO
 

@@ -1,4 +1,4 @@
-"""Paths as people give them: relative to the working directory, which may have been deleted, or to a home directory."""
+"""Paths as users give them: relative to a home directory, or to the working directory, which may have been deleted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def absolute_path(path: str | os.PathLike[str]) -> Path:
 
 
 def working_folder() -> Path:
-    """The working directory; / if it was deleted, where nothing of the user's is found either."""
+    """The working directory; / if it was deleted, where none of the user's files are found either."""
     try:
         return Path.cwd()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Processes and threads, as /proc describes them (proc(5)): as far as this user may see them; root sees all."""
+"""Processes and threads as described by /proc (proc(5)), as far as visible to this user; root sees all."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TERMINATING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""These mean that the process should end, even if it has a handler (Python has one for SIGINT)."""
+"""Signals that mean that the process should end, even if it has a handler (Python has one for SIGINT)."""
 HARMLESS_BY_DEFAULT = (
     *(signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH, signal.SIGCONT),
     *(signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
 )
-"""By default these are ignored, or stop or continue the process (signal(7))."""
+"""Signals that by default are ignored, or stop or continue the process (signal(7))."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, as /proc describes it. start: clock ticks after boot (proc(5), field 22)."""
+    """A process as described by /proc. start: clock ticks after boot (proc(5), field 22)."""
 
     pid: int
     parent: int
@@ -37,12 +37,12 @@ class Process:
 
     @property
     def age_s(self) -> float:
-        """For how long it has run."""
+        """How long it has been running."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - self.started_s
 
     @property
     def command_line(self) -> bytes:
-        """Its arguments, each with a NUL after it; empty if it is gone."""
+        """Its arguments, each followed by a NUL; empty if it is gone."""
         with suppress(OSError):
             return Path(f"/proc/{self.pid}/cmdline").read_bytes()
         return b""
@@ -56,9 +56,9 @@ class Process:
 
 
 def process(pid: int) -> Process | None:
-    """The process with that id, or None where there is none."""
+    """The process with that id, or None if there is none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # the kernel may cut a command within a character
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # the kernel may cut a command mid-character
     except OSError:
         return None
     command, _, rest = stat.partition("(")[2].rpartition(") ")
@@ -67,7 +67,7 @@ def process(pid: int) -> Process | None:
 
 
 def thread_group(tid: int) -> int:
-    """The process that a thread belongs to; the number itself where /proc does not know it."""
+    """The process that a thread belongs to; the number itself if /proc does not know it."""
     try:
         with open(f"/proc/{tid}/status", errors="replace") as status:
             for line in status:
@@ -103,7 +103,7 @@ def opened(pid: int) -> set[str]:
 
 
 def users_of(folder: Path) -> Iterator[int]:
-    """The processes that have a folder, or what is below it, open or mapped, or as their working or root directory."""
+    """The processes that have a folder or anything below it open or mapped, or as their working or root directory."""
     below = f"{folder}/"
     for pid in pids():
         process = Path(f"/proc/{pid}")
@@ -117,7 +117,7 @@ def users_of(folder: Path) -> Iterator[int]:
 
 
 def is_ending(tid: int) -> bool:
-    """Whether a thread is gone, or has a pending signal that ends its process or means that it should end.
+    """Whether a thread is gone, or has a pending signal that ends its process or asks it to end.
 
     False for a thread of another pid namespace (tid 0), whose signals cannot be read: most signals are harmless.
     """

@@ -1,8 +1,8 @@
-"""A mount on every node of a Ray cluster, whose nodes feed one another. It needs the extra `ray`.
+"""A mount on every node of a Ray cluster, whose nodes feed each other. It needs the extra `ray`.
 
 mount = growfs.ray.mount("s3://bucket/train", "/mnt/train", cache_size="2TB")
 
-Ray places one actor on each node, restarts it, and says which nodes there are; a controller gives them to the mounts.
+Ray places one actor on each node, restarts it, and reports the nodes; a controller passes them to the mounts.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from growfs.status_and_metrics import MountStatus
 
 NAMESPACE = "growfs"
 FOLLOW_S = 5.0
-"""How often it is looked which nodes there are, and whether each has its mount."""
+"""How often the nodes, and whether each has its mount, are checked."""
 START_S = 60.0
-"""How long the actors of new nodes may take to start, before the others mount without them."""
+"""How long the actors of new nodes may take to start before the others mount without them."""
 LOST_S = 60.0
-"""How long an actor may be away before that is an error of its node: Ray takes up to half a minute to notice that the
-node is gone."""
+"""How long an actor may be away before that counts as an error of its node: Ray takes up to half a minute to notice
+that a node is gone."""
 ANSWER_S = 15.0
-"""How long a node may take to tell its status."""
+"""How long a node may take to report its status."""
 ACTOR = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "lifetime": "detached", "namespace": NAMESPACE}
-"""What they do can be done again, so Ray repeats what was under way when an actor died."""
+"""The actors' calls are idempotent, so Ray repeats those that were under way when an actor died."""
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +55,10 @@ def mount(
     """Mount on all nodes of the Ray cluster, and on each that joins; returns when training can start on all of them.
 
     The mounts stay when this process ends, until `.unmount()`; the same call in another process finds them. labels:
-    mount only on nodes that have these labels of Ray. Other arguments as of `growfs.mount`; "{node}" in the mountpoint
-    and in options stands for Ray's ID of the node. Each node needs growfs and the rights to read the remote. Raises
-    growfs.errors.GrowfsError, if it fails on one of the nodes; then nothing stays mounted. A node that is lost
-    meanwhile does not count.
+    mount only on nodes that have these Ray labels. The other arguments are those of `growfs.mount`; "{node}" in the
+    mountpoint and in options stands for the node's Ray ID. Each node needs growfs and the rights to read the remote.
+    Raises growfs.errors.GrowfsError if mounting fails on one of the nodes; then nothing stays mounted. A node that is
+    lost meanwhile does not count.
     """
     given = options | {"storage_options": storage_options}
     request = ClusterMountRequest.of(url, os.fspath(mountpoint), given, secrets.token_urlsafe())
@@ -82,9 +82,9 @@ class NotMountedError(GrowfsError):
 
 
 class ClusterMount:
-    """A mount on every node of the Ray cluster. Tasks and actors may get it as an argument.
+    """A mount on every node of the Ray cluster. It can be passed to tasks and actors as an argument.
 
-    mountpoint: as it was given to `mount`.
+    mountpoint: as given to `mount`.
     """
 
     def __init__(self, mountpoint: str) -> None:
@@ -96,7 +96,7 @@ class ClusterMount:
         return Path(self.mountpoint.replace(NODE, ray.get_runtime_context().get_node_id()))
 
     def status(self) -> ClusterStatus:
-        """The status of all nodes, by Ray's IDs of them, with sums. Raises GrowfsError if there is no such mount."""
+        """The status of all nodes, by their Ray IDs, with sums. Raises GrowfsError if there is no such mount."""
         status: ClusterStatus = self._ask("status")
         return status
 
@@ -125,8 +125,8 @@ class ClusterMount:
 
 @dataclass
 class _Node:
-    """What the controller knows of a node. error: why it has no mount. tried: set while it has one, or such an error,
-    and once nobody has to wait for the node."""
+    """The controller's state of a node. error: why it has no mount. tried: set while it has a mount or such an error,
+    and once no caller has to wait for the node."""
 
     actor: Any
     address: str = ""
@@ -136,11 +136,11 @@ class _Node:
 
 
 class _Controller:
-    """Has each node of the cluster mount, and know the others. All that it knows can be found again, so Ray may
-    restart it at any time.
+    """Makes each node of the cluster mount, and tells it about the others. All of its state can be recovered, so Ray
+    may restart it at any time.
     """
 
-    # A coroutine, because Ray calls that in the event loop.
+    # A coroutine, because Ray then calls it in the event loop.
     async def __init__(self, request: ClusterMountRequest, labels: dict[str, str]) -> None:  # type: ignore[misc]
         self._request = request
         self._labels = labels
@@ -194,12 +194,12 @@ class _Controller:
         while True:
             try:
                 await self._look()
-            except Exception:  # what Ray's services raise when they are busy; else no node would be followed any more
+            except Exception:  # Ray's services raise it when busy; otherwise no node would be followed
                 log.exception("%s: the nodes of the cluster are not known; it is tried again", self._request.mountpoint)
             await asyncio.sleep(FOLLOW_S)
 
     async def _look(self) -> None:
-        """Have new nodes mount, and wait no longer for those that are gone."""
+        """Make new nodes mount, and stop waiting for those that are gone."""
         alive = {
             node["NodeID"] for node in ray.nodes() if node["Alive"] and self._labels.items() <= node["Labels"].items()
         }
@@ -211,7 +211,7 @@ class _Controller:
         for id in alive - self._nodes.keys():
             self._nodes[id] = _Node(self._actor(id))
         joined = {id: node for id, node in self._nodes.items() if node.keeping is None}
-        # A daemon that knows only itself would begin where each of the others does.
+        # A daemon that knows only itself would begin at the same place as each of the others.
         if joined:
             locating = [asyncio.create_task(self._locate(node)) for node in joined.values()]
             await asyncio.wait(locating, timeout=START_S)
@@ -245,7 +245,7 @@ class _Controller:
                     node.actor = self._actor(id)  # Ray restarts it, except after some of its own failures
                 await self._locate(node)
                 await node.actor.keep.remote(sorted(each.address for each in self._nodes.values() if each.address))
-            except Exception as failed:  # noqa: BLE001 - Ray raises many kinds, and nobody else would repeat this
+            except Exception as failed:  # noqa: BLE001 - Ray raises many kinds, and only this loop retries
                 error, has_answered = _text(failed), isinstance(failed, RayTaskError)
             if error and error != node.error:
                 log.warning("%s: %s", self._request.mountpoint, error)
@@ -254,7 +254,7 @@ class _Controller:
                 answered_at = time.monotonic()
                 node.tried.set()
             elif time.monotonic() < answered_at + LOST_S:
-                node.tried.clear()  # the node may be gone, which `_look` finds
+                node.tried.clear()  # the node may be gone, which `_look` will find
             else:
                 node.tried.set()
             await asyncio.sleep(FOLLOW_S)
@@ -266,25 +266,25 @@ class _NodeActor(NodeMount):
     def __init__(self, request: ClusterMountRequest) -> None:
         super().__init__(request, ray.util.get_node_ip_address())
         self._metrics = _Metrics(request.mountpoint)
-        with suppress(OSError):  # where memory runs out, the kernel ends Ray's workers first: not the daemon, too
+        with suppress(OSError):  # if memory runs out, the kernel ends Ray's workers first, not the daemon
             Path("/proc/self/oom_score_adj").write_text("0")
 
     def keep(self, peers: Iterable[str]) -> None:
-        """See `NodeMount.keep`; then Ray has the metrics of the mount."""
+        """See `NodeMount.keep`; also passes the metrics of the mount to Ray."""
         super().keep(peers)
         with suppress(GrowfsError):
             self._metrics.set(self.status())
 
 
 class _Metrics:
-    """The metrics of a mount as Ray's own, which it serves on each node for Prometheus and its dashboard."""
+    """The metrics of a mount as Ray metrics, which Ray serves on each node for Prometheus and its dashboard."""
 
     def __init__(self, mountpoint: str) -> None:
         self._mountpoint = mountpoint
         self._gauges: dict[str, Gauge] = {}
 
     def set(self, status: MountStatus) -> None:
-        """Set all of them. What only grows is a gauge, too: Ray's counters cannot be set."""
+        """Set all of them. Counters are also gauges, because Ray's counters cannot be set."""
         for family in families(status):
             for sample in family.samples:
                 if (gauge := self._gauges.get(sample.name)) is None:

@@ -11,14 +11,14 @@ P = ParamSpec("P")
 
 
 class Signal(Generic[P]):
-    """An event that happens again and again. Tasks wait for the next time; callbacks are called each time."""
+    """An event that occurs repeatedly. Tasks wait for the next occurrence; callbacks are called each time."""
 
     def __init__(self) -> None:
         self._event: trio.Event | None = None
         self._callbacks: list[Callable[P, None]] = []
 
     def notify(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Wake all tasks that wait now, and call all callbacks."""
+        """Wake all tasks that are waiting, and call all callbacks."""
         if self._event is not None:
             self._event.set()
             self._event = None
@@ -26,7 +26,7 @@ class Signal(Generic[P]):
             callback(*args, **kwargs)
 
     def connect(self, callback: Callable[P, None]) -> None:
-        """Have a callback called from now on. It must not wait."""
+        """Call a callback from now on. It must not wait."""
         self._callbacks.append(callback)
 
     async def wait(self) -> None:

@@ -1,6 +1,6 @@
-"""System calls for which Python may have no wrapper: it has none where it was built for an old C library.
+"""System calls for which Python may have no wrapper, if it was built for an old C library.
 
-Such are the builds of uv and conda. There the calls are made by their numbers (the kernel's syscall tables).
+The builds of uv and conda are. With those, the calls are made by number (the kernel's syscall tables).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MEMFD_CREATE = {"x86_64": 319, "ppc64le": 360, "s390x": 350}
 _MEMFD_CREATE_GENERIC = 279
 _PREADV2 = {"x86_64": 327, "ppc64le": 380, "s390x": 376}
 _PREADV2_GENERIC = 286
-"""The others have the numbers of include/uapi/asm-generic/unistd.h."""
+"""The numbers of the others are from include/uapi/asm-generic/unistd.h."""
 _MFD_CLOEXEC = 1
 _RWF_NOWAIT = 8
 _DESCRIPTORS_MIN = 256
@@ -39,9 +39,9 @@ def memfd_create(name: str) -> int:
 
 
 def read_page_cache(fd: int, buffer: memoryview, offset: int) -> int:
-    """Fill a buffer from a file, as far as that is in the page cache; returns the bytes (preadv2(2), RWF_NOWAIT).
+    """Fill a buffer from a file, as far as its pages are in the page cache; returns the bytes (preadv2(2), RWF_NOWAIT).
 
-    Raises OSError: EAGAIN where the disk has to be read, EOPNOTSUPP where the file system cannot tell.
+    Raises OSError: EAGAIN if the disk has to be read, EOPNOTSUPP if the file system cannot tell.
     """
     if hasattr(os, "RWF_NOWAIT"):
         return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
@@ -61,7 +61,7 @@ def check_descriptors() -> int:
 
 
 def check_kernel() -> None:
-    """Raise GrowfsError where the kernel, or the rules of a container, refuse what growfs cannot do without."""
+    """Raise GrowfsError if the kernel, or the rules of a container, refuse something that growfs requires."""
     try:
         os.close(pidfd_open(os.getpid()))
     except OSError as error:

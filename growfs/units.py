@@ -42,16 +42,16 @@ def size(text: str) -> int:
 
 
 def flag_size(bytes: float) -> str:
-    """A size as the command line takes it, such as 68.01GB: no larger, and smaller by less than a thousandth."""
+    """A size in command-line form, such as 68.01GB: never larger, and smaller by less than a thousandth."""
     unit, factor = next((row for row in UNITS if bytes >= row[1]), ("B", 1))
     return f"{math.floor(1000 * bytes / factor) / 1000:g}{unit}"
 
 
 def rate(text: str) -> int:
-    """Bytes per second: 200MB/s, or 200MB; 0: no limit."""
+    """Bytes per second: 200MB/s, or 200MB; 0 for no limit."""
     amount = text.strip().removesuffix("/s")
     try:
-        if not re.search("bit|bps", amount, re.IGNORECASE):  # parse_size would take them for bytes
+        if not re.search("bit|bps", amount, re.IGNORECASE):  # parse_size would interpret them as bytes
             return int(humanfriendly.parse_size(amount))
         raise humanfriendly.InvalidSize
     except humanfriendly.InvalidSize:

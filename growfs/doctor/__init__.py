@@ -1,10 +1,10 @@
-"""`growfs doctor`: whether a mount would work here, what would hurt it, and what to expect of it.
+"""`growfs doctor`: whether a mount would work here, what would impair it, and what to expect of it.
 
-Owns no rule of a mount: it asks the functions that the mount itself asks (`fuse.mounting`, `fuse.engine`,
-`cache.directory`, `remote`), and says what they say.
+Owns none of a mount's rules: it calls the functions that the mount itself calls (`fuse.mounting`, `fuse.engine_choice`,
+`cache.cache_folder`, `remote`), and reports their results.
 
-Always: it changes nothing and leaves nothing behind, also when it is interrupted. What may wait for a server runs in a
-process of its own, which is killed in time. A check fails exactly where mounting would fail.
+Invariants: it changes nothing and leaves nothing behind, even when it is interrupted. Steps that may wait for a server
+run in a separate process, which is killed in time. A check fails exactly if mounting would fail.
 
-For others: `examination.diagnose` and `examination.Effort`.
+Public: `examination.diagnose` and `examination.Effort`.
 """

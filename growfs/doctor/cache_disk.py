@@ -1,4 +1,4 @@
-"""The cache's disk: which file system it has, how much room there is, and how fast it is."""
+"""The cache's disk: its file system, how much room it has, and how fast it is."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FREE_FILES_MIN = 10_000
 
 
 class CacheDisk:
-    """Checks the disk for a cache with these options. name: of the cache's folder; None if the remote is not known.
+    """Checks the disk for a cache with these options. name: of the cache's folder; None if the remote is unknown.
 
-    folder: the cache directory, or what there is of its path. usable, disk: what `checks` found. spare: bytes that
-    may be written for a moment.
+    folder: the cache directory, or the existing part of its path. usable, disk: the results of `checks`. spare: bytes
+    that may be written temporarily.
     """
 
     def __init__(self, options: Options, name: str | None) -> None:
@@ -45,12 +45,12 @@ class CacheDisk:
         self.spare = 0
 
     def checks(self, seconds: float) -> Iterator[Check]:
-        """All checks. seconds: for writing, and for reading. `disk` is known afterwards, if it is `usable`."""
+        """All checks. seconds: for writing, and again for reading. `disk` is set afterwards, if it is `usable`."""
         cache_dir = self._options.cache_dir
         try:
             if self._name is not None:
                 check_cache(cache_dir, self._name)
-            with tempfile.TemporaryFile(dir=self.folder):  # it never has a name, so nothing can be left of it
+            with tempfile.TemporaryFile(dir=self.folder):  # it never has a name, so it cannot be left behind
                 pass
         except GrowfsError as error:
             yield Check.failed("folder", error)
@@ -104,7 +104,7 @@ class CacheDisk:
         return ok("space", f"{state}; the cache may take {format_size(room)}")
 
     def _used_bytes(self) -> int:
-        """What the cache has already. Its database is read as it is, without the files that SQLite would make."""
+        """The size of the existing cache. Its database is read as is, without creating SQLite's files."""
         if self._name is None:
             return 0
         database = self._options.cache_dir / self._name / DATABASE
@@ -122,7 +122,7 @@ class CacheDisk:
         return ok("hard links", "work")
 
     def _check_speed(self, seconds: float) -> Check:
-        """Write and read a file that has no name, past the page cache where the file system can do that."""
+        """Write and read a file without a name, bypassing the page cache if the file system can."""
         most = min(self.spare // 2, SPEED_BYTES_MAX)
         if most < BLOCK_BYTES:
             return warning("speed", "not measured: too little room", "delete something there")
@@ -138,7 +138,7 @@ class CacheDisk:
 
 
 def _check_format(cache: Path) -> Check | None:
-    """Whether a mount would go on with the cache that there is."""
+    """Whether a mount would continue with the existing cache."""
     try:
         other = other_format(cache)
     except GrowfsError as error:
@@ -151,7 +151,7 @@ def _check_format(cache: Path) -> Check | None:
 
 
 def _bypass_page_cache(fd: int) -> bool:
-    """Switch direct input and output on (open(2), O_DIRECT); whether the file system has it."""
+    """Switch direct input and output on (open(2), O_DIRECT); returns whether the file system supports it."""
     with suppress(OSError):
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
         return True
@@ -159,14 +159,14 @@ def _bypass_page_cache(fd: int) -> bool:
 
 
 def _write(file: IO[bytes], most: int, seconds: float, direct: bool) -> tuple[int, float]:
-    """(bytes written, bytes per second). With what the disk itself caches written out."""
-    block = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as O_DIRECT needs it
+    """(bytes written, bytes per second). Includes flushing the disk's own cache."""
+    block = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as required by O_DIRECT
     block[:] = os.urandom(BLOCK_BYTES)  # some file systems compress
     written, began = 0, time.monotonic()
     while written + BLOCK_BYTES <= most and (not written or time.monotonic() < began + seconds):
         written += os.write(file.fileno(), block)
         if not direct:
-            os.fdatasync(file.fileno())  # at each block, as the page cache takes gigabytes, and writes them out later
+            os.fdatasync(file.fileno())  # after each block, since the page cache takes gigabytes and writes them later
     os.fdatasync(file.fileno())
     return written, written / (time.monotonic() - began)
 

@@ -1,4 +1,4 @@
-"""`Check`: one line of the doctor; what was measured on the way; the messages of the process that tries a remote."""
+"""`Check`: one line of the doctor; the results of measurements; the messages of the process that tries a remote."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from growfs.errors import GrowfsError
 from growfs.remote.interface import RemoteSpec
 
 SCRATCH = ".growfs-doctor-"
-"""How the names of folders begin that exist for seconds only."""
+"""Prefix of the names of folders that exist only for seconds."""
 
 
 class Level(enum.Enum):
-    """How bad it is. FAILURE: a mount would fail."""
+    """The severity. FAILURE: a mount would fail."""
 
     OK = "ok"
     WARNING = "warning"
@@ -25,7 +25,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found, in words. remedy: what to do about it; empty where nothing need be done."""
+    """A finding, as text. remedy: what to do about it; empty if nothing need be done."""
 
     level: Level
     name: str
@@ -34,7 +34,7 @@ class Check:
 
     @classmethod
     def failed(cls, name: str, error: GrowfsError) -> Check:
-        """A mount would end with this error. What to do follows its first semicolon outside of brackets."""
+        """A mount would end with this error. The remedy follows its first semicolon outside of brackets."""
         text, _, remedy = re.sub(r"; (?![^(]*\))", "\0", str(error), count=1).partition("\0")
         return cls(Level.FAILURE, name, text, remedy)
 
@@ -45,12 +45,12 @@ def ok(name: str, text: str) -> Check:
 
 
 def warning(name: str, text: str, remedy: str) -> Check:
-    """A check that found what a mount can do with, though not well."""
+    """A check that found a problem with which a mount works, though not well."""
     return Check(Level.WARNING, name, text, remedy)
 
 
 def attempt(name: str, check: Callable[[], object], text: str) -> Check:
-    """A check of something that raises GrowfsError if it is wrong. text: what to say if it is not."""
+    """Check something that raises GrowfsError if it is wrong. text: what to report if it is not."""
     try:
         check()
     except GrowfsError as error:
@@ -60,7 +60,7 @@ def attempt(name: str, check: Callable[[], object], text: str) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The disk of the cache. room: bytes that a cache may take. write, read: bytes per second; 0: not measured."""
+    """The disk of the cache. room: bytes available to a cache. write, read: bytes per second; 0 if not measured."""
 
     room: int
     write: float = 0.0
@@ -69,9 +69,9 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a listing brought in `s` seconds. whole: that was all. first_s: until the first files.
+    """The result of listing for `s` seconds. whole: whether that was everything. first_s: until the first files.
 
-    files_unsized: of these, the sizes are not known. bytes: of the others.
+    files_unsized: those with unknown sizes. bytes: total size of the others.
     """
 
     files: int
@@ -85,9 +85,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDownload:
-    """What was fetched in `s` seconds. first_s: until the first file was complete; None: none was.
+    """The result of fetching for `s` seconds. first_s: until the first file was complete; None if none was.
 
-    processes: how many a mount will have do this. One was measured.
+    processes: how many a mount will use for this. One was measured.
     """
 
     files: int
@@ -102,13 +102,13 @@ class MeasuredDownload:
         return self.processes * self.bytes / self.s if self.s else 0.0
 
 
-# Messages to and from the process that tries the remote, besides those above. It also sends the GrowfsError of a
+# Messages to and from the process that tries the remote, in addition to those above. It also sends the GrowfsError of a
 # request that is repeated, and None at the end.
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteToTry:
-    """What to try. folder: an empty one, for the files that are fetched. room: bytes that these may take.
+    """What to try. folder: an empty one, for the fetched files. room: bytes that these may take.
 
     list_s, download_s: how long to measure. bytes_per_s: the limit on downloads; 0 for none.
     """
@@ -123,7 +123,7 @@ class RemoteToTry:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What begins now. limit_s: it may take so long, beyond the time in which a server has to answer."""
+    """The phase that begins now. limit_s: how long it may take, in addition to the time that a server has to answer."""
 
     name: str
     limit_s: float = 0.0

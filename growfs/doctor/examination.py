@@ -1,6 +1,6 @@
-"""`diagnose`: runs all checks in order, prints each as it comes, and gives the result as a value for --json.
+"""`diagnose`: runs all checks in order, prints each as it finishes, and gives the result as a value for --json.
 
-The lines are aligned and colored on a terminal; in a pipe they are plain, and each check is on one line.
+The lines are aligned and colored on a terminal; in a pipe they are plain, with each check on one line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from growfs.remote.names import redact
 from growfs.units import seconds
 
 FETCH_BYTES_MAX = 4 << 30
-"""Bytes that are fetched to measure the link, at most."""
+"""The maximum number of bytes fetched to measure the link."""
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
 LEVEL_CHARS, NAME_CHARS = 7, 12
 PIPE_CHARS = 100_000
@@ -53,7 +53,7 @@ class Effort:
 
     @classmethod
     def parse(cls, measure: str, timeout: str) -> Effort:
-        """From the values of the flags. Raises UsageError that names the flag."""
+        """Parse the values of the flags. Raises UsageError that names the flag."""
         try:
             flag = "--measure"
             measure_s = seconds(measure)
@@ -64,8 +64,8 @@ class Effort:
 
 
 def diagnose(url: str | None, mountpoint: Path | None, options: Options, effort: Effort, as_json: bool) -> int:
-    """Print what is found, and return the exit code: 1 where a mount would fail. Raises UsageError."""
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that nothing is left behind
+    """Print the findings, and return the exit code: 1 if a mount would fail. Raises UsageError."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C, so that nothing is left behind
         signal.signal(number, signal.default_int_handler)
     console = Console(highlight=False, quiet=as_json)
     if not console.is_terminal:
@@ -106,9 +106,9 @@ def _row(check: Check, on_terminal: bool) -> Table:
 
 
 class Examination:
-    """Runs the checks. url: None to examine the machine and the cache only.
+    """Runs the checks. url: None to examine only the machine and the cache.
 
-    on_phase: called with what begins, where it may take a while.
+    on_phase: called with the phase that begins, if it may take a while.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Examination:
         self._outlook = Outlook()
 
     def run(self) -> Generator[tuple[str, Check], None, None]:
-        """Each check as soon as it is made, with its section."""
+        """Each check as soon as it is finished, with its section."""
         sections: dict[str, Iterator[Check]] = {
             "machine": check_machine(self._options.allow_other),
             f"cache {self._options.cache_dir}": self._check_cache(),
@@ -152,7 +152,7 @@ class Examination:
         return [check.name for checks in self._checks.values() for check in checks if check.level is level]
 
     def report(self) -> dict[str, Any]:
-        """The result for --json: what was checked, measured and expected. Sizes in bytes, times in seconds."""
+        """The result for --json: findings, measurements and expectations. Sizes in bytes, times in seconds."""
         checks = [
             {"section": section.partition(" ")[0] if section != "what to expect" else "outlook"}
             | asdict(check)

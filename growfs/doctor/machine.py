@@ -28,16 +28,16 @@ from growfs.syscalls import check_descriptors, check_kernel
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMORY_BYTES_MIN = 1 << 30
-"""The daemon and two workers that download take a few hundred megabytes, and the page cache counts as well."""
+"""The daemon and two downloading workers take a few hundred megabytes, and the page cache also counts."""
 CORES_MIN = 1.0
 PROCESSES_MIN = 512
 """Threads count. Each worker has one for each transfer, up to some 200."""
 _UNLIMITED = 1 << 60
-"""Version 1 of control groups writes a number above this for no limit."""
+"""Version 1 of control groups writes a number above this if there is no limit."""
 
 
 def check_machine(allow_other: bool) -> Iterator[Check]:
-    """All that does not depend on the cache or the remote. allow_other: the option."""
+    """All checks that do not depend on the cache or the remote. allow_other: the option."""
     yield attempt("kernel", check_kernel, f"Linux {platform.release()}")
     device = attempt(DEVICE.name, check_device, f"{DEVICE} can be opened")
     yield device
@@ -145,7 +145,7 @@ def _check_limits() -> Iterator[Check]:
 
 
 def _limits(controller: str, file: str, file_v1: str) -> Iterator[int]:
-    """The limits of this process's control group, and of those above it, as far as they can be seen."""
+    """The limits of this process's control group, and of those above it, as far as visible."""
     for group in _groups(""):
         yield from _numbers(group / file)
     for group in _groups(controller):
@@ -165,7 +165,7 @@ def _core_limits() -> Iterator[float]:
 def _groups(controller: str) -> Iterator[Path]:
     """The folders of this process's control group and those above it (cgroups(7)). controller: "" for version 2.
 
-    In a container the path may be that of the host, of which the container sees its own group only, as the top.
+    In a container, the path may be the host's, while only the container's own group is visible, at the top.
     """
     top = CGROUPS / controller
     for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What to expect of a mount: how soon training starts, when the cache is full, how much of the data will be seen."""
+"""What to expect of a mount: when training starts, when the cache is full, how much of the data will be seen."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from growfs.units import flag_size
 
 EPOCHS = (1, 10, 50)
 SLOWER = 0.8
-"""Rates are measured for seconds only: a smaller difference says nothing."""
+"""Rates are measured for only a few seconds: a smaller difference is not significant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is expected. Seconds from the start of the mount; None: not known. seen: share of the data by epoch."""
+    """The expectations. Seconds are from the start of the mount; None if unknown. seen: share of the data by epoch."""
 
     first_file_s: float | None = None
     start_s: float | None = None
@@ -32,7 +32,7 @@ class Outlook:
 def check_outlook(
     options: Options, disk: Disk, listing: Listing, download: MeasuredDownload | None
 ) -> Iterator[Check | Outlook]:
-    """Lines about the time to come, and at last the Outlook."""
+    """Lines about the time to come, and finally the Outlook."""
     if listing.smallest > disk.room and not listing.files_unsized:
         text = f"not even one file fits: the smallest has {format_size(listing.smallest)}"
         yield Check(Level.FAILURE, "cache", text, "see --cache-size, --min-free and --cache-dir")
@@ -90,13 +90,13 @@ def _describe_coverage(workload: Workload, result: PolicyResult, seen: dict[int,
     sizes = f"--data-size {flag_size(workload.data_bytes)} --files {workload.files:.0f}"
     cache = f"--cache-size {flag_size(workload.cache_bytes)} --bandwidth {flag_size(workload.bandwidth)}/s"
     command = f"growfs plan {sizes} {cache} --read-rate {flag_size(workload.read_rate)}/s"
-    if repeats_too_often(workload, result):  # no warning, as the rate of the training is not known
+    if repeats_too_often(workload, result):  # no warning, since the rate of the training is unknown
         text += "; each fetched file is opened more than four times"
     return Check(Level.OK, "coverage", text, command)
 
 
 def _total_bytes(listing: Listing, download: MeasuredDownload) -> int | None:
-    """The size of the data set; of files whose size is not known, as large as those that were fetched."""
+    """The size of the data set; files of unknown size are assumed to be as large as those that were fetched."""
     if not listing.whole:
         return None
     if listing.files_unsized and not download.files:
@@ -105,5 +105,5 @@ def _total_bytes(listing: Listing, download: MeasuredDownload) -> int | None:
 
 
 def _duration(seconds: float) -> str:
-    """About so long; starting takes most of a second in any case."""
+    """An approximate duration; starting takes most of a second in any case."""
     return f"about {format_timespan(max(1, round(seconds)), max_units=2)}"

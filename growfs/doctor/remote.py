@@ -1,4 +1,4 @@
-"""The remote, tried in a process of its own: this side starts it, and kills it if a server does not answer in time."""
+"""The remote, tried in a separate process: this side starts it, and kills it if a server does not answer in time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from growfs.workers import messages
 
 Found = Check | Listing | MeasuredDownload
 IMPORT_S = 30.0
-"""Importing a store's library may take long, on a busy machine."""
+"""Importing a store's library may take long on a busy machine."""
 
 
 def check_remote(probe: RemoteToTry, answer_s: float, on_phase: Callable[[str], None]) -> Generator[Found, None, None]:
-    """Try a remote. answer_s: how long a server may take to answer. on_phase: called with what begins, in words."""
+    """Try a remote. answer_s: how long a server may take to answer. on_phase: called with each phase, as text."""
     connection, theirs = socket.socketpair()
     with connection, os.fdopen(memfd_create("growfs-errors"), "w+") as errors:
         with theirs:
@@ -46,7 +46,7 @@ def check_remote(probe: RemoteToTry, answer_s: float, on_phase: Callable[[str], 
             text = f"the process that tries the remote died: {lines[-1]}"
             yield Check(Level.FAILURE, "remote", text, "look at dmesg: it may have run out of memory")
         finally:
-            with suppress(ProcessLookupError):  # it does not lead its session yet
+            with suppress(ProcessLookupError):  # it is not leading its session yet
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.wait()

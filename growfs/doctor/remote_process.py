@@ -1,7 +1,7 @@
-"""The process that tries the remote, `python -m growfs.doctor.remote_process FD`, as a worker of a mount would use it.
+"""The process that tries the remote, `python -m growfs.doctor.remote_process FD`, in the way of a mount's worker.
 
-What a server does not answer cannot be interrupted within a process, so this is one of its own, which is killed. It
-gets a `RemoteToTry` and sends a `Phase` before each step that may take long, then each `Check`, `Listing` and
+A call that waits for a server cannot be interrupted within a process, so this is a separate one, which can be killed.
+It gets a `RemoteToTry`, and sends a `Phase` before each step that may take long, then each `Check`, `Listing` and
 `MeasuredDownload`.
 """
 
@@ -40,20 +40,20 @@ from growfs.workers.downloader import Downloader
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 
 REGION_HEADER = "x-amz-bucket-region"
-"""AWS sends it for any request to a bucket, even if it refuses that."""
+"""AWS sends this header for any request to a bucket, even a refused one."""
 PRODUCER_S = 30.0
-"""A producer may take so long for its first file: it imports what it needs."""
+"""A producer may take this long for its first file, because of its imports."""
 SAMPLE_FILES = 4096
 SAMPLE_FILES_ENDLESS = 1000
 SKEW_S = 60.0
 SKEW_S_MAX = 15 * 60.0
-"""S3 refuses requests whose signature is older (RequestTimeTooSkewed)."""
+"""S3 refuses requests with an older signature (RequestTimeTooSkewed)."""
 
 Send = Callable[[Any], None]
 
 
 def main() -> None:
-    """Serve the process at the other end of the given socket. It has a session of its own, with all that it starts."""
+    """Serve the process at the other end of the given socket. Runs in its own session, with all that it starts."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     lock = threading.Lock()
     probe: RemoteToTry = messages.receive(connection)
@@ -65,7 +65,7 @@ def main() -> None:
 
     _run(probe, send)
     send(None)
-    signal.pause()  # until it is killed: threads may still wait for a server
+    signal.pause()  # until killed: threads may still be waiting for a server
 
 
 def _end_with(connection: socket.socket) -> None:
@@ -180,7 +180,7 @@ def _compare_clocks(date: str) -> Check:
 
 
 def _list(probe: RemoteToTry, send: Send) -> list[RemoteFile]:
-    """List for a while. Returns some of the files, at random."""
+    """List for a while. Returns a random sample of the files."""
     spec = probe.spec
     if spec.is_endless:
         assert spec.producer
@@ -203,7 +203,7 @@ def _list(probe: RemoteToTry, send: Send) -> list[RemoteFile]:
                 smallest = min(smallest, file.size) if files - unsized > 1 else file.size
             if len(sample) < SAMPLE_FILES:
                 sample.append(file)
-            elif (place := choice.randrange(files)) < SAMPLE_FILES:  # so each file is in it with the same chance
+            elif (place := choice.randrange(files)) < SAMPLE_FILES:  # gives each file the same chance
                 sample[place] = file
         if files and not first_s:
             first_s = time.monotonic() - began
@@ -251,7 +251,7 @@ def _download(probe: RemoteToTry, sample: list[RemoteFile], send: Send) -> None:
 
 
 class _Progress:
-    """What a Downloader reports, in a thread of its own."""
+    """Collects a Downloader's reports, on its own thread."""
 
     def __init__(self, send: Send) -> None:
         self.received = self.finished = 0
@@ -274,7 +274,7 @@ class _Progress:
             self._changed.notify()
 
     def wait(self, files: int, timeout_s: float) -> None:
-        """Wait until so many files have ended, or until the timeout."""
+        """Wait until that many files have ended, or until the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self.finished + len(self.failed) >= files, timeout_s)
 

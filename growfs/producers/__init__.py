@@ -1,6 +1,6 @@
-"""Ready-made producers and index functions of archives. They are examples for your own, too.
+"""Ready-made producers and index functions of archives. They also serve as examples for your own.
 
-A producer makes a local file (`out`) from a remote one (`source`). It runs in a process of its own, so it may be slow:
+A producer makes a local file (`out`) from a remote one (`source`). It runs in its own process, so it may be slow:
 
     growfs mount s3://bucket/volumes /mnt/train --producer gunzip --rename '{stem}'
 

@@ -1,8 +1,8 @@
-"""Index functions: each yields the members of an archive, with their names and where their bytes are.
+"""Index functions: each yields the members of an archive, with their names and the positions of their bytes.
 
-An index function gets the archive as a seekable binary file and yields its members in any order. The order of the
-archive is the fastest, because the file is then read in order. Any file with parts that deserve names is an archive:
-a volume, for example, with each slice as a member.
+An index function gets the archive as a seekable binary file and yields its members in any order. Archive order is the
+fastest, because the file is then read sequentially. Any file with parts that deserve names is an archive: a volume, for
+example, with each slice as a member.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 CLASS_DIGITS = 5
-"""A class number has so many digits as a folder name, so that ImageFolder, which sorts names, numbers it alike."""
+"""Digits of a class number as a folder name, so that ImageFolder, which sorts names, numbers classes alike."""
 CLASS_BYTES_MAX = 200
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -91,12 +91,12 @@ def _opened(source: BinaryIO) -> tarfile.TarFile:
 
 def _regular(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     while info := archive.next():
-        archive.members.clear()  # type: ignore[attr-defined] # else it would keep all members
+        archive.members.clear()  # type: ignore[attr-defined] # otherwise it would keep all members
         if info.issparse():
             raise ValueError("sparse members are no ranges of bytes; make it without --sparse")
         if info.isfile():
             yield info
-    archive.fileobj.seek(archive.offset)  # tarfile takes a block that it cannot read for the end
+    archive.fileobj.seek(archive.offset)  # tarfile mistakes a block that it cannot read for the end
     if archive.fileobj.read(tarfile.BLOCKSIZE).strip(tarfile.NUL):
         raise ValueError("damaged or cut short")
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from growfs.errors import pip_install
 
-COPY_BYTES = 1 << 17  # a larger buffer does not fit in a core's cache, and takes twice the CPU
+COPY_BYTES = 1 << 17  # a larger buffer does not fit in a core's cache, and takes twice the CPU time
 
 
 def copy(source: BinaryIO, out: BinaryIO) -> None:
@@ -31,7 +31,7 @@ def unxz(source: BinaryIO, out: BinaryIO) -> None:
 
 
 def unzstd(source: BinaryIO, out: BinaryIO) -> None:
-    """Decompress a zstd file. Needs Python 3.14, or the package backports.zstd, of the extra `zstd`."""
+    """Decompress a zstd file. Needs Python 3.14, or the package backports.zstd from the extra `zstd`."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:

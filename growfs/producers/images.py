@@ -9,7 +9,7 @@ from growfs.errors import pip_install
 
 
 def resize(source: BinaryIO, out: BinaryIO, pixels: int, quality: int = 90) -> None:
-    """Shrink an image to at most so many pixels in width and height; its format stays. Needs Pillow."""
+    """Shrink an image to at most `pixels` in width and height, in the same format. Needs Pillow."""
     try:
         from PIL import Image
     except ImportError:
