@@ -1,4 +1,4 @@
-"""Measures growfs on this machine, compared with plain files and copy programs, and says which targets are met.
+"""Measures growfs on this machine, compared with plain files and copy programs, and reports which targets are met.
 
 Run it as tools/bench.
 
@@ -61,10 +61,10 @@ BENCHMARKS: dict[str, Callable[[Setting, Figures], str]] = {
     "stalls": stalls,
     "nodes": nodes,
 }
-"""Each measures, and returns the title of its figures."""
+"""Each runs its measurements, and returns the title of its figures."""
 
 FIELDS = ("name", "measured", "unit", "rounds", "noise", "target", "met")
-"""Of a figure, as --json writes them."""
+"""The fields of a figure, as written by --json."""
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -124,7 +124,7 @@ def stop(signum: int, frame: object) -> NoReturn:
 
 
 def main() -> int:
-    """Run the named benchmarks, or all; or what `peers` compares."""
+    """Run the named benchmarks (by default, all), or the comparison of `peers`."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     if sys.argv[1:2] == ["peers"]:

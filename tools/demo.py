@@ -1,8 +1,8 @@
 """Demonstrates growfs on this machine alone: a model trains on a data set that is larger than the cache.
 
 It creates a data set, serves it with a real S3 server (rclone) at the speed of a slow connection, mounts it, trains
-with TensorFlow's own reader, and removes everything again, also when interrupted. Run it as tools/demo, which installs
-what it needs.
+with TensorFlow's own reader, and removes everything again, even when interrupted. Run it as tools/demo, which installs
+the requirements.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tools.benchmarks.servers import rclone_server
 SHARDS = 64
 RECORDS_PER_SHARD = 128
 BATCH = 16  # records; divides RECORDS_PER_SHARD
-PADDING_BYTES = 32_000  # in place of an image: read from the disk, ignored by the model
+PADDING_BYTES = 32_000  # instead of an image: read from the disk, ignored by the model
 CLASSES = 10
 FEATURES = 64
-NOISE = 2.0  # standard deviation around a class's centre; that of the centres is 1
+NOISE = 2.0  # standard deviation around a class's center; that of the centers is 1
 
 CACHE_SIZE_MB = 96
 SERVER_MIB_PER_S = 10  # slow enough to watch the mount grow
@@ -60,7 +60,7 @@ class Epoch:
     read_bytes: int
     seconds: float
     loss: float
-    accuracy: float  # on records that are not in the data set
+    accuracy: float  # on records outside the data set
 
 
 def train(folder: Path, epochs: int, held_out: tuple[Any, Any]) -> Iterator[Epoch]:
@@ -81,7 +81,7 @@ def train(folder: Path, epochs: int, held_out: tuple[Any, Any]) -> Iterator[Epoc
         metrics=["accuracy"],
     )
     options = tf.data.Options()
-    options.autotune.enabled = False  # its thread may keep the end of an epoch waiting for many seconds
+    options.autotune.enabled = False  # its thread may delay the end of an epoch by many seconds
     steps: list[int] = []
     count = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(batch))
     for _ in range(epochs):

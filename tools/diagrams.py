@@ -1,7 +1,7 @@
-"""Draws the pictures of docs/how-it-decides.md and docs/many-nodes.md, by the rules of a mount in simulated time:
+"""Draws the pictures of docs/how-it-decides.md and docs/many-nodes.md, using the rules of a mount in simulated time:
 python -m tools.diagrams.
 
-They need no mount and no network, and are the same at every run.
+They need no mount and no network, and are the same in every run.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ NODES_DATA, NODES_CACHES = 10**16, 0.2
 PASSES = 4
 """Passes of the nodes in the curves."""
 NODE_LINK, BUCKET_LINK = 1.25e9, 50e9
-"""Bytes per second that a node receives, and that the bucket sends to all of them."""
+"""Bytes per second that a node can receive, and that the bucket can send to all of them."""
 OPEN_S = 1.0
 LINK = 0.6
-"""Files that the link brings while the program reads one."""
+"""Files that the link delivers while the program reads one."""
 SECOND_LISTS, SECOND_ENDS = 5, 10
 
 REMOTE, ARRIVED, NEW, LISTED, DELISTED = range(5)
@@ -99,7 +99,7 @@ def rotation(second: bool) -> list[list[int]]:
 
 
 def draw_rotation(axes: Axes, rows: Sequence[Sequence[int]], title: str) -> None:
-    """A square for each file in each epoch; none where the file is only in the remote."""
+    """Draw a square for each file in each epoch, except for files that are only on the remote."""
     squares = [
         (epoch, place, COLORS[state])
         for place, states in enumerate(rows, 1)
@@ -115,7 +115,7 @@ def draw_rotation(axes: Axes, rows: Sequence[Sequence[int]], title: str) -> None
 
 
 def draw_coverage(seen: Axes, waiting: Axes) -> None:
-    """The share of the data that was seen, and the share of opens that wait, over time."""
+    """Draw the share of the data seen, and the share of opens that wait, over time."""
     for policy in ("growfs", "lru", "never"):
         points = simulate_policy(WORKLOAD, policy).points
         hours = [point.s / 3600 for point in points]
@@ -134,8 +134,8 @@ def draw_coverage(seen: Axes, waiting: Axes) -> None:
 
 @functools.cache
 def passes_of_nodes(count: int, share: float, replaced: int = 0) -> tuple[float, float]:
-    """How often nodes read the remote in the last of some passes, in sizes of the data set, and the unevenness of how
-    long each shows the files, the largest of all nodes.
+    """(reads of the remote by all nodes in the last of some passes, in multiples of the data set; the largest
+    unevenness of how long a node shows its files).
 
     share: of the data, for all caches together. replaced: how often in a pass each of the nodes leaves, one after the
     other, and an empty one joins for it.
@@ -155,15 +155,15 @@ def passes_of_nodes(count: int, share: float, replaced: int = 0) -> tuple[float,
 
 
 def days_of_nodes(count: int, with_peers: bool) -> float:
-    """Days until each of the nodes has seen all of NODES_DATA: what limits is its own link, or that of the bucket."""
+    """Days until each of the nodes has seen all of NODES_DATA: limited by its own link, or that of the bucket."""
     found = nodes.simulate_nodes(count, NODES_DATA, round(NODES_CACHES * NODES_DATA / count), None)
     remote = found.first_remote_bytes if with_peers else found.first_alone_bytes
     return max(NODES_DATA / NODE_LINK, remote / BUCKET_LINK) / 86_400
 
 
 def draw_nodes(reads: Axes, evenness: Axes, times: Axes) -> None:
-    """Reads of the remote in a pass, and how unevenly files are shown, over the size of the caches; days until each
-    node saw all, over their number.
+    """Draw the reads of the remote in a pass, and how unevenly files are shown, over the size of the caches; and the
+    days until each node has seen all, over the number of nodes.
     """
     shares = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3]
     for count, replaced, of_all, label in (

@@ -31,7 +31,7 @@ MERMAID = "docs/assets/mermaid.tiny.js"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Replaces what MkDocs found in docs/ by the files of the site, under their paths in the checkout."""
+    """Replace the files that MkDocs found in docs/ by those of the site, under their paths in the checkout."""
     of_theme = [file for file in files if file.src_dir != config.docs_dir]
     found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")] + list(ROOT.glob("*.md"))
     paths = sorted(path.relative_to(ROOT).as_posix() for path in found if path.suffix in {".md", *ASSETS})
@@ -48,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def links(path: str) -> Iterator[tuple[str, str]]:
-    """Text and target (relative to the checkout) of the links of a page to files of this checkout."""
+    """Text and target (relative to the checkout) of the links from a page to files of this checkout."""
     for link in LINK.finditer((ROOT / path).read_text()):
         target = resolved(link["target"], path)
         if (ROOT / target).is_file():
@@ -61,7 +61,7 @@ def resolved(target: str, page: str) -> str:
 
 
 def is_source(path: str) -> bool:
-    """Whether a file that a page links becomes a page that shows it."""
+    """Whether a file that a page links to becomes a page that shows it."""
     return posixpath.splitext(path)[1] not in {".md", *ASSETS}
 
 
@@ -88,7 +88,7 @@ def navigation() -> list[Any]:
 
 
 def entry(path: str) -> str | list[Any]:
-    """A page. With it, if it is the README.md of a folder, the files of that folder which it links."""
+    """A page. If it is the README.md of a folder, includes the files of that folder which it links to."""
     folder, name = posixpath.split(path)
     if not folder or name != "README.md":
         return path
@@ -106,9 +106,9 @@ def nav_paths(entries: Any) -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads links to source files to the pages that show them, and links to folders to their README.md.
+    """Point links to source files at the pages that show them, and links to folders at their README.md.
 
-    A pipe in code in a table has a backslash on GitHub, which would be seen here.
+    GitHub needs a backslash before a pipe in code in a table; it would be visible here.
     """
 
     def shown(link: re.Match[str]) -> str:
@@ -121,7 +121,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Loads the script that draws diagrams (2.5 MB) where there is one. The theme would load it from the network."""
+    """Load the script that draws diagrams (2.5 MB) on pages that have one. The theme would load it from the network."""
     if '<pre class="mermaid">' not in output:
         return output
     script = posixpath.relpath(MERMAID, posixpath.dirname(page.file.dest_uri) or ".")

@@ -1,6 +1,6 @@
 """Tests whether a model trains as well from a rotating cache of a tenth of the data as from all of it.
 
-Within a repetition every way to read has the same split, initial weights, batch size and number of steps; only the
+Within a repetition, every way to read has the same split, initial weights, batch size and number of steps; only the
 order of the samples differs. Run it as tools/experiments.
 """
 
@@ -23,13 +23,13 @@ from tools.training.results import CONFIDENCE, GOAL_OPENS_MAX, GOAL_POINTS, Row
 DOCS = Path(__file__).parents[1] / "docs"
 REPETITIONS = 30
 EPOCHS = (10, 40)
-"""Lengths of training, in epochs of everything local: each is a number of opens."""
+"""Lengths of training, in epochs with everything local: each amounts to a number of opens."""
 OPENS_PER_FETCH = (10, 4, 2, 1)
 USUAL = 4
-"""Opens per fetch where only one value is tested: what the default turnover gives."""
+"""Opens per fetch if only one value is tested: the result of the default turnover."""
 
 Way = Callable[[Numbers, int, int], Reading]
-"""Maps (labels, opens, seed) to what is read."""
+"""Maps (labels, opens, seed) to the samples that are read."""
 
 ABOUT = f"""
 `{{command}}` wrote this page.

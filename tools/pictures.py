@@ -1,7 +1,7 @@
-"""Makes the pictures of the README and the documentation, from real runs: python -m tools.pictures [NAME...].
+"""Makes the pictures of the README and the documentation from real runs: python -m tools.pictures [NAME...].
 
-demo: what tools/demo prints. top: `growfs top` while a program reads a mount, and `growfs report` on the same mount as
-headless Chromium shows it. tools/setup test installs what they need.
+demo: the output of tools/demo. top: `growfs top` while a program reads a mount, and `growfs report` on the same mount
+as shown by headless Chromium. tools/setup test installs the requirements.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CACHE_SIZE, BANDWIDTH = "80MB", "3MB/s"
 READ_EVERY_S = 0.01
 RUN_S = 75
 PAGE = (1200, 1250)
-"""The part of the report that is shown, in pixels."""
+"""The visible part of the report, in pixels."""
 BROWSER_FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -54,7 +54,7 @@ FONT_FACES = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
 
 def save_svg(text: str, name: str) -> None:
-    """Write an SVG of rich's, without the fonts that it would load from the network."""
+    """Write one of rich's SVGs, without the fonts that it would load from the network."""
     (DOCS / name).write_text(FONT_FACES.sub("", text))
 
 
@@ -87,7 +87,7 @@ def top_and_report() -> None:
 
 @contextmanager
 def read_mount(folder: Path) -> Iterator[Path]:
-    """Mount a bucket of folders with the cache too small for it, and have a process read what it lists."""
+    """Mount a bucket of folders with a cache that is too small for it, and let a process read the listed files."""
     chance = random.Random(1)
     for number in range(FILES * len(FOLDERS)):
         path = folder / "remote" / "bucket" / "train" / FOLDERS[number % len(FOLDERS)] / f"{number:04}.jpg"
@@ -106,7 +106,7 @@ def read_mount(folder: Path) -> Iterator[Path]:
 
 
 def read(mountpoint: Path) -> None:
-    """List the files, read them in random order, and begin again, for ever."""
+    """List the files, read them in random order, and start over, forever."""
     while True:
         files = list(mountpoint.glob("*/*.jpg"))
         random.shuffle(files)
@@ -116,7 +116,7 @@ def read(mountpoint: Path) -> None:
 
 
 def screenshot(page: Path, to: Path) -> None:
-    """Write what a browser shows of a page."""
+    """Write a browser's picture of a page."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         sys.exit("pictures: no browser; install chromium")
@@ -130,7 +130,7 @@ PICTURES: dict[str, Callable[[], None]] = {"demo": demo, "top": top_and_report}
 
 
 def main() -> None:
-    """Make the pictures that are named, or all."""
+    """Make the named pictures, or all."""
     for name in sys.argv[1:] or PICTURES:
         PICTURES[name]()
 

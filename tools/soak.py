@@ -1,9 +1,9 @@
-"""Reads through a mount while everything around it fails, and says what went wrong that should not.
+"""Reads through a mount while everything around it fails, and reports failures that should not have happened.
 
 Run it as tools/soak. tf.data and a PyTorch DataLoader train on a bucket through a cache that rotates, and check every
 byte. Meanwhile the remote misbehaves and changes, and the daemon, its workers, the S3 server and the readers are killed
-with SIGKILL, in an order that --seed repeats. It exits with 1 if a reader saw wrong bytes, or an error that nothing
-explains, or if something was left behind or has grown.
+with SIGKILL, in an order that --seed repeats. It exits with 1 if a reader saw wrong bytes or an unexplained error, or
+if something was left behind or has grown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUICK_MINUTES = 3.0
 
 
 def stop(signum: int, frame: FrameType | None) -> NoReturn:
-    """End as Ctrl-C does, with the tables."""
+    """End like Ctrl-C, with the tables."""
     raise KeyboardInterrupt
 
 

@@ -1,1 +1,1 @@
-"""What tools/bench measures. A benchmark adds its figures, and returns the title of their table."""
+"""The benchmarks of tools/bench. A benchmark adds its figures, and returns the title of their table."""

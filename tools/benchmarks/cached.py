@@ -1,4 +1,4 @@
-"""What reads a mount whose files are all cached, beside the plain files: a large file, many small ones, and a walk."""
+"""Reads of a mount with all files cached, compared with the plain files: a large file, many small ones, and a walk."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MIB = 1 << 20
 
 READS = {"warm, 1 MiB": MIB, "again, 1 MiB": MIB, "warm, 4 KiB": 4096, "warm, mmap": 0, "cold, 1 MiB": MIB}
 """The bytes per read, 0 for mmap, by the state of the page cache. "warm": only the cached file is in it, as after
-mounting; "again": the pages of the mount's file are too, after the read before; "cold": nothing is."""
+mounting; "again": the pages of the mount's file also are, after the previous read; "cold": neither is."""
 RATIO, CPU_S_PER_GB, PAGES_MAX = 0.95, 0.02, 1.1
-"""What engines have to reach if reads do not go through the daemon."""
+"""Targets for engines whose reads bypass the daemon."""
 LIBFUSE_RATIO = {"warm, 1 MiB": 0.10, "again, 1 MiB": 0.5}
 
 
@@ -44,7 +44,7 @@ def reads(setting: Setting, found: Figures) -> str:
                 is_direct = engine != "libfuse"
                 with fully_cached(engine, remote, setting.folder) as mount:
                     through, plain = mount.mountpoint / "shard.bin", mount.files / "shard.bin"
-                    reader.call("sequential", plain, MIB)  # brings the file into memory
+                    reader.call("sequential", plain, MIB)  # loads the file into memory
                     for case, block in READS.items():
                         seconds, cpu_s = {}, 0.0
                         for path in (plain, through)[:: -1 if number % 2 else 1]:
@@ -68,12 +68,12 @@ def reads(setting: Setting, found: Figures) -> str:
 
 
 def _page_cache(mount: Mount, reader: ReaderProcess, through: Path, plain: Path) -> int | None:
-    """Bytes of page cache that a file takes when it is read twice through a mount; None if the kernel does not say."""
+    """Bytes of page cache that a file takes when it is read twice through a mount; None if the kernel cannot tell."""
     drop_pages(through, plain)
     with through.open("rb") as one, plain.open("rb") as other:  # a later open may drop pages
         for _ in range(2):
             reader.call("sequential", through, MIB)
-        files = {os.fstat(file.fileno()).st_ino: file.fileno() for file in (one, other)}  # links lead to the same one
+        files = {os.fstat(file.fileno()).st_ino: file.fileno() for file in (one, other)}  # links lead to the same inode
         held = [cached_bytes(fd) for fd in files.values()]
     return None if None in held else sum(filter(None, held))
 
@@ -92,8 +92,8 @@ SMALL_BYTES = 100_000
 
 
 def small_files(setting: Setting, found: Figures) -> str:
-    """Small files in class folders, as an image data set: listed once, then opened, read and closed at random; a first
-    pass through a fresh mount and later ones, each paired with one over the plain files.
+    """Small files in class folders, like an image data set: listed once, then opened, read and closed at random. A
+    first pass through a fresh mount and later ones, each paired with one over the plain files.
     """
     files = 100 if setting.quick else 10_000
     need_space(setting.folder, 3 * files * SMALL_BYTES)
@@ -103,7 +103,7 @@ def small_files(setting: Setting, found: Figures) -> str:
         for number in range(setting.rounds):
             for engine in setting.engines:
                 with fully_cached(engine, remote, setting.folder) as mount:
-                    reader.call("files", mount.files, names, 0)  # not timed: brings the cached files into memory
+                    reader.call("files", mount.files, names, 0)  # not timed: loads the cached files into memory
                     listed_s = reader.call("walk", mount.mountpoint, False)["os.walk"]
                     found.add(f"{engine}, listing all", listed_s, unit="s")
                     for turn, which in enumerate(PASSES):
@@ -135,7 +135,7 @@ def make_small_files(remote: Path, files: int, names: Path | None = None, direct
         names.write_text("".join(f"{path}\n" for path in paths))
 
 
-# A walk, and nothing at all.
+# A walk, and an idle mount.
 
 TIMES_NATIVE = 3.0
 
@@ -152,7 +152,7 @@ def walk(setting: Setting, found: Figures) -> str:
         for _ in range(setting.rounds):
             for engine in setting.engines:
                 with fully_cached(engine, remote, setting.folder) as mount:
-                    reader.call("walk", mount.files, True)  # not timed: brings these names into the kernel's caches
+                    reader.call("walk", mount.files, True)  # not timed: loads these names into the kernel's caches
                     for turn in ("first", "again"):
                         plain = reader.call("walk", mount.files, True)
                         through = reader.call("walk", mount.mountpoint, True)
@@ -168,7 +168,7 @@ def walk(setting: Setting, found: Figures) -> str:
 
 
 def idle(setting: Setting, found: Figures) -> str:
-    """The CPU time of an idle mount: all mounts at once, and only one round, as others do not change CPU seconds."""
+    """The CPU time of an idle mount: all mounts at once, in one round, as other processes do not affect CPU seconds."""
     idle_s = 1 if setting.quick else 20
     remote = setting.folder / "remote"
     remote.mkdir()
@@ -180,7 +180,7 @@ def idle(setting: Setting, found: Figures) -> str:
             folder = setting.folder / engine
             folder.mkdir()
             mounts[engine] = stack.enter_context(fully_cached(engine, remote, folder))
-        time.sleep(1)  # until they have settled
+        time.sleep(1)  # lets them settle
         before = {engine: mount.cpu_s() for engine, mount in mounts.items()}
         time.sleep(idle_s)
         for engine, mount in mounts.items():

@@ -1,4 +1,4 @@
-"""Measures the CPU time of a command and everything it starts, including daemons, by a cgroup."""
+"""Measures the CPU time of a command and everything it starts, including daemons, with a cgroup."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ END_S_MAX = 30.0
 class Cgroup:
     """A child of this process's cgroup (version 2). The block's end waits until its processes have ended.
 
-    part: tells it from others of this process. Where it cannot be created (that takes root or a delegated cgroup),
+    part: distinguishes it from others of this process. If it cannot be created (that takes root or a delegated cgroup),
     commands run without it and nothing is counted.
     """
 
@@ -49,7 +49,7 @@ class Cgroup:
         return ["sh", "-c", JOIN, self._folder, *command] if self._folder else list(command)
 
     def processes(self) -> list[int]:
-        """The processes in it now."""
+        """The processes currently in it."""
         return [int(pid) for pid in (self._folder / "cgroup.procs").read_text().split()] if self._folder else []
 
     def cpu_s(self) -> float | None:

@@ -1,9 +1,9 @@
-"""Fills an empty cache from a server, and copies the same bucket by copy programs.
+"""Fills an empty cache from a server, and copies the same bucket with copy programs.
 
-growfs's time runs from its first connection to the server, so the listing counts and the start of Python does not, to
-the ctime of the last file (a file is renamed when it is whole). A copy program's time is that of its process; both are
-small and start at once. Each run has a new target; earlier writes are flushed first, and memory for the run is faulted
-in. CPU time is that of all processes.
+growfs's time runs from its first connection to the server, so that the listing counts but starting Python does not, to
+the ctime of the last file (a file is renamed when it is complete). A copy program's time is that of its process; both
+are small and start at once. Each run has a new target; earlier writes are flushed first, and memory for the run is
+faulted in. CPU time is that of all processes.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ RCLONE_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a server has: the bucket NAME, if it is not another store. certificate: to trust if the server uses TLS.
+    """The source of a run: the bucket NAME, unless it is another store. certificate: to trust if the server uses TLS.
 
-    flags: with which growfs reaches a store that is not S3 at the server's endpoint.
+    flags: with which growfs reaches a store other than S3 at the server's endpoint.
     """
 
     server: Server
@@ -71,7 +71,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class CopyRun:
-    """One run. cpu_s: None where it was not measured."""
+    """One run. cpu_s: None if it was not measured."""
 
     seconds: float
     cpu_s: float | None
@@ -80,7 +80,7 @@ class CopyRun:
 Contender = Callable[[Source, Path], CopyRun]
 """Copies a source to an empty folder."""
 Runs = dict[str, list[CopyRun]]
-"""By contender, one for each round. The one of growfs is named "growfs"."""
+"""By contender, one for each round. The run of growfs is named "growfs"."""
 
 
 def compare(source: Source, folder: Path, rounds: int, contenders: Mapping[str, Contender]) -> Runs:
@@ -104,7 +104,7 @@ def compare(source: Source, folder: Path, rounds: int, contenders: Mapping[str, 
 
 
 def growfs_mount(engine: str, *more: object) -> Contender:
-    """A mount with an empty cache that the whole bucket fits into. more: flags."""
+    """A mount with an empty cache that has room for the whole bucket. more: flags."""
 
     def copy(source: Source, folder: Path) -> CopyRun:
         there = ["--endpoint-url", source.server.endpoint] if source.flags is None else source.flags
@@ -168,7 +168,7 @@ def sockets(pid: int) -> set[str]:
 
 
 def check(source: Source, folder: Path) -> float:
-    """The time at which the last file was complete. Raises BenchError unless everything is there."""
+    """The time at which the last file was complete. Raises BenchError unless all files are there."""
     stats = [path.stat() for path in folder.rglob("*") if path.is_file()]
     if (len(stats), sum(stat.st_size for stat in stats)) != (source.files, source.bytes):
         raise BenchError(f"{folder}: {len(stats):,} of {source.files:,} files arrived, or not all of their bytes")
@@ -210,7 +210,7 @@ def run_copier(source: Source, target: Path, command: Sequence[object], **variab
 COPIERS: Mapping[str, Contender] = {"rclone copy": rclone_copy, "s5cmd cp": s5cmd_cp()}
 
 
-# What is copied.
+# Copied data.
 
 SHARDS = 16
 SMALL_ROUNDS_MAX = 3
@@ -238,7 +238,7 @@ def _shards(setting: Setting, found: Figures, certificate: Path | None, target: 
 
 
 def make_shards(remote: Path, shards: int, mib: int) -> int:
-    """Write the bucket, after a check that the disk has space for a copy too; return its size in bytes."""
+    """Write the bucket, after checking that the disk also has space for a copy; return its size in bytes."""
     need_space(remote.parent, 2 * shards * mib << 20)
     for number in range(shards):
         make_file(remote / NAME / f"shard-{number:02}.bin", mib)
@@ -260,7 +260,7 @@ def small_fetch(setting: Setting, found: Figures) -> str:
 
 
 def add_figures(found: Figures, runs: Runs, of: float, unit: str, each: str, target: float, scale: float) -> None:
-    """Rates and CPU, growfs compared with the copy program that is best at each.
+    """Add rates and CPU time of growfs, compared with the copy program that is best at each.
 
     of: the total amount, in `unit`. each: the unit of the CPU figures; scale: converts CPU seconds to it. target: of
     the ratio of rates; growfs must also use no more CPU than the lowest copier.
@@ -283,8 +283,8 @@ RTT_S, RATE = 0.1, 125_000_000
 
 
 def far(setting: Setting, found: Figures) -> str:
-    """How much of a long link is used: by shards, which its rate limits, then by small files, which its round trips
-    limit.
+    """The utilization of a long link: with shards, limited by its rate, then with small files, limited by its round
+    trips.
     """
     shards, mib, files = (4, 1, 20) if setting.quick else (SHARDS, 128, 500)
     bytes = make_shards(setting.folder / "large", shards, mib)
@@ -311,7 +311,7 @@ def far(setting: Setting, found: Figures) -> str:
 # Producers.
 
 HASH_ROUNDS = 200_000
-"""Of a sample: 0.1 s of one core."""
+"""For each sample: 0.1 s on one core."""
 
 
 def busy(index: int, rng: random.Random, out: BinaryIO) -> None:
@@ -320,8 +320,8 @@ def busy(index: int, rng: random.Random, out: BinaryIO) -> None:
 
 
 def producers(setting: Setting, found: Figures) -> str:
-    """A copying producer compared with plain downloads, and a computing one by the number of its processes."""
-    shards, mib, samples = (4, 1, 4) if setting.quick else (32, 128, 100)  # a process starts for half a second
+    """A copying producer compared with plain downloads, and a computing one by its number of processes."""
+    shards, mib, samples = (4, 1, 4) if setting.quick else (32, 128, 100)  # starting a process takes half a second
     engine, remote = setting.engines[0], setting.folder / "remote"
     bytes = make_shards(remote, shards, mib)
     with rclone_server(remote, setting.folder / "rclone.log", low_priority=True, hashes=False) as server:

@@ -1,8 +1,8 @@
-"""When the files arrive: the first one, the k-th one, and one that a reader opens before its turn.
+"""When files arrive: the first one, the k-th one, and one that a reader opens before its turn.
 
-A bucket of equal files lies behind a link of limited rate. What the link alone would take for a file is size / rate;
-the targets are multiples of that. Times run from the call of the command, and a file has arrived when it is renamed to
-its own name, or, with s5cmd, written for the last time. The files are equal, so their order does not matter.
+A bucket of equal files lies behind a link of limited rate. The link alone would take size / rate for a file; the
+targets are multiples of that. Times run from the start of the command, and a file has arrived when it is renamed to its
+own name, or, with s5cmd, written for the last time. The files are equal, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Case:
 
     @property
     def file_s(self) -> float:
-        """What the link alone takes for a file."""
+        """The time that the link alone takes for a file."""
         return (self.mib << 20) / self.rate
 
 
@@ -51,7 +51,7 @@ QUICK_CASES = (Case("60 MB/s, 8 MiB", 60_000_000, 0.01, 4, 8),)
 
 
 Arrivals = list[float]
-"""Of the files of one run, in seconds from the call of the command, in order."""
+"""The arrivals of the files of one run, in order, in seconds from the start of the command."""
 
 
 def first(setting: Setting, found: Figures) -> str:
@@ -122,7 +122,7 @@ def _arrivals_in(folder: Path, began: float) -> list[float]:
 
 
 def _flags(engine: str, source: Source) -> list[object]:
-    """Of a mount with an empty cache that the whole bucket fits into."""
+    """The flags of a mount with an empty cache that has room for the whole bucket."""
     found: list[object] = ["--engine", engine, "--endpoint-url", source.server.endpoint, "--refresh", 0]
     return [*found, "--cache-size", 2 * source.bytes + (1 << 30)]
 
@@ -135,7 +135,7 @@ def _fill(engine: str, source: Source, folder: Path, began: float) -> list[float
 
 
 def _wait_of_miss(engine: str, source: Source, folder: Path) -> float:
-    """How long an open waits, of a file that is not under way, while others fill the link."""
+    """How long an open waits for a file that is not under way while others fill the link."""
     folder.mkdir()
     with mounted(f"s3://{NAME}", folder, *_flags(engine, source), "--wait-files", 1) as mount:
         missing = [name for name in _bucket_names(source) if not (mount.files / name).exists()]
@@ -152,7 +152,7 @@ def _bucket_names(source: Source) -> list[str]:
 
 
 def _first_through_rclone_mount(source: Source, folder: Path) -> float:
-    """Seconds from the call of `rclone mount` until the first file is read."""
+    """Seconds from the start of `rclone mount` until the first file is read."""
     folder.mkdir()
     began = time.monotonic()
     mountpoint = folder / "mnt"

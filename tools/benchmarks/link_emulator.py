@@ -1,12 +1,11 @@
 """Emulates a long link in front of a server on loopback, for machines whose kernel has no netem.
 
-`python -m tools.benchmarks.link_emulator ADDRESS RTT_S RATE [COUNTS]` listens on loopback, prints its URL, and
-forwards connections to ADDRESS (host:port) until it is terminated. It keeps the file COUNTS up to date: the bytes that
-came from the server, and the requests that ask for a listing and for anything else, three numbers of 64 bits. In each
-direction all connections share RATE (bytes/s) in one FIFO queue; a byte arrives half of RTT_S after it left the queue.
-Connecting takes one round trip. A sender's window starts at ten segments and grows by the bytes that are acknowledged,
-as in TCP's slow start, up to what Linux lets a sender buffer. No packet is lost, and an idle connection keeps its
-window.
+`python -m tools.benchmarks.link_emulator ADDRESS RTT_S RATE [COUNTS]` listens on loopback, prints its URL, and forwards
+connections to ADDRESS (host:port) until it is terminated. It keeps the file COUNTS up to date: the bytes received from
+the server, and the requests for a listing and for anything else, as three 64-bit numbers. In each direction, all
+connections share RATE (bytes/s) in one FIFO queue; a byte arrives half of RTT_S after it left the queue. Connecting
+takes one round trip. A sender's window starts at ten segments and grows by the acknowledged bytes, as in TCP's slow
+start, up to what Linux lets a sender buffer. No packets are lost, and an idle connection keeps its window.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ WINDOW_FIRST = 10 * 1448  # RFC 6928
 WINDOW_MAX = 4 << 20  # the default of net.ipv4.tcp_wmem
 PIECE = 128 << 10
 CONNECT_TRIES = 5
-"""Linux 6.18 refuses some connections on loopback, with ENOENT, where many were closed shortly before."""
+"""Linux 6.18 refuses some connections on loopback, with ENOENT, if many were closed shortly before."""
 
 COUNTS = struct.Struct("=3Q")
 METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ")
@@ -32,7 +31,7 @@ LISTS = (b"?list-type=", b"&list-type=", b"?delimiter=", b"&delimiter=", b"?pref
 
 
 class Counter:
-    """Counts what goes over the link. file: where the counts are kept, if anywhere."""
+    """Counts the traffic on the link. file: where the counts are kept, if anywhere."""
 
     def __init__(self, file: Path | None) -> None:
         self._counts = [0, 0, 0]
@@ -43,7 +42,7 @@ class Counter:
                 self._memory = mmap.mmap(opened.fileno(), COUNTS.size)
 
     def arrived(self, piece: bytes) -> None:
-        """Count a piece that came from the server."""
+        """Count a piece received from the server."""
         self._add(0, len(piece))
 
     def sent(self, piece: bytes) -> None:
@@ -91,14 +90,14 @@ class Window:
         self._sent += count
 
     def acknowledge(self, count: int) -> None:
-        """The sender learns that `count` bytes have arrived."""
+        """Note that the sender has learned that `count` bytes have arrived."""
         self._sent -= count
         self._size = min(WINDOW_MAX, self._size + count)
         self._changed.set()
 
 
 async def forward(source: socket.socket, target: socket.socket, direction: Direction, not_before: float) -> None:
-    """Forward from source to target until source is at its end. not_before: when the first byte may be sent."""
+    """Forward from source to target until the end of source. not_before: when the first byte may be sent."""
     loop = asyncio.get_running_loop()
     window = Window()
     in_flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""What the benchmarks share: settings, figures, commands, and readings of processes, files and memory."""
+"""Shared parts of the benchmarks: settings, figures, commands, and readings of processes, files and memory."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Setting:
     folder: Path
     """Empty, for this benchmark alone."""
     quick: bool
-    """Small sizes, to see that it runs."""
+    """Whether to use small sizes, as a test run."""
     rounds: int
     engines: tuple[str, ...]
     plot: Path | None = None
-    """Where to draw."""
+    """The path of the plot."""
 
 
 @dataclass(slots=True)
@@ -87,17 +87,17 @@ class Figure:
 
 
 class Figures(dict[str, Figure]):
-    """The figures of a benchmark by name, in the order in which they first came."""
+    """The figures of a benchmark by name, in the order in which they were first added."""
 
     def add(
         self, name: str, *values: float, unit: str = "", at_least: float | None = None, at_most: float | None = None
     ) -> None:
-        """Add the value of a round, or those of all rounds. at_least, at_most: the target for the median, if any."""
+        """Add the value of one round, or of all rounds. at_least, at_most: the target for the median, if any."""
         self.setdefault(name, Figure(name, unit, at_least, at_most)).rounds.extend(values)
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Round by round."""
+    """The ratios, round by round."""
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
@@ -118,7 +118,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def need_space(folder: Path, bytes: int) -> None:
-    """Raise BenchError if the disk has less free."""
+    """Raise BenchError if the disk has less free space."""
     free = shutil.disk_usage(folder).free
     if free < bytes + (2 << 30):  # growfs itself keeps 1 GiB free
         raise BenchError(
@@ -135,9 +135,9 @@ def need_modules(*modules: str) -> None:
 
 
 def make_file(path: Path, mib: int) -> None:
-    """Write random bytes: no holes, and nothing to compress. The file seems to be a minute old.
+    """Write random bytes: no holes, and incompressible. The file seems to be a minute old.
 
-    Where a server sends no ETags, what has just changed has no version that lasts (RFC 9110, 8.8.2.2), and growfs
+    If a server sends no ETags, a file that has just changed has no reliable version (RFC 9110, 8.8.2.2), and growfs
     fetches it as a whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def run(command: Sequence[object], **variables: object) -> str:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, with no credentials but those of the benchmarks' servers."""
+    """This process's environment, with no credentials other than those of the benchmarks' servers."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "GROWFS_", "RCLONE_"))}
     keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
     files = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
@@ -198,7 +198,7 @@ def cpu_s(pid: int) -> float:
 
 @contextlib.contextmanager
 def on_cores(cores: set[int]) -> Iterator[None]:
-    """Processes started in this block run on these cores only."""
+    """Processes started in this block run only on these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -218,7 +218,7 @@ def drop_pages(*paths: Path) -> None:
 
 
 def fault_in_memory(bytes: int) -> mmap.mmap:
-    """Map and touch this much memory, at most half of what is free; close it just before the memory is needed.
+    """Map and touch this much memory, at most half of the free memory; close it just before the memory is needed.
 
     A virtual machine's host may reclaim memory that has been free for some seconds, and the first write to such a page
     takes four times as long.
@@ -229,7 +229,7 @@ def fault_in_memory(bytes: int) -> mmap.mmap:
 
 
 def cached_bytes(fd: int) -> int | None:
-    """Bytes of an open file in the page cache, by cachestat(2), or None where the kernel does not have it.
+    """Bytes of an open file in the page cache, by cachestat(2), or None if the kernel does not have it.
 
     It counts pages of the inode that was opened: for a mount's file, not those of the backing file.
     """

@@ -1,4 +1,4 @@
-"""The mounts that are measured: growfs with each engine, and programs that mount the same files."""
+"""The mounts to measure: growfs with each engine, and programs that mount the same files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Mount:
             raise BenchError(str(error)) from None
 
     def all_cached(self) -> bool:
-        """Whether every file of the remote is cached. Raises BenchError where that can never be."""
+        """Whether every file of the remote is cached. Raises BenchError if that will never happen."""
         state = self.status()["state"]
         if state == "held":
             raise BenchError(f"{self.mountpoint}: no more files will be fetched")
@@ -95,7 +95,7 @@ def fully_cached(engine: str, remote: Path, folder: Path) -> Iterator[Mount]:
 
 
 def working_engines(folder: Path) -> tuple[tuple[str, ...], list[str]]:
-    """The engines that work on this machine, and why each of the others does not."""
+    """The engines that work on this machine, and the reason why each of the others does not."""
     remote = folder / "remote"
     remote.mkdir()
     (remote / "file").write_text("a file\n")
@@ -126,14 +126,14 @@ RCLONE_TUNED = {
 
 
 def rclone_mount_command(source: object, mountpoint: Path, cache: Path, **flags: str) -> list[object]:
-    """`rclone mount`. flags: others than the fastest."""
+    """`rclone mount`. flags: differing from the fastest ones."""
     words = [rclone_binary(), "mount", source, mountpoint, "--config", os.devnull, "--cache-dir", cache]
     return [*words, *(f"--{name}={value}" for name, value in (RCLONE_TUNED | flags).items())]
 
 
 @contextlib.contextmanager
 def foreground(command: Sequence[object], mountpoint: Path, log: Path, **variables: str) -> Iterator[None]:
-    """Run a mount that stays in the foreground, from when it is mounted; unmount at the block's end."""
+    """Run a mount that stays in the foreground, entering the block when it is mounted; unmount at the block's end."""
     mountpoint.mkdir()
     try:
         with running(command, log, "()", **variables) as server:

@@ -1,4 +1,4 @@
-"""Nodes that feed one another (`--peers`): how often they read the bucket."""
+"""Nodes that feed each other (`--peers`): how often they read the bucket."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tools.benchmarks.mounts import Mount, mounted
 from tools.benchmarks.servers import rclone_server
 
 NODES, CACHE = 4, 0.3
-"""How many, and the share of the data that each can cache."""
+"""The number of nodes, and the share of the data that each can cache."""
 TARGET_READS = 1.15
 PASS_S = 13
-"""How long a node takes to download the data, so that it fills for some seconds: real ones fill for hours."""
+"""How long a node takes to download the data, so that filling takes some seconds: real nodes fill for hours."""
 EPOCH_S = 1.0
-"""A pause between epochs: readers that only read leave no core to what is fetched."""
+"""A pause between epochs: readers that only read leave no core for fetching."""
 
 
 def nodes(setting: Setting, found: Figures) -> str:
@@ -42,7 +42,7 @@ def nodes(setting: Setting, found: Figures) -> str:
 
 
 def _reads(setting: Setting, endpoint: str, nodes: int, files: int, bytes: int, feeds: bool) -> float:
-    """Bytes that came from the bucket until each node had seen every file, in sizes of the bucket."""
+    """Bytes read from the bucket until each node had seen every file, in multiples of the bucket's size."""
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(nodes)]
     known = ("--peers", ",".join(addresses), "--peer-token-file", setting.folder / "token")
     flags: list[object] = ["--cache-size", int(bytes * CACHE), "--endpoint-url", endpoint, "--refresh", 0]

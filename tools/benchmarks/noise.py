@@ -21,7 +21,7 @@ from tools.benchmarks.noisy_s3 import Noise
 from tools.benchmarks.servers import noisy_server, rclone_binary, s5cmd_binary
 
 PEER_S_MAX = 120.0
-"""A program that takes longer is ended. That, an error, and files that it did not bring count as so many seconds."""
+"""A program that takes longer is ended. That, an error, or missing files count as this many seconds."""
 BOTO3 = """
 import sys, boto3
 from boto3.s3.transfer import TransferConfig
@@ -40,12 +40,12 @@ fs.get("noise/", sys.argv[2], recursive=True)
 
 
 Program: TypeAlias = Callable[[str, Path, Noise, dict[str, object]], float]
-"""Fetches everything from an endpoint to a folder, with these environment variables besides; returns the seconds."""
+"""Fetches everything from an endpoint to a folder, with additional environment variables; returns the seconds."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of noise. with_python: compared with boto3 and s3fs too, which need minutes for many small files."""
+    """One kind of noise. with_python: also compare with boto3 and s3fs, which need minutes for many small files."""
 
     name: str
     noise: Noise
@@ -73,7 +73,7 @@ QUICK_CASES = [
 
 
 def noise(setting: Setting, found: Figures) -> str:
-    """Each case once in a round, with all programs in turn, each on a server of its own."""
+    """Run each case once in a round, with all programs in turn, each on its own server."""
     for number in range(setting.rounds):
         for place, case in enumerate(QUICK_CASES if setting.quick else CASES):
             folder = setting.folder / f"{number}-{place}"
@@ -90,7 +90,7 @@ def noise(setting: Setting, found: Figures) -> str:
 
 
 def _measure(case: Case, folder: Path, program: Program) -> tuple[float, int]:
-    """(seconds until everything was there, bytes that the server has sent)."""
+    """(seconds until all files were there, bytes that the server has sent)."""
     folder.mkdir(parents=True)
     what, trusted = case.noise, dict[str, object]()
     if case.with_tls:
@@ -103,7 +103,7 @@ def _measure(case: Case, folder: Path, program: Program) -> tuple[float, int]:
 
 
 def _bytes_sent(url: str) -> int:
-    """By a server that may be away at this moment. It is on this machine, so its certificate need not be checked."""
+    """Bytes sent by a server that may be away. It is on this machine, so its certificate need not be checked."""
     unchecked = ssl._create_unverified_context()
     while True:
         with suppress(OSError), urlopen(f"{url}/counters", timeout=2, context=unchecked) as answer:

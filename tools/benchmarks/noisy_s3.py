@@ -1,13 +1,13 @@
-"""An S3 server that behaves as real links and stores do: it refuses, stalls, trickles, and forgets idle connections.
+"""An S3 server that behaves like real links and stores: it refuses, stalls, trickles, and forgets idle connections.
 
-It speaks TLS if it is given a certificate.
+It uses TLS if it is given a certificate.
 
-It computes its objects, so it has any number of them without a disk.
+It computes its objects, so it can have any number of them without a disk.
 
 `python -m tools.benchmarks.noisy_s3 '{"keys": 20000, "latency_s": 0.05, "refused": 0.01}'` serves the bucket 'noise' on
 loopback, prints its URL, and runs until it is terminated. Byte i of key number n is (n + i) % 251, so a reader can
 check every byte. It supports ListObjectsV2 and ListObjects, HEAD, GET and ranges, and ignores credentials. /counters
-says, as JSON, how many requests and bytes it has answered.
+returns, as JSON, how many requests and bytes it has answered.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ MODULUS = 251
 PIECE_BYTES = 64 << 10
 PATTERN = bytes(range(MODULUS)) * (PIECE_BYTES // MODULUS + 2)
 TRICKLE_S = 5.0
-"""Between two bytes of the slow object."""
+"""Pause between two bytes of the slow object."""
 LATE_CHECK_S = 0.02
-"""How often it is looked whether the server is back."""
+"""How often to check whether the server is back."""
 MODIFIED_ISO = "2024-05-06T07:08:09.000Z"
 MODIFIED_HTTP = "Mon, 06 May 2024 07:08:09 GMT"
 
 
 Away = Literal["closed", "silent", "late"]
-"""How the server is away: it closes every connection; or it sends nothing more on those that it has or gets; or what it
-sends arrives once it is back, as over a link that has lost packets.
+"""How the server is away: it closes every connection; or it sends nothing more on existing and new connections; or its
+data arrives only once it is back, as over a link that has lost packets.
 """
 
 
@@ -54,47 +54,47 @@ Connection: TypeAlias = "trio.SocketStream | trio.SSLStream[trio.SocketStream]"
 
 @dataclass(frozen=True)
 class Noise:
-    """What goes wrong, and how often. Shares are of the GETs of objects."""
+    """The kinds of faults, and how frequent they are. Shares are of the GETs of objects."""
 
     keys: int = 100
     size: int = 10_000
     """Bytes of each object."""
     latency_s: float = 0.0
-    """Before each response."""
+    """Delay before each response."""
     connection_bytes_per_s: float = 0.0
-    """The most that a connection brings; 0: no limit."""
+    """The maximum rate of a connection; 0 for no limit."""
     refused: float = 0.0
-    """The share that is answered 503."""
+    """The share that is answered with 503."""
     stalled: float = 0.0
-    """The share whose body ends in silence, half of it sent."""
+    """The share whose body falls silent after half of it was sent."""
     slow_key: int | None = None
-    """The number of an object that comes a byte in TRICKLE_S."""
+    """The number of an object that is sent at one byte per TRICKLE_S."""
     idle_s: float = 0.0
-    """After so long without a request, a connection answers no more, as behind a NAT that forgot it; 0: never."""
+    """After this long without a request, a connection stops answering, as behind a NAT that forgot it; 0 for never."""
     away_s: float = 0.0
-    """How long it is away at a time; 0: never."""
+    """How long it is away at a time; 0 for never."""
     away_as: Sequence[Away] = ("closed", "silent")
-    """By turns."""
+    """Used in turn."""
     present_s: float = 30.0
-    """How long it is there in between."""
+    """How long it is available in between."""
     certificate: str | None = None
     """The path of a file with a certificate and its key."""
 
 
 @dataclass
 class Counters:
-    """What the server has done."""
+    """The server's activity."""
 
     requests: int = 0
     refused: int = 0
     stalled: int = 0
     bytes: int = 0
-    """Of bodies of objects."""
+    """Bytes of the bodies of objects."""
     connections: int = 0
 
 
 def key(number: int) -> str:
-    """The name of a key. Names sort as their numbers, up to ten million."""
+    """The name of a key. Names sort like their numbers, up to ten million."""
     return f"d{number // FOLDER_KEYS:04}/f{number % FOLDER_KEYS:04}.bin"
 
 
@@ -105,7 +105,7 @@ def content(number: int, start: int, size: int) -> bytes:
 
 
 class NoisyS3:
-    """The server. Everything it does at random comes from one seed, so two runs see the same share of noise."""
+    """The server. All its randomness comes from one seed, so two runs see the same share of noise."""
 
     def __init__(self, noise: Noise, seed: int = 1) -> None:
         self.noise = noise
@@ -149,7 +149,7 @@ class NoisyS3:
                     continue
                 received = rest
                 if self.noise.idle_s and trio.current_time() - served_at > self.noise.idle_s:
-                    await trio.sleep_forever()  # the NAT knows nothing of this connection any more
+                    await trio.sleep_forever()  # the NAT no longer knows this connection
                 await self._answer(stream, head.decode("latin-1"))
                 served_at = trio.current_time()
 
@@ -240,7 +240,7 @@ class NoisyS3:
 
 
 def _listing(prefix: str, contents: str, next: str) -> bytes:
-    """A page of a listing. next: its last name if there are more; else empty."""
+    """A page of a listing. next: its last name if there are more, otherwise empty."""
     tokens = f"<NextContinuationToken>{next}</NextContinuationToken><NextMarker>{next}</NextMarker>" if next else ""
     return (
         '<?xml version="1.0" encoding="UTF-8"?>'
@@ -251,7 +251,7 @@ def _listing(prefix: str, contents: str, next: str) -> bytes:
 
 
 def etag(number: int) -> str:
-    """An ETag as of an upload in parts, which is not the MD5."""
+    """An ETag like that of an upload in parts, which is not the MD5."""
     return f'"{number * 0x9E3779B97F4A7C15 % 2**128:032x}-1"'
 
 
@@ -265,7 +265,7 @@ def _response(status: int, body: bytes) -> bytes:
 
 @contextmanager
 def serving(noise: Noise) -> Iterator[tuple[NoisyS3, str]]:
-    """Serve in a thread; gives the server and its URL."""
+    """Serve in a thread; yields the server and its URL."""
     store, urls, cancelled = NoisyS3(noise), SimpleQueue[str](), trio.CancelScope()
     tokens: list[trio.lowlevel.TrioToken] = []
 

@@ -2,7 +2,8 @@
 
     python pause_epochs.py PROGRAM ARGUMENT...
 
-Each line on standard input starts one epoch, the first line the program; at the end of the input it no longer pauses.
+Each line on standard input starts one epoch; the first one also starts the program. At the end of the input, it stops
+pausing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A program that reads files and times it, with the standard library alone, or as training does.
+"""A program that reads files and times that, with just the standard library or in the ways that training does.
 
-Each line on standard input is a command, [NAME, ARGUMENT...] in JSON; for each it prints its measurements, one line of
-JSON. Times are in seconds.
+Each line on standard input is a command, [NAME, ARGUMENT...] in JSON; for each, it prints its measurements as one line
+of JSON. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMMANDS = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 - unbuffere
 
 
 def sequential(path: str, block: int) -> float:
-    """Read a file from its start to its end; return the seconds.
+    """Read a file from start to end; return the seconds.
 
     block: bytes per read, all into one buffer; 0: by mmap, touching each page.
     """
@@ -66,7 +66,7 @@ def files(folder: str, names: str, order: int) -> dict[str, float]:
 
 
 def walk(folder: str, stat: bool) -> dict[str, float]:
-    """List a tree. stat: then stat each of its files."""
+    """List a tree. stat: afterwards, stat each of its files."""
     began = time.perf_counter()
     paths = [os.path.join(root, name) for root, _, names in os.walk(folder) for name in names]
     listed = time.perf_counter()
@@ -76,9 +76,9 @@ def walk(folder: str, stat: bool) -> dict[str, float]:
 
 
 def until_told(folder: str, names: str) -> dict[str, float]:
-    """Time the open and read of a random file, again and again, until the next line of input.
+    """Repeatedly time the open and read of a random file, until the next line of input.
 
-    names: a file that lists the names that the folder has.
+    names: a file that lists the names in the folder.
     """
     paths = [f"{folder}/{name}" for name in Path(names).read_text().splitlines()]
     into = [bytearray(BUFFER)]
@@ -96,7 +96,7 @@ def until_told(folder: str, names: str) -> dict[str, float]:
 
 
 def train(folder: str, epochs: int, compute_s: float) -> dict[str, float]:
-    """List all files, read them in random order and compute for a while with each, again and again."""
+    """Repeatedly list all files and read them in random order, computing for a while after each."""
     into = [bytearray(BUFFER)]
     count, seen = 0, set()
     began = time.perf_counter()
@@ -132,7 +132,7 @@ def images(folder: str, workers: int) -> dict[str, float]:
 
 @functools.cache
 def _bytes_of() -> Callable[[Any], Any]:
-    """Reads all records of files in TensorFlow's own threads, and returns their bytes."""
+    """A function that reads all records of files in TensorFlow's own threads, and returns their bytes."""
     import tensorflow as tf
 
     @tf.function  # type: ignore[untyped-decorator]

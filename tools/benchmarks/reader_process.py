@@ -1,4 +1,4 @@
-"""Starts the program that reads, reader.py, and talks to it."""
+"""Starts the reading program, reader.py, and talks to it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ReaderProcess:
         self._errors.close()
 
     def send(self, command: str, *arguments: object) -> None:
-        """Start a command. arguments: JSON values and paths."""
+        """Send a command. arguments: JSON values and paths."""
         assert self._process.stdin
         try:
             self._process.stdin.write(json.dumps([command, *arguments], default=str) + "\n")
@@ -51,7 +51,7 @@ class ReaderProcess:
             raise self._error() from None
 
     def receive(self) -> Any:
-        """Wait for the command's result; other lines, which frameworks print, are skipped."""
+        """Wait for the command's result; skips other lines, which frameworks print."""
         assert self._process.stdout
         for line in self._process.stdout:
             if line[0] in "{0123456789":

@@ -1,6 +1,6 @@
-"""Writes data sets to train on: full-sized for the benchmarks, very small for the recipes' tests.
+"""Writes data sets for training: full-sized for the benchmarks, tiny for the recipes' tests.
 
-Each function writes to an empty or new folder, and the same data each time.
+Each function writes to an empty or new folder, always the same data.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CIFAR_BYTES = 1 + 3 * 32 * 32
 
 
 def images(folder: Path, classes: int, each: int, width: int = 500, height: int = 375) -> None:
-    """JPEGs in class folders. At the default size, ImageNet's commonest, they have 110 kB, as its average image.
+    """JPEGs in class folders. At the default size, ImageNet's most common, they have 110 kB, like its average image.
 
-    With 8 x 8 pixels a file takes one block.
+    With 8 x 8 pixels, a file takes one block.
     """
     generator = random.Random(5)
     for number in range(classes * each):
@@ -47,7 +47,7 @@ def train_and_val(folder: Path, classes: int, train: int, val: int, width: int =
 
 
 def detection(folder: Path, train: int, val: int, width: int = 640, height: int = 480) -> None:
-    """JPEGs below images/, each with the label of a box below labels/, as Ultralytics YOLO reads them; two classes."""
+    """JPEGs below images/, each with the label of a box below labels/, in Ultralytics YOLO's format; two classes."""
     generator = random.Random(8)
     for split, count in (("train", train), ("val", val)):
         for number in range(count):
@@ -77,7 +77,7 @@ def coco(folder: Path, split: str, count: int, width: int = 640, height: int = 4
 
 
 def cifar(image: bytes, label: int) -> bytes:
-    """A record of CIFAR-10's binary version."""
+    """A record in CIFAR-10's binary version."""
     return bytes([label]) + image
 
 
@@ -92,7 +92,7 @@ def shards(folder: Path, count: int, records: int, record: Callable[[bytes, int]
 
 
 def random_records(folder: Path, count: int, records: int, size: int) -> None:
-    """TFRecord files of random records of `size` bytes."""
+    """TFRecord files with random records of `size` bytes."""
     generator = random.Random(6)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
@@ -114,7 +114,7 @@ def train_and_val_examples(folder: Path, train: int, val: int, records: int) -> 
 def objects(folder: Path, count: int, side: int) -> None:
     """Images as .npy files of side x side x 3 floats, a hundred per folder, and a table of their labels.
 
-    It has the index file of a mount, so the recipe can read the plain folder as well.
+    The folder has the index file of a mount, so the recipe can also read the plain folder.
     """
     import pandas as pd
 
@@ -157,7 +157,7 @@ def tensors(folder: Path, count: int, each: int) -> None:
 
 
 def raws(folder: Path, count: int, planes: int) -> None:
-    """Raw volumes: planes of 512 x 512 voxels of 16 bits."""
+    """Raw volumes: planes of 512 x 512 16-bit voxels."""
     generator = np.random.default_rng(10)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):

@@ -1,6 +1,6 @@
-"""The share of its time that a loop over small files computes, while a cache of a tenth of them rotates.
+"""The share of its time that a loop over small files computes while a cache of a tenth of them rotates.
 
-The loop has one thread and reads nothing ahead, so it is busy while it computes and waits while it lists and reads.
+The loop has one thread and does not read ahead, so it is busy while it computes, and waits while it lists and reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starts the servers that the benchmarks fetch from."""
+"""Starts the servers for the benchmarks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RCLONE = Path(sys.executable).with_name("rclone")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server process. endpoint: what the pattern matched in its output, usually its URL."""
+    """A server process. endpoint: the match of the pattern in its output, usually its URL."""
 
     pid: int
     endpoint: str
@@ -73,9 +73,9 @@ def rclone_server(
 ) -> Iterator[Server]:
     """Run `rclone serve s3`; each folder in `folder` is a bucket.
 
-    certificate: a file with its key, too; serve TLS with it. low_priority: use only CPU time that no other process
-    wants. hashes: rclone's default, which computes every hash it knows of each file that is read as a whole, at a third
-    of the rate. etags: the hash that the ETags are made of; without one they are empty. more: options.
+    certificate: a file that also has its key; serve TLS with it. low_priority: use only CPU time that no other process
+    wants. hashes: rclone's default, which computes every hash it knows for each file that is read as a whole, at a
+    third of the rate. etags: the hash that ETags are made from; if empty, so are the ETags. more: options.
     """
     options = ["--etag-hash", etags, "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", *more]
     if not hashes:
@@ -100,7 +100,7 @@ def rclone_webdav_server(folder: Path, log: Path) -> Iterator[Server]:
 def behind_link(endpoint: str, rtt_s: float, rate: int, log: Path, counts: Path | None = None) -> Iterator[Server]:
     """Put an emulated link of `rate` bytes/s in front of a server; the endpoint is the link's near end.
 
-    counts: a file that it keeps up to date with what went over it (link_emulator.COUNTS).
+    counts: a file that is kept up to date with the link's traffic (link_emulator.COUNTS).
     """
     emulator = [sys.executable, "-m", "tools.benchmarks.link_emulator", endpoint.partition("://")[2]]
     command = [*emulator, rtt_s, rate, *([counts] if counts else [])]
@@ -117,7 +117,7 @@ def noisy_server(noise: Noise, log: Path) -> Iterator[str]:
 
 
 def rclone_keys(endpoint: str) -> dict[str, str]:
-    """The environment with which rclone's remote `:s3:` is a server here."""
+    """The environment that makes rclone's remote `:s3:` use a server here."""
     keys = {"ACCESS_KEY_ID": ACCESS_KEY, "SECRET_ACCESS_KEY": SECRET_KEY, "ENDPOINT": endpoint, "PROVIDER": "Other"}
     return {f"RCLONE_S3_{name}": value for name, value in keys.items()}
 

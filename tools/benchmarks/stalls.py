@@ -1,8 +1,8 @@
 """The longest stalls of the thread that answers the kernel, with a million files, directories, holds or generations.
 
-The components of a daemon run in this process, on a database with made-up rows: there is no mount, no remote, and no
-file. A task notes the longest time for which it did not get to run, because another one computed or a helper thread
-kept the interpreter's lock.
+The components of a daemon run in this process, on a database with made-up rows: there is no mount, remote or file. A
+task notes the longest time for which it did not get to run, because another one computed or a helper thread kept the
+interpreter's lock.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class StallMeter:
 class Scene:
     """A cache with `files` cached files in `directories` directories, and the components that use it.
 
-    planner: the process that stands for a worker.
+    planner: the process that replaces a worker.
     """
 
     def __init__(self, folder: Path, files: int, directories: int, planner: ProcessPoolExecutor) -> None:
@@ -129,7 +129,7 @@ class Scene:
         return Demand(self.catalog.files, self.catalog.bytes, 0, 0)
 
     async def _probe(self, repeats: bool) -> None:
-        """Of a remote that is not away."""
+        """A probe of a remote that is not away."""
 
     def _fill(self, writer: sqlite3.Connection) -> None:
         for first, count, is_dir in (
@@ -152,14 +152,14 @@ class Scene:
                 ((first + n, parents[n % len(parents)], suffix, seq + n, seq + n, bytes) for n in range(count)),
             )
         writer.execute("INSERT INTO usage (id, fetches) SELECT id, 1 FROM resident WHERE suffix IS NOT NULL")
-        # Something of the catalog is missing in the cache, so that generations delist files.
+        # A part of the catalog is not cached, so that generations delist files.
         writer.execute(
             "INSERT INTO node (parent, name, is_dir, size, drawn) VALUES (?, 'missing', 0, ?, 0)",
             (FIRST_DIRECTORY, self.files * FILE_BYTES),
         )
 
     async def _in_worker(self, function: Callable[..., bytes], *arguments: object) -> Any:
-        """As a worker's answer: computed by another process, and unpickled on this thread."""
+        """Like a worker's answer: computed by another process, and unpickled on this thread."""
         future = self._planner.submit(function, *arguments)
         return pickle.loads(await trio.to_thread.run_sync(future.result))
 
@@ -177,7 +177,7 @@ class Scene:
         await trio.lowlevel.checkpoint()
 
     async def listing(self, pid: int, directory: int) -> None:
-        """A process lists a directory to the end."""
+        """Make a process list a directory to the end."""
         reader, _ = self.readers.listing(pid, directory) or await self.readers.begin(pid, directory)
         reader.is_shown(directory, 5)
         reader.is_shown_all(directory)
@@ -202,14 +202,14 @@ Step = Callable[[Scene], Awaitable[object]]
 
 
 def stalls(setting: Setting, found: Figures) -> str:
-    """Each scene is played once a round."""
+    """Each scene is played once per round."""
     number = NUMBER_QUICK if setting.quick else NUMBER
     switch_s = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_S)  # as the daemon
+    sys.setswitchinterval(SWITCH_S)  # as in the daemon
     tune_gc()
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as planner, _made_up_processes():
-            planner.submit(os.getpid).result()  # forked before there are other threads
+            planner.submit(os.getpid).result()  # fork before there are other threads
             for round in range(setting.rounds):
                 for name, (files, directories, play) in scenes(number).items():
                     scene = Scene(setting.folder / f"{round}-{name.split()[0]}", files, directories, planner)
@@ -222,7 +222,7 @@ def stalls(setting: Setting, found: Figures) -> str:
 
 
 def scenes(number: int) -> dict[str, tuple[int, int, Callable[[Scene], Iterator[tuple[str, Step]]]]]:
-    """By name: how many files and directories there are, and the steps."""
+    """By name: the numbers of files and directories, and the steps."""
     few = max(1, number // PER_DIRECTORY)
     return {
         "files": (number, few, of_files),
@@ -234,7 +234,7 @@ def scenes(number: int) -> dict[str, tuple[int, int, Callable[[Scene], Iterator[
 
 
 def of_files(scene: Scene) -> Iterator[tuple[str, Step]]:
-    """Generations, room for draws and for misses, and what is counted."""
+    """Generations, room for draws and for misses, and counting."""
     yield "the first generation", lambda scene: scene.listing(1, EVERYWHERE)
 
     async def open_files(scene: Scene) -> None:
@@ -308,7 +308,7 @@ async def _next_epoch(scene: Scene) -> None:
 
 
 def of_generations(number: int, scene: Scene) -> Iterator[tuple[str, Step]]:
-    """A frozen file has kept the rows of all generations, as those of an older version; then there is a new one."""
+    """A frozen file has kept the rows of all generations, as in an older version; then a new one begins."""
 
     first_seq, last_seq = scene.database.row("SELECT min(seq), max(seq) FROM resident WHERE suffix IS NOT NULL")
     step = max(1, (last_seq - first_seq) // number)
@@ -347,7 +347,7 @@ async def _play(scene: Scene, steps: Callable[[Scene], Iterator[tuple[str, Step]
                 metering.start_soon(meter.run)
                 await trio.sleep(4 * PROBE_S)
                 await step(scene)
-                await trio.sleep(4 * PROBE_S)  # for what the step has left to others
+                await trio.sleep(4 * PROBE_S)  # for work that the step has left to others
                 metering.cancel_scope.cancel()
             stalls[name] = meter.longest_s
         nursery.cancel_scope.cancel()
@@ -356,7 +356,7 @@ async def _play(scene: Scene, steps: Callable[[Scene], Iterator[tuple[str, Step]
 
 @contextlib.contextmanager
 def _made_up_processes() -> Iterator[None]:
-    """Every number is a process of its own, which never ends."""
+    """Every number is a separate process, which never ends."""
     made_up: dict[str, Any] = {
         "thread_group": int,
         "process": lambda pid: Process(pid, 1, "1", "reader"),

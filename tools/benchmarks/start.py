@@ -1,4 +1,4 @@
-"""How long commands take: a mount that starts, on a bucket of few files, and what people run beside it."""
+"""How long commands take: mounting a bucket of few files, and other commands in everyday use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILES, FILE_BYTES = 200, 10_000
 
 
 def start(setting: Setting, found: Figures) -> str:
-    """Each command once in a round."""
+    """Each command once per round."""
     bucket = setting.folder / "remote" / "bucket"
     for number in range(FILES):
         path = bucket / f"class{number % 10}" / f"{number:03}.bin"

@@ -1,7 +1,7 @@
-"""Shards from other stores than S3, on loopback, to the local disk: each compared with S3 by the same run.
+"""Shards from stores other than S3, on loopback, to the local disk: each compared with S3 in the same run.
 
 `rclone serve` plays S3 and WebDAV, nginx is the web server. The emulators of Azure and Google Cloud Storage are other
-programs, so their ratios say as much of them as of growfs. A store whose server is not installed is left out.
+programs, so their ratios say as much about them as about growfs. A store whose server is not installed is left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tools.benchmarks.servers import Server, rclone_server, rclone_webdav_server
 SHARDS = 8
 TARGET = 0.7
 Place = tuple[Server, str, Sequence[object]]
-"""A server, the URL of what it has, and the flags with which growfs reaches it."""
+"""A server, the URL of its data, and the flags with which growfs reaches it."""
 
 
 def stores(setting: Setting, found: Figures) -> str:
@@ -68,7 +68,7 @@ def _s3(folder: Path) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def _http(folder: Path) -> Iterator[Place | None]:
-    """nginx. `rclone serve http` is half as fast as its S3 server, whoever reads from it."""
+    """nginx. `rclone serve http` is half as fast as its S3 server, whatever reads from it."""
     if not NGINX:
         print("nginx is not installed: http:// is left out")
         yield None
@@ -121,7 +121,7 @@ def _google(folder: Path) -> Iterator[Place | None]:
 
 @contextlib.contextmanager
 def _server(command: list[str], port: int) -> Iterator[Server]:
-    """A server that does not print when it has started."""
+    """A server that does not announce when it has started."""
     with listening(command, port, environment()) as process:
         yield Server(process.pid, f"http://127.0.0.1:{port}")
 

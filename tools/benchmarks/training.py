@@ -1,4 +1,4 @@
-"""Training programs over a mount whose files are all cached, beside the same over the plain files."""
+"""Training programs over a mount whose files are all cached, compared with the same over the plain files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECORDS = {"records of 1 MiB": 1 << 20, "records of 100 kB": 100_000}
 
 
 def frameworks(setting: Setting, found: Figures) -> str:
-    """Epochs of TFRecordDataset and ImageFolder. Each lists the folder again; that is part of its time."""
+    """Epochs of TFRecordDataset and ImageFolder. Each lists the folder again, which is part of its time."""
     need_modules("tensorflow", "torch", "torchvision")
     need_space(setting.folder, 6 * SHARD_COUNT * SHARD_BYTES)
     shards, shard_bytes, images = (2, 2 << 20, CLASSES) if setting.quick else (SHARD_COUNT, SHARD_BYTES, IMAGE_COUNT)
@@ -66,7 +66,7 @@ def _epochs(
     for number in range(setting.rounds):
         for engine in setting.engines:
             with fully_cached(engine, remote, folder) as mount:
-                reader.call(command, mount.files, *arguments)  # not timed: brings the cached files into memory
+                reader.call(command, mount.files, *arguments)  # not timed: loads the cached files into memory
                 for turn in range(2 if setting.quick else 4):
                     seconds = {}
                     for path in (mount.files, mount.mountpoint)[:: -1 if (number + turn) % 2 else 1]:
@@ -145,14 +145,14 @@ RECIPES = [
 def recipes(setting: Setting, found: Figures) -> str:
     """The programs of tools/recipes, over a mount and over the plain files: samples per second.
 
-    One process trains over each, and they alternate epoch by epoch, because a machine's speed changes by a tenth from
+    One process trains over each, and they alternate epoch by epoch, because a machine's speed varies by a tenth from
     one minute to the next. The first epoch is a warm-up; the figure is the median ratio of the others, each of which
     lists again. PyTorch computes with one thread, as under torchrun: a recipe then keeps one core busy with its model
-    and one with its loader. With more threads than cores the figure would be about the kernel's scheduler: a thread
+    and one with its loader. With more threads than cores, the figure would reflect the kernel's scheduler: a thread
     that sleeps briefly, in an open for instance, finds its core taken. To add a recipe, add a line to RECIPES.
     """
     need_space(setting.folder, 6 * DATA_BYTES_MAX)
-    wanted = RECIPES[:1] if setting.quick else RECIPES  # so short a run is mostly imports
+    wanted = RECIPES[:1] if setting.quick else RECIPES  # such a short run is mostly imports
     missing = {recipe.program: module for recipe in wanted for module in recipe.needs if find_spec(module) is None}
     if missing.keys() == {recipe.program for recipe in wanted}:
         raise BenchError(f"{', '.join(sorted(set(missing.values())))}: not installed; tools/setup test installs them")
@@ -224,5 +224,5 @@ def _training(recipe: Recipe, folder: Path, epochs: int) -> Iterator[Callable[[]
         try:
             yield epoch
         finally:
-            process.communicate()  # it ends by itself after its last epoch
+            process.communicate()  # ends by itself after its last epoch
             timeout.cancel()

@@ -1,7 +1,7 @@
 """Latency of reading a small cached file while growfs fetches other files at full speed.
 
 The S3 server stands for another machine: it has half of the cores to itself, and the reader shares the other half with
-growfs. With the server on the same cores, even a byte that another process echoes takes ten times as long at the 99th
+growfs. With the server on the same cores, even a byte echoed by another process takes ten times as long at the 99th
 percentile during the fill, because the kernel does not preempt a server in the middle of a send.
 """
 
@@ -25,7 +25,7 @@ SIZE = 100_000
 SMALL = "small"
 TARGET = 3.0
 BANDWIDTH_FIRST = "1MB/s"
-"""The limit until the reader measures: the fill is at its beginning then, however slow the machine is."""
+"""The limit until the reader starts measuring, so that the fill has only begun by then, however slow the machine."""
 
 
 def while_filling(setting: Setting, found: Figures) -> str:
@@ -71,7 +71,7 @@ def while_filling(setting: Setting, found: Figures) -> str:
 
 
 def probe_latency(mount: Mount, reader: ReaderProcess, names: Path) -> tuple[float, dict[str, float], dict[str, float]]:
-    """MB/s fetched during the fill, and the latencies then and after it."""
+    """MB/s fetched during the fill, and the latencies during and after it."""
     small = mount.mountpoint / SMALL
     reader.call("files", small, names, 0)  # the first open of a file is slower
     wait_until(lambda: fetched(mount), "filling", every_s=0.02)

@@ -1,1 +1,1 @@
-"""`tools/bench peers`: the same work by growfs, by the disk itself, and by what people would use instead."""
+"""`tools/bench peers`: the same work by growfs, by the disk itself, and by the alternatives to growfs."""

@@ -1,4 +1,4 @@
-"""A job that needs the CPU alone: `python burn.py SECONDS PROCESSES` prints how many samples it made a second.
+"""A job that only needs CPU: `python burn.py SECONDS PROCESSES` prints how many samples it made per second.
 
 A sample is decoding the same image from memory.
 """
@@ -23,7 +23,7 @@ def burn(until: float, image: bytes) -> int:
 
 
 def main() -> None:
-    """Run the processes for the time."""
+    """Run the processes for that time."""
     seconds, processes = float(sys.argv[1]), int(sys.argv[2])
     made = io.BytesIO()
     Image.effect_noise((500, 375), 60).convert("RGB").save(made, "JPEG", quality=90)

@@ -1,4 +1,4 @@
-"""The cases: what is measured. Each writes a data set, runs all peers in turns, and adds to the results."""
+"""The cases of the comparison. Each writes a data set, runs all peers in turn, and adds to the results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Setting:
             yield server.endpoint, bucket
 
     def attempt(self, case: str, peer: Peer, name: str, measured: Callable[[Path], dict[str, Any]]) -> None:
-        """Add a run to the results. A peer that fails is noted with the message, and the others go on."""
+        """Add a run to the results. If a peer fails, its message is noted, and the others continue."""
         print(f"{case}: {peer.name}, {name}", file=sys.stderr, flush=True)
         with temporary_folder() as folder:
             try:
@@ -71,7 +71,7 @@ class Setting:
 
 LARGER = "larger-than-cache"
 INGEST_FACTOR = 5
-"""How much more the accelerator takes than the link brings."""
+"""How much more data the accelerator consumes than the link delivers."""
 SAMPLES = {"sample_bytes": 102_400, "per_shard": 10, "batch": 20}
 
 
@@ -99,7 +99,7 @@ LINKS = (Link(0.05, 5_000_000), Link(0.02, 20_000_000), Link(0.005, 100_000_000)
 
 
 def cold_start(setting: Setting) -> None:
-    """The first batch, from an empty cache, at three links."""
+    """The first batch, from an empty cache, over three links."""
     sizes = {"samples": 400, **SAMPLES, "epochs": 0}
     setting.results.cases[COLD] = sizes
     cache_bytes = sizes["samples"] * sizes["sample_bytes"] * 35 // 100
@@ -112,7 +112,7 @@ def cold_start(setting: Setting) -> None:
                     setting.attempt(COLD, peer, str(link), partial(train, stage, spec))
 
 
-# 3. and 4. Small files, and reads of what is cached.
+# 3. and 4. Small files, and reads of cached files.
 
 IMAGES, WARM = "small-files", "warm-reads"
 IMAGE_BYTES = 250_000
@@ -122,7 +122,7 @@ FAST = Link(0.0, 2_000_000_000)
 
 
 def small_files(setting: Setting) -> None:
-    """Directories of JPEGs of 110 kB, decoded by 2 and by 8 processes, until all were seen and once more."""
+    """Directories of JPEGs of 110 kB, decoded by 2 and by 8 processes, until all were seen, and once more."""
     classes, each = (2, 20) if setting.quick else (10, 130)
     setting.results.cases[IMAGES] = {"classes": classes, "each": each, **asdict(NEAR)}
     images(setting.folder / "remote" / BUCKET / "images", classes, each)
@@ -137,7 +137,7 @@ def small_files(setting: Setting) -> None:
 
 
 def warm_reads(setting: Setting) -> None:
-    """Files that are cached, read by one thread: shards and small files, through the peer and from its cache."""
+    """Cached files, read by one thread: shards and small files, through the peer and from its cache."""
     counts = {"shards": 4, "images": 40} if setting.quick else {"shards": 16, "images": 1300}
     setting.results.cases[WARM] = {**counts, "shard_bytes": setting.shard_bytes}
     images(setting.folder / "remote" / BUCKET / "images", 10, counts["images"] // 10)
@@ -159,7 +159,7 @@ def make_shards(setting: Setting, count: int) -> None:
         make_file(setting.folder / "remote" / BUCKET / "shards" / f"{number:03}.tar", setting.shard_bytes >> 20)
 
 
-# 5. What a job loses while a peer fills.
+# 5. The cost to a job while a peer fills.
 
 BESIDE = "beside-filling"
 FILLED = Link(0.01, 100_000_000)
@@ -183,7 +183,7 @@ CATALOG = "catalog"
 KEYS = (10_000, 100_000, 1_000_000, 10_000_000)
 KEY_BYTES = 1000
 CATALOG_CACHE = 8 << 20
-"""Small, as a mount waits until a tenth is filled, and what is measured is the catalog."""
+"""Small, because a mount waits until a tenth is filled, and only the catalog is measured."""
 
 
 def catalog(setting: Setting) -> None:

@@ -1,7 +1,7 @@
 """Writes the data set into a bucket, in each peer's own format: `python data.py FOLDER SAMPLES SAMPLE_BYTES PER_SHARD`.
 
 It runs in the peers' own environment. A sample is random bytes and begins with its number. FOLDER/shards has tar files,
-FOLDER/mds the shards of MosaicML Streaming, where that is installed, with the same samples, as many in each.
+and FOLDER/mds the shards of MosaicML Streaming if that is installed, with the same samples, and as many in each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def samples(count: int, size: int) -> Iterator[bytes]:
 
 
 def write_tars(folder: Path, count: int, size: int, per_shard: int) -> None:
-    """Tar files that are no longer than their members, so that a sample is found without a parser."""
+    """Tar files without padding at the end, so that a sample is found without a parser."""
     folder.mkdir(parents=True)
     shard = io.BytesIO()
     for number, sample in enumerate(samples(count, size)):
@@ -46,7 +46,7 @@ def write_mds(folder: Path, count: int, size: int, per_shard: int) -> None:
 
 
 def main() -> None:
-    """Write what can be written."""
+    """Write all formats that can be written."""
     folder, (count, size, per_shard) = Path(sys.argv[1]), map(int, sys.argv[2:5])
     assert size % 512 == 0
     write_tars(folder / "shards", count, size, per_shard)

@@ -1,7 +1,7 @@
-"""The environment of the peers: a virtual environment of their own, and programs of the distribution.
+"""The environment of the peers: a separate virtual environment, and programs of the distribution.
 
-The virtual environment sees the packages of the project's, too, because torch is a gigabyte; what a peer brings in
-other versions lies in its own and goes before.
+The virtual environment also sees the project's packages, because torch is a gigabyte. Other versions that a peer needs
+are in its own, and take precedence.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ VARIABLES = {
     "PYTHONWARNINGS": "ignore",
     "AWS_ALLOW_HTTP": "true",
 }
-"""What it has to have in its environment."""
+"""Environment variables that it requires."""
 PACKAGES = {
     "mosaicml-streaming": "streaming",
     "s3torchconnector": "s3torchconnector",
     "fusepy": "fuse",
 }
-"""Packages of PyPI, and the module of each."""
+"""PyPI packages, and the module of each."""
 PROGRAMS = {"s3fs": "s3fs", "libfuse2": ""}
-"""Packages of Debian, and the program of each."""
+"""Debian packages, and the program of each."""
 INSTALL_S_MAX = 420
 
 
 def version(package: str) -> str:
-    """The version of a package that is installed in the environment."""
+    """The version of a package installed in the environment."""
     script = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
     return run([PYTHON, "-c", script, package]).strip()
 
 
 def missing_module(module: str) -> str | None:
-    """Why a module cannot be imported, or None."""
+    """The reason why a module cannot be imported, or None."""
     try:
         run([PYTHON, "-c", f"import {module}"], **VARIABLES)
     except BenchError as error:
@@ -51,12 +51,12 @@ def missing_module(module: str) -> str | None:
 
 
 def missing_program(program: str) -> str | None:
-    """Why a program cannot be run, or None."""
+    """The reason why a program cannot be run, or None."""
     return None if shutil.which(program) else f"{program} is not installed"
 
 
 def create() -> None:
-    """Create the environment if it is missing. It is enough for growfs, rclone and the local disk."""
+    """Create the environment if it is missing. It suffices for growfs, rclone and the local disk."""
     if not PYTHON.exists():
         run([sys.executable, "-m", "venv", "--without-pip", FOLDER])
         (site,) = FOLDER.glob("lib/python*/site-packages")
@@ -65,7 +65,7 @@ def create() -> None:
 
 
 def install() -> Iterator[str]:
-    """Install the packages that can be installed, once. Yields what could not be, a line each."""
+    """Install the packages that can be installed, once. Yields a line for each that cannot be."""
     for package in PACKAGES:
         done = FOLDER / f"installed-{package}"
         if done.exists():

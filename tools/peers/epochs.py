@@ -1,9 +1,9 @@
 """Epochs over the files of a folder: `python epochs.py decode|read`.
 
-It runs in the peers' own environment and imports nothing of growfs. When it has imported what it needs it prints
-"ready", and waits for a line of JSON: the folder (`at` is its key), how many files it is to have seen, the processes
-that read, and the passes after that. An epoch lists the folder, and then decodes or reads each file. It prints a line
-of JSON when it has seen all files, and one for each pass.
+It runs in the peers' own environment and imports nothing from growfs. After its imports it prints "ready", and waits
+for a line of JSON: the folder (under the key `at`), how many files it should see, the number of reading processes, and
+the number of passes after that. An epoch lists the folder, and then decodes or reads each file. It prints a line of
+JSON when it has seen all files, and one for each pass.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Images:
 
 
 def epoch(paths: list[str], processes: int, decodes: bool) -> int:
-    """Go over the files in a random order; returns the bytes that were read, where that is known."""
+    """Go over the files in random order; returns the bytes that were read, if known."""
     random.shuffle(paths)
     if not decodes:
         return sum(map(read, paths))

@@ -20,7 +20,7 @@ LEFT_OUT = {
 
 
 def main(given: Sequence[str], machine: dict[str, object]) -> int:
-    """Measure, and write the page. machine: what the figures depend on."""
+    """Measure, and write the page. machine: properties that the figures depend on."""
     parser = argparse.ArgumentParser(
         prog="tools/bench peers",
         description="Measure growfs alongside other tools, and write the end of docs/performance.md from that.",
@@ -55,7 +55,7 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
 
 
 def measure(arguments: argparse.Namespace, machine: dict[str, object], results: Results) -> None:
-    """Run the cases that are wanted with the peers that work here."""
+    """Run the selected cases with the peers that work here."""
     results.machine, results.quick = machine, arguments.quick
     environment.create()
     for line in () if arguments.quick else environment.install():
@@ -78,7 +78,7 @@ def measure(arguments: argparse.Namespace, machine: dict[str, object], results: 
 
 
 def described(peer: Peer) -> dict[str, str]:
-    """What the page says of a peer."""
+    """The description of a peer on the page."""
     return {
         "about": peer.about,
         "version": peer.version(),

@@ -38,7 +38,7 @@ CACHE_NAMES = (*(f"{share:.0%}" for share in CACHES), "any")
 Run = dict[str, Any]
 """The figures of a run."""
 Column = tuple[str, Callable[[Run], float], str]
-"""Of a table: its head, what it shows of a run, and how."""
+"""A column of a table: its head, its value for a run, and the format."""
 
 
 def write(results: Results, folder: Path) -> None:
@@ -57,7 +57,7 @@ def write(results: Results, folder: Path) -> None:
         (folder / "side-by-side.md").write_text(text)
 
 
-# What the columns show.
+# The contents of columns.
 
 
 def later(figure: str) -> Callable[[Run], float]:
@@ -86,7 +86,7 @@ def best_pass(figure: str, of: float = 1.0) -> Callable[[Run], float]:
 
 
 def different_per_s(run: Run) -> float:
-    """How many different samples an epoch after the first had, for each second that it took."""
+    """How many different samples per second an epoch after the first had."""
     return later("different")(run) * later("samples_per_s")(run)
 
 
@@ -116,7 +116,7 @@ SETTING = {IMAGES: "loader", WARM: "files", BESIDE: "files", CATALOG: "bucket"}
 
 
 def larger_columns(data_bytes: int) -> list[Column]:
-    """Of the table of case 1."""
+    """The columns of the table of case 1."""
     return [
         ("utilization, epoch 1", lambda run: run["epochs"][0]["utilisation"], "{:.2f}"),
         UTILIZATION,
@@ -140,7 +140,7 @@ https://aws.amazon.com/s3/pricing/."""
 
 
 def cost_columns(data_bytes: int) -> list[Column]:
-    """Of the table of the cost: of ten epochs, the first and nine like the later ones, with a terabyte of data."""
+    """The columns of the cost table: ten epochs, the first and nine like the later ones, with a terabyte of data."""
 
     def total(counter: str, of: float = 1.0) -> Callable[[Run], float]:
         later_ones = per_epoch(counter)
@@ -240,7 +240,7 @@ def readme_table(results: Results) -> str:
 
 
 def with_table(readme: str, results: Results) -> str:
-    """README with the table of these results."""
+    """README with the table from these results."""
     before, rest = readme.split(BEGIN)
     return f"{before}{BEGIN}{readme_table(results)}\n{rest.partition(chr(10) * 2)[2]}"
 
@@ -254,7 +254,7 @@ def with_section(page: str, section: str) -> str:
 
 
 def values(results: Results, case: str) -> dict[str, Any]:
-    """What the text of a case names: its sizes, also in other units, and its tables."""
+    """The values that the text of a case refers to: its sizes, also in other units, and its tables."""
     found = dict(results.cases[case])
     for name, factor in (
         ("sample_bytes", 1e-3),

@@ -1,4 +1,4 @@
-"""What a peer is: something that a training program could read a bucket with. PEERS describes each."""
+"""A peer is a way for a training program to read a bucket. PEERS describes each."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tools.benchmarks.servers import rclone_binary, s5cmd_binary
 from tools.peers import environment
 
 BUCKET = "bucket"
-"""The one bucket of the server. Its folder `shards` has tar files; the other formats lie beside it (data.py)."""
+"""The only bucket of the server. Its folder `shards` has tar files; the other formats are alongside it (data.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a peer reads, and where it works."""
+    """The data that a peer reads, and the place where it works."""
 
     endpoint: str
-    """Of the server, behind a link."""
+    """The endpoint of the server, behind a link."""
     plain: Path
-    """The same files as a folder of the local disk."""
+    """The same files, as a folder on the local disk."""
     folder: Path
-    """Empty, its own."""
+    """Its own folder, initially empty."""
     cache_bytes: int
-    """What its cache may take."""
+    """The space that its cache may take."""
     group: Cgroup
     """Counts its daemons."""
     bucket: str = BUCKET
@@ -60,27 +60,27 @@ class Peer:
     """One way to read a bucket."""
 
     name: str
-    """In the tables."""
+    """Its name in the tables."""
     about: str
-    """What it is, in a few words."""
+    """A short description."""
     note: str
-    """What explains its figures."""
+    """An explanation of its figures."""
     version: Callable[[], str]
     """The version that runs here."""
     running: Callable[[Room], AbstractContextManager[dict[str, Any]]]
-    """Starts it, and stops it at the block's end. Yields what the programs need to know: `folder`, where it mounts."""
+    """Starts it, and stops it at the block's end. Yields parameters for the programs: `folder`, where it mounts."""
     documents: str = ""
-    """Where its flags for reads come from."""
+    """The source of its flags for reads."""
     flags: str = ""
-    """The flags or parameters that it runs with, those that every run has."""
+    """The flags or parameters that it runs with, apart from those common to all runs."""
     source: str = "files"
     """The source of trainer.py that reads with it."""
     has_cache: bool = True
-    """Whether it has a cache whose size can be limited; without one, the size of the cache does not matter."""
+    """Whether it has a cache whose size can be limited; if not, the size of the cache does not matter."""
     fills_by_itself: bool = False
     """Whether it downloads without being read."""
     unavailable: Callable[[], str | None] = lambda: None
-    """Why it cannot run on this machine, or None if it can."""
+    """The reason why it cannot run on this machine, or None if it can."""
 
 
 # Peers that show a folder.
@@ -88,7 +88,7 @@ class Peer:
 
 @contextmanager
 def run_growfs(room: Room) -> Iterator[dict[str, Any]]:
-    """A mount that returns when training can start. It need not look at the remote again, which does not change."""
+    """A mount that returns when training can start. It need not list the remote again, which does not change."""
     flags = ["--endpoint-url", room.endpoint, "--cache-size", room.cache_bytes, "--refresh", 0]
     url = f"s3://{room.bucket}/{room.prefix}"
     with mounted(url, room.folder, *flags, start=lambda words: run(room.group.command(words))) as mount:
@@ -102,7 +102,7 @@ def run_disk(room: Room) -> Iterator[dict[str, Any]]:
 
 
 def rclone_limit(size: str) -> dict[str, str]:
-    """A limit of the cache, checked ten times a second: once a minute, its default, is too seldom for a small cache."""
+    """A limit of the cache, checked ten times a second: the default of once a minute is too rare for a small cache."""
     return {"vfs-cache-max-size": size, "vfs-cache-poll-interval": "100ms"}
 
 
@@ -123,11 +123,11 @@ def run_rclone(room: Room) -> Iterator[dict[str, Any]]:
 
 S3FS_FLAGS = "use_path_request_style,enable_noobj_cache,stat_cache_expire=86400,multireq_max=20"
 S3FS_FREE_MB = 4
-"""s3fs keeps so much free; the file system of the cache is larger by that."""
+"""s3fs keeps this much free; the file system of the cache is larger by that."""
 
 
 def s3fs_unavailable() -> str | None:
-    """It needs root, for its cache."""
+    """The reason why s3fs cannot run: it needs root, for its cache."""
     if os.geteuid():
         return "limiting its cache takes a file system of its own, and so root"
     return environment.missing_program("s3fs")
@@ -135,8 +135,8 @@ def s3fs_unavailable() -> str | None:
 
 @contextmanager
 def run_s3fs(room: Room) -> Iterator[dict[str, Any]]:
-    """s3fs-fuse with its cache in a tmpfs of the cache's size: it has no limit of its own, but looks for free space and
-    empties its cache where there is none.
+    """s3fs-fuse with its cache in a tmpfs of the cache's size: it has no limit of its own, but checks for free space
+    and empties its cache if there is none.
     """
     keys = room.folder / "keys"
     room.cache.mkdir()
@@ -162,7 +162,7 @@ FSSPEC_SCRIPT = (
 
 @contextmanager
 def run_fsspec(room: Room) -> Iterator[dict[str, Any]]:
-    """fsspec's own mount, with its defaults: the documentation says that it is more stable so."""
+    """fsspec's own mount, with its defaults, which its documentation calls more stable."""
     words = [room.endpoint, f"{room.bucket}/{room.prefix}/", room.mountpoint]
     with room.mount([environment.PYTHON, "-c", FSSPEC_SCRIPT, *words]):
         yield {"folder": str(room.mountpoint)}
@@ -170,19 +170,19 @@ def run_fsspec(room: Room) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def run_s5cmd(room: Room) -> Iterator[dict[str, Any]]:
-    """Everything is copied to the disk, then read."""
+    """Copy everything to the disk, then read."""
     target = room.folder / "copy"
     command = [s5cmd_binary(), "--log", "error", "--endpoint-url", room.endpoint]
     run(room.group.command([*command, "cp", f"s3://{room.bucket}/{room.prefix}/*", f"{target}/"]))
     yield {"folder": str(target)}
 
 
-# Libraries, which a training program uses in the place of files. trainer.py has their use.
+# Libraries that a training program uses instead of files. trainer.py uses them.
 
 
 @contextmanager
 def run_nothing(room: Room) -> Iterator[dict[str, Any]]:
-    """The program itself reads."""
+    """Run nothing: the program itself reads."""
     yield {
         "endpoint": room.endpoint,
         "bucket": room.bucket,
@@ -194,7 +194,7 @@ def run_nothing(room: Room) -> Iterator[dict[str, Any]]:
 
 
 def library(package: str) -> dict[str, Any]:
-    """What all peers have in common that are packages of the peers' environment."""
+    """The common part of all peers that are packages in the peers' environment."""
     module = environment.PACKAGES.get(package, package)
     return {
         "version": lambda: environment.version(package),

@@ -1,4 +1,4 @@
-"""The results of `tools/bench peers`: a file of JSON that is kept, and that the page is written from."""
+"""The results of `tools/bench peers`: a JSON file that is kept, and from which the page is written."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FILE = Path(__file__).parents[2] / "docs" / "benchmarks.json"
 class Results:
     """All runs.
 
-    machine: what the figures depend on. note: what else the page says of it. peers: what ran, by name. left_out: why
-    others did not, by name.
-    cases: the sizes of each case that ran. runs: a dictionary each: case, peer, setting, figures.
+    machine: properties that the figures depend on. note: a further remark on the page. peers: those that ran, by name.
+    left_out: why others did not, by name. cases: the sizes of each case that ran. runs: dictionaries with case, peer,
+    setting and figures.
     """
 
     machine: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Results:
 
 
 def spread(values: list[float], form: str = "{:.2f}") -> str:
-    """The median, with the range where there is one."""
+    """The median, with the range if there is one."""
     middle = form.format(median(values))
     least, most = form.format(min(values)), form.format(max(values))
     return middle if least == most else f"{middle} ({least} to {most})"

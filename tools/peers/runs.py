@@ -1,4 +1,4 @@
-"""Runs a program over a peer behind a link, and counts what that takes."""
+"""Runs a program over a peer behind a link, and counts its traffic."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ TRAINER, EPOCHS, BURN = (Path(__file__).with_name(name) for name in ("trainer.py
 LOOKUPS = 50
 LOOK_EVERY_S = 0.01
 RUN_S_MAX = 240.0
-"""A peer that takes longer is stopped; the epochs that it finished count."""
+"""A peer that takes longer is stopped; epochs that it finished count."""
 LIST_S_MAX = 900.0
 """For a bucket of ten million keys, which the benchmark's own server lists as fast as Python computes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Of a round trip and a rate, in bytes/s."""
+    """A link with a round-trip time, and a rate in bytes/s."""
 
     rtt_s: float
     rate: int
@@ -47,7 +47,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a run needs."""
+    """The requirements of a run."""
 
     peer: Peer
     server: str
@@ -55,13 +55,13 @@ class Stage:
     plain: Path
     """The bucket as a folder."""
     link: Link
-    """Between them."""
+    """The link in between."""
     cache_bytes: int
     prefix: str = "shards"
     """The folder of the bucket."""
 
     def room(self, folder: Path, endpoint: str, group: Cgroup, shards: int = 0) -> Room:
-        """Where the peer works, in a new folder below one. endpoint: the near end of the link."""
+        """The place where the peer works, in a new folder below the given one. endpoint: the near end of the link."""
         (folder / "peer").mkdir()
         return Room(endpoint, self.plain, folder / "peer", self.cache_bytes, group, prefix=self.prefix, shards=shards)
 
@@ -69,7 +69,7 @@ class Stage:
 def train(stage: Stage, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train, from an empty cache. spec: for trainer.py. folder: an empty one.
 
-    `epochs` has what trainer.py prints of each, with the bytes and requests that went over the link. Raises BenchError.
+    `epochs` has the output of trainer.py for each epoch, with the bytes and requests on the link. Raises BenchError.
     """
     spec = spec | {"step_s": spec["batch"] * spec["sample_bytes"] / spec["ingest"]}
     (first, *epochs), daemon_mb = _over_peer(stage, [TRAINER, stage.peer.source], spec, folder)
@@ -77,9 +77,9 @@ def train(stage: Stage, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def read(stage: Stage, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Read all files of a folder of the bucket, from an empty cache that holds them, and then again and again.
+    """Read all files of a folder of the bucket, from an empty cache that has room for them, and then repeatedly.
 
-    spec: for epochs.py. Returns what that prints.
+    spec: for epochs.py. Returns its output.
     """
     (first, *passes), daemon_mb = _over_peer(stage, [EPOCHS, "decode" if spec["processes"] else "read"], spec, folder)
     return {**first, "passes": passes, "daemon_mb": daemon_mb}
@@ -88,7 +88,7 @@ def read(stage: Stage, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _over_peer(
     stage: Stage, words: list[object], spec: dict[str, Any], folder: Path
 ) -> tuple[list[dict[str, Any]], float]:
-    """The lines that a program prints, with the counts at that time; the memory of the peer's daemons in the end."""
+    """The lines that a program prints, with the counts at that time; and the final memory of the peer's daemons."""
     counts, log = folder / "counts", folder / "program.log"
     with (
         behind_link(stage.server, stage.link.rtt_s, stage.link.rate, folder / "link.log", counts) as near,
@@ -111,7 +111,7 @@ def _over_peer(
 
 
 def beside(stage: Stage, processes: int, seconds: float, folder: Path) -> dict[str, Any]:
-    """What a job that needs all cores makes in so many seconds alone, and while a peer fills its cache."""
+    """The samples that a job that needs all cores makes in that time, alone and while a peer fills its cache."""
     counts, link = folder / "counts", stage.link
 
     def job() -> float:
@@ -146,7 +146,7 @@ def beside(stage: Stage, processes: int, seconds: float, folder: Path) -> dict[s
 
 
 def look_up(peer: Peer, endpoint: str, keys: int, cache_bytes: int, folder: Path) -> dict[str, Any]:
-    """The time until a name of a large bucket is found, that of other names, and the daemon's memory."""
+    """The time until a name in a large bucket is found, the time for other names, and the daemon's memory."""
     generator = Random(7)
     with Cgroup("-daemons") as daemons:
         began = time.monotonic()
@@ -162,7 +162,7 @@ def look_up(peer: Peer, endpoint: str, keys: int, cache_bytes: int, folder: Path
 
 @contextmanager
 def _program(name: str, words: list[object], group: Cgroup, log: Path) -> Iterator[subprocess.Popen[str]]:
-    """A program of the peers' environment, which has imported what it needs. name: of the peer."""
+    """A program in the peers' environment that has finished its imports. name: of the peer."""
     command = [str(word) for word in group.command([PYTHON, *words])]
     pipe, env = subprocess.PIPE, environment() | VARIABLES
     with log.open("wb") as output:
@@ -181,7 +181,7 @@ def _program(name: str, words: list[object], group: Cgroup, log: Path) -> Iterat
 
 
 def _answers(process: subprocess.Popen[str], words: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Start the program's work, and yield the lines that it prints, until it ends or the time is over."""
+    """Start the program's work, and yield the lines that it prints, until it ends or its time is up."""
     assert process.stdin
     assert process.stdout
     timer = threading.Timer(RUN_S_MAX, process.kill)
@@ -200,7 +200,7 @@ def _memory_mb(group: Cgroup) -> float:
     """The proportional set size of the group's processes, in 10^6 bytes."""
     total = 0
     for pid in group.processes():
-        with suppress(OSError, IndexError):  # it has ended, or is the kernel's
+        with suppress(OSError, IndexError):  # it has ended, or is a kernel thread
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
             total += int(text.split("\nPss:")[1].split()[0])
     return total * 1024 / 1e6

@@ -1,11 +1,12 @@
 """A training loop that measures how long its accelerator waits: `python trainer.py SOURCE`.
 
-It runs in the peers' own environment and imports nothing of growfs. The accelerator is a pause of fixed length for each
-batch. All peers have the same loop; they differ in the source, which gives the numbers of the samples that it read.
+It runs in the peers' own environment and imports nothing from growfs. The accelerator is a pause of fixed length for
+each batch. All peers have the same loop; they differ in the source, which yields the numbers of the samples that it
+read.
 
-When it has imported what it needs it prints "ready". Then it waits for a line of JSON, what to do, with the time (of
-the monotonic clock) at which the run began, and prints a line of JSON for the first batch and for each epoch. An
-epoch is as many samples as the data set has, whichever they are.
+After its imports it prints "ready". Then it waits for a line of JSON with its parameters and the time (of the monotonic
+clock) at which the run began, and prints a line of JSON for the first batch and for each epoch. An epoch is as many
+samples as the data set has, whichever they are.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 HEADER = 512
-"""A block of tar."""
+"""The size of a tar block."""
 THREADS = 8
 PROCESSES = 2
 Spec = dict[str, Any]
 
 
 def number(sample: bytes) -> int:
-    """A sample begins with its number."""
+    """The number of a sample, which it begins with."""
     return int.from_bytes(sample[:8], "big")
 
 
@@ -42,7 +43,7 @@ def samples_of(shard: bytes, sample_bytes: int) -> list[int]:
 
 
 def in_parallel(read: Callable[[Any], bytes], items: Iterator[Any]) -> Iterator[bytes]:
-    """Read the items by threads, as many ahead as there are threads, in order."""
+    """Read the items on threads, as many ahead as there are threads, in order."""
     with ThreadPoolExecutor(THREADS) as pool:
         ahead: deque[Future[bytes]] = deque()
         for item in items:
@@ -54,7 +55,7 @@ def in_parallel(read: Callable[[Any], bytes], items: Iterator[Any]) -> Iterator[
 
 
 def read_file(path: str) -> bytes:
-    """A whole file. Its pages are dropped: a data set that is larger than the cache is larger than memory, too."""
+    """A whole file. Its pages are dropped: a data set that is larger than the cache is also larger than memory."""
     fd = os.open(path, os.O_RDONLY)
     try:
         content = bytearray()
@@ -66,7 +67,7 @@ def read_file(path: str) -> bytes:
         os.close(fd)
 
 
-# Sources. Each gives the numbers of the samples of one read, for ever.
+# Sources. Each yields the numbers of the samples of one read, forever.
 
 
 def files(spec: Spec) -> Iterator[list[int]]:
@@ -83,7 +84,7 @@ def files(spec: Spec) -> Iterator[list[int]]:
 
 
 def keep(spec: Spec) -> Iterator[list[int]]:
-    """A cache that never evicts: what comes first stays, and the rest is fetched each time (MinIO in CoorDL,
+    """A cache that never evicts: the first files stay, and the rest is fetched each time (MinIO in CoorDL,
     https://arxiv.org/abs/2007.06775).
     """
     import boto3
@@ -145,7 +146,7 @@ def mosaicml(spec: Spec) -> Iterator[list[int]]:
 
 
 def mds_numbers(samples: list[Any]) -> dict[str, list[int]]:
-    """The numbers of a batch. It runs in the loader's processes, so that batches are not copied."""
+    """The numbers of a batch. Runs in the loader's processes, so that batches are not copied."""
     return {"numbers": [number(sample["data"]) for sample in samples]}
 
 
@@ -167,7 +168,7 @@ def s3torch(spec: Spec) -> Iterator[list[int]]:
 
 
 class ReadShard:
-    """Reads an object of S3 as a shard. It can be pickled."""
+    """Reads an S3 object as a shard. It can be pickled."""
 
     def __init__(self, sample_bytes: int) -> None:
         self._sample_bytes = sample_bytes
@@ -211,7 +212,7 @@ IMPORTS = {
 
 
 def batches(spec: Spec) -> Iterator[list[int]]:
-    """What a source gives, in batches."""
+    """The samples of a source, in batches."""
     batch: list[int] = []
     for some in SOURCES[spec["source"]](spec):
         batch += some
@@ -221,7 +222,7 @@ def batches(spec: Spec) -> Iterator[list[int]]:
 
 
 def train(spec: Spec) -> None:
-    """Run the epochs, and print what each was like."""
+    """Run the epochs, and print the result of each."""
     source, seen, steps, began = batches(spec), set[int](), spec["samples"] // spec["batch"], spec["began"]
     first = next(source)
     say(first_batch_s=time.monotonic() - began)
@@ -260,7 +261,7 @@ def main() -> None:
         __import__(module)
     print("ready", flush=True)
     train({"source": source, **json.loads(sys.stdin.readline())})
-    os._exit(0)  # the threads and processes that read ahead have nothing to finish
+    os._exit(0)  # threads and processes that read ahead have nothing to finish
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Train on images with annotations in one COCO file, of which each epoch has those whose images are listed.
+"""Train on images with annotations in a single COCO file, filtered for each epoch by the images that are listed.
 
 For object detection with CocoDetection, or any other reader of a COCO file. Such a file names all images of the data
-set, so a reader of it opens what is not cached, and waits for each. Filtered by what the folder lists, it names only
-what is there.
+set, so its reader also opens uncached images, and waits for each. Filtered by the folder's listing, it names only
+cached images.
 
     growfs mount s3://bucket/coco /mnt/coco --cache-size 500GB --freeze 'annotations/**'
     python tools/recipes/coco_listed.py /mnt/coco --split train2017 --epochs 20
@@ -32,7 +32,7 @@ Sample = tuple[Tensor, list[dict[str, Any]]]
 
 
 def listed(annotations: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    """The part of a COCO file that is about these images. file_name: relative to the folder of the images."""
+    """The part of a COCO file about these images. file_name: relative to the folder of the images."""
     images = [image for image in annotations["images"] if image["file_name"] in names]
     ids = {image["id"] for image in images}
     boxes = [box for box in annotations["annotations"] if box["image_id"] in ids]
@@ -40,7 +40,7 @@ def listed(annotations: dict[str, Any], names: set[str]) -> dict[str, Any]:
 
 
 def collate(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples of a batch: images differ in size, and in how many objects they have."""
+    """The samples of a batch: images differ in size and in the number of their objects."""
     return list(samples)
 
 
@@ -55,13 +55,13 @@ def main() -> None:
 
     folder = options.folder / options.split
     file_of_all = options.folder / f"annotations/instances_{options.split}.json"
-    annotations = json.loads(file_of_all.read_text())  # once: that of COCO has 450 MB
+    annotations = json.loads(file_of_all.read_text())  # once: COCO's has 450 MB
     seen: set[str] = set()
     for epoch in range(1, options.epochs + 1):
         began = time.perf_counter()
         names = {str(path.relative_to(folder)) for path in folder.rglob("*")}  # a listing
         part = listed(annotations, names)
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file, redirect_stdout(None):  # COCO prints
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file, redirect_stdout(None):  # because COCO prints
             json.dump(part, file)
             file.flush()
             dataset = CocoDetection(str(folder), file.name, transforms.ToTensor())

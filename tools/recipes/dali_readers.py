@@ -4,13 +4,13 @@
     python tools/recipes/dali_readers.py /mnt/train --epochs 10 --device-id 0                    # JPEG, PNG, ...
     python tools/recipes/dali_readers.py /mnt/train --epochs 10 --device-id 0 --format tfrecord  # *.tfrecord
 
-For decoding on the GPU. A DALI reader finds its files when its pipeline is built, and never again, so build one for
-each epoch. Its TFRecord reader needs an index of each file, which this program creates in a moment (it reads 12 bytes
-of each record). If your indexes are beside the shards already, as x.idx, `--group '{stem}'` keeps the two together.
+For decoding on the GPU. A DALI reader looks for its files only when its pipeline is built, so build one for each epoch.
+Its TFRecord reader needs an index of each file, which this program creates in a moment (it reads 12 bytes of each
+record). If there are already indexes alongside the shards, as x.idx, `--group '{stem}'` keeps the two together.
 
 Look for: more files and samples in each epoch until the cache is full, and with images the same number of classes in
-each epoch. The readers map the files; if `growfs status` says libfuse engine, add dont_use_mmap=True to them. Without
---device-id everything runs on the CPU.
+each epoch. The readers map the files; if `growfs status` shows the libfuse engine, add dont_use_mmap=True to them.
+Without --device-id everything runs on the CPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FEATURES = {
 
 
 def index(path: Path, folder: Path) -> Path:
-    """Write where each record of a TFRecord file begins and how long it is, once, as DALI's tfrecord2idx does."""
+    """Write where each record of a TFRecord file begins and how long it is, once, like DALI's tfrecord2idx."""
     written = folder / f"{path.name}.idx"
     if not written.exists():
         lines, begin = [], 0
@@ -67,12 +67,12 @@ def decoded(encoded: DataNode, size: int, gpu: bool) -> DataNode:
 
 
 def train(pipeline: Pipeline) -> tuple[int, int]:
-    """One epoch; returns how many samples and how many classes it had. The pipeline is gone when it returns."""
+    """One epoch; returns its numbers of samples and classes. The pipeline is gone when it returns."""
     batches = DALIGenericIterator(
         pipeline, ["images", "labels"], reader_name="reader", last_batch_policy=LastBatchPolicy.PARTIAL
     )
     samples, classes = 0, set()
-    for (batch,) in batches:  # of one pipeline, as there is one GPU
+    for (batch,) in batches:  # from one pipeline, as there is one GPU
         samples += len(batch["images"])  # the model would learn here
         classes.update(batch["labels"].flatten().tolist())
     return samples, len(classes)
@@ -105,7 +105,7 @@ def main() -> None:
                 samples, classes = train(tfrecords(list(map(str, shards)), made, seed=epoch, **common))
                 files = len(shards)
             else:
-                files, classes = train(image_files(str(options.folder), seed=epoch, **common))  # lists again, too
+                files, classes = train(image_files(str(options.folder), seed=epoch, **common))  # also lists again
                 samples = files
             rate = samples / (time.perf_counter() - began)
             print(

@@ -4,9 +4,9 @@
     python tools/recipes/hf_datasets.py /mnt/data --epochs 10                   # *.parquet, at any depth
     python tools/recipes/hf_datasets.py /mnt/data --epochs 10 --format imagefolder
 
-For training with `load_dataset`. It reads the files that it is given when it is called, so list the folder and call it
-again for each epoch. With streaming=True it reads the files of the mount in place. Without it, `datasets` first copies
-them into its own Arrow cache, again for each new list, so the disk would have to hold everything twice, or more.
+For training with `load_dataset`. It reads the files that it is given, so list the folder and call it again for each
+epoch. With streaming=True it reads the files of the mount in place. Without it, `datasets` first copies them into its
+own Arrow cache, again for each new list, so the disk would have to hold everything twice, or more.
 
 Look for: more files and samples in each epoch until the cache is full; "0 bytes copied"; and with imagefolder the same
 number of classes in every epoch, including the first, because growfs has a file of each folder before it mounts.
@@ -40,10 +40,10 @@ def main() -> None:
     options = parser.parse_args()
 
     for epoch in range(1, options.epochs + 1):
-        # Lists again: the epoch's growth. With imagefolder a label is the number of a folder, in the order of names.
+        # Lists again: the epoch's growth. With imagefolder, a label is the number of a folder, in the order of names.
         files = [str(path) for path in options.folder.rglob("*") if path.suffix in SUFFIXES[options.format]]
         dataset = datasets.load_dataset(options.format, data_files=files, split="train", streaming=True)
-        # The files in another order each time, and of `mix` of them at a time the rows.
+        # The files in a different order each time, with the rows of `mix` of them at a time.
         shuffled = dataset.shuffle(seed=epoch, buffer_size=1000, max_buffer_input_shards=options.mix)
         began, samples = time.perf_counter(), 0
         for batch in shuffled.iter(batch_size=options.batch):

@@ -1,15 +1,15 @@
 """Train with Hugging Face's Trainer on folders of images, listed anew for each epoch.
 
-For a Trainer whose data does not fit the disk. It asks for its loader once, and counts the steps of an epoch once, so
-a data set of fixed length never grows. An IterableDataset has no length, and Trainer calls its `set_epoch` before each
-epoch, in the training process. There it lists.
+For a Trainer whose data does not fit the disk. It asks for its loader once, and counts the steps of an epoch once, so a
+data set of fixed length never grows. An IterableDataset has no length, and Trainer calls its `set_epoch` before each
+epoch, in the training process. This is where the folder is listed.
 
     growfs mount s3://bucket/train /mnt/train --cache-size 500GB
     python tools/recipes/hf_trainer.py /mnt/train --epochs 20
 
 Look for "files", which grows until the cache is full, and for "new", the files that no epoch saw before. Do not list in
 `__iter__`: it runs in the loader's workers, which are new processes in each epoch. To resume, pass
-`ignore_data_skip=True`: else Trainer skips as many batches as the epoch had had, of other files than those (see
+`ignore_data_skip=True`: otherwise Trainer skips as many batches as the epoch had already had, but of other files (see
 torch_resume.py for the same files).
 """
 
@@ -115,7 +115,7 @@ def main() -> None:
         arguments = TrainingArguments(
             folder,
             per_device_train_batch_size=BATCH,
-            max_steps=options.steps,  # needed for a data set without a length; the learning rate decreases up to it
+            max_steps=options.steps,  # needed for a data set without a length; the learning rate decreases until then
             dataloader_num_workers=options.workers,
             remove_unused_columns=False,
             save_strategy="no",

@@ -5,14 +5,14 @@
 
 For one file per object, labels in a table, and a generator over a DataFrame. labels.csv (object_id, label, path) covers
 all objects, and is frozen, so it is always cached. .growfs/index.csv covers the listed files; opening it is a listing,
-so each time it includes what has arrived. The two, joined by path, are the table of the epoch.
+so each time it includes the files that have arrived. The two, joined by path, are the table of the epoch.
 
 `objects` is one keras.utils.PyDataset, and its on_epoch_end reads the table again. Keras 3 has two peculiarities. It
 asks for the number of batches once per call of fit, so one fit(epochs=20) would use as many batches as the first epoch
 had, however many files there are by then. And fit calls on_epoch_end once before its first epoch, which must not count
 as an epoch. Hence the loop, with initial_epoch so that schedules and logs continue.
 
-Look for "new" and "so far": objects that no epoch had before, and all that the model has seen.
+Look for "new" and "so far": objects that no epoch had before, and all objects that the model has seen.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ import pandas as pd
 
 BATCH = 32
 HEADER_BYTES = 4096
-"""Read first, of each file. Told how much to buffer, open() does not ask whether the file is a terminal. Before Python
-3.14 it does, which for a mount is a second round trip: 0.93 of the rate over plain files, and 0.89 with it."""
+"""The first read of each file. If it is given a buffer size, open() does not ask whether the file is a terminal. Before
+Python 3.14 it otherwise does, which for a mount is a second round trip: 0.93 of the rate over plain files, and 0.89
+with it."""
 
 
 class Objects(keras.utils.PyDataset):
-    """Batches of the objects whose files are listed. table: those of this epoch, in the order of training."""
+    """Batches of the objects whose files are listed. table: the objects of this epoch, in the order of training."""
 
     def __init__(self, folder: Path, labels: pd.DataFrame, **threads: Any) -> None:
         super().__init__(**threads)
@@ -61,7 +62,7 @@ class Objects(keras.utils.PyDataset):
         self._began = True
 
     def on_epoch_end(self) -> None:
-        """Read what is listed now, and shuffle it."""
+        """Read the objects that are listed now, and shuffle them."""
         if self._began:
             listed = pd.read_csv(self._folder / ".growfs" / "index.csv", usecols=["path"])
             self.table = self._labels.merge(listed, on="path").sample(frac=1)

@@ -10,8 +10,8 @@ Look for "files", which grows until the cache is full, and for "new", the files 
 
 Three things to know. Leave persistent_workers off, because Lightning creates the loader again. Lightning iterates over
 a reloaded loader twice and drops the first iterator, so a few files are opened twice per epoch, and `growfs status`
-counts these opens too. On several nodes with `--partition`, pass use_distributed_sampler=False and a DistributedSampler
-of your own over the ranks of the node (see torch_nodes.py).
+counts these opens too. On several nodes with `--partition`, pass use_distributed_sampler=False and your own
+DistributedSampler over the ranks of the node (see torch_nodes.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PREPARE = transforms.Compose(
 
 
 class Images(LightningDataModule):
-    """The images of a folder, as it is when a loader is asked for. files: what the last one has."""
+    """The images of a folder, as listed when a loader is requested. files: those of the last one."""
 
     def __init__(self, folder: str, workers: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    # Every class has its folder from the start, so the network is as wide as it will have to be.
+    # Every class has its folder from the start, so the network already has its final width.
     classes = sum(entry.is_dir() for entry in os.scandir(options.folder))
     trainer.fit(Classifier(classes), images)
 

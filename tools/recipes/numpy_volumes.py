@@ -5,12 +5,12 @@
 
 For samples that are crops of volumes (tomography, microscopy, seismics): *.raw files of consecutive planes. numpy maps
 a volume, the program cuts out a few cubes, and releases it; only the pages of those cubes are read. Processes do the
-cutting, because a page fault holds the GIL. They need no listing of their own: what their parent listed stays cached
-for them, too.
+cutting, because a page fault holds the GIL. They need no listing of their own: files that their parent listed also stay
+cached for them.
 
 Look for: once the cache is full, some volumes are new in each epoch, and "so far" approaches the number of all volumes,
-although only a part fits the disk at a time. Many small crops of a volume cost little more than few, so take many while
-it is cached. Mapping is fast if the kernel reads the cached files (`growfs status` says passthrough engine).
+although only a part fits the disk at a time. Many small crops of a volume cost little more than a few, so take many
+while it is cached. Mapping is fast if the kernel reads the cached files (`growfs status` shows the passthrough engine).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Crops:
 
     def __call__(self, path: Path, seed: int) -> npt.NDArray[Any]:
         """The cubes of one volume: an array (count, edge, edge, edge)."""
-        volume = np.memmap(path, self.dtype, mode="r").reshape(-1, *self.plane)  # how deep, the file's size tells
+        volume = np.memmap(path, self.dtype, mode="r").reshape(-1, *self.plane)  # the file's size determines the depth
         starts = np.random.default_rng(seed).integers(0, np.subtract(volume.shape, self.edge - 1), (self.count, 3))
         edge = self.edge
         return np.stack([volume[z : z + edge, y : y + edge, x : x + edge] for z, y, x in starts])

@@ -21,7 +21,7 @@ import growfs.ray
 
 
 def brightness(batch: dict[str, Any]) -> dict[str, Any]:
-    """The mean of each image: in the place of what you compute."""
+    """The mean of each image; replace this by your computation."""
     return {"mean": np.array([image.mean() for image in batch["image"]])}
 
 

@@ -4,9 +4,9 @@ For a bucket with train/CLASS/IMAGE, on a cluster with `pip install growfs[ray] 
 
     python tools/recipes/ray_train.py s3://bucket/train /mnt/train --show-files 100000 --workers 16 --gpu
 
-growfs.ray.mount mounts on every node, and the nodes feed one another. What trains is as without growfs: it lists a
-folder. It does so in each epoch, because the cache grows and rotates. `--show-files` gives the listings of all nodes
-the same length, so that no worker runs out of batches while the others wait for it in an all-reduce.
+growfs.ray.mount mounts on every node, and the nodes feed each other. The training code is the same as without growfs:
+it lists a folder. It does so in each epoch, because the cache grows and rotates. `--show-files` gives the listings of
+all nodes the same length, so that no worker runs out of batches while the others wait for it in an all-reduce.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def train(config: dict[str, Any]) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
 
     for epoch in range(1, config["epochs"] + 1):
-        images = ImageFolder(folder, PREPARE)  # lists; all workers of a node are shown the same
-        # Divided among the workers of this node: each node passes through all files, at a place of its own.
+        images = ImageFolder(folder, PREPARE)  # lists; all workers of a node see the same files
+        # Divided among the workers of this node: each node passes through all files, starting at its own place.
         sampler = DistributedSampler[object](images, job.get_local_world_size(), job.get_local_rank())
         sampler.set_epoch(epoch)
         loader = DataLoader(images, BATCH, sampler=sampler, num_workers=config["loaders"])

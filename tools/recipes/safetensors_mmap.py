@@ -3,14 +3,14 @@
     growfs mount s3://bucket/latents /mnt/latents --cache-size 500GB
     python tools/recipes/safetensors_mmap.py /mnt/latents --epochs 10
 
-For training on what an encoder wrote once. `safe_open` maps a file and reads its header. A tensor's bytes are read when
+For training on the output of an encoder. `safe_open` maps a file and reads its header. A tensor's bytes are read when
 they are touched, so a slice of a large tensor costs only a slice. A mapped file never changes: the program keeps the
 tensors of the first file from epoch 1 (as one keeps a codebook, or a fixed batch to look at), although that file may
 later be delisted, evicted, or replaced at the remote.
 
 Look for: files that are new in each epoch once the cache is full, and "kept tensors whole" in every epoch. Files that
 stay mapped use space in the cache until they are released. Mapping is fast if the kernel reads the cached files
-(`growfs status` says passthrough engine); with libfuse each page comes through the daemon.
+(`growfs status` shows the passthrough engine); with libfuse, each page goes through the daemon.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def mapped(path: Path) -> dict[str, torch.Tensor]:
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
-    """A sum of the bytes of each, which reads all of them."""
+    """A sum of the bytes of each tensor, which reads all of them."""
     return {name: int(tensor.view(torch.uint8).sum(dtype=torch.int64)) for name, tensor in tensors.items()}
 
 
@@ -58,7 +58,7 @@ def main() -> None:
             with safe_open(path, framework="pt") as file:
                 latents = file.get_slice(options.tensor)
                 for start in range(0, latents.get_shape()[0], options.batch):
-                    batch = latents[start : start + options.batch].float()  # which reads it
+                    batch = latents[start : start + options.batch].float()  # this reads it
                     samples += len(batch)  # the model would learn here
         rate = samples / (time.perf_counter() - began)
         fresh = len(set(files) - ever)

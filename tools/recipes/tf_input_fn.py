@@ -3,12 +3,12 @@
     growfs mount s3://bucket/data /mnt/data --cache-size 500GB --freeze 'val/**'
     python tools/recipes/tf_input_fn.py /mnt/data --epochs 20
 
-For code that is structured like tf.estimator, which was removed in TensorFlow 2.16, while its `input_fn` can stay: a
-function that lists, and returns a data set. Each call lists again, so each training sees the new files. Nothing is
-cached in memory (no `.cache()`, no list that outlives the call): the disk is the cache, and what many calls read was
+For code that is structured like tf.estimator, which was removed in TensorFlow 2.16. Its `input_fn` can stay: a function
+that lists, and returns a data set. Each call lists again, so each training sees the new files. Nothing is cached in
+memory (no `.cache()`, no list that outlives the call): the disk is the cache, and files that many calls read were
 fetched once. val/ is frozen: complete before the mount returns, and the same for each evaluation.
 
-If the preparation of a batch takes longer than the step, it matters how they overlap. To see it:
+If preparing a batch takes longer than the step, it matters how the two overlap. To see this:
 
     python tools/recipes/tf_input_fn.py /mnt/data --epochs 3 --overlap serial prefetch parallel --prepare-s 2 --step-s 1
 
@@ -40,7 +40,7 @@ FEATURES = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedL
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a batch is prepared. seconds: what it takes beyond parsing. at_a_time: batches, with overlap parallel."""
+    """How a batch is prepared. seconds: time in addition to parsing. at_a_time: batches, with overlap parallel."""
 
     overlap: str
     seconds: float
@@ -52,7 +52,7 @@ class Preparation:
         pixels = tf.io.decode_raw(example["image"], tf.uint8)
         images = tf.cast(tf.reshape(pixels, [-1, SIDE, SIDE, 3]), tf.float32) / 255
         if self.seconds:
-            # Stands for work that releases the GIL, as all of TensorFlow's and most of numpy's does.
+            # Stands for work that releases the GIL, like all of TensorFlow's and most of numpy's.
             images = tf.numpy_function(self._wait, [images], tf.float32)
             images.set_shape([None, SIDE, SIDE, 3])
         return images, example["label"]
@@ -63,7 +63,7 @@ class Preparation:
 
 
 def list_files(folder: str) -> list[str]:
-    """The shards that are listed now."""
+    """The shards that are currently listed."""
     return list(tf.io.gfile.glob(f"{folder}/*.tfrecord"))
 
 
@@ -92,7 +92,7 @@ def main() -> None:
     model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     at_a_time = 2 if not options.step_s else math.ceil(options.prepare_s / options.step_s) + 1
 
-    for epoch in range(1, options.epochs + 1):  # the overlaps take turns
+    for epoch in range(1, options.epochs + 1):  # overlaps take turns
         overlap = options.overlap[(epoch - 1) % len(options.overlap)]
         began, samples, steps = time.perf_counter(), 0, []
         files = list_files(f"{options.folder}/train")

@@ -7,11 +7,11 @@ For shards and tf.data. Everything that reads, parses, mixes and batches is C++,
 interleave reads several shards at a time, so that neighbors in a shard are not neighbors in a batch; parse_example
 takes a whole batch; and prefetch does all of it while the model computes.
 
-What matters is where the files are listed: inside the loop. glob, list_files and a pattern given to TFRecordDataset
-list once, when the data set is created; `.repeat(20)` would only ever see what the first epoch saw.
+The essential point is that files are listed inside the loop. glob, list_files and a pattern given to TFRecordDataset
+list once, when the data set is created; `.repeat(20)` would only ever see the files of the first epoch.
 
-Look for "new" and "so far": files that no epoch saw before, and all that the model has seen. Once the cache is full, a
-fifth of the files are new in each epoch. For your own records change FEATURES and `parse`.
+Look for "new" and "so far": files that no epoch saw before, and all files that the model has seen. Once the cache is
+full, a fifth of the files are new in each epoch. For your own records change FEATURES and `parse`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import tensorflow as tf
 BATCH = 256
 SHARDS_AT_A_TIME = 16
 MIXED = 10_000
-"""Records among which a batch is drawn."""
+"""Records from which a batch is drawn."""
 
 SIDE, CLASSES = 32, 10
 FEATURES = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
@@ -50,7 +50,7 @@ def batches(files: list[str]) -> Any:
             tf.data.TFRecordDataset,
             cycle_length=SHARDS_AT_A_TIME,
             num_parallel_calls=tf.data.AUTOTUNE,
-            deterministic=False,  # a shard that is slow to read holds up no other
+            deterministic=False,  # a slow shard does not hold up others
         )
         .shuffle(MIXED)
         .batch(BATCH)

@@ -1,7 +1,7 @@
 """Train on a tree of images, a folder for each class, with torchvision's ImageFolder, created again for each epoch.
 
-For an ImageFolder with more images than fit the disk. ImageFolder lists its folder when it is created, and never again.
-So the program creates it at the start of each epoch, and it sees the files that have arrived since the last one.
+For an ImageFolder with more images than fit the disk. ImageFolder lists its folder only when it is created. So the
+program creates it at the start of each epoch, and it sees the files that have arrived since the last one.
 
     growfs mount s3://bucket/train /mnt/train --cache-size 500GB
     python tools/recipes/torch_imagefolder.py /mnt/train --epochs 20
@@ -9,7 +9,7 @@ So the program creates it at the start of each epoch, and it sees the files that
 Look for "files", which grows until the cache is full, and for "new", the files that no epoch saw before; new files keep
 coming after that. Classes keep their numbers, because every folder has a file before the mount returns.
 
-With --once it is created only once, as in most scripts. Then "files" stays what it was, and "new" is 0 from the second
+With --once it is created only once, as in most scripts. Then "files" stays the same, and "new" is 0 from the second
 epoch on. growfs keeps all of these files on the disk, because the process may open any of them at any time, and so
 cannot fetch others instead. `cat /mnt/train/.growfs/status` has a line about such a process.
 """
@@ -59,7 +59,7 @@ def main() -> None:
         began = time.perf_counter()
         if epoch > 1 and not options.once:
             images = ImageFolder(options.folder, PREPARE)  # lists the folder, and so sees more than before
-        # Its workers end with the epoch. They list nothing, and open what this process was shown.
+        # Its workers end with the epoch. They list nothing, and open the files that this process was shown.
         loader = DataLoader(images, BATCH, shuffle=True, num_workers=options.workers, pin_memory=device.type == "cuda")
         samples, total = 0, torch.zeros((), device=device)
         for batch, labels in loader:

@@ -1,4 +1,4 @@
-"""Train on several nodes, each of which has its own shard of the data: DistributedDataParallel under torchrun.
+"""Train on several nodes, each of which has its own share of the data: DistributedDataParallel under torchrun.
 
 For several nodes with a disk each. The bucket holds train/CLASS/IMAGE and val/CLASS/IMAGE. On each node, with its
 number in $NODE:
@@ -7,16 +7,16 @@ number in $NODE:
     torchrun --nnodes 2 --node-rank $NODE --master-addr HOST --nproc-per-node 8 tools/recipes/torch_nodes.py /mnt/data
 
 (Use `--partition auto` if the mount is a step of a Slurm job, `srun --ntasks-per-node 1 growfs mount ...`, or has
-torchrun's GROUP_RANK and GROUP_WORLD_SIZE.) Each node fetches its own shard, so that together they see all data, and no
-byte of train/ crosses the network twice, except one first file for each class. `--show-files` gives every listing on
+torchrun's GROUP_RANK and GROUP_WORLD_SIZE.) Each node fetches its own share, so that together they see all data, and no
+byte of train/ crosses the network twice, except for one first file of each class. `--show-files` gives every listing on
 every node the same length, including frozen files: no rank runs out of batches while the others wait for it in an
 all-reduce.
 
 Look for "on each node", whose numbers are equal, and for "new". Validation uses the same files in each epoch.
 
-Why there is a folder val/, and no random_split or validation_split of the listed files: the next epoch lists other
-files, and splits again. Files that one epoch trained on would be validated on in another, and the accuracy would be too
-high.
+There is a folder val/, rather than a random_split or validation_split of the listed files, because the next epoch lists
+other files and splits again. Files that one epoch trained on would be used for validation in another, and the accuracy
+would be too high.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PREPARE = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTens
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train as one process of many; the first of all prints a line for each epoch."""
+    """Train as one process of many; the first process prints a line for each epoch."""
     local_rank, ranks_here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     rank, ranks = dist.get_rank(), dist.get_world_size()
     cuda = torch.cuda.is_available()
@@ -57,8 +57,8 @@ def train(options: argparse.Namespace) -> None:
 
     for epoch in range(1, options.epochs + 1):
         began = time.perf_counter()
-        images = ImageFolder(options.folder / "train", PREPARE)  # lists; all ranks of a node are shown the same
-        # Divided among the ranks of this node only: the other nodes have files of their own.
+        images = ImageFolder(options.folder / "train", PREPARE)  # lists; all ranks of a node see the same files
+        # Divided among the ranks of this node only: the other nodes have their own files.
         sampler = DistributedSampler[object](images, num_replicas=ranks_here, rank=local_rank)
         sampler.set_epoch(epoch)
         loader = DataLoader(images, BATCH, sampler=sampler, num_workers=options.workers, pin_memory=cuda)
@@ -106,7 +106,7 @@ def main() -> None:
         parser.error("start it by torchrun, on one machine: torchrun --standalone tools/recipes/torch_nodes.py FOLDER")
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     train(options)
-    dist.destroy_process_group()  # after the model is gone: one that ends later may wait for gloo's threads for ever
+    dist.destroy_process_group()  # after the model is gone: if it ends later, it may wait for gloo's threads forever
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Keep the GPU from waiting for data: copy the next batches to it on a stream of their own while the model computes.
+"""Keep the GPU from waiting for data: copy the next batches to it on a separate stream while the model computes.
 
 For training on large samples, here random crops of volumes (.npy files, which are mapped: only the pages of a crop are
 read), on a GPU that is idle between steps.
@@ -8,8 +8,8 @@ read), on a GPU that is idle between steps.
 
 Epochs alternate: without the prefetcher, then with it. Look for "wait", the time from asking for a batch until it is on
 the device; the last line compares the two. If it stays high with the prefetcher, reading is too slow: try more workers.
-Without a GPU there is nothing to copy to, and only a thread remains that takes the next batches from the loader while
-the model computes.
+Without a GPU nothing is copied, and only the thread remains that takes the next batches from the loader while the model
+computes.
 
 With growfs's libfuse engine (`growfs status` names it) a mapped file is slow to read: omit mmap_mode there.
 """
@@ -31,13 +31,13 @@ from torch.utils.data import DataLoader, Dataset
 
 SIDE, BATCH = 16, 16
 OF_ONE = 4
-"""Crops that are taken of a volume while it is open: to open one takes longer than to read a small crop of it."""
+"""Crops that are taken from a volume while it is open: opening one takes longer than reading a small crop of it."""
 AHEAD = 2
-"""Batches that are on the device, or on their way to it, beside the one that is computed with."""
+"""Batches that are on the device, or on their way to it, in addition to the one that is computed with."""
 
 
 class Crops(Dataset[Tensor]):
-    """Random crops of the volumes that a folder lists now: so many times OF_ONE of each."""
+    """Random crops of the volumes that a folder lists now, a multiple of OF_ONE of each."""
 
     def __init__(self, folder: Path, times: int) -> None:
         self.volumes = sorted(folder.rglob("*.npy"))
@@ -53,13 +53,13 @@ class Crops(Dataset[Tensor]):
 
 
 def crop(volume: np.ndarray) -> np.ndarray:
-    """A cube of SIDE from anywhere in it."""
+    """A cube of SIDE from anywhere in the volume."""
     starts = [random.randrange(length - SIDE + 1) for length in volume.shape]
     return volume[tuple(slice(start, start + SIDE) for start in starts)]
 
 
 class Prefetcher:
-    """A loader's batches, on the device. A thread takes the next ones and starts their copies meanwhile."""
+    """A loader's batches, on the device. Meanwhile, a thread takes the next ones and starts their copies."""
 
     def __init__(self, loader: Iterable[Tensor], device: torch.device) -> None:
         self._loader = loader
@@ -67,7 +67,7 @@ class Prefetcher:
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __iter__(self) -> Iterator[Tensor]:
-        batches = iter(self._loader)  # forks the workers: before there is a thread
+        batches = iter(self._loader)  # forks the workers, before there is a thread
         with ThreadPoolExecutor(1) as thread:
             coming = deque(thread.submit(self._take, batches) for _ in range(AHEAD))
             while taken := coming.popleft().result():  # raises what the loader raised
@@ -75,8 +75,8 @@ class Prefetcher:
                 batch, copied = taken
                 if copied:
                     computing = torch.cuda.current_stream(self._device)
-                    computing.wait_event(copied)  # wait_stream(side) would wait for the copies after it, too
-                    batch.record_stream(computing)  # its memory is the side stream's, which must not reuse it yet
+                    computing.wait_event(copied)  # wait_stream(side) would also wait for later copies
+                    batch.record_stream(computing)  # its memory belongs to the side stream, which must not reuse it yet
                 yield batch
 
     def _take(self, batches: Iterator[Tensor]) -> tuple[Tensor, torch.cuda.Event | None] | None:
@@ -114,7 +114,7 @@ def main() -> None:
         batches: Iterable[Tensor] = Prefetcher(loader, device) if how == "prefetched" else loader
         samples, waited, asked = 0, 0.0, time.perf_counter()
         for batch in batches:
-            clean = batch.to(device)  # a prefetched one is there
+            clean = batch.to(device)  # a prefetched one is already there
             if cuda:
                 torch.cuda.current_stream(device).synchronize()  # so that a copy counts as wait
             waited += time.perf_counter() - asked
@@ -122,7 +122,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            loss.item()  # the step is over, so what follows is wait, and not the model's time
+            loss.item()  # the step is over, so what follows is wait, not model time
             samples += len(batch)
             asked = time.perf_counter()
         seconds = time.perf_counter() - began

@@ -1,15 +1,15 @@
-"""Train with checkpoints from which a run goes on in the middle of an epoch, with the same files.
+"""Train with checkpoints from which a run can continue in the middle of an epoch, with the same files.
 
-For jobs that are preempted. A program that resumes lists another set of files than the one that was ended: the cache
-has gone on. A position alone ("skip the first 5,000 samples") then means nothing, and no error says so. So the
-checkpoint has the list of the epoch's files as well, in their order, and the resumed epoch takes its files from there.
+For jobs that are preempted. A resumed program lists a different set of files from the one that was ended, because the
+cache has changed. A position alone ("skip the first 5,000 samples") is then meaningless, without any error. So the
+checkpoint also has the list of the epoch's files, in order, and the resumed epoch takes its files from there.
 
     growfs mount s3://bucket/train /mnt/train --cache-size 500GB
     python tools/recipes/torch_resume.py /mnt/train --epochs 20 --checkpoint /checkpoints/run.pt
 
-Files of the old list that are still cached open at once; the others are fetched when they are opened, before all that
-nobody waits for. Look for "before": the samples that the epoch had before it was resumed. With the others they are all
-of its files, each once. `--stop-after 3` ends the program after three batches, as a preemption would.
+Files of the old list that are still cached open at once; the others are fetched when they are opened, with priority.
+Look for "before": the samples that the epoch had before it was resumed. Together with the rest they are all of its
+files, each once. `--stop-after 3` ends the program after three batches, as a preemption would.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
         began = time.perf_counter()
         images = ImageFolder(options.folder, PREPARE)
         if saved:
-            images.samples, done = saved["samples"], saved["done"]  # not what this listing has: what the epoch had
+            images.samples, done = saved["samples"], saved["done"]  # the files of the epoch, not of this listing
             saved = {}
         else:
             images.samples = [images.samples[number] for number in torch.randperm(len(images.samples))]

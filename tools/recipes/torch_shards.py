@@ -5,15 +5,15 @@ For samples in shards that PyTorch reads, without TensorFlow and without a strea
     growfs mount s3://bucket/shards /mnt/shards --cache-size 500GB
     python tools/recipes/torch_shards.py /mnt/shards --epochs 20
 
-With persistent_workers=True each worker keeps the copy of the data set that it was started with. What __init__ lists is
-then listed only once, so `__iter__` lists, which each worker calls at the start of an epoch. The first worker that does
-begins a new generation, and the others see the same one. So they can divide the files among themselves by position, and
-each file is read exactly once. Have at least as many shards as workers.
+With persistent_workers=True each worker keeps the copy of the data set that it was started with. A listing in __init__
+would then happen only once, so `__iter__` lists, which each worker calls at the start of an epoch. The first worker
+that does begins a new generation, and the others see the same one. So they can divide the files among themselves by
+position, and each file is read exactly once. Have at least as many shards as workers.
 
 Look for "files", the shards that were read in the epoch, and for "new", those that no epoch read before.
 
 A record here is an image in CIFAR-10's binary version: a byte for the label, and 3 x 32 x 32 for the pixels. For other
-records change `sample`. `.growfs/ledger.csv` in the mount says how often each shard was opened.
+records change `sample`. `.growfs/ledger.csv` in the mount has the number of opens of each shard.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 BATCH = 64
 MIXED = 1000
-"""Records that are kept back to be mixed: what is beside each other in a shard should not be so in a batch."""
+"""Records that are kept back for mixing: neighbors in a shard should not be neighbors in a batch."""
 
 Sample = tuple[Tensor, int, str]
 """(pixels, label, the name of the shard)"""
 
 
 def records(shard: Path) -> Iterator[bytes]:
-    """TFRecord: a length of 8 bytes, its CRC (4), the data, its CRC (4). growfs lists a file when it is whole and
-    checked, so the CRCs are passed over."""
+    """TFRecord: a length of 8 bytes, its CRC (4), the data, its CRC (4). growfs lists a file when it is complete and
+    checked, so the CRCs are skipped."""
     with shard.open("rb") as file:
         while head := file.read(12):
             yield file.read(int.from_bytes(head[:8], "little"))
@@ -47,7 +47,7 @@ def records(shard: Path) -> Iterator[bytes]:
 
 
 def sample(record: bytes, shard: str) -> Sample:
-    """What is in a record. The pixels stay bytes until they are on the device: a quarter of the way's traffic."""
+    """The content of a record. The pixels stay bytes until they are on the device: a quarter of the traffic."""
     pixels = torch.frombuffer(bytearray(record), dtype=torch.uint8)
     return pixels[1:].view(3, 32, 32), record[0], shard
 
@@ -56,13 +56,13 @@ class Shards(IterableDataset[Sample]):
     """The samples of all shards that a folder lists; each epoch lists again."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder  # and no list: this object is copied to the workers once
+        self.folder = folder  # but no list: this object is copied to the workers once
 
     def __iter__(self) -> Iterator[Sample]:
         shards = sorted(self.folder.rglob("*.tfrecord"))
         if worker := get_worker_info():
             shards = shards[worker.id :: worker.num_workers]
-        random.shuffle(shards)  # torch gives each worker a seed of its own
+        random.shuffle(shards)  # torch gives each worker its own seed
         samples = (sample(record, shard.name) for shard in shards for record in records(shard))
         mixed = list(itertools.islice(samples, MIXED))
         for following in samples:
@@ -84,12 +84,12 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 64), nn.ReLU(), nn.Linear(64, 256)).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
-    loader = DataLoader(  # one for all epochs, and its workers, too
+    loader = DataLoader(  # one for all epochs, as are its workers
         Shards(options.folder),
         BATCH,
         num_workers=options.workers,
         persistent_workers=options.workers > 0,
-        pin_memory=device.type == "cuda",  # by a thread of this process, so copies need not wait for the pages
+        pin_memory=device.type == "cuda",  # by a thread of this process, so copies do not wait for pages
     )
     seen: set[str] = set()
 

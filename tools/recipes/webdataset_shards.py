@@ -7,8 +7,8 @@ For *.tar shards of images (`0001.jpg`, `0001.cls`, ...). WebDataset never lists
 and a brace pattern (`shard-{000..999}.tar`) names every shard of the remote, so most opens would wait for the network.
 So list the cached shards with glob, again for each epoch, and pass that list.
 
-Look for: files grow from epoch to epoch until the cache is full, then some are new each time; samples are what the
-shards hold together, because WebDataset divides the list among the workers, and no two read the same.
+Look for: files grow from epoch to epoch until the cache is full, then some are new each time; samples are the total of
+the shards, because WebDataset divides the list among the workers, and no two read the same shard.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from PIL import Image
 
 
 def loader(shards: list[str], batch: int, workers: int, size: int) -> wds.WebLoader:
-    """Batches of (images, labels) of these shards, in another order each time it is made."""
+    """Batches of (images, labels) from these shards, in a different order each time it is created."""
 
     def as_tensor(image: Image.Image) -> torch.Tensor:
         return torch.from_numpy(np.array(image.resize((size, size)))).permute(2, 0, 1)
 
     dataset = (
-        # A worker without a shard of its own (in the first epochs) is no error: hence no check for empty ones.
+        # A worker without a shard (in the first epochs) is not an error: hence no check for empty ones.
         wds.WebDataset(shards, shardshuffle=len(shards), workersplitter=wds.split_by_worker, empty_check=False)
         .shuffle(1000)
         .decode("pilrgb")

@@ -8,8 +8,8 @@ group, so an image is never listed without its label. The loader is created agai
     python tools/recipes/yolo_relist.py /mnt/shapes --classes 80 --epochs 20
 
 Look for "files" (images), which grows until the cache is full, and for "backgrounds", the images without a label: it
-stays what it is in the data. YOLO warns that it cannot write a cache of the labels, because a mount is read-only, so it
-reads them in each epoch.
+stays the same as in the data. YOLO warns that it cannot write a cache of the labels, because a mount is read-only, so
+it reads them in each epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("YOLO_OFFLINE", "true")  # ultralytics reads it when it is imported: no look for updates
+os.environ.setdefault("YOLO_OFFLINE", "true")  # ultralytics reads it at import: no check for updates
 
 from ultralytics.models import YOLO
 
@@ -34,7 +34,7 @@ class Relisting:
         self.seen: set[str] = set()
 
     def begin(self, trainer: Any) -> None:
-        """Create the loader again, and so list the images and labels."""
+        """Create the loader again, which lists the images and labels."""
         self.began = time.perf_counter()
         if trainer.epoch > trainer.start_epoch:
             trainer.train_loader = trainer.get_dataloader(

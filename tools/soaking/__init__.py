@@ -1,1 +1,1 @@
-"""What tools/soak consists of: the files, a remote that fails, readers that check every byte, and the mount."""
+"""The parts of tools/soak: the files, a remote that fails, readers that check every byte, and the mount."""

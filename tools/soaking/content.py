@@ -1,7 +1,7 @@
-"""The files of the remote. What a file contains follows from its name and version, so readers check it without a copy.
+"""The files of the remote. A file's content follows from its name and version, so readers can check it without a copy.
 
 A file consists of records. Each begins with a line that says what it is a part of: name, version, number of the record,
-number of records. A .tfrecord file has them framed as TensorFlow does, a .bin file has a single one as it is.
+number of records. In a .tfrecord file they are framed as in TensorFlow; a .bin file has a single one, unframed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SHARD, SINGLE = ".tfrecord", ".bin"
 
 
 class WrongBytes(Exception):
-    """A file has other bytes than it should; `str(error)` says which."""
+    """A file does not have the bytes that it should; `str(error)` says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the first line of a record says."""
+    """The contents of the first line of a record."""
 
     name: str
     version: int
@@ -51,7 +51,7 @@ def content(name: str, version: int) -> bytes:
 
 
 def checked(data: bytes) -> Part:
-    """What a record says that it is. Raises WrongBytes unless it is that to the last byte."""
+    """The part that a record claims to be. Raises WrongBytes unless it matches to the last byte."""
     try:
         name, *numbers = data.partition(b"\n")[0].decode().split(" ")
         part = Part(name, *map(int, numbers))
@@ -63,7 +63,7 @@ def checked(data: bytes) -> Part:
 
 
 def versions(expected: Iterable[str], parts: Iterable[Part]) -> dict[str, int]:
-    """The version of each file, from all records that were read. Raises WrongBytes unless each file is whole.
+    """The version of each file, from all records that were read. Raises WrongBytes unless each file is complete.
 
     expected: the names of the files that were read.
     """

@@ -1,4 +1,4 @@
-"""The mount that the readers read: it is killed, unmounted and mounted again, with either engine."""
+"""The mount that the readers read from: it is killed, unmounted and mounted again, with either engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tools.soaking import processes
 from tools.soaking.processes import Usage
 
 MOUNT_S = 180.0
-"""`growfs mount` waits up to a minute for its first files, and another one for a remote that is away."""
+"""`growfs mount` waits up to a minute for its first files, and another minute for a remote that is away."""
 
 
 class SoakMount:
@@ -33,7 +33,7 @@ class SoakMount:
         self._random = generator
 
     def mount(self, url: str, endpoint: str) -> None:
-        """Mount, over a dead mount too. Raises BenchError if that fails."""
+        """Mount, even over a dead mount. Raises BenchError if that fails."""
         engine = self._random.choice(self._engines)
         fixed = [url, self.mountpoint, "--cache-dir", self.cache_dir, "--endpoint-url", endpoint, "--engine", engine]
         if said := self._run("mount", *fixed, *self._flags):
@@ -41,12 +41,12 @@ class SoakMount:
         self.pids()
 
     def umount(self, lazy: bool) -> str:
-        """Unmount; returns what the command said if it refused."""
+        """Unmount; returns the command's message if it refused."""
         return self._run("umount", *(["--lazy"] if lazy else []), self.mountpoint)
 
     @staticmethod
     def _run(*words: object) -> str:
-        """Run a command; returns what it said if it failed, else nothing. Raises BenchError if it does not return."""
+        """Run a command; returns its message if it failed, else an empty string. Raises BenchError if it hangs."""
         process = processes.start([*GROWFS, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
             said, _ = process.communicate(timeout=MOUNT_S)
@@ -71,23 +71,23 @@ class SoakMount:
         return found
 
     def kill_daemon(self) -> None:
-        """SIGKILL the daemon."""
+        """Send SIGKILL to the daemon."""
         pid = self.daemon
         processes.kill(pid)
         processes.wait_for(lambda: not processes.started(pid))
 
     def kill_worker(self) -> None:
-        """SIGKILL one of the processes of the daemon."""
+        """Send SIGKILL to one of the daemon's processes."""
         processes.wait_for(lambda: self.pids()[1:])
         processes.kill(self._random.choice(self.pids()[1:]))
 
     def usage(self) -> list[Usage]:
-        """What the daemon uses, and each of its processes; empty if it does not run."""
+        """The usage of the daemon and each of its processes; empty if it is not running."""
         used = [processes.usage(pid) for pid in self.pids()]
         return [usage for usage in used if usage] if used and used[0] else []
 
     def disk_bytes(self) -> int:
-        """What the cache directory takes on the disk."""
+        """Bytes that the cache directory takes on disk."""
         total = 0
         for folder, _, names in os.walk(self.cache_dir):
             for name in names:
@@ -100,11 +100,11 @@ class SoakMount:
         return next(iter(self.cache_dir.glob("*/log")), self.cache_dir / "log")
 
     def left(self) -> list[int]:
-        """The processes of its daemons that still run."""
+        """The processes of its daemons that are still running."""
         return [pid for pid, when in self.seen.items() if when and processes.started(pid) == when]
 
     def remove(self) -> None:
-        """Leave nothing of it, whatever state it is in."""
+        """Remove everything, whatever state it is in."""
         self.pids()
         if mounted_at(self.mountpoint):
             with suppress(GrowfsError, OSError):

@@ -22,9 +22,9 @@ PYTHON = sys.executable
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process uses. bytes: memory, with shared pages divided among those that share them.
+    """The resources that a process uses. bytes: memory, with shared pages divided among the sharing processes.
 
-    descriptors: without those of cached files, of which a daemon keeps as many as there are.
+    descriptors: excluding those of cached files, of which a daemon keeps as many as there are.
     """
 
     bytes: int
@@ -38,7 +38,7 @@ def start(
     stdout: int = subprocess.DEVNULL,
     stderr: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[str]:
-    """Start a process in a session of its own, so that Ctrl-C reaches the soak alone."""
+    """Start a process in its own session, so that Ctrl-C only reaches the soak."""
     folders = f"{ROOT}/tests/frameworks/shim:{ROOT}"
     return subprocess.Popen(
         [str(word) for word in command],
@@ -53,7 +53,7 @@ def start(
 
 
 def kill_session(process: subprocess.Popen[str]) -> None:
-    """SIGKILL a process and those of its session, and reap it."""
+    """Send SIGKILL to a process and its session, and reap it."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -64,13 +64,13 @@ def kill_session(process: subprocess.Popen[str]) -> None:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, unless it has ended."""
+    """Send SIGKILL, unless the process has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process and its children have started, and that run now."""
+    """The running processes that a process and its children have started."""
     running = [process(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")]
     found, next_ones = [], {pid}
     while next_ones:
@@ -80,8 +80,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def started(pid: int) -> int | None:
-    """When a process started, in ticks since the boot, which tells it from a later one of that number. None: it has
-    ended, be it a zombie.
+    """When a process started, in ticks since boot, which distinguishes it from a later one with the same number. None
+    if it has ended, even if it is a zombie.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -91,7 +91,7 @@ def started(pid: int) -> int | None:
 
 
 def usage(pid: int) -> Usage | None:
-    """What a process uses now; None if it has ended."""
+    """The current usage of a process; None if it has ended."""
     folder = Path(f"/proc/{pid}")
     try:
         memory = re.search(r"^Pss:\s*(\d+)", (folder / "smaps_rollup").read_text(), re.MULTILINE)
@@ -123,7 +123,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float = END_S) -> bool:
 
 
 class Tail:
-    """The lines that were added to a file since the last look, also when it was replaced by a new one meanwhile."""
+    """The lines that were added to a file since the last look, even if it was replaced by a new one meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self.bytes_total = 0
@@ -131,7 +131,7 @@ class Tail:
         self._inode, self._offset, self._rest = 0, 0, b""
 
     def lines(self) -> list[str]:
-        """The new lines, whole ones only."""
+        """The new lines, only complete ones."""
         try:
             with self._path.open("rb") as file:
                 if (inode := os.fstat(file.fileno()).st_ino) != self._inode:

@@ -1,4 +1,4 @@
-"""The readers, and what they say: what they have read and checked, and which of their errors were due."""
+"""The readers, and the judgment of their reports: which files they read and checked, and which errors were expected."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from tools.soaking import processes
 from tools.soaking.report import Epoch
 
 STUCK_S = 120.0
-"""An epoch takes seconds. On a mount that lives it does not take this long, whatever the remote does."""
+"""An epoch takes seconds. On a live mount it does not take this long, whatever the remote does."""
 DUE = {
     errno.ENOTCONN: "the daemon was killed",
     errno.ECONNABORTED: "the daemon was killed",
     errno.EIO: "the daemon was killed",
     errno.ENOENT: "unmounted",
 }
-"""What a reader may see while there is no mount, or a dead one."""
+"""Errors that a reader may get while there is no mount, or a dead one."""
 
 
 class Outages:
-    """When there was no mount that serves: from before it was killed or unmounted until the next one had returned."""
+    """When there was no working mount: from before it was killed or unmounted until the next one had returned."""
 
     def __init__(self) -> None:
         self._all: list[tuple[float, float]] = []
         self._since: float | None = None
 
     def begin(self) -> None:
-        """From now on there is none."""
+        """Note that there is none from now on."""
         self._since = self._since or time.monotonic()
 
     def end(self) -> None:
-        """From now on there is one."""
+        """Note that there is one from now on."""
         assert self._since
         self.add(self._since, time.monotonic())
         self._since = None
 
     def add(self, began: float, ended: float) -> None:
-        """In this time there was none."""
+        """Note that there was none during this time."""
         self._all.append((began, ended))
 
     def overlap(self, began: float, ended: float) -> bool:
-        """Whether there was none at some time in between."""
+        """Whether there was none at some point in between."""
         ongoing = [(self._since, ended)] if self._since else []
         return any(start <= ended and end >= began for start, end in (*self._all[-100:], *ongoing))
 
 
 @dataclass(slots=True)
 class Findings:
-    """What the readers have found. due: errors by their cause. problems: what should not have happened."""
+    """The findings of the readers. due: expected errors by their cause. problems: unexpected failures."""
 
     epochs: Counter[str] = field(default_factory=Counter)
     files: Counter[str] = field(default_factory=Counter)
@@ -62,9 +62,9 @@ class Findings:
 
 
 class Judge:
-    """Says of each epoch what was due, and adds it to the findings.
+    """Judges which errors of an epoch were to be expected, and adds the epoch to the findings.
 
-    latest: the last version of each file that there ever was. deleted: names of files.
+    latest: the last version that ever existed of each file. deleted: names of files.
     """
 
     def __init__(self, latest: dict[str, int], deleted: set[str]) -> None:
@@ -116,12 +116,12 @@ class Reader:
         self._heard = time.monotonic()
 
     def kill(self) -> None:
-        """SIGKILL it, in the middle of whatever it does."""
+        """Send SIGKILL, in the middle of whatever it is doing."""
         processes.kill_session(self._process)
         self._collect()
 
     def check(self) -> None:
-        """Judge what it has reported since the last time. If it has ended or is stuck, start it again."""
+        """Judge its reports since the last time. If it has ended or is stuck, restart it."""
         self._collect()
         now, findings = time.monotonic(), self._judge.findings
         if self._process.poll() is not None:

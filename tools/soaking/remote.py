@@ -1,4 +1,4 @@
-"""The remote: a real S3 server over a folder, and between it and growfs a proxy that misbehaves."""
+"""The remote: a real S3 server over a folder, with a misbehaving proxy between it and growfs."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ FAULT_SHARES = {
     "shuffle_page": 1.0,
     "refused": 1.0,
 }
-"""The faults of tests/s3/proxy.py, and the share of the requests that get each while it is on. Not `damage`: rclone
-sends no checksum, so nobody could tell."""
+"""The faults of tests/s3/proxy.py, and the share of the requests that get each while it is on. Without `damage`: rclone
+sends no checksum, so it could not be detected."""
 
 
 class Remote:
-    """Owns the server, the proxy and the folder. versions: of each file that there is.
+    """Owns the server, the proxy and the folder. versions: of each existing file.
 
-    last: the same, with deleted files. deleted: the names of these. injected: how many requests got which fault. url,
-    endpoint: what growfs mounts.
+    last: the same, including deleted files. deleted: their names. injected: how many requests got which fault. url,
+    endpoint: for growfs to mount.
     """
 
     def __init__(self, folder: Path, files: int, generator: random.Random) -> None:
@@ -69,14 +69,14 @@ class Remote:
         self.endpoint = str(self._answer()["url"])
 
     def add(self) -> str:
-        """Put a new file, and return its name: a fifth are shards, the others are in class folders."""
+        """Add a new file, and return its name: a fifth are shards, the others are in class folders."""
         self._new += 1
         shard, single = f"records/{self._new:05}{SHARD}", f"classes/{self._new % CLASSES}/{self._new:05}{SINGLE}"
         self._put(name := single if self._new % 5 else shard)
         return name
 
     def replace(self) -> None:
-        """Put a new version of a file."""
+        """Write a new version of a file."""
         self._put(self._random.choice(sorted(self.versions)))
 
     def delete(self) -> None:
@@ -94,14 +94,14 @@ class Remote:
         self._staged.rename(target)
 
     def misbehave(self, names: Sequence[str]) -> None:
-        """Have the proxy do this from now on; nothing: it is well."""
+        """Make the proxy inject these faults from now on; none if empty."""
         assert self._proxy.stdin
         self._proxy.stdin.write(" ".join(f"{name}={FAULT_SHARES[name]}" for name in names) + "\n")
         self._proxy.stdin.flush()
         self.injected = Counter(self._answer()["injected"])
 
     def kill_server(self) -> None:
-        """SIGKILL the server."""
+        """Send SIGKILL to the server."""
         processes.kill_session(self._server)
 
     def restart_server(self) -> None:
@@ -135,7 +135,7 @@ class Remote:
 
 
 def _free_port(generator: random.Random) -> int:
-    """One that the kernel gives to nobody else while the server is away (ip_local_port_range begins at 32768)."""
+    """A port that the kernel does not give away while the server is down (ip_local_port_range begins at 32768)."""
     while True:
         port = generator.randrange(20_000, 32_000)
         with socket() as probe, suppress(OSError):

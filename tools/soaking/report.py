@@ -17,16 +17,16 @@ from pathlib import Path
 from tools.soaking.content import Part, WrongBytes, checked, versions
 
 Read = tuple[dict[str, int], int]
-"""The version of each file that was read, all of it checked, and the bytes."""
+"""The version of each file that was read and checked completely, and the number of bytes."""
 Sample = tuple[Part, int]
 ERRNO_TEXTS = {os.strerror(number): number for number in range(1, 134)}
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """began, ended: on the clock of time.monotonic. versions: of each file that was read, all of it checked.
+    """began, ended: on the clock of time.monotonic. versions: of each file that was read and checked completely.
 
-    error: what the framework raised, or an empty text. code: the errno in it, or 0. wrong: whether bytes were wrong.
+    error: the framework's error, or an empty text. code: its errno, or 0. wrong: whether bytes were wrong.
     """
 
     began: float
@@ -39,7 +39,7 @@ class Epoch:
 
 
 def tensorflow(folder: str) -> Callable[[], Read]:
-    """Reads the .tfrecord files by tf.data."""
+    """Read the .tfrecord files with tf.data."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import tensorflow as tf
 
@@ -54,7 +54,7 @@ def tensorflow(folder: str) -> Callable[[], Read]:
 
 
 def torch(folder: str) -> Callable[[], Read]:
-    """Reads the class folders by DatasetFolder and a DataLoader."""
+    """Read the class folders with DatasetFolder and a DataLoader."""
     from torch.utils.data import DataLoader
     from torchvision.datasets import DatasetFolder
 
@@ -80,7 +80,7 @@ def together(batch: list[tuple[Sample, int]]) -> list[Sample]:
 
 
 def run_epochs(read: Callable[[], Read], pause_s: float) -> None:
-    """Run epochs for ever, and report each. After each it waits, as a training that saves and validates."""
+    """Run epochs forever, and report each. After each it waits, like a training that saves and validates."""
     while True:
         began = time.monotonic()
         try:
@@ -88,7 +88,7 @@ def run_epochs(read: Callable[[], Read], pause_s: float) -> None:
             if not found:
                 raise FileNotFoundError(2, "No such file or directory: nothing is listed")
             epoch = Epoch(began, time.monotonic(), read_bytes, found)
-        except Exception as error:  # noqa: BLE001 - whatever a framework makes of it
+        except Exception as error:  # noqa: BLE001 - whatever a framework raises
             text = " ".join(str(error).split())
             wrong = isinstance(error, WrongBytes) or "WrongBytes" in text or type(error).__name__ == "DataLossError"
             epoch = Epoch(

@@ -1,4 +1,4 @@
-"""One soak: what happens when, what is measured, and how it ends."""
+"""A single soak: the schedule, the measurements, and the end."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ ACTIONS = {
     "kill -9 of the daemon": 1,
     "a new mount": 1,
 }
-"""What is done to the mount, and how often in proportion. Each is done once first, in random order."""
+"""The actions on the mount, and their relative frequencies. Each is done once first, in random order."""
 RESTARTS = "kill -9 of the daemon", "a new mount"
-"""Not done in the second half: there one daemon lives on, so that it can be seen whether it grows."""
+"""Not done in the second half, in which a single daemon lives on to show whether it grows."""
 RECOVERY_S = 30.0
-"""So long after all is well a new file of the remote opens, and all that is listed is its latest version."""
+"""How long after everything is restored a new file has to open, and all listed files have to be the latest version."""
 END_S = 60.0
 POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do. seconds: how long. quick: few files, and faults that follow each other fast.
+    """The parameters of a soak. seconds: its duration. quick: few files, and faults that follow each other fast.
 
     pause_s: how long a reader waits after each epoch.
     """
@@ -65,12 +65,12 @@ class Plan:
 
     @property
     def action_s(self) -> tuple[float, float]:
-        """The shortest and the longest time from one fault to the next."""
+        """The shortest and longest time from one fault to the next."""
         return (0.5, 1.5) if self.quick else (3.0, 12.0)
 
     @property
     def fault_s(self) -> tuple[float, float]:
-        """How long the remote misbehaves, or is gone, or there is no mount."""
+        """How long the remote misbehaves or is down, or there is no mount."""
         return (0.2, 1.0) if self.quick else (1.0, 20.0)
 
     @property
@@ -80,7 +80,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the mount uses at a time. used: by the daemon, then by its processes. log_bytes: written since the start."""
+    """The mount's usage at one time. used: by the daemon, then by its processes. log_bytes: written since the start."""
 
     at: float
     used: list[Usage]
@@ -90,7 +90,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Counts:
-    """What was done. faults: requests that got each fault of the proxy. changes: of the remote. seconds: in all."""
+    """Counts of actions. faults: requests that got each fault of the proxy. changes: of the remote. seconds: total."""
 
     actions: Counter[str] = field(default_factory=Counter)
     changes: Counter[str] = field(default_factory=Counter)
@@ -99,7 +99,7 @@ class Counts:
 
 
 class Soak:
-    """One run. findings, counts: what came of it. samples: of the last daemon. kept: logs, if readers saw problems."""
+    """One run. findings, counts: its results. samples: of the last daemon. kept: logs, if readers saw problems."""
 
     def __init__(self, plan: Plan, console: Console) -> None:
         self.plan = plan
@@ -112,11 +112,11 @@ class Soak:
 
     @property
     def problems(self) -> list[str]:
-        """What should not have happened."""
+        """Failures that should not have happened."""
         return self.findings.problems
 
     def run(self) -> bool:
-        """Soak; returns whether Ctrl-C ended it early. Nothing is left of it, whatever happens."""
+        """Soak; returns whether Ctrl-C ended it early. Leaves nothing behind, whatever happens."""
         folder = self.plan.folder
         self._remote = Remote(folder, self.plan.files, self._random)
         judge = Judge(self._remote.last, self._remote.deleted)
@@ -176,7 +176,7 @@ class Soak:
             time.sleep(POLL_S)
 
     def _all_have_read(self, readers: list[Reader]) -> bool:
-        """Whether each reader has ended an epoch: importing its framework takes seconds."""
+        """Whether each reader has finished an epoch: importing its framework takes seconds."""
         self._collect(readers)
         return all(self.findings.epochs[kind] for kind in KINDS)
 
@@ -195,10 +195,10 @@ class Soak:
             f" {findings.due.total()} errors were due, {len(self.problems)} problems"
         )
 
-    # What happens.
+    # The course of a soak.
 
     def _change(self) -> None:
-        """Change the remote as others do, so that versions, names and the number of files stay in motion."""
+        """Change the remote as other users would, so that versions, names and the number of files stay in flux."""
         few = len(self._remote.versions) < self.plan.files
         what = self._random.choices(["add", "replace", "delete"], [2 if few else 1, 6, 1 if few else 2])[0]
         getattr(self._remote, what)()
@@ -256,10 +256,12 @@ class Soak:
         if used := self._mount.usage():
             self.samples.append(Sample(time.monotonic(), used, self._mount.disk_bytes(), self._log.bytes_total))
 
-    # How it ends.
+    # The end of a soak.
 
     def _recover(self, readers: list[Reader]) -> None:
-        """All is well again: what is listed is the latest, what is new opens, and nothing is left after the unmount."""
+        """Restore everything, and check that listed files are the latest, new files open, and an unmount leaves
+        nothing.
+        """
         for reader in readers:
             reader.kill()
         new = self._remote.add()

@@ -1,4 +1,4 @@
-"""The tables that a soak ends with."""
+"""The tables at the end of a soak."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tools.soaking.processes import Usage
 from tools.soaking.soak import Sample, Soak
 
 JUDGED_S = 600.0
-"""A daemon that has lived for less is shown, and not judged: it still fills its cache, and what it keeps of readers."""
+"""A daemon that has lived for less is shown but not judged: it is still filling its cache and tables of readers."""
 GROWTH_MAX = 1.25
-"""How much the mean of the last third of its life may be above that of the second; the first is to warm up."""
+"""How far the mean of the last third of its life may exceed that of the second; the first third is for warm-up."""
 FIGURES: dict[str, tuple[Callable[[Sample], float], float]] = {
     "memory of the daemon, MB": (lambda sample: sample.used[0].bytes / 1e6, 5),
     "its descriptors, without those of cached files": (lambda sample: sample.used[0].descriptors, 10),
@@ -26,17 +26,17 @@ FIGURES: dict[str, tuple[Callable[[Sample], float], float]] = {
     "threads of the one that has most": (lambda sample: largest(sample, lambda usage: usage.threads), 20),
     "disk, MB": (lambda sample: sample.disk_bytes / 1e6, 5),
 }
-"""What is sampled, and how much more is never counted as growth. Workers are new after an outage, and start small."""
+"""The sampled figures, and the increase that never counts as growth. Workers are new after an outage, and small."""
 LOG_KB_PER_MINUTE = 20.0
 
 
 def largest(sample: Sample, of: Callable[[Usage], float]) -> float:
-    """A figure of the daemon's process that has most of it."""
+    """A figure of the daemon's process with the largest value."""
     return max(map(of, sample.used[1:]), default=0.0)
 
 
 def print_tables(console: Console, soak: Soak) -> int:
-    """Print all that came of a soak; returns the number of problems."""
+    """Print the results of a soak; returns the number of problems."""
     findings, counts = soak.findings, soak.counts
 
     def table(title: str, *columns: str) -> Table:
@@ -72,7 +72,7 @@ def print_tables(console: Console, soak: Soak) -> int:
 
 
 def add_usage(table: Table, samples: list[Sample]) -> list[str]:
-    """Add a row for each figure; returns what has grown."""
+    """Add a row for each figure; returns the figures that have grown."""
     if len(samples) < 8:
         return []
     third = len(samples) // 3
@@ -90,6 +90,6 @@ def add_usage(table: Table, samples: list[Sample]) -> list[str]:
 
 
 def log_rate(samples: list[Sample]) -> float:
-    """What was written to the log between the first and the last sample, in kB per minute."""
+    """The log written between the first and the last sample, in kB per minute."""
     first, last = samples[0], samples[-1]
     return (last.log_bytes - first.log_bytes) / 1e3 / (last.at - first.at) * 60

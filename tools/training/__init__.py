@@ -1,1 +1,1 @@
-"""The parts of tools/experiments: what is trained, in which order it reads, and what came out."""
+"""The parts of tools/experiments: the model, the order in which it reads, and the results."""

@@ -1,7 +1,7 @@
-"""The model and data that the experiments train: a small convolutional network on scikit-learn's digits (1,797 images).
+"""The model and data for the experiments: a small convolutional network on scikit-learn's digits (1,797 images).
 
-A run takes the samples of its steps as input and knows nothing of caches. So two runs with the same seed and number of
-steps differ only in the order of the samples: split and initial weights are the same.
+A run takes the samples of its steps as input and knows nothing about caches. So two runs with the same seed and number
+of steps differ only in the order of the samples: split and initial weights are the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRAIN = 1200
 """Images to train on; the other 597 are held out."""
 RESIDENT = TRAIN // 10
 BATCH = 24
-"""It divides RESIDENT: a batch never spans two epochs of a reader that sees a full cache."""
+"""Divides RESIDENT, so that a batch never spans two epochs of a reader that sees a full cache."""
 CLASSES = 10
 LEARNING_RATE = 3e-3
 

@@ -1,6 +1,6 @@
 """The order of the samples, for each way to read a data set of which a tenth is local.
 
-What is cached comes from growfs.simulation, which runs the mount's own rules. Its reader lists, opens each listed file
+The cached files come from growfs.simulation, which runs the mount's own rules. Its reader lists, opens each listed file
 once in random order, and lists again; an open takes one second, plus its wait on a miss.
 """
 
@@ -21,7 +21,7 @@ FILE_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One training run's reads. samples: indices, in the order of the opens.
+    """The reads of one training run. samples: indices, in the order of the opens.
 
     fill: fetches before the first open. fetches: fetches after it. waited: opens that waited for a fetch.
     """
@@ -38,12 +38,12 @@ class Reading:
 
     @property
     def fetched(self) -> float:
-        """All fetches, with the first fill, as a multiple of the data."""
+        """All fetches, including the first fill, as a multiple of the data."""
         return (self.fill + self.fetches) / TRAIN
 
     @property
     def seen(self) -> float:
-        """The fraction of the data that was trained on."""
+        """The fraction of the data that was used for training."""
         return len(np.unique(self.samples)) / TRAIN
 
 
@@ -55,8 +55,9 @@ def everything(opens: int, seed: int) -> Reading:
 def cached(policy: str, opens_per_fetch: int, labels: Numbers, opens: int, seed: int) -> Reading:
     """A cache of a tenth of the data, full at the first listing, with a policy of growfs.simulation.
 
-    The remote delivers a file in the time of so many opens, so no policy can fetch more; fetches for misses come on
-    top. The turnover is that for which a fraction t of the cache is replaced while the listed rest, 1 - t, is read.
+    The remote delivers a file in the time of that many opens, so no policy can fetch more; fetches for misses are
+    additional. The turnover is the one for which a fraction t of the cache is replaced while the rest, 1 - t, is listed
+    and read.
     """
     files = [File(int(label) + 1, f"{label}/{sample:04}", FILE_BYTES) for sample, label in enumerate(labels)]
     simulation = Simulation(

@@ -25,7 +25,7 @@ COLOURS = {"growfs": "tab:blue", "stream, repeated": "tab:orange", "LRU": "tab:g
 
 @dataclass(slots=True)
 class Row:
-    """All repetitions of one way to read. opens_per_fetch: the nominal ratio; None where it does not apply.
+    """All repetitions of one way to read. opens_per_fetch: the nominal ratio; None if it does not apply.
 
     accuracies: percent. differences: points, compared with everything local in the same repetition.
     """
@@ -72,13 +72,13 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def shown(values: Sequence[float], sign: str = "") -> str:
-    """The interval as text. sign: "+" to show the sign of gains too."""
+    """The interval as text. sign: "+" to also show the sign of gains."""
     mean, half = interval(values)
     return f"{mean:{sign}.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")
 
 
 def verdict(rows: Iterable[Row]) -> list[str]:
-    """For each row of growfs that the goal covers, a line that says whether it is met."""
+    """For each row of growfs that the goal covers, a line on whether it is met."""
     lines = []
     for row in rows:
         if row.way.startswith("growfs") and row.opens_per_fetch and row.opens_per_fetch <= GOAL_OPENS_MAX:
