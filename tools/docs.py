@@ -3,9 +3,9 @@
 The site mirrors the checkout, so a relative link leads to the same page as on GitHub:
 
 - The Markdown files of the top level, docs/, tools/ and docker/ are pages, under their own paths.
-- A source file that a page links (a recipe, a producer) becomes a page that shows it.
-- docs/README.md is the navigation: each heading is a section, each item of a list a page. Below a folder's README.md
-  come the files of that folder which it links.
+- A source file that a page links to (a recipe, a producer) becomes a page that shows it.
+- docs/README.md is the navigation: each heading is a section, each item of a list a page. A folder's README.md
+  is followed by the files of that folder that it links to.
 """
 
 from __future__ import annotations

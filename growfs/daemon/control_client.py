@@ -66,7 +66,7 @@ def daemon_pid(folder: Path) -> int:
 def short_path(folder: Path) -> Iterator[str]:
     """A path of the socket that fits into the 107 bytes of unix(7), however deep the folder is.
 
-    If the system has no /proc descriptors, the path as it is.
+    If the system has no O_PATH descriptors, the path as it is.
     """
     if not hasattr(os, "O_PATH"):
         yield str(folder / SOCKET)

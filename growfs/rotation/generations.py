@@ -124,7 +124,7 @@ class Generations:
         return self._requeued is None
 
     async def run(self) -> None:
-        """Write what each generation changes to the database."""
+        """Record in the database what each generation changes."""
         while True:
             while self._requeued is None or self.current is None:
                 await self.began.wait()
@@ -142,7 +142,7 @@ class Generations:
             self.written.notify()
 
     async def _write(self, generation: Generation, requeued: Sequence[int]) -> None:
-        """Write a generation and its changes to the database."""
+        """Record a generation and its changes in the database."""
 
         def write(writer: sqlite3.Connection) -> None:
             writer.execute(FORGET_GENERATIONS)

@@ -27,7 +27,7 @@ from safetensors import safe_open
 def mapped(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of a file, as views of its pages: nothing is read yet."""
     with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is no dict
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is not a dict
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> dict[str, int]:

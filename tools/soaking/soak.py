@@ -259,9 +259,7 @@ class Soak:
     # The end of a soak.
 
     def _recover(self, readers: list[Reader]) -> None:
-        """Restore everything, and check that listed files are the latest, new files open, and an unmount leaves
-        nothing.
-        """
+        """Check that listed files become the latest, new files open, and an unmount leaves nothing."""
         for reader in readers:
             reader.kill()
         new = self._remote.add()
