@@ -1,6 +1,6 @@
-"""What talks to a running mount from outside.
+"""The parts that talk to a running mount from outside.
 
-It reaches the daemon through the control socket, and the cache's database read-only. Nothing here decides anything
-about a mount. Modules for others: `mount` (the object that `growfs.mount` returns), `report` (a page with charts),
-`top.app` (`growfs top`), `completion` (what a shell offers), and `mount_helper` (`mount -t fuse.growfs`).
+They reach the daemon through the control socket, and the cache's database read-only. Nothing here makes decisions for a
+mount. Public modules: `mount` (the object that `growfs.mount` returns), `report` (a page with charts), `top.app`
+(`growfs top`), `completion` (shell completion), and `mount_helper` (`mount -t fuse.growfs`).
 """

@@ -1,6 +1,6 @@
-"""What the charts of the report draw: lists of values, of as many as a page can show. report.html has the charts.
+"""The data of the report's charts: lists of values, as many as a page can show. report.html has the charts.
 
-Times are in milliseconds since 1970, as Vega has them.
+Times are in milliseconds since 1970, as in Vega.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ POINTS_MAX = 400
 """Points of a line over time."""
 BARS_MAX = 60
 GENERATIONS_MAX = 30
-"""Marks of generations over time; of more of them, some are marked."""
+"""Marks of generations over time; if there are more generations, only some are marked."""
 STEPS_S = (2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 43_200, 86_400, 7 * 86_400, 30 * 86_400)
-"""How long a bar over time may last."""
+"""The possible durations of a bar over time."""
 
 
 def chart_data(figures: Figures) -> dict[str, Values]:
-    """The data sets, by the names that the charts have for them."""
+    """The data sets, by the names used in the charts."""
     history = figures.history
     parts = list(segments(history))
     spans = [(part[0]["at"], part[-1]["at"]) for part in parts]
@@ -43,12 +43,12 @@ def chart_data(figures: Figures) -> dict[str, Values]:
 
 
 def coverage(row: sqlite3.Row) -> float:
-    """The share of the files that was cached at some time."""
+    """The share of the files that were ever cached."""
     return float(min(1.0, max(row["files_seen"], row["files"]) / max(1, row["share_files"])))
 
 
 def _points(parts: Sequence[Sequence[sqlite3.Row]]) -> Values:
-    """The history, as so many points as a line needs. part: the number of the segment, which a line does not leave."""
+    """The history, in as many points as a line needs. part: the number of the segment; a line stays within one."""
     first = parts[0][0]
     before = max(0, max(first["files_seen"], first["files"]) - first["fetched_files"])
     every = max(1, sum(map(len, parts)) // POINTS_MAX)
@@ -67,12 +67,12 @@ def _points(parts: Sequence[Sequence[sqlite3.Row]]) -> Values:
 
 
 def _thinned(rows: Sequence[sqlite3.Row], every: int) -> Iterable[sqlite3.Row]:
-    """Every so many-th row, with the first and the last."""
+    """Every nth row, with the first and the last."""
     return chain(rows[:-1:every], rows[-1:])
 
 
 def _bars(parts: Sequence[Sequence[sqlite3.Row]]) -> Values:
-    """What happened in each of at most BARS_MAX periods. What happened in a gap is not known, and is nothing."""
+    """The activity in each of at most BARS_MAX periods. Activity in a gap is unknown, and counts as none."""
     rows = [row for part in parts for row in part]
     start, end = min(row["at"] for row in rows), max(row["at"] for row in rows)
     step = next((step for step in STEPS_S if end - start < step * BARS_MAX), (end - start) // BARS_MAX + 1)

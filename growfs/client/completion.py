@@ -1,6 +1,6 @@
-"""What a shell offers to complete on the command line. click writes the scripts for the shells, and asks here.
+"""The completions that a shell offers for the command line. click writes the scripts for the shells, and asks here.
 
-Nothing here lists or opens what is in a mount: that would count as a reader.
+Nothing here lists or opens files in a mount: that would count as a reader.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from click.shell_completion import BashComplete, CompletionItem, ZshComplete, ad
 from growfs.errors import GrowfsError
 
 ANSWER_S = 2.0
-"""How long a daemon may take to name its files, while somebody waits at a prompt."""
+"""How long a daemon may take to name its files while a user waits at a prompt."""
 FILES, FOLDERS = "file", "dir"
-"""Types of click, for which the shell itself completes a path."""
+"""Types of click for which the shell itself completes a path."""
 METAVARS = {"FILE": FILES, "FUNCTION": FILES, "URL": FILES, "DIR": FOLDERS}
 
 Items = list[CompletionItem]
@@ -27,7 +27,7 @@ class Mountpoint(click.Path):
     """The path of a mount of this machine."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-        """The mountpoints, which the kernel lists."""
+        """The mountpoints, as listed by the kernel."""
         from growfs.fuse.mounting import mounts
 
         paths = [str(mount.mountpoint) for mount in mounts()]
@@ -37,7 +37,7 @@ class Mountpoint(click.Path):
 
 
 def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """The paths in the mount, as its daemon knows them."""
+    """The paths in the mount, from its daemon."""
     from growfs.daemon.control_client import call
     from growfs.daemon.running import find_living
 
@@ -61,7 +61,7 @@ def settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> Ite
 
 
 def values(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """The words that an option takes, or its files."""
+    """The words that an option accepts, or its files."""
     metavar = param.metavar or ""
     if "|" in metavar:
         return _starting(incomplete, metavar.split("|"))
@@ -72,8 +72,8 @@ def _starting(incomplete: str, words: Sequence[str]) -> Items:
     return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
-# The scripts of click, but without a space after what ends in / or =, where more is to come, and without error messages
-# at the prompt.
+# The scripts of click, but without a space after words that end in / or =, which are incomplete, and without error
+# messages at the prompt.
 
 
 @add_completion_class

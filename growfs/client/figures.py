@@ -1,6 +1,6 @@
-"""What the report shows, read from the database of a cache: its history, and sums over its files.
+"""The contents of the report, read from the database of a cache: its history, and sums over its files.
 
-All sums are computed by SQLite, and as many rows come back as a page can show, whatever the number of files.
+All sums are computed by SQLite, and only as many rows are returned as a page can show, whatever the number of files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPENS_BARS = 24
 DIRECTORIES_MAX = 24
 """Directories that are shown: those with the smallest and those with the largest share of their files cached."""
 GAP_S = 30
-"""The clock may differ from the uptime by so much between two rows, before it counts as a gap."""
+"""How far the clock and the uptime may differ between two rows before that counts as a gap."""
 GAPS_MAX = 200
 
 DIRECTORY_SUMS = """
@@ -41,14 +41,14 @@ CREATE TEMP TABLE directory AS
     LEFT JOIN folders USING (id) LEFT JOIN cached USING (id) LEFT JOIN used USING (id)
     WHERE names > coalesce(folders, 0);
 """
-"""A row for each directory with files. The first query reads an index alone, which is why it counts folders, too."""
+"""A row for each directory with files. The first query reads only an index, so it also counts folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory of the remote: how many files it has, and how many of them are cached, and were ever cached.
+    """A directory of the remote: how many files it has, how many of them are cached, and how many were ever cached.
 
-    opens: of all of these, in all.
+    opens: the total of all of these.
     """
 
     path: str
@@ -60,10 +60,10 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All that a report shows. history: in order, at most as many rows as the database keeps.
+    """The contents of a report. history: in order, at most as many rows as the database keeps.
 
     mount: url, mountpoint, cache_dir, engine, engine_reason, version and options of the last mount. opens: (fewest
-    opens, most opens; None: any more, number of files). directories: of `directories_all`.
+    opens, most opens or None if unlimited, number of files). directories: the shown ones of `directories_all`.
     """
 
     mount: dict[str, Any]
@@ -76,7 +76,7 @@ class Figures:
 
 
 def read(cache: Path, last_s: float | None = None) -> Figures:
-    """Read the figures of a cache; last_s: of the time before its last row only. Raises GrowfsError."""
+    """Read the figures of a cache; last_s: only of this time before its last row. Raises GrowfsError."""
     check_format(cache)
     try:
         with closing(read_only(cache / DATABASE)) as connection:
@@ -103,7 +103,7 @@ def _history(connection: sqlite3.Connection, last_s: float | None) -> list[sqlit
 
 
 def _opens(connection: sqlite3.Connection) -> list[tuple[int, int | None, int]]:
-    """The histogram of opens of the files that were ever cached. The last bar has all that were opened more often."""
+    """The histogram of opens of the files that were ever cached. The last bar has all files opened more often."""
     mean, most = connection.execute("SELECT total(opens) / max(1, count(*)), max(opens) FROM usage").fetchone()
     width = int(min(most or 0, max(OPENS_BARS - 1, 3 * mean))) // OPENS_BARS + 1
     rows = connection.execute(
@@ -117,7 +117,7 @@ def _opens(connection: sqlite3.Connection) -> list[tuple[int, int | None, int]]:
 
 
 def _directories(connection: sqlite3.Connection) -> tuple[list[Directory], int]:
-    """The directories to show, from the smallest share cached to the largest, and how many there are."""
+    """The directories to show, from the smallest share cached to the largest, and the number of all directories."""
     for statement in DIRECTORY_SUMS.split(";\n"):
         connection.execute(statement)
     (total,) = connection.execute("SELECT count(*) FROM directory").fetchone()
@@ -131,9 +131,9 @@ def _directories(connection: sqlite3.Connection) -> tuple[list[Directory], int]:
 
 
 def segments(history: Sequence[sqlite3.Row]) -> Iterator[list[sqlite3.Row]]:
-    """The parts of a history without a gap: in a gap no daemon ran, the machine slept, or its clock was set.
+    """The parts of a history without a gap. In a gap no daemon ran, the machine slept, or its clock was set.
 
-    A gap that is too short to be seen beside all of the history is none.
+    A gap that is too short to be visible within the whole history does not count.
     """
     span_s = max(row["at"] for row in history) - min(row["at"] for row in history)
     shortest_s = max(GAP_S, span_s / GAPS_MAX)

@@ -1,7 +1,7 @@
 """The generations of a folder that `growfs fill` keeps filled, for a program that reads there.
 
-A program holds its generation by a shared lock on the tree (flock(2)), which the kernel ends with the program. So
-nothing that is read depends on the daemon: where it is gone, the newest generation there is serves.
+A program holds its generation by a shared lock on the tree (flock(2)), which the kernel releases when the program ends.
+So reading does not depend on the daemon: if it is gone, the newest existing generation serves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from growfs.paths import absolute_path
 ANSWER_S = 10.0
 """How long the daemon may be silent. While it makes a generation, it sends a line each second."""
 ATTEMPTS = 10
-"""A generation may end between its choice and its lock; then there is a newer one."""
+"""A generation may end after it was chosen and before it is locked; then there is a newer one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Held:
     process: int
 
     def end(self) -> None:
-        """End the hold; a fork ends its own share only."""
+        """End the hold; in a fork, end only its own share."""
         if self.process == os.getpid():
             fcntl.flock(self.lock, fcntl.LOCK_UN)
         os.close(self.lock)
@@ -47,7 +47,7 @@ _asking = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """In a fork, the thread that held the lock is not there."""
+    """Replace the lock in a fork, where the thread that held it does not exist."""
     global _asking
     _asking = threading.Lock()
 
@@ -78,7 +78,7 @@ def _next_generation(folder: Path) -> Path:
 
 
 def begin_generation(folder: Path) -> Path:
-    """As `next_generation`, without a hold, and for a caller of which nothing is known."""
+    """As `next_generation`, without a hold, for a caller about which nothing is known."""
     folder = absolute_path(folder).resolve()
     try:
         return _ask(folder, number_of(newest(folder)), holds=False)
@@ -87,7 +87,7 @@ def begin_generation(folder: Path) -> Path:
 
 
 def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
-    """Replace this process by a command that runs in the next generation, and holds it until it ends."""
+    """Replace this process by a command that runs in the next generation, and holds it until the command ends."""
     tree = next_generation(folder)
     os.set_inheritable(_held[absolute_path(folder).resolve()].lock, True)
     try:
@@ -98,7 +98,7 @@ def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
 
 
 def _ask(folder: Path, after: int, holds: bool = True) -> Path:
-    """The next generation, or the newest one there is, with a warning, where no daemon answers. Raises GrowfsError."""
+    """The next generation; if no daemon answers, the newest existing one, with a warning. Raises GrowfsError."""
     cache = cache_of(folder)
     if cache is None:
         raise GrowfsError(f"{folder}: growfs fill does not fill it; start that first: growfs fill URL {folder}")
@@ -116,7 +116,7 @@ def _ask(folder: Path, after: int, holds: bool = True) -> Path:
 
 
 def _lock(tree: Path) -> int | None:
-    """A descriptor with a shared lock of a tree; None where that has ended, or is about to."""
+    """A descriptor with a shared lock on a tree; None if the tree has ended, or is about to."""
     try:
         lock = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -30,7 +30,7 @@ from growfs.units import seconds
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What `growfs.mount` was asked for. mountpoint: None for a temporary one."""
+    """The parameters that `growfs.mount` was called with. mountpoint: None for a temporary one."""
 
     url: str
     mountpoint: Path | None
@@ -40,7 +40,7 @@ class Given:
 class Mount:
     """A mount that this process started. It ends with `unmount`, with a `with` block, or when the interpreter exits.
 
-    If it was asked for several times, it ends with the last of the `with` blocks. path: the mountpoint. daemon: the
+    If it was requested several times, it ends with the last of the `with` blocks. path: the mountpoint. daemon: the
     process that serves it.
     """
 
@@ -66,7 +66,7 @@ class Mount:
             threading.Thread(target=self._daemon.wait, daemon=True).start()
 
     def status(self) -> MountStatus:
-        """The status now: the content of status.json. Raises GrowfsError if the mount is gone."""
+        """The current status: the content of status.json. Raises GrowfsError if the mount is gone."""
         return status_of(find_living(self.path).cache)
 
     def wait(
@@ -78,19 +78,19 @@ class Mount:
         all: bool = False,
         timeout: float | str | None = None,
     ) -> MountStatus:
-        """Wait until so much is cached, as `growfs wait` does; returns the status.
+        """Wait until enough is cached, as `growfs wait` does; returns the status.
 
-        One of: a number of files; bytes, as 10**9 or "1GB"; a fraction of all files, as 0.5 or "50%"; all of them.
-        Without any, until training can start. timeout: in seconds, or as "10m". Raises GrowfsError if that much will
-        never be cached, or after the timeout.
+        Give one of: a number of files; bytes, as 10**9 or "1GB"; a fraction of all files, as 0.5 or "50%"; all of them.
+        With none of these, wait until training can start. timeout: in seconds, or as "10m". Raises GrowfsError if that
+        much will never be cached, or after the timeout.
         """
         enough = Enough.parse(_text(files), _text(bytes), _text(fraction), all)
         return wait(self.path, enough, _text(timeout))
 
     def report(self, last: float | str | None = None) -> Report:
-        """What the mount did, as a page with charts, which a notebook shows. last: only the last so many seconds, "2h".
+        """A page with charts of the mount's activity, which a notebook displays.
 
-        Raises GrowfsError, where the extra `report` is not installed.
+        last: only the last so many seconds, or as "2h". Raises GrowfsError if the extra `report` is not installed.
         """
         return Report.of(self.path, None if last is None else seconds(str(last)))
 
@@ -103,12 +103,12 @@ class Mount:
             self.unmount()
 
     def _serves(self, given: Given) -> bool:
-        """Whether this is what is asked for, and it is still mounted."""
+        """Whether this is the requested mount, and is still mounted."""
         is_own = self._process == os.getpid() and self._daemon.poll() is None
         return self._given == given and is_own and mounted_at(self.path) is not None
 
     def _share(self) -> Mount:
-        """Note that it was asked for once more."""
+        """Note that the mount was requested again."""
         self._users += 1
         return self
 
@@ -116,14 +116,14 @@ class Mount:
         return f"<growfs mount on {self.path}>"
 
     def _unmount_at_exit(self) -> None:
-        if os.getpid() == self._process:  # a process forked from it runs this function, too
+        if os.getpid() == self._process:  # a process forked from it also runs this function
             self._unmount()
 
     def _unmount(self) -> None:
         if mounted_at(self.path):
             try:
                 stop(self.path)
-            except GrowfsError:  # a file is still open, in a traceback perhaps: the daemon ends when it is closed
+            except GrowfsError:  # a file is still open, perhaps in a traceback: the daemon ends when it is closed
                 stop(self.path, lazy=True)
         if self._given.mountpoint is None:
             with suppress(OSError):
@@ -131,7 +131,7 @@ class Mount:
 
 
 _mounts: list[Mount] = []
-"""Those of this process that were not unmounted: a notebook may run a cell again."""
+"""The mounts of this process that were not unmounted: a notebook may run a cell again."""
 
 
 def _text(value: float | str | None) -> str | None:

@@ -1,8 +1,8 @@
 """The helper of mount(8), for `mount -t fuse.growfs URL MOUNTPOINT -o OPTIONS` and lines of fstab(5).
 
-mount(8) runs /sbin/mount.fuse.growfs with its own arguments. Where that is missing, it runs mount.fuse3(8), and that
-runs `growfs URL MOUNTPOINT -o OPTIONS`. Both become a command line of `growfs mount`. mount(8) removes PATH and HOME
-from the environment.
+mount(8) runs /sbin/mount.fuse.growfs with its own arguments. If that is missing, it runs mount.fuse3(8), which runs
+`growfs URL MOUNTPOINT -o OPTIONS`. Both become a command line of `growfs mount`. mount(8) removes PATH and HOME from
+the environment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IGNORED = re.compile(
     "[xX]-.*|_netdev|comment|defaults|default_permissions|nofail|ro|rw|sync|async|dirsync|silent|loud|"
     "(no)?(atime|auto|dev|diratime|exec|group|iversion|lazytime|mand|owner|relatime|strictatime|suid|symfollow|users?)"
 )
-"""Options that are for mount(8) itself, or change nothing: the mount is read-only, nosuid and nodev."""
+"""Options for mount(8) itself, or without effect: the mount is read-only, nosuid and nodev."""
 
 
 def main(arguments: Sequence[str], growfs: Callable[..., object]) -> None:
@@ -49,19 +49,20 @@ def main(arguments: Sequence[str], growfs: Callable[..., object]) -> None:
 
 
 def is_mounted(url: str, mountpoint: str) -> bool:
-    """Whether the URL is mounted there. `mount -a` asks once more for what is: it does not know the device name.
+    """Whether the URL is mounted there. `mount -a` asks again for existing mounts: it does not know the device name.
 
-    Only the mount table says so: a daemon may live on after umount(8), and to look into the mountpoint of an automount
-    waits for this very mount.
+    Only the mount table is consulted: a daemon may live on after umount(8), and accessing the mountpoint of an
+    automount would wait for this very mount.
     """
     found = in_mount_table(Path(mountpoint))
     return found is not None and daemon_of(found.cache).get("url") == redact(absolute(url))
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:
-    """The arguments of growfs for those of a helper: SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS] [-N NAMESPACE] [-t TYPE].
+    """Convert a helper's arguments to those of growfs.
 
-    Empty if nothing is to be mounted (-f). Raises UsageError.
+    They are SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS] [-N NAMESPACE] [-t TYPE]. The result is empty if nothing is to be
+    mounted (-f). Raises UsageError.
     """
     try:
         given, places = getopt.gnu_getopt(list(arguments), "fnsvN:o:t:")

@@ -1,4 +1,4 @@
-"""The mount of one node of a cluster, as a program on that node keeps it, and the status of those of all nodes."""
+"""The mount of one node of a cluster, kept by a program on that node, and the status of the mounts of all nodes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from growfs.workers.membership import PeerPoll
 ANSWER_S = 10.0
 """How long a daemon may take to answer."""
 NODE = "{node}"
-"""What stands in a mountpoint and in options for the name of the node."""
+"""Placeholder for the name of the node in a mountpoint and in options."""
 
 
 @dataclass(frozen=True)
 class ClusterMountRequest:
-    """What is to be mounted on each node, and where. config: the options, as a file for --config has them.
+    """What is to be mounted on each node, and where. config: the options, in the form of a file for --config.
 
-    token: what the nodes show one another.
+    token: shown by the nodes to each other.
     """
 
     url: str
@@ -43,12 +43,12 @@ class ClusterMountRequest:
 
     @classmethod
     def of(cls, url: str, mountpoint: str, options: Mapping[str, Any], token: str) -> ClusterMountRequest:
-        """options: by field name, as `growfs.mount` has them. Raises UsageError."""
+        """options: by field name, as in `growfs.mount`. Raises UsageError."""
         given = {name: value for name, value in options.items() if value is not None}
         storage_options = given.pop("storage_options", None) or {}
         given["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in storage_options.items()]
         Options.parse(given)
-        # What JSON writes for text, numbers, booleans and lists of them is TOML, too.
+        # JSON's text, numbers, booleans and lists of them are also valid TOML.
         lines = [f"{name.replace('_', '-')} = {json.dumps(value, default=str)}\n" for name, value in given.items()]
         return cls(url, mountpoint, "".join(lines), token)
 
@@ -59,7 +59,7 @@ class ClusterMountRequest:
 
 
 class NodeMount:
-    """Keeps the mount of this node. The daemon is no child of this process and outlives it; another NodeMount finds it.
+    """Keeps the mount of this node. The daemon, not a child of this process, outlives it; another NodeMount finds it.
 
     host: the name or address by which other nodes reach this one.
     """
@@ -75,7 +75,7 @@ class NodeMount:
         self._is_ended = False
 
     def address(self) -> str:
-        """Where the daemon serves the other nodes, or is to: HOST:PORT."""
+        """The address at which the daemon serves the other nodes, or will: HOST:PORT."""
         with suppress(GrowfsError):
             self._address = _address(self.status())
         if not self._address:
@@ -84,7 +84,7 @@ class NodeMount:
         return self._address
 
     def keep(self, peers: Iterable[str]) -> None:
-        """Mount, if nothing is mounted, and have these nodes from now on. Returns when training can start.
+        """Mount if nothing is mounted, and use these nodes as peers from now on. Returns when training can start.
 
         Raises GrowfsError if it fails, or if something else is mounted there.
         """
@@ -96,11 +96,11 @@ class NodeMount:
         self._peers = joined
 
     def status(self) -> MountStatus:
-        """The status now. Raises GrowfsError if nothing is mounted."""
+        """The current status. Raises GrowfsError if nothing is mounted."""
         return status_of(find_living(self._mountpoint).cache, ANSWER_S)
 
     def unmount(self) -> None:
-        """Unmount. `keep` is interrupted, and mounts no more. Open files: see `growfs.Mount.unmount`."""
+        """Unmount. Interrupts `keep`, which then no longer mounts. Open files: see `growfs.Mount.unmount`."""
         with self._starting:
             self._is_ended = True
         if self._mounting:
@@ -122,7 +122,7 @@ class NodeMount:
         return bool(self._peers or (address and not PeerPoll("", self._request.token).look([address], None).failed))
 
     def _mount(self, peers: str) -> None:
-        with suppress(OSError):  # which the command says better
+        with suppress(OSError):  # the command reports it better
             self._mountpoint.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as secrets:
             config, token = Path(secrets, "config.toml"), Path(secrets, "token")
@@ -151,8 +151,8 @@ def _address(status: MountStatus) -> str:
 class ClusterStatus(TypedDict):
     """The status of the mounts of all nodes, by the name of the node.
 
-    remote_bytes, peer_bytes: fetched from the remote, and from other nodes, by all of them. coverage: that of the node
-    that has seen least of the current pass, or None if no node answers.
+    remote_bytes, peer_bytes: fetched by all of them from the remote, and from other nodes. coverage: of the node that
+    has seen least of the current pass, or None if no node answers.
     """
 
     nodes: dict[str, MountStatus]

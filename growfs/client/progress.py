@@ -1,4 +1,4 @@
-"""What a command waits for: a progress bar on a terminal and in a notebook, elsewhere a line from time to time."""
+"""The progress of a waiting command: a bar on a terminal and in a notebook, elsewhere a line from time to time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 LINE_EVERY_S = 15.0
-"""A batch job that waits in silence looks like one that hangs."""
+"""A batch job that waits silently looks as if it hangs."""
 
 
 class Bar:
-    """A progress bar, removed at the end; where it cannot be drawn, a line to stderr after each LINE_EVERY_S.
+    """A progress bar, removed at the end; if it cannot be drawn, a line to stderr every LINE_EVERY_S.
 
-    A notebook needs ipywidgets for it. It is drawn from the first `show` on: what is done before that needs no bar, and
-    the library takes long to import.
+    In a notebook this needs ipywidgets. The bar is drawn from the first `show` on: if all is done before that, none is
+    needed, and the library takes long to import.
     """
 
     def __init__(self, title: str) -> None:

@@ -1,6 +1,6 @@
-"""`growfs report`: one page that shows what a mount did. It needs nothing but itself: no network, no daemon.
+"""`growfs report`: one self-contained page that shows a mount's activity. It needs neither a network nor a daemon.
 
-The plots are drawn in the browser by Vega-Lite, which the page contains; it comes with the extra `report`.
+The plots are drawn in the browser by Vega-Lite, which is part of the page; it comes with the extra `report`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ FRAME_PX = 900
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The page. A notebook shows it in a frame of its own, so that its styles and the notebook's do not mix."""
+    """The page. A notebook shows it in its own frame, so that its styles and the notebook's do not mix."""
 
     html: str = field(repr=False)
 
     @classmethod
     def of(cls, place: Path, last_s: float | None = None) -> Report:
-        """Make the page. place: a mountpoint, or a cache. last_s: of how much time; None: all. Raises GrowfsError."""
+        """Make the page. place: a mountpoint, or a cache. last_s: the time to cover, or None. Raises GrowfsError."""
         library = _library()
         figures = read(find_cache(place), last_s)
         data = chart_data(figures)
@@ -120,7 +120,7 @@ def _tile(name: str, value: str, note: str, id: str) -> str:
 
 
 def _cards(figures: Figures, data: dict[str, Values]) -> Iterator[str]:
-    """What each chart shows, in a sentence, and its colors, as a legend of Vega does not wrap on a narrow screen."""
+    """For each chart, a sentence about it, and its colors: a legend of Vega does not wrap on a narrow screen."""
     last, points, bars = figures.history[-1], data["points"], data["bars"]
     states = {value["state"] for value in data["states"]}
     yield _card("states", "State", colors={each.value: each.page_color for each in MountState if each.value in states})

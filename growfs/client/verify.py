@@ -1,7 +1,7 @@
-"""`growfs verify`: compares what is cached with its digests, in this process and with the lowest priority for disks.
+"""`growfs verify`: compares cached files with their digests, in this process, at the lowest disk priority.
 
-Of a cache that a daemon uses, what differs is given to the daemon, which looks again, evicts it and fetches it again.
-Else it is removed here, and the next mount drops its rows, as after a crash.
+If a daemon uses the cache, files that differ are passed to the daemon, which checks again, evicts and refetches them.
+Otherwise they are removed here, and the next mount drops their rows, as after a crash.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BATCH_FILES = 1000
 
 @dataclass(slots=True)
 class Verified:
-    """What came of it.
+    """The result.
 
-    damaged: the paths of the files that were not as they were fetched. fetched: how many of these were fetched again.
+    damaged: the paths of the files that differed from what was fetched. fetched: how many of these were fetched again.
     error: why the last one that was not fetched was not.
     """
 
@@ -42,11 +42,11 @@ class Verified:
 
 
 def verify(place: Path) -> Verified:
-    """Verify what is cached. place: a mountpoint, a cache, or a directory of caches. Raises GrowfsError."""
+    """Verify the cached files. place: a mountpoint, a cache, or a directory of caches. Raises GrowfsError."""
     lower_disk_priority()
     total = Verified()
     for cache in _caches(place):
-        if cache.stat().st_uid != os.geteuid():  # its catalog names what is removed, which may be links
+        if cache.stat().st_uid != os.geteuid():  # its catalog names the files to remove, which may be links
             raise GrowfsError(f"{cache}: belongs to another user; run the command as that user")
         with Bar("verifying") as bar:
             _verify(cache, total, bar)
@@ -76,7 +76,7 @@ def _verify(cache: Path, total: Verified, bar: Bar) -> None:
 
 
 def _refetch(cache: Path, damaged: dict[int, str], total: Verified, bar: Bar) -> None:
-    """Have the daemon replace files, a part of them at a time: a request has a limit."""
+    """Make the daemon replace files, a few at a time: a request has a limit."""
     ids = list(damaged)
     for start in range(0, len(ids), BATCH_FILES):
         bar.show(f"fetching {files(len(ids))}", start, len(ids))
@@ -87,7 +87,7 @@ def _refetch(cache: Path, damaged: dict[int, str], total: Verified, bar: Bar) ->
 
 
 def _damaged(cache: Path, total: Verified, bar: Bar) -> dict[int, str]:
-    """The paths of the files that are not as they were fetched, by node id."""
+    """The paths of the files that differ from what was fetched, by node id."""
     damaged: dict[int, str] = {}
     try:
         with closing(read_only(cache / DATABASE)) as connection:
@@ -96,7 +96,7 @@ def _damaged(cache: Path, total: Verified, bar: Bar) -> dict[int, str]:
             ).fetchone()
             done_bytes = 0
             rest = "resident r JOIN node n USING (id) WHERE n.is_dir = 0 ORDER BY r.seq"
-            # All are read at once: a long query keeps the daemon's log of writes from being truncated.
+            # All are read at once: a long query would keep the daemon's write-ahead log from being truncated.
             rows = list(with_paths(query_of(connection), "n.id, r.bytes, r.digest", rest))
             for done, (path, id, size, digest) in enumerate(rows):
                 bar.show(f"{done:,} of {files(count)}, {len(damaged):,} damaged", done_bytes, bytes)
@@ -111,7 +111,7 @@ def _damaged(cache: Path, total: Verified, bar: Bar) -> dict[int, str]:
 
 
 def _remove(cache: Path, damaged: dict[int, str]) -> None:
-    """Remove files of a cache that is locked here. Its rows are no longer trusted as they are."""
+    """Remove files of a cache that is locked here. Its rows are then no longer trusted as they are."""
     with closing(sqlite3.connect(cache / DATABASE)) as connection, connection:
         set_meta(connection, "clean", 0)
     for path in damaged.values():

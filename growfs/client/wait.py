@@ -20,7 +20,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Enough:
-    """What to wait for: so many files, or bytes, or a share of all files; else until training can start."""
+    """What to wait for: a number of files, of bytes, or a share of all files; otherwise until training can start."""
 
     files: int | None
     bytes: int | None
@@ -28,7 +28,7 @@ class Enough:
 
     @classmethod
     def parse(cls, files: str | None, bytes: str | None, fraction: str | None, everything: bool) -> Enough:
-        """From the values of the flags of `growfs wait`, of which one at most is given. Raises UsageError."""
+        """Parse the values of the flags of `growfs wait`, at most one of which is given. Raises UsageError."""
         if sum(value is not None for value in (files, bytes, fraction)) + everything > 1:
             raise UsageError("wait: use only one of --files, --bytes, --fraction and --all")
         try:
@@ -42,11 +42,11 @@ class Enough:
 
     @property
     def is_start(self) -> bool:
-        """Whether it is the start of training that is waited for."""
+        """Whether to wait for the start of training."""
         return self.files is None and self.bytes is None and self.share is None
 
     def progress(self, status: MountStatus) -> tuple[int, int]:
-        """(how much there is, how much that is to be)."""
+        """(how much is cached, how much should be)."""
         if self.bytes is not None:
             return status.cache.content_bytes, self.bytes
         if self.files is not None:
@@ -56,13 +56,13 @@ class Enough:
         return int(status.ready), 1
 
     def is_there(self, status: MountStatus) -> bool:
-        """Whether that is cached. A share is of all files, which are known where no listing is under way."""
+        """Whether enough is cached. A share is of all files, which are known if no listing is under way."""
         done, wanted = self.progress(status)
         return done >= wanted and (self.share is None or (status.remote.listed and not status.remote.listing))
 
 
 def wait(mountpoint: Path, enough: Enough, timeout: str | None = None) -> MountStatus:
-    """Return the status once enough is cached. Raises GrowfsError if that cannot come, or after the timeout."""
+    """Return the status once enough is cached. Raises GrowfsError if that will never happen, or after the timeout."""
     deadline = time.monotonic() + seconds(timeout) if timeout else float("inf")
     with Bar("waiting") as bar:
         while True:

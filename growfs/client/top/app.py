@@ -1,6 +1,6 @@
-"""Runs `growfs top`: watches mounts, shows frames, and follows the keys.
+"""Runs `growfs top`: watches mounts, shows frames, and handles the keys.
 
-Whatever ends the program, the terminal is left as it was; also while it is suspended (Ctrl-Z).
+However the program ends, the terminal is restored, as it is while the program is suspended (Ctrl-Z).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from growfs.client.top.watch import Watch, find_new
 
 REDRAW_S = 0.5
 FIND_S = 5.0
-"""New mounts are looked for so often; that reads the command lines of all processes."""
+"""How often new mounts are searched for, which reads the command lines of all processes."""
 FIRST_S = 3.0
-"""A single frame shows the rates between two statuses. They take so long at most."""
+"""A single frame shows the rates between two statuses. Waiting for them takes at most this long."""
 ROWS = 24
-"""Of a single frame."""
+"""The rows of a single frame."""
 KEY = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~])?|.", re.DOTALL)
 QUIT, SUSPEND, ESCAPE = ("q", "\x03"), "\x1a", "\x1b"
 PAGES = {page.value: page for page in TopPage} | {ESCAPE: TopPage.OVERVIEW}
@@ -42,9 +42,9 @@ STEPS = {UP: -1, "k": -1, DOWN: 1, "j": 1, PAGE_UP: -10, PAGE_DOWN: 10, HOME: -(
 
 
 def run(mountpoint: Path | None) -> int:
-    """Show a mount, or all of this machine, until q; returns the exit code. One frame where no terminal is."""
+    """Show one mount, or all on this machine, until q; returns the exit code. Without a terminal, show one frame."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where the locale has no block characters
+        sys.stdout.reconfigure(errors="replace")  # in case the locale has no block characters
     console = Console(highlight=False)
     watches: list[Watch] = []
     find_new(mountpoint, watches)
@@ -60,14 +60,14 @@ def run(mountpoint: Path | None) -> int:
             with _screen(console, keys) as live:
                 shown = _follow(live, keys, mountpoint, watches, shown)
             if shown:
-                os.killpg(0, signal.SIGTSTP)  # returns when the program goes on
+                os.killpg(0, signal.SIGTSTP)  # returns when the program continues
     except (OSError, termios.error):
         return 128 + signal.SIGHUP  # the window was closed
     return 0
 
 
 def _keys() -> int | None:
-    """A descriptor from which keys are read: standard input, or else the process's terminal."""
+    """A descriptor to read keys from: standard input, or else the process's terminal."""
     with suppress(OSError):
         return sys.stdin.fileno() if sys.stdin.isatty() else os.open("/dev/tty", os.O_RDONLY)
     return None
@@ -92,7 +92,7 @@ def _screen(console: Console, keys: int) -> Iterator[Live]:
 
 
 def _follow(live: Live, keys: int, mountpoint: Path | None, watches: list[Watch], shown: Shown) -> Shown | None:
-    """Show frames. Returns what was shown when the program is to be suspended, and None when it is to end."""
+    """Show frames. Returns the last view if the program is to be suspended, and None if it is to end."""
     looked_at = time.monotonic()
     while True:
         if not mountpoint and time.monotonic() - looked_at > FIND_S:
@@ -113,7 +113,7 @@ def _follow(live: Live, keys: int, mountpoint: Path | None, watches: list[Watch]
 
 
 def after(key: str, shown: Shown, mounts: int) -> Shown:
-    """What is shown after a key is pressed."""
+    """The view after a key is pressed."""
     if key in PAGES:
         return replace(shown, page=PAGES[key], row=0)
     if key in TURNS:

@@ -1,4 +1,4 @@
-"""Draws what is known of mounts as frames, of any size."""
+"""Draws the known state of mounts as frames of any size."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from growfs.status_and_metrics import MountStatus
 
 EIGHTHS = "▁▁▂▃▄▅▆▇█"
 HISTOGRAM = 5
-"""Columns of opens per file, at most."""
+"""Maximum columns of opens per file."""
 NOW = 3
-"""The rate of now is that of so many of the last samples."""
+"""The current rate is that of this many of the last samples."""
 STATE_ROWS = 3
-"""The most that the state takes."""
+"""Maximum rows of the state."""
 LEVELS = {"NEWS": "green", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 Part = tuple[float, str, str]
@@ -37,7 +37,7 @@ Part = tuple[float, str, str]
 
 
 class TopPage(Enum):
-    """What is shown below the state; the value is the key."""
+    """The page below the state; the value is its key."""
 
     OVERVIEW = "o"
     READERS = "r"
@@ -47,7 +47,7 @@ class TopPage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the screen shows: a page of the mount with this number, from this row on."""
+    """The view on the screen: a page of the mount with this number, from this row on."""
 
     page: TopPage = TopPage.OVERVIEW
     number: int = 0
@@ -56,7 +56,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Something that is drawn for the columns and rows of its place."""
+    """Something that is drawn to fit the columns and rows of its place."""
 
     draw: Callable[[int, int], RenderableType]
 
@@ -65,7 +65,7 @@ class Fitted:
 
 
 def frame(watches: Sequence[Watch], shown: Shown) -> Fitted:
-    """The whole screen. Below 80 by 24 it is cut."""
+    """The whole screen. Below 80 by 24 it is cut off."""
     return Fitted(partial(_frame, watches, shown))
 
 
@@ -90,7 +90,7 @@ def _frame(watches: Sequence[Watch], shown: Shown, width: int, height: int) -> L
 
 
 def _tabs(watches: Sequence[Watch], current: int, width: int) -> RenderableType:
-    """The mounts, from the current one on where there is no room for those before it."""
+    """The mounts, beginning with the current one if there is no room for those before it."""
     names = [f"  {printable(watch.mountpoint)}" for watch in watches]
     clock = time.strftime("%H:%M:%S ")
     first = 0 if sum(map(cell_len, names[: current + 1])) < width - 20 else current
@@ -104,7 +104,7 @@ def _tabs(watches: Sequence[Watch], current: int, width: int) -> RenderableType:
 
 
 def _state(watch: Watch) -> tuple[Text, str, str]:
-    """(what the mount does or waits for, its style, a note)"""
+    """(what the mount is doing or waiting for, its style, a note)"""
     if watch.trouble:
         note = f"as of {_clock(watch.taken_at)}" if watch.status else ""
         return Text(printable(watch.trouble), "red"), "red", note
@@ -258,7 +258,7 @@ def _directories(watch: Watch, first: int, width: int, height: int) -> Panel:
 
 
 def _events(watch: Watch, back: int, width: int, height: int) -> Panel:
-    """The last events; back: without so many of the last."""
+    """The last events; back: without this many of the latest."""
     events, rows = watch.events, max(1, height - 2)
     end = max(min(rows, len(events)), len(events) - back)
     lines = [
@@ -289,7 +289,7 @@ def _bar(parts: Sequence[Part]) -> Fitted:
 
 
 def graph(values: Sequence[float], width: int, height: int, style: str) -> Iterator[Text]:
-    """Rows of a graph, the top one first: a column for each value, the latest at the right; the largest fills it."""
+    """Rows of a graph, top row first: a column for each value, the latest at the right; the largest has full height."""
     most = max(values, default=0.0) or 1.0
     eighths = [max(1, round(8 * height * value / most)) if value > 0 else 0 for value in values]
     for row in reversed(range(height)):
@@ -301,7 +301,7 @@ def graph(values: Sequence[float], width: int, height: int, style: str) -> Itera
 
 
 def histogram(opens: dict[int, int]) -> Text:
-    """How many files were opened how often: a few ranges, each with a column as high as its share of the largest."""
+    """How many files were opened how often: a few ranges, each with a column in proportion to the largest."""
     text = Text(no_wrap=True)
     least, width = min(opens, default=0), -(-(max(opens, default=-1) - min(opens, default=0) + 1) // HISTOGRAM)
     counts = dict.fromkeys(range(least, max(opens, default=-1) + 1, max(1, width)), 0)
@@ -325,7 +325,7 @@ def _panel(title: str | Text, content: RenderableType, note: Text | None = None)
 
 
 def _table(*names: str) -> Table:
-    """A table with these columns; ">": of numbers."""
+    """A table with these columns; ">" marks numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True, header_style="bright_black")
     for name in names:
         justify: Literal["right", "left"] = "right" if name.startswith(">") else "left"
@@ -334,7 +334,7 @@ def _table(*names: str) -> Table:
 
 
 def _grid(*widths: int | None) -> Table:
-    """A table without lines. Columns of these widths; None: the rest."""
+    """A table without lines. Columns of these widths; None for the rest."""
     table = Table.grid(padding=(0, 1), expand=True)
     for width in widths:
         table.add_column(width=width, ratio=None if width else 1, no_wrap=True, overflow="ellipsis")
@@ -342,7 +342,7 @@ def _grid(*widths: int | None) -> Table:
 
 
 def _mean(rates: Sequence[float]) -> float:
-    """The rate of now."""
+    """The current rate."""
     recent = rates[-NOW:]
     return sum(recent) / len(recent) if recent else 0.0
 
@@ -352,7 +352,7 @@ def _size(count: float) -> str:
 
 
 def _clock(at: float) -> str:
-    """A time of the day, from seconds since 1970."""
+    """A time of day, from seconds since 1970."""
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 

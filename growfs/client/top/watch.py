@@ -1,7 +1,7 @@
-"""What `growfs top` knows of mounts: their status, polled by a thread for each, and what it was over the last minutes.
+"""The state of mounts for `growfs top`: their status, polled by a thread for each, and its course in the last minutes.
 
-The daemon answers `status` and nothing else for it. Opens per file and directories come from the cache's database,
-read-only, and the events from its log; opens are in the database some seconds later.
+The daemon only answers `status` for it. Opens per file and directories are read from the cache's database, and events
+from its log; opens reach the database some seconds later.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from growfs.status_and_metrics import MountStatus
 
 POLL_S = 1.0
 ANSWER_S = 5.0
-"""A daemon that has not answered for so long is shown as one that does not."""
+"""A daemon that has not answered for this long is shown as not answering."""
 SURVEY_SHARE = 0.1
-"""Queries of the database may take this share of the time, and come every SURVEY_S at most."""
+"""Queries of the database may take this share of the time, and run at most every SURVEY_S."""
 SURVEY_S = 5.0
 SAMPLES_MAX = 600
 LOG_BYTES = 64 << 10
 EVENTS_MAX = 200
 DIRECTORIES_MAX = 1000
-"""The largest are shown."""
+"""Only the largest are shown."""
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) (.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What happened between two statuses, per second."""
+    """Activity between two statuses, per second."""
 
     fetched: float
     """Bytes from the remote."""
     opened: float
-    """Bytes: the sizes of the files that were opened."""
+    """Bytes: the sizes of the opened files."""
     opens: float
 
 
@@ -62,7 +62,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryShare:
-    """The files of one directory: how many there are, are cached, and of these delisted; the opens of the cached."""
+    """The files of one directory: how many exist, are cached, and of these delisted; the opens of the cached ones."""
 
     path: str
     files: int
@@ -73,32 +73,32 @@ class DirectoryShare:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the database says."""
+    """The figures from the database."""
 
     opens: dict[int, int] = field(default_factory=dict)
     """How many cached files were opened how often."""
     directories: tuple[DirectoryShare, ...] = ()
-    """The largest first."""
+    """Largest first."""
     generations: tuple[tuple[int, float], ...] = ()
-    """(number, when it began, in seconds since 1970), of those that are kept."""
+    """(number, start in seconds since 1970) of those that are kept."""
 
 
 @dataclass
 class Watch:
-    """One mount. Threads of its own replace the fields, each as a whole."""
+    """One mount. Its threads replace the fields, each as a whole."""
 
     mountpoint: Path
     status: MountStatus | None = None
-    """The last one; None before the first."""
+    """The last status; None before the first."""
     taken_at: float = 0.0
-    """When that was, in seconds since 1970."""
+    """When that was taken, in seconds since 1970."""
     trouble: str | None = None
-    """Why there is none at the moment."""
+    """Why there is currently none."""
     rates: deque[Rates] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
-    """The oldest first."""
+    """Oldest first."""
     survey: Survey = field(default_factory=Survey)
     seen: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
-    """What the status showed since this program runs."""
+    """Events that the status has shown since this program started."""
     logged: list[Event] = field(default_factory=list)
     since: float = field(default_factory=time.time)
     """When this program began to watch."""
@@ -110,7 +110,7 @@ class Watch:
 
     @property
     def events(self) -> list[Event]:
-        """What was logged, and what the status showed; the oldest first."""
+        """Events from the log and from the status, oldest first."""
         earlier = [
             Event(began, "NEWS", f"generation {number} begins")
             for number, began in self.survey.generations
@@ -132,7 +132,7 @@ class Watch:
                 if self.status and self.status.pid == status.pid:
                     self.rates.append(rates(self.status, status, now - before))
                 else:
-                    self.rates.clear()  # its counters began anew
+                    self.rates.clear()  # its counters started over
                 before = now
                 self.seen.extend(changes(self.status, status))
                 self.logged = list(logged(cache / "log"))
@@ -145,15 +145,15 @@ class Watch:
             time.sleep(pause_s)
             if self.status and not self.trouble:
                 began = time.monotonic()
-                with suppress(sqlite3.Error, KeyError):  # it is being written, or just removed: the next time
+                with suppress(sqlite3.Error, KeyError):  # it is being written, or was just removed: try next time
                     self.survey = survey(Path(self.status.cache_dir) / DATABASE)
                 pause_s = max(SURVEY_S, (time.monotonic() - began) / SURVEY_SHARE)
 
 
 def find_new(mountpoint: Path | None, watches: list[Watch]) -> None:
-    """Watch the mount, or all of this machine that are new. Raises GrowfsError if there is none.
+    """Watch the mount, or all new ones of this machine. Raises GrowfsError if there is none.
 
-    One that has ended may come back, and stays.
+    A mount that has ended may come back, and is kept.
     """
     for mount in [find_living(mountpoint)] if mountpoint else running():
         if all(watch.mountpoint != mount.mountpoint for watch in watches):
@@ -164,7 +164,7 @@ def find_new(mountpoint: Path | None, watches: list[Watch]) -> None:
 
 
 def rates(before: MountStatus, now: MountStatus, s: float) -> Rates:
-    """The rates between two statuses of one daemon."""
+    """The rates between two statuses of the same daemon."""
     fetched = now.fetch.bytes_total - before.fetch.bytes_total
     return Rates(
         fetched / s, (now.opens.bytes_total - before.opens.bytes_total) / s, (now.opens.total - before.opens.total) / s
@@ -172,7 +172,7 @@ def rates(before: MountStatus, now: MountStatus, s: float) -> Rates:
 
 
 def changes(before: MountStatus | None, now: MountStatus) -> Iterator[Event]:
-    """The events that two statuses in a row tell of, and that no log has."""
+    """The events that two consecutive statuses reveal, and that are in no log."""
     if before is None:
         return
     at = time.time()
@@ -188,7 +188,7 @@ def changes(before: MountStatus | None, now: MountStatus) -> Iterator[Event]:
 
 
 def logged(path: Path) -> Iterator[Event]:
-    """The last events of a log. Lines without a time are what workers printed, and are left out."""
+    """The last events of a log. Lines without a time are output of workers, and are left out."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - LOG_BYTES))
@@ -202,7 +202,7 @@ def logged(path: Path) -> Iterator[Event]:
 
 
 def survey(database: Path) -> Survey:
-    """What the database of a cache says of its files. It takes some seconds for some million files."""
+    """The figures about files from the database of a cache. Takes some seconds for some million files."""
     with closing(read_only(database)) as connection:
         opens: dict[int, int] = dict(
             connection.execute(
