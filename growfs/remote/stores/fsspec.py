@@ -212,6 +212,7 @@ class FsspecRemote(StoreRemote):
                 self._threads.library.note_own()
                 return found
             except RangeIgnored:
+                self._stat_listed(task.file)
                 raise self._sends_whole_files(task.file.path) from None
             except FallBack as reason:
                 why = str(reason)
@@ -360,7 +361,7 @@ class FsspecRemote(StoreRemote):
         def read(start: int, end: int) -> bytes:
             once = partial(read_once, start, end)
             content = task.tries.repeat(once, start) if task.tries else once()
-            if len(content) > end - start and has_ranges and not task.byte_range:
+            if has_ranges and end - start < len(content) == extent.size:
                 self._has_ranges = False
                 raise RemoteBusy(f"{self.safe_url(file.path)}: was sent whole, though a part was requested; try again")
             self._check_length(file.path, ByteRange(start, end - start), len(content))
