@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,13 +64,13 @@ class LinksEngine(PassthroughEngine):
         """Answer the kernel until the file system is unmounted."""
         self._token = trio.lowlevel.current_trio_token()
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._counter.run)
-                await super().serve()
-                nursery.cancel_scope.cancel()
+            await super().serve()
         finally:
             self._token = None
             self._counter.close()
+
+    def _services(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        return (*super()._services(), self._counter.run)  # it starts tasks in the same nursery
 
     def drop_links(self, leaving: Sequence[LeavingLink]) -> None:
         """Make the kernel forget the links to files that are about to be deleted: opens of their names wait again.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -111,9 +111,14 @@ class PassthroughEngine:
     async def serve(self) -> None:
         """Answer the kernel until the file system is unmounted."""
         async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self._session.cpu_latency.run)
+            for service in self._services():
+                self._nursery.start_soon(service)
             await self._session.serve(self._handle_message, self._open_ahead)
             self._nursery.cancel_scope.cancel()
+
+    def _services(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        """What runs while the kernel is answered, in the nursery of the requests."""
+        return (self._session.cpu_latency.run,)
 
     async def ready(self) -> None:
         """Return at once: the kernel asks when readers list."""

@@ -9,12 +9,19 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
+import trio
 
+from growfs.fuse.links import LinksEngine
 from tests.cli.support import NOBODY, namespace, other_user
 from tests.fuse.conftest import opened
 from tests.harness import Growfs, make_tree, until
+
+if TYPE_CHECKING:
+    from growfs.vfs.filesystem import Vfs
 
 SIZE = 20_000
 
@@ -160,3 +167,24 @@ def test_other_users_are_not_let_in(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", files=1)
     done = growfs.mount(tmp_path / "remote", "--allow-other", check=False)
     assert "other users cannot follow links" in done.stderr
+
+
+async def test_a_file_that_goes_while_the_mount_ends_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eviction is reported a moment later, when the mount may be ending."""
+
+    async def return_at_once(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    file = SimpleNamespace(id=1)
+    engine = LinksEngine(cast("Vfs", SimpleNamespace(find=lambda *_: file, recheck=return_at_once)))
+    session = SimpleNamespace(cpu_latency=SimpleNamespace(run=trio.sleep_forever), serve=return_at_once)
+
+    async def count_until_the_end() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            engine._recheck(0, 1, "file")
+
+    monkeypatch.setattr(engine, "_session", session, raising=False)
+    monkeypatch.setattr(engine._counter, "run", count_until_the_end)
+    await engine.serve()
