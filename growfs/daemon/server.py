@@ -38,7 +38,14 @@ from growfs.daemon.wiring import Components, build
 from growfs.errors import GrowfsError
 from growfs.folder.trees import check_folder
 from growfs.fuse.engine_choice import Engine
-from growfs.fuse.mounting import MountSpec, check_fuse, check_mountpoint, check_outside, raise_read_ahead
+from growfs.fuse.mounting import (
+    MountSpec,
+    check_fuse,
+    check_mountpoint,
+    check_outside,
+    create_mountpoint,
+    raise_read_ahead,
+)
 from growfs.remote.names import redact
 from growfs.remote.wrappers.producer_pool import check
 from growfs.syscalls import check_descriptors, check_kernel
@@ -212,6 +219,7 @@ def _check_mount(request: MountRequest, allow_other: bool) -> int:
         check_fuse(allow_other)
     except GrowfsError as error:
         raise GrowfsError(f"{error}; if nothing can be mounted here, growfs fill keeps a plain folder filled") from None
+    create_mountpoint(request.mountpoint)
     folder = check_mountpoint(request.mountpoint)
     check_outside(request.mountpoint, "--cache-dir", request.options.cache_dir)
     for variable in TEMPORARY_FOLDERS:

@@ -179,7 +179,10 @@ class Examination:
             check, self._engine = check_engine(self._options.engine, self._cache.folder)
             yield check
         if place := self._mountpoint:
-            yield attempt("mountpoint", lambda: self._check_mountpoint(place), f"{place} is an empty folder")
+            if os.path.lexists(place):
+                yield attempt("mountpoint", lambda: self._check_mountpoint(place), f"{place} is an empty folder")
+            else:
+                yield ok("mountpoint", f"{place}, to be created")
 
     def _check_mountpoint(self, mountpoint: Path) -> None:
         os.close(check_mountpoint(mountpoint))

@@ -238,15 +238,22 @@ def is_remote(file_system: str) -> bool:
     return file_system in NETWORK or file_system.startswith("fuse")
 
 
+def create_mountpoint(mountpoint: Path) -> None:
+    """Create the folder to mount on, unless it exists. Raises GrowfsError if that is not possible."""
+    if not os.path.lexists(mountpoint):
+        try:
+            os.makedirs(mountpoint, exist_ok=True)
+        except OSError as error:
+            raise GrowfsError(f"{mountpoint}: cannot be created: {error.strerror}; name another folder") from None
+
+
 def check_mountpoint(mountpoint: Path) -> int:
-    """A descriptor of the folder to mount on, which is created if need be. Raises GrowfsError if it cannot be one.
+    """A descriptor of the folder to mount on. Raises GrowfsError if this cannot be a mountpoint.
 
     Until the descriptor is closed, no other daemon gets one: otherwise two mounts would succeed, one above the other.
     """
     _check_unmounted(mountpoint)  # first, because such a mount may hang
     try:
-        if not os.path.lexists(mountpoint):
-            os.makedirs(mountpoint, exist_ok=True)
         folder = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError:
         raise GrowfsError(f"{mountpoint}: is not a folder; name an empty one") from None

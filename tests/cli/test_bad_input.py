@@ -199,7 +199,7 @@ def test_a_mountpoint_that_is_missing_is_created(growfs: Growfs, remote: Path) -
 
 def test_a_mountpoint_that_cannot_be_created(growfs: Growfs, remote: Path) -> None:
     growfs.mountpoint = Path("/proc/no/such")
-    assert_mount_refused(growfs, remote, expected=("/proc/no/such: No such file or directory",))
+    assert_mount_refused(growfs, remote, expected=("/proc/no/such: cannot be created: No such file or directory",))
 
 
 def test_a_mountpoint_that_is_a_file(growfs: Growfs, remote: Path) -> None:

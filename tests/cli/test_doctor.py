@@ -83,6 +83,12 @@ def test_a_good_machine(growfs: Growfs, tree: Path) -> None:
     assert sorted(tree.parent.rglob("*")) == before, "it left something behind"
 
 
+def test_a_mountpoint_that_is_missing_is_not_created(growfs: Growfs, tree: Path) -> None:
+    missing = growfs.mountpoint / "new"
+    assert line(doctor(growfs, tree, missing), "mountpoint").endswith(f"{missing}, to be created")
+    assert not missing.exists()
+
+
 def test_without_a_url_only_the_machine_and_the_disk_are_checked(growfs: Growfs) -> None:
     done = doctor(growfs)
     assert done.returncode == 0, done.stdout
