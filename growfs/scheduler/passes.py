@@ -192,7 +192,7 @@ class Prefetcher:
         ]
         if self._order.first.group is not None and not order.has_groups:
             warnings.append("--group puts no two files together: each is fetched and replaced alone")
-        all_fit = self._order.share.bytes <= self._store.reachable_bytes
+        all_fit = self._catalog.bytes <= self._store.reachable_bytes
         if not (all_fit or self._catalog.freezes) and (folder := self._catalog.validation_folder()):
             warnings.append(
                 f"{folder}/ looks like a validation set, but its files come and go like all others: --freeze"

@@ -170,4 +170,4 @@ def test_completion_starts_no_daemon(monkeypatch: pytest.MonkeyPatch, capfd: pyt
     monkeypatch.setenv("_GROWFS_COMPLETE", "bash_complete")
     with pytest.raises(SystemExit) as end:
         package.main()
-    assert (end.value.code, capfd.readouterr().out) == (0, "plain,--engine\nplain,--endpoint-url\n")
+    assert (end.value.code, capfd.readouterr().out) == (0, "plain,--endpoint-url\nplain,--engine\n")

@@ -116,5 +116,5 @@ def test_a_folder_with_the_catalog_of_another_program_is_refused(growfs: Growfs,
         connection.execute("CREATE TABLE photos (name TEXT)")
     before = state_of(other / "files")
     done = growfs.mount(tmp_path / "remote", check=False)
-    assert_refused(done, f"{other}/catalog.sqlite: is not the catalog of a cache of growfs")
+    assert_refused(done, f"{other}/catalog.sqlite: is not the database of a growfs cache")
     assert state_of(other / "files") == before

@@ -29,9 +29,9 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
 
 
 def test_status_has_the_documented_fields(mounted: Growfs) -> None:
-    """All that are there on a mount without an outage, skipped files and other nodes."""
+    """Those of a mount that has started, without an outage, skipped files and other nodes."""
     documented = {
-        field.path for field in status_fields() if not field.path.startswith(("outage.", "skipped.", "peers."))
+        field.path for field in status_fields() if not field.path.startswith(("outage.", "skipped.", "peers.", "start."))
     }
     assert set(paths_of({"": status_file(mounted)})) == documented
 
@@ -58,7 +58,7 @@ def test_the_figures_are_right(mounted: Growfs) -> None:
         path.stat().st_blocks * 512 for path in (mounted.cache / "files").rglob("*") if path.is_file()
     )
     assert status["cache"]["in_flight_bytes"] == status["cache"]["orphan_bytes"] == 0
-    assert status["listed"] == {"files": 6, "bytes": 60_000}
+    assert status["listed"] == {"files": 6, "bytes": 60_000, "new_files": 0}
     assert (status["fetch"]["files_total"], status["fetch"]["bytes_total"], status["fetch"]["failed"]) == (6, 60_000, 0)
     assert status["opens"]["max"] == 1
     assert (status["opens"]["total"], status["opens"]["bytes_total"]) == (1, 10_000)

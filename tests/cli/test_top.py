@@ -145,7 +145,7 @@ def test_keys_change_the_page_and_q_leaves_the_terminal_as_it_was(complete: Grow
     shell.type("e")
     shell.shows("listed 6 files, 6 of them new")
     shell.type("r")
-    shell.shows("opened of shown", "1 of 6")
+    shell.shows("opened of listed", "1 of 6")
     shell.type("\x1b")
     shell.shows("fetched")
     shell.resize(120, 40)

@@ -378,7 +378,7 @@ def test_a_generation_that_somebody_removes_is_replaced(growfs: Fill, tmp_path: 
     tree = make_tree(tmp_path / "remote", directories=2, files=3)
     growfs.fill(tmp_path / "remote")
     shutil.rmtree(growfs.mountpoint / "generations")
-    until(lambda: "somebody has removed it" in growfs.log())
+    until(lambda: "another program has removed it" in growfs.log())
     reader = readers.new()
     reader.next_generation(growfs.mountpoint)
     assert reader.names() == set(tree)

@@ -235,7 +235,7 @@ def test_a_folder_with_another_database_is_not_a_cache(cache_dir: Path) -> None:
     cache = open_cache(cache_dir, SPEC, URL)
     with closing(sqlite3.connect(cache.database)) as connection:
         connection.execute("CREATE TABLE photos (name TEXT)")
-    with pytest.raises(GrowfsError, match="is not the catalog of a cache of growfs"):
+    with pytest.raises(GrowfsError, match="is not the database of a growfs cache"):
         other_format(cache.path)
     cache.database.write_bytes(b"no database" * 1000)
     with pytest.raises(GrowfsError, match="file is not a database"):
