@@ -31,7 +31,9 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
 def test_status_has_the_documented_fields(mounted: Growfs) -> None:
     """Those of a mount that has started, without an outage, skipped files and other nodes."""
     documented = {
-        field.path for field in status_fields() if not field.path.startswith(("outage.", "skipped.", "peers.", "start."))
+        field.path
+        for field in status_fields()
+        if not field.path.startswith(("outage.", "skipped.", "peers.", "start."))
     }
     assert set(paths_of({"": status_file(mounted)})) == documented
 
