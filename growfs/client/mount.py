@@ -113,7 +113,8 @@ class Mount:
         return self
 
     def __repr__(self) -> str:
-        return f"<growfs mount on {self.path}>"
+        ended = "" if self in _mounts else ", unmounted"
+        return f"<growfs mount of {self._given.url} on {self.path}{ended}>"
 
     def _unmount_at_exit(self) -> None:
         if os.getpid() == self._process:  # a process forked from it also runs this function

@@ -24,6 +24,8 @@ from growfs.errors import GrowfsError, pip_install
 from growfs.status_and_metrics import MountState
 
 WIDE = ("states", "coverage", "directories")
+DASHED = "muted"
+"""The color of the lines that are dashed: limits and averages."""
 FRAME_PX = 900
 """The height of the frame in a notebook."""
 
@@ -47,7 +49,7 @@ class Report:
         html = page.substitute(
             title=escape(f"growfs: {figures.mount['url']}"),
             url=escape(figures.mount["url"]),
-            state=state.value if state else "not mounted",
+            state=escape(state.text) if state else "not mounted",
             state_color=state.page_color if state else "gray",
             subtitle=_subtitle(figures),
             tiles="\n".join(_tiles(figures)),
@@ -98,16 +100,16 @@ def _tiles(figures: Figures) -> list[str]:
     of_remote = f"{last['files'] / max(1, remote):.0%} of {remote:,} files"
     seen = max(last["files_seen"], last["files"])
     return [
-        _tile("Cached now", f"{last['files']:,}", of_remote, "files"),
-        _tile("On the disk", _size(last["bytes"]), f"of {_size(last['limit_bytes'])}", "bytes"),
-        _tile("Coverage", f"{share:.1%}", f"{seen:,} files cached at some time", "coverage"),
-        _tile("Opens per file", f"{last['opens'] / max(1, seen):.1f}", f"{last['opens']:,} opens in all", "opens"),
         _tile(
             "Waited",
             format_timespan(round(waited_s, 1), max_units=1).replace("seconds", "s").replace("minutes", "min"),
             f"{missed:,} opens of files that were not cached",
             "waited",
         ),
+        _tile("Cached now", f"{last['files']:,}", of_remote, "files"),
+        _tile("On the disk", _size(last["bytes"]), f"of {_size(last['limit_bytes'])}", "bytes"),
+        _tile("Coverage", f"{share:.1%}", f"{seen:,} files cached at some time", "coverage"),
+        _tile("Opens per file", f"{last['opens'] / max(1, seen):.1f}", f"{last['opens']:,} opens in all", "opens"),
         _tile("Fetched", _size(last["fetched_bytes"] - first["fetched_bytes"]), f"{fetched:,} files", "fetched"),
     ]
 
@@ -167,7 +169,10 @@ def _cards(figures: Figures, data: dict[str, Values]) -> Iterator[str]:
 
 
 def _card(name: str, title: str, note: str = "", colors: dict[str, str] | None = None) -> str:
-    keys = "".join(f'<li><i style="background:var(--{color})"></i>{key}</li>' for key, color in (colors or {}).items())
+    keys = "".join(
+        f'<li><i class="{"dashed" if color == DASHED else ""}" style="color:var(--{color})"></i>{key}</li>'
+        for key, color in (colors or {}).items()
+    )
     return (
         f'<figure class="card{" wide" if name in WIDE else ""}"><h2>{title}</h2>'
         + (f"<p>{escape(note)}</p>" if note else "")

@@ -112,8 +112,10 @@ def test_nested_storage_options_reach_the_server(growfs: Growfs, remote: Path) -
 def test_without_a_with_statement_the_mount_ends_when_it_is_unmounted(growfs: Growfs, remote: Path) -> None:
     mount = package.mount(str(remote), cache_dir=growfs.cache_dir)
     assert files_below(mount.path) == files_below(remote)
+    assert repr(mount) == f"<growfs mount of {remote} on {mount.path}>"
     mount.unmount()
     mount.unmount()
+    assert repr(mount).endswith(", unmounted>")
     assert not mount.path.exists()
     until(lambda: processes_of(growfs.cache_dir) == [])
 

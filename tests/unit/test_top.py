@@ -56,6 +56,23 @@ def test_the_overview_shows_the_figures() -> None:
     assert "python 4711: listed once" in shown
 
 
+def test_a_narrow_screen_shows_a_long_advice_whole_and_how_to_quit() -> None:
+    advice = (
+        "listed once 2 hours ago, has opened its 200 files 3.1 times, and sees nothing new until it lists again"
+    )
+    shown = text(TopPage.OVERVIEW, watch(readers=[READER | {"advice": advice}]), watch())
+    assert "lists again" in shown
+    assert shown.index("listed once") < shown.index("50 of 200")
+    for page in TopPage:
+        assert "q quit" in text(page, watch(), watch())
+
+
+def test_a_wide_screen_does_not_stretch_the_bars() -> None:
+    rows = lines(Shown(TopPage.OVERVIEW), watch(), width=200)
+    (cache,) = (row for row in rows if "3.0 GB of 5.0 GB" in row)
+    assert sum(cache.count(character) for character in "▆▁") == 60
+
+
 def test_opens_that_wait_now_are_shown() -> None:
     assert "1 waits now" in text(TopPage.OVERVIEW, watch(miss__waiting=1))
     assert "3 wait now" in text(TopPage.OVERVIEW, watch(miss__waiting=3))

@@ -21,11 +21,13 @@ from rich.text import Text
 
 from growfs.client.top.watch import Watch
 from growfs.daemon.status_text import files, notes, printable, state_text
-from growfs.status_and_metrics import MountStatus
+from growfs.status_and_metrics import MountStatus, ReaderStatus
 
 EIGHTHS = "▁▁▂▃▄▅▆▇█"
 HISTOGRAM = 5
 """Maximum columns of opens per file."""
+BAR_MAX, SUMMARY_BAR_MAX = 20, 60
+"""Columns of a bar in a table and in the summary, on a wide terminal."""
 NOW = 3
 """The current rate is that of this many of the last samples."""
 STATE_ROWS = 3
@@ -114,11 +116,12 @@ def _state(watch: Watch) -> tuple[Text, str, str]:
 
 
 def _keys(page: TopPage, mounts: int) -> Text:
-    keys = [(other.value, other.name.lower(), "bold" if other is page else "bright_black") for other in TopPage]
+    keys = [("q", "quit", "bright_black")]  # first, because a narrow terminal cuts the others
+    keys += [(other.value, other.name.lower(), "bold" if other is page else "bright_black") for other in TopPage]
     keys += [("tab", "next mount", "bright_black")] * (mounts > 1)
     keys += [("↑↓", "scroll", "bright_black")] * (page is not TopPage.OVERVIEW)
     text = Text(" ", no_wrap=True, overflow="ellipsis")
-    for key, name, style in [*keys, ("q", "quit", "bright_black")]:
+    for key, name, style in keys:
         text.append(key, "bold cyan").append(f" {name}   ", style)
     return text
 
@@ -132,7 +135,8 @@ def _overview(watch: Watch, width: int, height: int) -> Layout:
     assert watch.status
     status = watch.status
     remarks = list(notes(status))[: max(0, (height - 15) // 2)]
-    readers = 3 + max(1, len(status.readers) + sum(bool(reader.advice) for reader in status.readers))
+    advice = sum(-(-cell_len(text) // max(1, width - 4)) for text in _advice(status.readers))
+    readers = 3 + max(1, len(status.readers) + advice)
     rates, layout = Layout(ratio=2, minimum_size=4), Layout()
     limit = status.fetch.limit_bytes_per_s
     fetched, opened = [rate.fetched for rate in watch.rates], [rate.opened for rate in watch.rates]
@@ -214,10 +218,11 @@ def _readers(watch: Watch, first: int, width: int, height: int) -> Panel:
         return _panel("readers", Text(text, "bright_black"))
     table = _table("process", "listed", ">gen.", "opened of listed", ">opens", ">holds")
     table.columns[0].max_width = max(8, min(32, width - 62))
-    advice: list[str] = []
-    for reader in readers[: max(1, height - 3)]:
+    shown = readers[: max(1, height - 3)]
+    for reader in shown:
         share = min(1.0, reader.files_opened / reader.files_shown) if reader.files_shown else 0.0
-        opened = bar([(share, "▆", "green")], max(4, width // 11)).append(f" {reader.files_opened:,}", "default")
+        opened = bar([(share, "▆", "green")], max(4, min(BAR_MAX, width // 11)))
+        opened.append(f" {reader.files_opened:,}", "default")
         opened.append(f" of {reader.files_shown:,}" if reader.files_shown else " files", "default")
         table.add_row(
             Text(printable(f"{reader.command} {reader.pid or '(other namespace)'}")),
@@ -227,9 +232,12 @@ def _readers(watch: Watch, first: int, width: int, height: int) -> Panel:
             f"{reader.opens:,}",
             _size(reader.held_bytes),
         )
-        if reader.advice:
-            advice.append(printable(f"{reader.command} {reader.pid}: {reader.advice}"))
-    return _panel("readers", Group(table, *(Text(each, "yellow") for each in advice)))
+    advice = (Text(each, "yellow") for each in _advice(shown))
+    return _panel("readers", Group(*advice, table))  # the advice first: a small panel cuts the table instead
+
+
+def _advice(readers: Sequence[ReaderStatus]) -> list[str]:
+    return [printable(f"{each.command} {each.pid}: {each.advice}") for each in readers if each.advice]
 
 
 def _directories(watch: Watch, first: int, width: int, height: int) -> Panel:
@@ -248,7 +256,7 @@ def _directories(watch: Watch, first: int, width: int, height: int) -> Panel:
             Text(printable(each.path or "/")),
             f"{each.files:,}",
             f"{each.cached:,}",
-            bar(parts, max(6, width // 5)).append(f" {share:>4.0%}", "default"),
+            bar(parts, max(6, min(BAR_MAX, width // 5))).append(f" {share:>4.0%}", "default"),
             f"{each.delisted:,}",
             f"{each.opens / each.cached:.2f}" if each.cached else "",
         )
@@ -285,7 +293,7 @@ def bar(parts: Sequence[Part], width: int) -> Text:
 
 
 def _bar(parts: Sequence[Part]) -> Fitted:
-    return Fitted(lambda width, _: bar(parts, width))
+    return Fitted(lambda width, _: bar(parts, min(SUMMARY_BAR_MAX, width)))
 
 
 def graph(values: Sequence[float], width: int, height: int, style: str) -> Iterator[Text]:
