@@ -50,6 +50,8 @@ BROWSER_FLAGS = (
 )
 LINE_UP, ERASE_LINE = "\x1b[1A", "\x1b[2K"
 CURSOR = re.compile(r"\x1b\[\?25[lh]|\r")
+TEMPORARY = re.compile(r"/tmp/growfs-[\w-]+/")
+"""The folder of a run, which no reader needs to see."""
 FONT_FACES = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
 
@@ -67,7 +69,7 @@ def demo() -> None:
     for line in printed.stdout.decode().split("\n"):
         if LINE_UP in line:
             shown.pop()  # a progress bar that has ended
-        shown.append(CURSOR.sub("", line.rpartition(ERASE_LINE)[2]))
+        shown.append(TEMPORARY.sub("", CURSOR.sub("", line.rpartition(ERASE_LINE)[2])))
     console = Console(record=True, width=COLUMNS + 20, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     console.print(Text.from_ansi("\n".join(shown).strip()))
     save_svg(console.export_svg(title="tools/demo"), "demo.svg")
@@ -79,9 +81,11 @@ def top_and_report() -> None:
         watches: list[Watch] = []
         find_new(mountpoint, watches)
         time.sleep(RUN_S)
+        watches[0].mountpoint = Path("/mnt/train")
         save_svg(picture(watches, Shown(TopPage.OVERVIEW), COLUMNS, ROWS), "top.svg")
         page = Path(name) / "report.html"
         run([*GROWFS, "report", mountpoint, "-o", page])
+        page.write_text(TEMPORARY.sub("/", page.read_text()))
         screenshot(page, DOCS / "report.png")
 
 
