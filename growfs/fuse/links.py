@@ -7,8 +7,10 @@ Opens are counted with inotify(7), and a lease tells whether a file is open when
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,6 +27,8 @@ from growfs.fuse.passthrough import NO_BACKING, PassthroughEngine
 from growfs.fuse.protocol import FuseRequest, Opcode
 from growfs.vfs.filesystem import LeavingLink, Vfs
 from growfs.vfs.open_counter import OpenCounter
+
+log = logging.getLogger(__name__)
 
 DROPPED_S_MAX = 0.1
 """How long deletions wait for the kernel to drop the links. The kernel does not drop them while a rewound listing of
@@ -113,8 +117,12 @@ class LinksEngine(PassthroughEngine):
             self._nursery.start_soon(self._recheck_later, file.id)
 
     async def _recheck_later(self, id: int) -> None:
-        await self._vfs.recheck(id)
-        self._to_recheck.discard(id)
+        try:
+            await self._vfs.recheck(id)
+        except (GrowfsError, OSError, sqlite3.DatabaseError) as error:  # the disk fails, which ends no mount
+            log.warning("a cached file was changed, and cannot be verified: %s", error)
+        finally:
+            self._to_recheck.discard(id)
 
     # Requests.
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import trio
 
+from growfs.errors import Unreadable
+
 log = logging.getLogger(__name__)
 
 NOWHERE = (-1, -1)
@@ -103,10 +105,11 @@ class OpenCounter:
         elif event.mask & flags.IGNORED:
             self._directories.discard(self._watched.pop(event.wd, NOWHERE))
         elif not event.mask & flags.ISDIR and (watched := self._watched.get(event.wd)):
-            if event.mask & flags.OPEN:
-                self._opened(*watched, event.name)
-            elif self._changed:
-                self._changed(*watched, event.name)
+            with suppress(Unreadable):  # the disk of the cache fails, so the file cannot be looked up
+                if event.mask & flags.OPEN:
+                    self._opened(*watched, event.name)
+                elif self._changed:
+                    self._changed(*watched, event.name)
 
     def close(self) -> None:
         """End all watches."""

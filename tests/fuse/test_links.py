@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import sqlite3
 import threading
 import time
 from contextlib import ExitStack
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import trio
 
+from growfs.errors import Unreadable
 from growfs.fuse.links import LinksEngine
+from growfs.vfs.open_counter import OpenCounter
 from tests.cli.support import NOBODY, namespace, other_user
 from tests.fuse.conftest import opened
 from tests.harness import Growfs, make_tree, until
@@ -167,6 +170,25 @@ def test_other_users_are_not_let_in(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", files=1)
     done = growfs.mount(tmp_path / "remote", "--allow-other", check=False)
     assert "other users cannot follow links" in done.stderr
+
+
+async def test_a_disk_that_fails_ends_neither_the_counter_nor_the_mount(tmp_path: Path) -> None:
+    def fails(*_: object) -> None:
+        raise Unreadable("the disk fails")
+
+    counter = OpenCounter(fails, fails)
+    counter.watch(0, {1: tmp_path})
+    (tmp_path / "file").write_text("")
+    counter.count_now()
+    counter.close()
+
+    async def recheck(_: int) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    engine = LinksEngine(cast("Vfs", SimpleNamespace(recheck=recheck)))
+    engine._to_recheck.add(1)
+    await engine._recheck_later(1)
+    assert not engine._to_recheck
 
 
 async def test_a_file_that_goes_while_the_mount_ends_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

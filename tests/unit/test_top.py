@@ -57,9 +57,7 @@ def test_the_overview_shows_the_figures() -> None:
 
 
 def test_a_narrow_screen_shows_a_long_advice_whole_and_how_to_quit() -> None:
-    advice = (
-        "listed once 2 hours ago, has opened its 200 files 3.1 times, and sees nothing new until it lists again"
-    )
+    advice = "listed once 2 hours ago, has opened its 200 files 3.1 times, and sees nothing new until it lists again"
     shown = text(TopPage.OVERVIEW, watch(readers=[READER | {"advice": advice}]), watch())
     assert "lists again" in shown
     assert shown.index("listed once") < shown.index("50 of 200")
