@@ -25,7 +25,7 @@ def commands(job: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_has_the_schema_of_github(path: Path) -> None:
     check = Path(sys.executable).with_name("check-jsonschema")
-    words = [check, "--builtin-schema", "vendor.github-workflows", path]
+    words: list[str | Path] = [check, "--builtin-schema", "vendor.github-workflows", path]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

@@ -189,6 +189,7 @@ async def test_a_disk_that_fails_ends_neither_the_counter_nor_the_mount(tmp_path
     engine._to_recheck.add(1)
     await engine._recheck_later(1)
     assert not engine._to_recheck
+    engine._counter.close()
 
 
 async def test_a_file_that_goes_while_the_mount_ends_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
