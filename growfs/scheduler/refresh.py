@@ -87,7 +87,7 @@ class CatalogSync:
             try:
                 await self._list()
             except (GrowfsError, sqlite3.DatabaseError) as failure:
-                error = failure if isinstance(failure, GrowfsError) else GrowfsError(f"the catalog: {failure}")
+                error = failure if isinstance(failure, GrowfsError) else GrowfsError(f"the database: {failure}")
                 self._fail(error)
             self.listing_now = False
             await self._pause()
