@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,8 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
     With py:FUNCTION, your own function creates the files. MOUNTPOINT is created if it does not exist.
     """
     _hide_secrets()
+    if re.match(r"[a-z][a-z0-9+.-]*:/", str(mountpoint)):
+        raise UsageError(f"{mountpoint}: is a URL, not a folder; the URL comes first: growfs mount URL MOUNTPOINT")
     _start(url, mountpoint, _parsed(config, given), foreground, fills=False)
 
 
@@ -339,9 +342,20 @@ def list_() -> None:
         click.echo(printable(f"{mount.mountpoint}  {mount.cache}  {state}"))
 
 
+def _pattern(mountpoint: Path, glob: str) -> str:
+    """The pattern for a path below the mountpoint, as a shell completes it; any other pattern as it is."""
+    return f"/{Path(glob).relative_to(mountpoint)}" if mountpoint in Path(glob).parents else glob
+
+
 def _with_globs(run: Callable[[Path, tuple[str, ...]], None]) -> click.Command:
     """A subcommand with a mountpoint and patterns; its help text is the docstring."""
-    command = click.argument("globs", nargs=-1, required=True, metavar="GLOB...", shell_complete=completion.paths)(run)
+
+    @wraps(run)
+    def with_patterns(mountpoint: Path, globs: tuple[str, ...]) -> None:
+        run(mountpoint, tuple(_pattern(mountpoint, glob) for glob in globs))
+
+    globs = click.argument("globs", nargs=-1, required=True, metavar="GLOB...", shell_complete=completion.paths)
+    command = globs(with_patterns)
     return main.command()(click.argument("mountpoint", type=MOUNTPOINT)(command))
 
 

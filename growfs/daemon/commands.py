@@ -102,7 +102,8 @@ class MountCommands:
                 names = [flag_name(name)[2:] for name in self._live]
                 near = get_close_matches(flag_name(name)[2:], names, 1)
                 guess = f"did you mean {near[0]}? " if near else ""
-                raise UsageError(f"{name}: cannot be set while mounted; {guess}these can: {', '.join(names)}")
+                shown = flag_name(name)[2:]
+                raise UsageError(f"{shown}: cannot be set while mounted; {guess}these can: {', '.join(names)}")
             values[name] = parse_value(self._live[name], text)
         for name, value in values.items():
             if changing := self._setters[name](value):

@@ -113,7 +113,7 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
         else:
             text = "full; the next listing makes room for new files"
     if cache.bytes + cache.in_flight_bytes + cache.orphan_bytes > cache.limit_bytes:
-        text = "over its size; open files are evicted when they are closed"
+        text = "over its size; open files, pinned files and the last files of directories stay for now"
     if state is MountState.COMPLETE and status.partition:
         text = f"complete: every file of partition {status.partition} is cached"
     eta_s = status.fetch.eta_s

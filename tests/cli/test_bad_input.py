@@ -197,6 +197,13 @@ def test_a_mountpoint_that_is_missing_is_created(growfs: Growfs, remote: Path) -
     assert os.listdir(growfs.mountpoint)
 
 
+def test_swapped_arguments_are_noticed(growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = growfs.run("mount", growfs.mountpoint, "s3://bucket/train", check=False)
+    assert_refused(done, "is a URL, not a folder; the URL comes first: growfs mount URL MOUNTPOINT", exit_code=2)
+    assert not (tmp_path / "s3:").exists()
+
+
 def test_a_mountpoint_that_cannot_be_created(growfs: Growfs, remote: Path) -> None:
     growfs.mountpoint = Path("/proc/no/such")
     assert_mount_refused(growfs, remote, expected=("/proc/no/such: cannot be created: No such file or directory",))

@@ -218,6 +218,13 @@ def test_evict_fetch_pin_unpin(mounted: Growfs) -> None:
     assert mounted.run("evict", mounted.mountpoint, "*").stdout.startswith("0 files evicted")
 
 
+def test_a_pattern_may_be_a_path_below_the_mountpoint(mounted: Growfs, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "1 file matched" in mounted.run("pin", mounted.mountpoint, mounted.mountpoint / "class0/0000.bin").stdout
+    monkeypatch.chdir(mounted.mountpoint.parent)
+    name = mounted.mountpoint.name
+    assert "1 file unpinned" in mounted.run("unpin", name, f"{name}/class0/0000.bin").stdout
+
+
 @pytest.mark.parametrize("command", ["pin", "unpin", "fetch", "evict"])
 def test_a_glob_that_matches_nothing_is_refused(complete: Growfs, command: str) -> None:
     assert_refused(complete.run(command, complete.mountpoint, "*.jpg", check=False), "*.jpg", ".gitignore")
@@ -256,7 +263,7 @@ def test_set_changes_options_of_a_live_mount(mounted: Growfs) -> None:
     [
         ("seed=1", "these can: cache-size", 2),
         ("no-such=1", "these can: cache-size", 2),
-        ("cash-size=1GB", "did you mean cache-size? ", 2),
+        ("cash-size=1GB", "cash-size: cannot be set while mounted; did you mean cache-size? ", 2),
         ("cache-size", "NAME=VALUE", 2),
         ("cache-size=lots", "is not a size", 2),
         ("settle=soon", "is not a time", 2),
