@@ -99,10 +99,9 @@ class MountCommands:
         values = {}
         for name, text in options.items():
             if name not in self._live:
-                names = [flag_name(name)[2:] for name in self._live]
-                near = get_close_matches(flag_name(name)[2:], names, 1)
+                shown, *names = (flag_name(each)[2:] for each in (name, *self._live))
+                near = get_close_matches(shown, names, 1)
                 guess = f"did you mean {near[0]}? " if near else ""
-                shown = flag_name(name)[2:]
                 raise UsageError(f"{shown}: cannot be set while mounted; {guess}these can: {', '.join(names)}")
             values[name] = parse_value(self._live[name], text)
         for name, value in values.items():

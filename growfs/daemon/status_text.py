@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from growfs.status_and_metrics import MountState, MountStatus, RemoteStatus
+from growfs.status_and_metrics import MountState, MountStatus, RemoteStatus, StartStatus
 
 NAME_CHARS_MAX = 80
 """Characters of a name that are printed. Some names are skipped because they are too long."""
@@ -136,11 +136,15 @@ def moving(status: MountStatus) -> str:
         waits_for = waits_for or state_text(status, with_eta=False)
     if not status.remote.files:
         return f"{waits_for}; nothing of {status.url} is known yet"
-    if start := status.start:
-        amount = _size if start.unit == "bytes" else "{:,}".format
-        needed = f"{amount(start.done)} of {amount(start.needed)} {'files ' * (start.unit == 'files')}needed to start"
-        waits_for = f"{waits_for}{'; ' * bool(waits_for)}{needed}"
-    return f"{waits_for}{'; ' * bool(waits_for)}{brief(status)}, {_size(status.fetch.bytes_per_s)}/s"
+    needed = _needed_to_start(status.start) if status.start else ""
+    progress = f"{brief(status)}, {_size(status.fetch.bytes_per_s)}/s"
+    return "; ".join(filter(None, (waits_for, needed, progress)))
+
+
+def _needed_to_start(start: StartStatus) -> str:
+    if start.unit == "files":
+        return f"{start.done:,} of {files(start.needed)} needed to start"
+    return f"{_size(start.done)} of {_size(start.needed)} needed to start"
 
 
 def silence(remote: RemoteStatus) -> str:

@@ -235,10 +235,10 @@ def readme_table(results: Results) -> str:
         ("first batch after, s", lambda run: run["first_batch_s"], "{:.1f}"),
     ]
     rows = (
-        [peer, "35%" if results.of(LARGER, peer, "35%") else "100%"]
-        + [spread(list(map(show, found)), form) for _, show, form in columns]
+        [peer, disk, *(spread(list(map(show, found)), form) for _, show, form in columns)]
         for peer in results.named(LARGER)
-        if peer in IN_README and (found := results.of(LARGER, peer, "35%") or results.of(LARGER, peer, "any"))
+        for setting, disk in (("35%", "35%"), ("any", "100%"))
+        if peer in IN_README and (found := results.of(LARGER, peer, setting))
     )
     return table(["", "disk for", *(head for head, _, _ in columns)], rows) if results.has(LARGER) else ""
 
