@@ -145,8 +145,6 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
     With py:FUNCTION, your own function creates the files. MOUNTPOINT is created if it does not exist.
     """
     _hide_secrets()
-    if re.match(r"[a-z][a-z0-9+.-]*:/", str(mountpoint)):
-        raise UsageError(f"{mountpoint}: is a URL, not a folder; the URL comes first: growfs mount URL MOUNTPOINT")
     _start(url, mountpoint, _parsed(config, given), foreground, fills=False)
 
 
@@ -179,6 +177,9 @@ def _start(url: str, mountpoint: Path, options: Options, foreground: bool, fills
     from growfs.daemon import launch
     from growfs.daemon.option_parsers import nodes_of_job
 
+    if re.match(r"[a-z][a-z0-9+.-]*:/", str(mountpoint)):
+        usage = "fill URL FOLDER" if fills else "mount URL MOUNTPOINT"
+        raise UsageError(f"{mountpoint}: is a URL, not a folder; the URL comes first: growfs {usage}")
     # As Ctrl-C. Without a handler, the kernel gives no signal to pid 1 of a container (pid_namespaces(7)).
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     on_daemon = launch.end_with_this_process if foreground else None

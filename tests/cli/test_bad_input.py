@@ -197,10 +197,13 @@ def test_a_mountpoint_that_is_missing_is_created(growfs: Growfs, remote: Path) -
     assert os.listdir(growfs.mountpoint)
 
 
-def test_swapped_arguments_are_noticed(growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("usage", ["mount URL MOUNTPOINT", "fill URL FOLDER"])
+def test_swapped_arguments_are_noticed(
+    growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usage: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    done = growfs.run("mount", growfs.mountpoint, "s3://bucket/train", check=False)
-    assert_refused(done, "is a URL, not a folder; the URL comes first: growfs mount URL MOUNTPOINT", exit_code=2)
+    done = growfs.run(usage.split()[0], growfs.mountpoint, "s3://bucket/train", check=False)
+    assert_refused(done, f"is a URL, not a folder; the URL comes first: growfs {usage}", exit_code=2)
     assert not (tmp_path / "s3:").exists()
 
 
