@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import io
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from growfs.cache.database import Database
+from growfs.cache.history import INSERT
 from growfs.client.top.app import HOME, PAGE_DOWN, UP, after, picture
 from growfs.client.top.view import Shown, TopPage, bar, frame, graph, histogram
-from growfs.client.top.watch import DirectoryShare, Event, Rates, Survey, Watch, changes, find_new, logged, rates
+from growfs.client.top.watch import (
+    DirectoryShare,
+    Event,
+    Rates,
+    Survey,
+    Watch,
+    changes,
+    earlier,
+    find_new,
+    logged,
+    rates,
+)
 from growfs.errors import GrowfsError
 from growfs.status_and_metrics import MountState
+from tests.unit.test_history import FIRST
 from tests.unit.test_status_text import READER, status
 
 
@@ -21,7 +36,7 @@ def watch(**changed: Any) -> Watch:
     """A mount of which everything is known."""
     watch = Watch(Path("/mnt/train"))
     watch.status = status(**{"readers": [READER], **changed})
-    watch.rates.extend([Rates(10.0**7, 10.0**8, 100.0)] * 100)
+    watch.rates.extend([Rates(10.0**7, 100.0, 10.0**8)] * 100)
     watch.survey = Survey({0: 1, 3: 2}, (DirectoryShare("cat", 600, 200, 20, 300), DirectoryShare("", 400, 50, 0, 75)))
     return watch
 
@@ -49,8 +64,8 @@ def test_the_overview_shows_the_figures() -> None:
     assert "1.50 per file" in shown
     assert "2, waited 1.2 s, 0.62 s each" in shown
     assert "fetched 10.0 MB/s" in shown
-    assert "opened 100 files/s 100.0 MB/s" in shown
-    assert "sizes of the opened files" in shown
+    assert "opened 100 files/s" in shown
+    assert "100.0 MB/s by size" in shown
     assert "50 of 200" in shown
     assert "500.0 MB" in shown
     assert "python 4711: listed once" in shown
@@ -214,7 +229,24 @@ def test_files_are_shown_by_how_often_they_were_opened() -> None:
 
 def test_rates_are_those_between_two_statuses() -> None:
     before, now = status(fetch__bytes_total=0, opens__total=0), status(fetch__bytes_total=100, opens__total=4)
-    assert rates(before, now, 2.0) == Rates(50.0, 0.0, 2.0)
+    assert rates(before, now, 2.0) == Rates(50.0, 2.0, 0.0)
+
+
+def test_graphs_begin_with_the_history(tmp_path: Path) -> None:
+    database = Database(tmp_path / "index.sqlite")
+    for at, fetched_bytes, opens in (100, 10**9, 0), (700, 2 * 10**9, 50), (702, 2 * 10**9, 60), (732, 3 * 10**9, 60):
+        values = at, at, *astuple(replace(FIRST, fetched_bytes=fetched_bytes, opens=opens))
+        database.write_now(lambda writer, values=values: writer.execute(INSERT, values))
+    database.close()
+    known = earlier(database.path, 735.0)
+    assert known == (*[Rates(0.0, 5.0)] * 2, *[Rates(0.0, 0.0)] * 28, *[Rates(5e8, 0.0)] * 2, *[Rates(0.0, 0.0)] * 3)
+    assert earlier(database.path, 2000.0) == ()
+
+    shown = watch()
+    shown.rates.clear()
+    shown.earlier = known
+    assert "peak 5 files/s" in text(TopPage.OVERVIEW, shown, width=120)
+    assert "peak 500.0 MB/s" in text(TopPage.OVERVIEW, shown, width=120)
 
 
 def test_changes_of_the_status_are_events() -> None:

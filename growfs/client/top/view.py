@@ -139,12 +139,12 @@ def _overview(watch: Watch, width: int, height: int) -> Layout:
     readers = 3 + max(1, len(status.readers) + advice)
     rates, layout = Layout(ratio=2, minimum_size=4), Layout()
     limit = status.fetch.limit_bytes_per_s
-    fetched, opened = [rate.fetched for rate in watch.rates], [rate.opened for rate in watch.rates]
+    known = (*watch.earlier, *watch.rates)
     total = f"limit {_size(limit)}/s" if limit else f"{_size(status.fetch.bytes_total)} in all"
-    per_s = f"opened {_mean([rate.opens for rate in watch.rates]):,.0f} files/s"
+    sizes = f"{_size(_mean([rate.opened for rate in watch.rates]))}/s by size"
     rates.split_row(
-        Layout(Fitted(partial(_rate, "fetched", total, fetched, "cyan"))),
-        Layout(Fitted(partial(_rate, per_s, "sizes of the opened files", opened, "green"))),
+        Layout(Fitted(partial(_rate, "fetched", _size, total, [rate.fetched for rate in known], "cyan"))),
+        Layout(Fitted(partial(_rate, "opened", _count, sizes, [rate.opens for rate in known], "green"))),
     )
     layout.split_column(
         Layout(_summary(watch, status, remarks), size=7 + len(remarks)),
@@ -201,11 +201,13 @@ def _summary(watch: Watch, status: MountStatus, remarks: Sequence[tuple[str, str
     return _panel(title, Group(bars, lines), legend)
 
 
-def _rate(name: str, note: str, rates: list[float], style: str, width: int, height: int) -> Panel:
+def _rate(
+    name: str, amount: Callable[[float], str], note: str, rates: list[float], style: str, width: int, height: int
+) -> Panel:
     shown = rates[-max(1, width - 4) :]
     most = max(shown, default=0.0)
-    peak = f"peak {_size(most)}/s, " if most and width >= len(note) + 24 else ""
-    title = Text(f"{name} ").append(f"{_size(_mean(rates))}/s", f"bold {style}")
+    peak = f"peak {amount(most)}/s, " if most and width >= len(note) + 24 else ""
+    title = Text(f"{name} ").append(f"{amount(_mean(rates))}/s", f"bold {style}")
     return _panel(title, Group(*graph(shown, max(1, width - 4), max(1, height - 2), style)), Text(peak + note))
 
 
@@ -357,6 +359,10 @@ def _mean(rates: Sequence[float]) -> float:
 
 def _size(count: float) -> str:
     return decimal(round(count))
+
+
+def _count(opens: float) -> str:
+    return f"{opens:,.0f} files"
 
 
 def _clock(at: float) -> str:

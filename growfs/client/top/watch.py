@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from growfs.cache.cache_folder import DATABASE
+from growfs.cache.history import EVERY_S
 from growfs.cache.schema import DirectoryPaths, query_of, read_only
 from growfs.daemon.control_client import status_of
 from growfs.daemon.running import find_living, running
@@ -44,9 +46,12 @@ class Rates:
 
     fetched: float
     """Bytes from the remote."""
-    opened: float
-    """Bytes: the sizes of the opened files."""
     opens: float
+    opened: float = 0.0
+    """Bytes: the sizes of the opened files. The history does not have them."""
+
+
+IDLE = Rates(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,9 @@ class Watch:
     trouble: str | None = None
     """Why there is currently none."""
     rates: deque[Rates] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
-    """Oldest first."""
+    """One for each POLL_S since this program started, oldest first."""
+    earlier: tuple[Rates, ...] = ()
+    """Those before, from the history of the cache."""
     survey: Survey = field(default_factory=Survey)
     seen: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     """Events that the status has shown since this program started."""
@@ -133,6 +140,8 @@ class Watch:
                     self.rates.append(rates(self.status, status, now - before))
                 else:
                     self.rates.clear()  # its counters started over
+                    with suppress(sqlite3.Error):  # it cannot be read now, and is no more than a part of the graphs
+                        self.earlier = earlier(cache / DATABASE, time.time())
                 before = now
                 self.seen.extend(changes(self.status, status))
                 self.logged = list(logged(cache / "log"))
@@ -167,8 +176,27 @@ def rates(before: MountStatus, now: MountStatus, s: float) -> Rates:
     """The rates between two statuses of the same daemon."""
     fetched = now.fetch.bytes_total - before.fetch.bytes_total
     return Rates(
-        fetched / s, (now.opens.bytes_total - before.opens.bytes_total) / s, (now.opens.total - before.opens.total) / s
+        fetched / s, (now.opens.total - before.opens.total) / s, (now.opens.bytes_total - before.opens.bytes_total) / s
     )
+
+
+def earlier(database: Path, now: float) -> tuple[Rates, ...]:
+    """The rates of the last SAMPLES_MAX * POLL_S until now, one for each POLL_S, from the history of a cache.
+
+    now: in seconds since 1970. Rows are EVERY_S apart while something changes. So if two are further apart, the changes
+    happened in the last EVERY_S before the second row.
+    """
+    with closing(read_only(database)) as connection:
+        rows = connection.execute(
+            "SELECT at, fetched_bytes, opens FROM history WHERE at >= ? ORDER BY uptime_s",
+            (now - SAMPLES_MAX * POLL_S,),
+        ).fetchall()
+    found: list[Rates] = []
+    for (start, *before), (end, *after) in pairwise(rows):
+        active = max(1, round(min(end - start, EVERY_S) / POLL_S))
+        fetched, opens = (max(0, b - a) / (active * POLL_S) for a, b in zip(before, after, strict=True))
+        found += [IDLE] * (round((end - start) / POLL_S) - active) + [Rates(fetched, opens)] * active
+    return (*found, *[IDLE] * round((now - rows[-1][0]) / POLL_S)) if rows else ()
 
 
 def changes(before: MountStatus | None, now: MountStatus) -> Iterator[Event]:
