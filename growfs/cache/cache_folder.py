@@ -107,19 +107,19 @@ class CacheFolder:
             disk.unlink("WITHDRAW", self.path / ANNOUNCED)  # last: `growfs umount` returns when it is gone
         os.close(self.lock)
 
-    def undo(self) -> Path | None:
-        """Remove a folder that was created for a mount that failed, but keep its log alongside it.
+    def undo(self, keeps_log: bool) -> Path | None:
+        """Remove a folder that was created for a mount that failed. keeps_log: keep its log alongside it.
 
-        Returns the path of the log; None if it is empty.
+        Returns the path of the log that was kept.
         """
         log = self.log
         with suppress(OSError):  # the user sees why the mount failed
-            if self.fresh and log.stat().st_size:
+            if self.fresh and keeps_log:
                 log = self.path.with_name(f"{self.path.name}.log")
                 disk.rename("UNDO", self.log, log)
             if self.fresh:
                 disk.remove_tree("UNDO", self.path)
-        return log if log.exists() and log.stat().st_size else None
+        return log if keeps_log and log.exists() else None
 
 
 def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:

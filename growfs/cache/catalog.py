@@ -195,6 +195,11 @@ class Catalog:
         """The path of a name in a directory, relative to the root."""
         return join(self.paths.of(self._db.rows, parent), name)
 
+    async def smallest(self) -> Node | None:
+        """The smallest file with a known size. Searched for on a thread: ten million files take seconds."""
+        query = f"{NODES} n.is_dir = 0 AND n.size IS NOT NULL ORDER BY n.size LIMIT 1"
+        return next((Node(*row) for row in await self._db.query_in_thread(lambda ask: list(ask(query)))), None)
+
     async def folders_with_files(self) -> int:
         """The number of directories that contain files. Counted on a thread: a million directories take a second."""
         ((number,),) = await self._db.query_in_thread(lambda ask: list(ask(f"SELECT count(*) {FOLDERS}")))

@@ -33,10 +33,14 @@ PAUSE_S = 0.02
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
-    """Owns the file, the descriptors 1 and 2 of this process, and a pipe. output: the end that workers write to."""
+    """Owns the file, the descriptors 1 and 2 of this process, and a pipe. output: the end that workers write to.
+
+    has_trouble: whether the log has more than information: a warning, an error, or output.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=LOG_BYTES_MAX, backupCount=1)
+        self.has_trouble = False
         reading, self.output = os.pipe()
         with suppress(OSError):
             fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -47,6 +51,11 @@ class LogFile(logging.handlers.RotatingFileHandler):
         """Return when all processes that write to the pipe have ended, and the file has their output."""
         os.close(self.output)
         self._copier.join(END_S)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        self.has_trouble |= record.levelno != logging.INFO
+        super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - an override
         """Called in the except clause if a record cannot be written. A full disk is not worth printing there."""

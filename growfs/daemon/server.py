@@ -210,7 +210,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
             log_file.finish()  # along with the workers, which have the cache's files open
         folder.release()
         if not launcher.finished:
-            launcher.log = folder.undo()
+            launcher.log = folder.undo(keeps_log=log_file is not None and log_file.has_trouble)
 
 
 def _check_mount(request: MountRequest, allow_other: bool) -> int:

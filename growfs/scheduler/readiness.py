@@ -329,7 +329,7 @@ class StartGate:
         await self.is_anything_listed()
         store, condition, state = self._store, self._condition, self._prefetch.mount_state
         ended = self._is_away or state in (MountState.HELD, MountState.ERROR)  # no more files are fetched, or not soon
-        self._refuse_nothing(state)
+        await self._refuse_nothing(state)
         if self._catalog_sync.complete and condition.show_files:
             await self._refuse_empty_folders()
         if store.resident_files < condition.show_files:
@@ -417,7 +417,7 @@ class StartGate:
                 f"--show-files {show_files}: {folders} directories have files, and none may be empty; show more"
             )
 
-    def _refuse_nothing(self, state: MountState) -> None:
+    async def _refuse_nothing(self, state: MountState) -> None:
         if self._store.resident_files:
             return
         if self._outage.is_on:
@@ -429,9 +429,12 @@ class StartGate:
         if failed and (tried_all or failed >= START_FAILURES_MAX):
             raise RemoteError(f"no file could be fetched: {self._last_error}")
         if state is MountState.HELD and not self._budget.is_spent:
+            file = ""
+            if smallest := await self._catalog.smallest():
+                file = f" {self._catalog.path(smallest)}, the smallest, has {format_size(smallest.size)}, and"
             raise GrowfsError(
-                f"{self._store.folder}: not even one file fits:"
-                f" the cache may take {format_size(self._store.limit_bytes)}, its disk has"
+                f"{self._store.folder}: not even one file fits:{file} the cache may take"
+                f" {format_size(self._store.limit_bytes)}, its disk has"
                 f" {format_size(disk.free_bytes(self._store.folder))} free, of which --min-free keeps"
                 f" {format_size(self._store.min_free)} for other programs; change one of the two, or --cache-dir"
             )

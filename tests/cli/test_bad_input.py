@@ -471,8 +471,11 @@ def test_links_that_lead_outside_the_remote(growfs: Growfs, remote: Path, tmp_pa
 
 def test_a_remote_whose_files_are_all_larger_than_the_cache(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2, size=300_000)
+    (tmp_path / "remote/class0/small").write_bytes(bytes(250_000))
     done = growfs.mount(tmp_path / "remote", "--cache-size", "200kB", check=False)
-    assert_refused(done, str(growfs.cache_dir), "not even one file fits: the cache may take 200 KB")
+    expected = "not even one file fits: class0/small, the smallest, has 250 KB, and the cache may take 200 KB"
+    assert_refused(done, str(growfs.cache_dir), expected)
+    assert "its log is" not in done.stderr, "there is nothing more in it"
     assert leftovers(growfs) == []
 
 
