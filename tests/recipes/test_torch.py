@@ -205,6 +205,25 @@ def test_the_nodes_recipe_without_torchrun_prints_how_to_start_it(tmp_path: Path
     assert "torchrun" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("coco_listed.py", []),
+        ("lightning_reload.py", []),
+        ("numpy_volumes.py", []),
+        ("torch_imagefolder.py", []),
+        ("torch_prefetch.py", ["--workers", "0"]),
+        ("torch_resume.py", ["--checkpoint", "checkpoint"]),
+        ("torch_shards.py", ["--workers", "0"]),
+    ],
+)
+def test_a_folder_that_lists_nothing_is_named(tmp_path: Path, name: str, options: list[str]) -> None:
+    need("torchvision", "lightning")
+    done = FORKS.run([str(RECIPES / name), str(tmp_path), *options], dict(ENV), START_S)
+    assert done.returncode == 1
+    assert f"{tmp_path} lists no " in done.stderr.splitlines()[-1]
+
+
 def test_lightning_reloads_and_sees_more(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision", "lightning")
     mount_some(growfs, tmp_path / "remote")

@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
 
+    if not any(options.folder.iterdir()):
+        raise SystemExit(f"{options.folder} lists no file; growfs status says why")
     folder = options.folder / options.split
     file_of_all = options.folder / f"annotations/instances_{options.split}.json"
     annotations = json.loads(file_of_all.read_text())  # once: COCO's has 450 MB

@@ -88,6 +88,8 @@ def main() -> None:
     parser.add_argument("--format", choices=["images", "tfrecord"], default="images")
     parser.add_argument("--device-id", type=int, help="the GPU to use (default: the CPU)")
     options = parser.parse_args()
+    if not any(options.folder.iterdir()):
+        raise SystemExit(f"{options.folder} lists no file; growfs status says why")
     common = {
         "size": options.size,
         "gpu": options.device_id is not None,

@@ -42,6 +42,8 @@ def main() -> None:
     for epoch in range(1, options.epochs + 1):
         # Lists again: the epoch's growth. With imagefolder, a label is the number of a folder, in the order of names.
         files = [str(path) for path in options.folder.rglob("*") if path.suffix in SUFFIXES[options.format]]
+        if not files:
+            raise SystemExit(f"{options.folder} lists no file of that format; growfs status says why")
         dataset = datasets.load_dataset(options.format, data_files=files, split="train", streaming=True)
         # The files in a different order each time, with the rows of `mix` of them at a time.
         shuffled = dataset.shuffle(seed=epoch, buffer_size=1000, max_buffer_input_shards=options.mix)

@@ -110,6 +110,8 @@ def main() -> None:
     options = parser.parse_args()
 
     images = Images(options.folder)
+    if not images.classes:
+        raise SystemExit(f"{options.folder} lists no folder; growfs status says why")
     model = Classifier(len(images.classes))
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(

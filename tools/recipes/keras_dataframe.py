@@ -76,6 +76,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=4, help="threads that read files ahead")
     options = parser.parse_args()
 
+    if not any(options.folder.iterdir()):
+        raise SystemExit(f"{options.folder} lists no file; growfs status says why")
     labels = pd.read_csv(options.folder / "labels.csv")
     objects = Objects(options.folder, labels, workers=options.threads, max_queue_size=8)
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(int(labels["label"].max()) + 1)])

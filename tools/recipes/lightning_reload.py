@@ -119,6 +119,8 @@ def main() -> None:
     )
     # Every class has its folder from the start, so the network already has its final width.
     classes = sum(entry.is_dir() for entry in os.scandir(options.folder))
+    if not classes:
+        raise SystemExit(f"{options.folder} lists no folder; growfs status says why")
     trainer.fit(Classifier(classes), images)
 
 

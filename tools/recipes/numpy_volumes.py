@@ -61,7 +61,7 @@ def main() -> None:
         for epoch in range(1, options.epochs + 1):
             volumes = sorted(options.folder.rglob("*.raw"))  # lists again: the epoch's growth
             if not volumes:
-                raise SystemExit(f"no *.raw in {options.folder}")
+                raise SystemExit(f"{options.folder} lists no *.raw; growfs status says why")
             random.shuffle(volumes)
             began, samples = time.perf_counter(), 0
             for crops in pool.map(cut, volumes, random.sample(range(2**32), len(volumes))):

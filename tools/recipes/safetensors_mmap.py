@@ -49,7 +49,7 @@ def main() -> None:
     for epoch in range(1, options.epochs + 1):
         files = sorted(options.folder.rglob("*.safetensors"))  # lists again: the epoch's growth
         if not files:
-            raise SystemExit(f"no *.safetensors in {options.folder}")
+            raise SystemExit(f"{options.folder} lists no *.safetensors; growfs status says why")
         if not kept:
             kept, kept_of = mapped(files[0]), files[0]
             kept_sum = digest(kept)

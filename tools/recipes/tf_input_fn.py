@@ -96,6 +96,8 @@ def main() -> None:
         overlap = options.overlap[(epoch - 1) % len(options.overlap)]
         began, samples, steps = time.perf_counter(), 0, []
         files = list_files(f"{options.folder}/train")
+        if not files:
+            raise SystemExit(f"{options.folder} lists no train/*.tfrecord; growfs status says why")
         for images, labels in input_fn(files, Preparation(overlap, options.prepare_s, at_a_time)):
             model.train_on_batch(images, labels)
             time.sleep(options.step_s)

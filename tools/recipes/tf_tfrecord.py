@@ -81,6 +81,8 @@ def main() -> None:
     for epoch in range(1, options.epochs + 1):
         began, samples, loss = time.perf_counter(), 0, 0.0
         files = tf.io.gfile.glob(f"{options.folder}/*.tfrecord")  # here, not before the loop
+        if not files:
+            raise SystemExit(f"{options.folder} lists no *.tfrecord; growfs status says why")
         for images, labels in batches(files):
             loss = step(images, labels)
             samples += len(labels)

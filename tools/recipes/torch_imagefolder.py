@@ -17,6 +17,7 @@ cannot fetch others instead. `cat /mnt/train/.growfs/status` has a line about su
 from __future__ import annotations
 
 import argparse
+import os
 import time
 
 import torch
@@ -50,6 +51,8 @@ def main() -> None:
     options = parser.parse_args()
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not any(os.scandir(options.folder)):
+        raise SystemExit(f"{options.folder} lists no folder; growfs status says why")
     images = ImageFolder(options.folder, PREPARE)
     model = network(len(images.classes)).to(device)
     optimizer = torch.optim.AdamW(model.parameters())

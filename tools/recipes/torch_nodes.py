@@ -104,6 +104,8 @@ def main() -> None:
     options = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
         parser.error("start it by torchrun, on one machine: torchrun --standalone tools/recipes/torch_nodes.py FOLDER")
+    if not any(options.folder.iterdir()):
+        raise SystemExit(f"{options.folder} lists no folder; growfs status says why")
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     train(options)
     dist.destroy_process_group()  # after the model is gone: if it ends later, it may wait for gloo's threads forever

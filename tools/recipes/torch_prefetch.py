@@ -108,6 +108,8 @@ def main() -> None:
         how = "prefetched" if epoch % 2 == 0 else "plain"
         began = time.perf_counter()
         crops = Crops(options.folder, max(1, options.crops // OF_ONE))  # lists the folder
+        if not crops.volumes:
+            raise SystemExit(f"{options.folder} lists no *.npy; growfs status says why")
         loader = DataLoader(
             crops, BATCH // OF_ONE, shuffle=True, collate_fn=torch.cat, num_workers=options.workers, pin_memory=cuda
         )

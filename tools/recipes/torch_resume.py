@@ -54,7 +54,10 @@ def main() -> None:
     options = parser.parse_args()
 
     saved: dict[str, Any] = torch.load(options.checkpoint) if options.checkpoint.exists() else {}
-    model = network(sum(entry.is_dir() for entry in os.scandir(options.folder)))
+    classes = sum(entry.is_dir() for entry in os.scandir(options.folder))
+    if not classes:
+        raise SystemExit(f"{options.folder} lists no folder; growfs status says why")
+    model = network(classes)
     optimizer = torch.optim.AdamW(model.parameters())
     if saved:
         model.load_state_dict(saved["model"])

@@ -106,6 +106,8 @@ def main() -> None:
             files.update(shards)
             total += loss.detach() * len(shards)
         seconds = time.perf_counter() - began
+        if not files:
+            raise SystemExit(f"{options.folder} lists no *.tfrecord; growfs status says why")
 
         new = len(files - seen)
         seen |= files

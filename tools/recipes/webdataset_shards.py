@@ -54,7 +54,7 @@ def main() -> None:
     for epoch in range(1, options.epochs + 1):
         shards = sorted(map(str, options.folder.glob("*.tar")))  # lists again: the epoch's growth
         if not shards:
-            raise SystemExit(f"no *.tar in {options.folder}")
+            raise SystemExit(f"{options.folder} lists no *.tar; growfs status says why")
         began, samples = time.perf_counter(), 0
         for images, _labels in loader(shards, options.batch, options.workers, options.size):
             samples += len(images)  # the model would learn here

@@ -68,6 +68,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
 
+    if not any(options.folder.iterdir()):
+        raise SystemExit(f"{options.folder} lists no folder; growfs status says why")
     with tempfile.TemporaryDirectory() as scratch:
         names = "".join(f"  {number}: class{number}\n" for number in range(options.classes))
         data = Path(scratch, "data.yaml")
