@@ -60,7 +60,7 @@ class MountState(Enum):
     SEEDING = "seeding", "fetching one file of each directory", "cyan", "teal"
     FILLING = "filling", "filling the cache", "cyan", "blue"
     ROTATING = "rotating", "replacing files that are no longer listed", "blue", "green"
-    HELD = "held", "full; only misses are fetched", "yellow", "soft"
+    HELD = "held", "full", "yellow", "soft"
     COMPLETE = "complete", "complete: every file of the remote is cached", "green", "lime"
     PAUSED = "paused", "paused: only misses are fetched", "magenta", "amber"
     WAITING = "waiting", "waiting for the remote", "red", "red"
@@ -72,6 +72,12 @@ class MountState(Enum):
         state._value_ = value
         state.text, state.color, state.page_color = text, color, page_color
         return state
+
+    @property
+    def label(self) -> str:
+        """A word or two for the legend of a chart."""
+        labels = {MountState.SEEDING: "first files", MountState.HELD: "full"}
+        return labels.get(self, str(self.value))
 
 
 S = TypeVar("S", bound="Section")

@@ -11,6 +11,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from growfs.client.figures import Directory, Figures, segments
+from growfs.status_and_metrics import MountState
 
 Values = list[dict[str, Any]]
 
@@ -106,8 +107,8 @@ def _states(parts: Sequence[Sequence[sqlite3.Row]]) -> Values:
         since = part[0]
         for row in (*part[1:], None):
             if row is None or row["state"] != since["state"]:
-                until = row or part[-1]
-                states.append({"t": 1000 * since["at"], "t2": 1000 * until["at"], "state": since["state"]})
+                until, label = row or part[-1], MountState(since["state"]).label
+                states.append({"t": 1000 * since["at"], "t2": 1000 * until["at"], "state": label})
                 since = until
     longest = sorted(states, key=lambda state: state["t"] - state["t2"])[:POINTS_MAX]
     return sorted(longest, key=lambda state: state["t"])

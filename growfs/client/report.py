@@ -125,7 +125,7 @@ def _cards(figures: Figures, data: dict[str, Values]) -> Iterator[str]:
     """For each chart, a sentence about it, and its colors: a legend of Vega does not wrap on a narrow screen."""
     last, points, bars = figures.history[-1], data["points"], data["bars"]
     states = {value["state"] for value in data["states"]}
-    yield _card("states", "State", colors={each.value: each.page_color for each in MountState if each.value in states})
+    yield _card("states", "State", colors={each.label: each.page_color for each in MountState if each.label in states})
     yield _card(
         "coverage",
         "Coverage",

@@ -103,8 +103,10 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
         return f"{text}: {outage.why} (since {_clock(outage.since)}, next try {next_try})"
     if state is MountState.LISTING and not status.remote.listing:
         text = "the remote could not be listed; growfs is trying again"
-    if state is MountState.HELD and _makes_room(status):
-        if status.engine == "folder":  # nothing reports listings
+    if state is MountState.HELD:
+        if not _makes_room(status):
+            text = "full; only misses are fetched"
+        elif status.engine == "folder":  # nothing reports listings
             text = "full; the next generation makes room for new files"
         elif not status.generation:
             text = "full; rotation starts with the first listing"

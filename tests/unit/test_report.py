@@ -85,6 +85,13 @@ def test_a_gap_is_a_gap_and_no_line_crosses_it(cache: Cache) -> None:
     ]
 
 
+def test_a_full_cache_is_called_full(cache: Cache) -> None:
+    cache.add(0, 0)
+    cache.add(60, 60, replace(FIRST, state="held"))
+    cache.add(120, 120, replace(FIRST, state="held"))
+    assert [state["state"] for state in chart_data(cache.read())["states"]] == ["filling", "full"]
+
+
 def test_a_clock_that_was_set_back_is_drawn_without_a_negative_gap(cache: Cache) -> None:
     for uptime_s, at in ((0, HOUR_S), (60, HOUR_S + 60), (120, 0), (180, 60)):
         cache.add(uptime_s, at, replace(FIRST, fetched_files=uptime_s))
