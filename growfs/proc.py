@@ -66,6 +66,13 @@ def process(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), fields[19], command)
 
 
+def lineage(found: Process | None) -> Iterator[Process]:
+    """A process and its ancestors, without the first process of the system."""
+    while found:
+        yield found
+        found = process(found.parent) if found.parent > 1 else None
+
+
 def thread_group(tid: int) -> int:
     """The process that a thread belongs to; the number itself if /proc does not know it."""
     try:

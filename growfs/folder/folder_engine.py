@@ -343,7 +343,7 @@ class FolderEngine:
 
     # Opens.
 
-    def _count_open(self, number: int, directory: int, name: str) -> None:
+    def _count_open(self, number: int, directory: int, name: str, _: int) -> None:
         node = self._catalog.find(directory, name)
         if node is None:
             return

@@ -2,7 +2,7 @@
 
 A reader therefore opens, reads and maps cached files without the daemon, at the speed of the disk, for any user and on
 any kernel since Linux 4.20. An uncached file is a file of the mount: its open waits, and it is read through the daemon.
-Opens are counted with inotify(7), and a lease tells whether a file is open when it is to be evicted.
+Opens are counted with fanotify(7) or inotify(7), and a lease tells whether a file is open when it is to be evicted.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from growfs.fuse import protocol, replies
 from growfs.fuse.mounting import MountSpec
 from growfs.fuse.passthrough import NO_BACKING, PassthroughEngine
 from growfs.fuse.protocol import FuseRequest, Opcode
+from growfs.vfs.file_events import UNKNOWN
 from growfs.vfs.filesystem import LeavingLink, Vfs
 from growfs.vfs.open_counter import OpenCounter
 
@@ -36,7 +37,7 @@ their directory waits for a generation, which may in turn wait for the deletions
 FOLLOWED_S = 0.01
 """How long a process may take to receive a sent entry, and to open the path that it has read from a link."""
 OWN_OPEN_S = 1.0
-"""Opens of a file that are reported this soon after the daemon has opened it are the daemon's own."""
+"""Opens of a file by unknown processes this soon after the daemon has opened it are the daemon's own."""
 TREE = 0
 
 
@@ -48,7 +49,7 @@ class LinksEngine(PassthroughEngine):
 
     def __init__(self, vfs: Vfs) -> None:
         super().__init__(vfs, stack_depth=0)
-        self._counter = OpenCounter(self._count_open, self._recheck)
+        self._counter: OpenCounter
         self._to_recheck: set[int] = set()
         self._token: trio.lowlevel.TrioToken | None = None
         """Set while it serves."""
@@ -57,6 +58,7 @@ class LinksEngine(PassthroughEngine):
 
     def mount(self, spec: MountSpec) -> None:
         """Attach to the mountpoint, for this user alone, and begin the session. Raises GrowfsError."""
+        self._counter = OpenCounter(self._count_open, self._recheck, processes_in=spec.cache)
         try:
             super().mount(replace(spec, allow_other=False))
         except protocol.KernelTooOld as error:
@@ -104,10 +106,11 @@ class LinksEngine(PassthroughEngine):
         while now - self._own_opens[first := next(iter(self._own_opens))] >= OWN_OPEN_S:
             del self._own_opens[first]
 
-    def _count_open(self, _: int, directory: int, name: str) -> None:
-        file = self._vfs.find(directory, name)
-        if file and trio.current_time() - self._own_opens.get(file.id, -math.inf) >= OWN_OPEN_S:
-            self._vfs.count_unseen_open(file)
+    def _count_open(self, _: int, directory: int, name: str, pid: int) -> None:
+        if pid != os.getpid() and (file := self._vfs.find(directory, name)):
+            is_own = pid == UNKNOWN and trio.current_time() - self._own_opens.get(file.id, -math.inf) < OWN_OPEN_S
+            if not is_own:
+                self._vfs.count_link_open(file, pid)
 
     def _recheck(self, _: int, directory: int, name: str) -> None:
         """Verify a cached file that was written to or deleted, unless growfs itself deleted it."""

@@ -11,11 +11,12 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import trio
 
 from growfs.errors import TooManyOpen
-from growfs.proc import Process, process, thread_group
+from growfs.proc import Process, lineage, process, thread_group
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import DirectoryHolds, Reader, holds_of
 from growfs.rotation.jobs import Job
@@ -117,15 +118,19 @@ class Readers:
 
         If none has listed, its own process. Returns the reader's number, for `opened` and `closed`.
         """
-        now = time.monotonic()
-        known_at, reader = self._threads.get(tid, (-FORGET_THREADS_S, None))
-        if reader is None or now - known_at >= FORGET_THREADS_S:
-            reader = self._lister(tid)
-            self._remember_thread(tid, now, reader)
+        reader = self._known_thread(tid)
+        if reader is None:
+            reader = self._lister(process(thread_group(tid))) or self._own(tid)
+            self._remember_thread(tid, reader)
         return reader.number
 
-    def _remember_thread(self, tid: int, now: float, reader: Reader) -> None:
+    def _known_thread(self, tid: int) -> Reader | None:
+        known_at, reader = self._threads.get(tid, (-FORGET_THREADS_S, None))
+        return reader if time.monotonic() - known_at < FORGET_THREADS_S else None
+
+    def _remember_thread(self, tid: int, reader: Reader) -> None:
         """Remember the reader of a thread for a while; forget threads whose time is up."""
+        now = time.monotonic()
         self._threads.pop(tid, None)
         self._threads[tid] = (now, reader)
         while now - self._threads[first := next(iter(self._threads))][0] >= FORGET_THREADS_S:
@@ -137,14 +142,24 @@ class Readers:
         if reader := self._by_number.get(number):
             reader.opened(id, self._generations.current, trio.current_time(), waited)
 
-    def opened_by_any(self, id: int) -> None:
-        """Note that an unknown reader has opened a file: it counts for each reader that holds something."""
+    def opened_by(self, pid: int, id: int) -> bool:
+        """Note that a process has opened a file a moment ago. False if it is the daemon, or was started by it.
+
+        If the process is not known or has ended, the open counts for each reader that holds something.
+        """
+        reader = self._known_thread(pid)
+        if reader is None and (found := process(pid)):
+            if any(each.pid == os.getpid() for each in lineage(found)):
+                return False
+            with suppress(TooManyOpen):  # or it has just ended
+                reader = self._lister(found) or self._reader_of(found)
+                self._remember_thread(pid, reader)
         self._generations.note_opened(id)
         now = trio.current_time()
-        for reader in self._holding():
-            if reader.holds:
-                reader.opened(id, self._generations.current, now)
-                reader.closed(now)
+        for each in [reader] if reader else [each for each in self._holding() if each.holds]:
+            each.opened(id, self._generations.current, now)
+            each.closed(now)
+        return True
 
     def closed(self, number: int) -> None:
         """Note that a file opened by a reader was closed."""
@@ -181,7 +196,9 @@ class Readers:
     # Which process a thread belongs to.
 
     def _own(self, tid: int) -> Reader:
-        found = process(thread_group(tid)) or Process(FOREIGN, 0, "0", "another pid namespace")
+        return self._reader_of(process(thread_group(tid)) or Process(FOREIGN, 0, "0", "another pid namespace"))
+
+    def _reader_of(self, found: Process) -> Reader:
         key = (found.pid, found.start)
         if key not in self._readers:
             pidfd = _watched(found.pid) if found.pid != FOREIGN else None
@@ -204,14 +221,10 @@ class Readers:
                 return job
         return new.job
 
-    def _lister(self, tid: int) -> Reader:
-        current = process(thread_group(tid))
-        while current:
-            reader = self._readers.get((current.pid, current.start))
-            if reader and reader.listed_at is not None:
-                return reader
-            current = process(current.parent) if current.parent > 1 else None
-        return self._own(tid)
+    def _lister(self, found: Process | None) -> Reader | None:
+        """The nearest of a process and its ancestors that has listed."""
+        readers = (self._readers.get((each.pid, each.start)) for each in lineage(found))
+        return next((reader for reader in readers if reader and reader.listed_at is not None), None)
 
     async def _until_it_ends(self, key: tuple[int, str], reader: Reader, pidfd: int) -> None:
         try:

@@ -356,12 +356,15 @@ class Vfs:
         """The file with that name in a directory."""
         return self._catalog.find(directory, name)
 
-    def count_unseen_open(self, file: Node) -> None:
-        """Count an open of a cached file that was opened through its link."""
-        self.opens.total += 1
-        self.opens.bytes += file.size or 0
-        self.file_opened.notify(file.id)
-        self._readers.opened_by_any(file.id)
+    def count_link_open(self, file: Node, pid: int) -> None:
+        """Count an open of a cached file through its link, unless this daemon's processes have opened it.
+
+        pid: the process, or UNKNOWN.
+        """
+        if self._readers.opened_by(pid, file.id):
+            self.opens.total += 1
+            self.opens.bytes += file.size or 0
+            self.file_opened.notify(file.id)
 
     def open_ahead(self, id: int) -> bool:
         """Open a listed file before a reader does; False if that would not help. This is not counted as an open."""

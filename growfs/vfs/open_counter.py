@@ -1,4 +1,4 @@
-"""Counts opens that bypass the daemon, with inotify(7), if it is available and may watch that much."""
+"""Counts opens that bypass the daemon, if the kernel reports them and may watch that much."""
 
 from __future__ import annotations
 
@@ -9,66 +9,80 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import trio
 
 from growfs.errors import Unreadable
+from growfs.vfs.file_events import (
+    CLOSE_WRITE,
+    DELETE,
+    GONE,
+    IS_DIRECTORY,
+    MODIFY,
+    MOVED_FROM,
+    OPEN,
+    OVERFLOW,
+    FileEvent,
+    FileEvents,
+    file_events,
+)
 
 log = logging.getLogger(__name__)
 
 NOWHERE = (-1, -1)
 EVENTS_EVERY_S = 0.2
-"""How often events are read, at most: the kernel keeps 16,384 of them (fs.inotify.max_queued_events)."""
+"""How often events are read, at most: inotify keeps 16,384 of them (fs.inotify.max_queued_events)."""
 WARN_EVERY_S = 60.0
 EVENTS_MAX = 32
 """Events counted in one step, which takes a millisecond or two."""
+
+Opened = Callable[[int, int, str, int], None]
+Changed = Callable[[int, int, str], None]
 
 
 class OpenCounter:
     """Owns the watches, one for each directory of a tree. is_counting: False if opens cannot be observed.
 
-    opened: called with the number of the tree, the id of the directory, and the name of each file that is opened.
-    changed: the same for each file that is written to or deleted.
+    opened: called with the number of the tree, the id of the directory, and the name of each file that is opened, and
+    the id of the process (UNKNOWN if the kernel does not report it). changed: called with the first three for each file
+    that is written to or deleted.
     """
 
     def __init__(
         self,
-        opened: Callable[[int, int, str], None],
-        changed: Callable[[int, int, str], None] | None = None,
+        opened: Opened,
+        changed: Changed | None = None,
         sees_opens: bool = True,
+        processes_in: Path | None = None,
     ) -> None:
-        """sees_opens: False if the trees have symbolic links, since inotify(7) reports opens at a file's real place."""
+        """sees_opens: False if the trees have symbolic links, since opens are reported at a file's real place.
+
+        processes_in: the folder of the trees, if processes matter.
+        """
         self._opened = opened
         self._changed = changed
         self._watched: dict[int, tuple[int, int]] = {}
         self._directories: set[tuple[int, int]] = set()
-        self._pending: deque[Any] = deque()
+        self._pending: deque[FileEvent] = deque()
         self._warned_at = -math.inf
-        self._inotify: Any = None
-        self._flags: Any = None
+        self._events: FileEvents | None = None
         self.is_counting = sees_opens
         if not sees_opens:
             return
         try:
-            from inotify_simple import INotify, flags
-
-            self._inotify, self._flags = INotify(), flags
+            self._events = file_events(processes_in)
         except (ImportError, OSError) as error:
             self._give_up(error)
 
     def watch(self, number: int, folders: Mapping[int, Path]) -> None:
         """Watch the directories of a tree, given by their ids; takes some microseconds each. Works on any thread."""
-        if not self.is_counting:
+        if not self.is_counting or self._events is None:
             return
-        flags = self._flags
+        mask = OPEN | (MODIFY | CLOSE_WRITE | DELETE | MOVED_FROM if self._changed else 0)
         try:
-            mask = flags.OPEN | flags.ONLYDIR
-            if self._changed:
-                mask |= flags.MODIFY | flags.CLOSE_WRITE | flags.DELETE | flags.MOVED_FROM
             for id, folder in folders.items():
                 with suppress(FileNotFoundError):  # its last file was removed meanwhile
-                    self._watched[self._inotify.add_watch(folder, mask)] = number, id
+                    self._watched[self._events.watch(folder, mask)] = number, id
                     self._directories.add((number, id))
         except OSError as error:
             self._give_up(error)
@@ -79,9 +93,9 @@ class OpenCounter:
 
     async def run(self) -> None:
         """Count until cancelled."""
-        while self._inotify is not None:
-            await trio.lowlevel.wait_readable(self._inotify.fileno())
-            self._pending.extend(self._inotify.read(timeout=0))
+        while self._events is not None:
+            await trio.lowlevel.wait_readable(self._events.fileno())
+            self._pending.extend(self._events.read())
             while self._pending:
                 for _ in range(min(EVENTS_MAX, len(self._pending))):
                     self._count(self._pending.popleft())
@@ -91,30 +105,29 @@ class OpenCounter:
 
     def count_now(self) -> None:
         """Count opens up to now: the kernel queues the event before the open returns."""
-        if self._inotify is not None:
-            self._pending.extend(self._inotify.read(timeout=0))
+        if self._events is not None:
+            self._pending.extend(self._events.read())
             while self._pending:
                 self._count(self._pending.popleft())
 
-    def _count(self, event: Any) -> None:
-        flags = self._flags
-        if event.mask & flags.Q_OVERFLOW:
+    def _count(self, event: FileEvent) -> None:
+        if event.mask & OVERFLOW:
             if trio.current_time() > self._warned_at + WARN_EVERY_S:
                 self._warned_at = trio.current_time()
                 log.warning("some opens were not counted: more files are opened than inotify(7) can report")
-        elif event.mask & flags.IGNORED:
-            self._directories.discard(self._watched.pop(event.wd, NOWHERE))
-        elif not event.mask & flags.ISDIR and (watched := self._watched.get(event.wd)):
+        elif event.mask & GONE:
+            self._directories.discard(self._watched.pop(event.watch, NOWHERE))
+        elif not event.mask & IS_DIRECTORY and (watched := self._watched.get(event.watch)):
             with suppress(Unreadable):  # the disk of the cache fails, so the file cannot be looked up
-                if event.mask & flags.OPEN:
-                    self._opened(*watched, event.name)
-                elif self._changed:
+                if event.mask & OPEN:
+                    self._opened(*watched, event.name, event.pid)
+                if event.mask & ~OPEN and self._changed:
                     self._changed(*watched, event.name)
 
     def close(self) -> None:
         """End all watches."""
-        if self._inotify is not None:
-            self._inotify.close()
+        if self._events is not None:
+            self._events.close()
 
     def _give_up(self, error: Exception) -> None:
         """Stop counting. Nothing is closed, since another thread may be waiting for events."""

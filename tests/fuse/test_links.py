@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import sqlite3
 import threading
 import time
@@ -19,8 +20,9 @@ import trio
 from growfs.errors import Unreadable
 from growfs.fuse.links import LinksEngine
 from growfs.vfs.open_counter import OpenCounter
-from tests.cli.support import NOBODY, namespace, other_user
+from tests.cli.support import NOBODY, namespace, needs_root, other_user
 from tests.fuse.conftest import opened
+from tests.fuse.reader import Reader
 from tests.harness import Growfs, make_tree, until
 
 if TYPE_CHECKING:
@@ -58,6 +60,39 @@ def test_opens_through_links_are_counted(growfs: Growfs, tmp_path: Path) -> None
     until(lambda: growfs.status()["opens"]["total"] == len(tree))
     (reader,) = growfs.status()["readers"]
     assert reader["opens"] == len(tree)
+
+
+@pytest.mark.promise(28)
+def test_as_root_an_open_counts_for_the_process(growfs: Growfs, tmp_path: Path) -> None:
+    needs_root()
+    tree = make_tree(tmp_path / "remote", directories=1, files=4, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", "4")
+    with Reader(growfs.mountpoint) as reader, Reader(growfs.mountpoint) as late, Reader(growfs.mountpoint) as opener:
+        for each in (reader, late):
+            assert len(each.walk(".")) == 4
+        opened_by = {reader: 3, late: 1, opener: 2}
+        for each, files in opened_by.items():
+            for path in sorted(tree)[:files]:
+                each.read(path)
+        expected = {each.pid: files for each, files in opened_by.items()}
+        until(lambda: {row["pid"]: row["opens"] for row in growfs.status()["readers"]} == expected)
+    assert growfs.run("verify", growfs.mountpoint).returncode == 0
+    assert growfs.status()["opens"]["total"] == 6, "the daemon and its workers are no readers"
+
+
+@pytest.mark.promise(28, 29)
+def test_a_folder_of_the_cache_that_somebody_deletes_is_filled_again_and_its_opens_are_counted(
+    growfs: Growfs, tmp_path: Path
+) -> None:
+    tree = make_tree(tmp_path / "remote", directories=2, files=2, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", "4", "--rotation", "never")
+    assert growfs.content() == tree
+    shutil.rmtree(growfs.cache / "files/class0")
+    until(lambda: not is_link(growfs, "class0/0000.bin") and not is_link(growfs, "class0/0001.bin"))
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree  # misses
+    until(lambda: is_link(growfs, "class0/0000.bin"))
+    assert growfs.content() == tree
+    until(lambda: growfs.status()["opens"]["total"] == 3 * len(tree))
 
 
 @pytest.mark.promise(1, 8)
@@ -189,7 +224,6 @@ async def test_a_disk_that_fails_ends_neither_the_counter_nor_the_mount(tmp_path
     engine._to_recheck.add(1)
     await engine._recheck_later(1)
     assert not engine._to_recheck
-    engine._counter.close()
 
 
 async def test_a_file_that_goes_while_the_mount_ends_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +242,7 @@ async def test_a_file_that_goes_while_the_mount_ends_is_no_error(monkeypatch: py
         finally:
             engine._recheck(0, 1, "file")
 
+    counter = SimpleNamespace(run=count_until_the_end, close=lambda: None)
     monkeypatch.setattr(engine, "_session", session, raising=False)
-    monkeypatch.setattr(engine._counter, "run", count_until_the_end)
+    monkeypatch.setattr(engine, "_counter", counter, raising=False)
     await engine.serve()

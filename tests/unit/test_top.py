@@ -234,9 +234,15 @@ def test_rates_are_those_between_two_statuses() -> None:
 
 def test_graphs_begin_with_the_history(tmp_path: Path) -> None:
     database = Database(tmp_path / "index.sqlite")
-    for at, fetched_bytes, opens in (100, 10**9, 0), (700, 2 * 10**9, 50), (702, 2 * 10**9, 60), (732, 3 * 10**9, 60):
+
+    def add(at: int, fetched_bytes: int, opens: int) -> None:
         values = at, at, *astuple(replace(FIRST, fetched_bytes=fetched_bytes, opens=opens))
-        database.write_now(lambda writer, values=values: writer.execute(INSERT, values))
+        database.write_now(lambda writer: writer.execute(INSERT, values))
+
+    add(100, 10**9, 0)
+    add(700, 2 * 10**9, 50)
+    add(702, 2 * 10**9, 60)
+    add(732, 3 * 10**9, 60)
     database.close()
     known = earlier(database.path, 735.0)
     assert known == (*[Rates(0.0, 5.0)] * 2, *[Rates(0.0, 0.0)] * 28, *[Rates(5e8, 0.0)] * 2, *[Rates(0.0, 0.0)] * 3)

@@ -1,0 +1,176 @@
+"""Which files of watched directories are opened, written to or deleted: fanotify(7) for root, else inotify(7).
+
+fanotify reports the process too, watches any number of directories, and loses no event.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+# The same bits in both (include/uapi/linux/inotify.h and fanotify.h).
+OPEN, MODIFY, CLOSE_WRITE, MOVED_FROM, DELETE, DELETE_SELF = 0x20, 0x2, 0x8, 0x40, 0x200, 0x400
+IS_DIRECTORY = 0x4000_0000
+OVERFLOW = 0x4000
+GONE = 0x8000
+"""The directory was deleted, and its watch with it (IN_IGNORED)."""
+UNKNOWN = 0
+"""In place of the id of a process."""
+
+
+class FileEvent(NamedTuple):
+    """Something that happened to a file. mask: bits of the above. pid: of the process, in this pid namespace."""
+
+    watch: int
+    mask: int
+    name: str
+    pid: int = UNKNOWN
+
+
+class FileEvents(Protocol):
+    """A queue of events."""
+
+    def watch(self, directory: Path, mask: int) -> int:
+        """Add events of a directory's files; returns the number of the watch. Works on any thread. Raises OSError."""
+
+    def read(self) -> list[FileEvent]:
+        """The events so far, in their order."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while there are events."""
+
+    def close(self) -> None:
+        """End all watches."""
+
+
+def file_events(directory: Path | None) -> FileEvents:
+    """The best kind of queue. Raises OSError or ImportError.
+
+    directory: one of those to watch, or above them. None: the processes do not matter.
+    """
+    if directory is not None:
+        with suppress(OSError):  # not root, an older kernel, or a file system without file handles
+            return Fanotify(directory)
+    return Inotify()
+
+
+class Inotify:
+    """Events from inotify(7): for any user, within the limits of fs.inotify (sysctl)."""
+
+    def __init__(self) -> None:
+        from inotify_simple import INotify
+
+        self._inotify = INotify()
+
+    def watch(self, directory: Path, mask: int) -> int:
+        """See FileEvents."""
+        from inotify_simple import flags
+
+        number: int = self._inotify.add_watch(directory, mask | flags.ONLYDIR)
+        return number
+
+    def read(self) -> list[FileEvent]:
+        """See FileEvents."""
+        return [FileEvent(event.wd, event.mask, event.name) for event in self._inotify.read(timeout=0)]
+
+    def fileno(self) -> int:
+        """See FileEvents."""
+        number: int = self._inotify.fileno()
+        return number
+
+    def close(self) -> None:
+        """See FileEvents."""
+        self._inotify.close()
+
+
+# include/uapi/linux/fanotify.h
+_CLOEXEC, _NONBLOCK, _UNLIMITED_QUEUE, _UNLIMITED_MARKS = 0x1, 0x2, 0x10, 0x20
+_REPORT_DIR_FID, _REPORT_NAME = 0x400, 0x800
+_MARK_ADD = 0x1
+_EVENT_ON_CHILD = 0x0800_0000
+_EVENT = struct.Struct("=IBxHQii")
+"""struct fanotify_event_metadata: event_len, vers, metadata_len, mask, fd, pid."""
+_INFO = struct.Struct("=BxH8xIi")
+"""struct fanotify_event_info_fid: info_type, len, fsid, and of struct file_handle: handle_bytes, handle_type."""
+_HANDLE = struct.Struct("=Ii")
+_HANDLE_BYTES_MAX = 128
+_AT_FDCWD = -100
+_READ_BYTES = 1 << 18
+_READS_MAX = 64
+"""Reads in one go: events may be queued as fast as they are read."""
+
+
+class Fanotify:
+    """Events from fanotify(7): for root, since Linux 5.9. directory: see `file_events`."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises OSError if the kernel refuses, or cannot watch the file system of this directory."""
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        flags = _CLOEXEC | _NONBLOCK | _UNLIMITED_QUEUE | _UNLIMITED_MARKS | _REPORT_DIR_FID | _REPORT_NAME
+        self._fd = self._call("fanotify_init", flags, os.O_RDONLY)
+        self._numbers: dict[bytes, int] = {}
+        """Of the watches, by the file handle of the directory."""
+        self._last_number = 0
+        try:
+            self.watch(directory, DELETE_SELF)
+        except OSError:
+            self.close()
+            raise
+
+    def watch(self, directory: Path, mask: int) -> int:
+        """See FileEvents."""
+        path = os.fsencode(directory)
+        handle = ctypes.create_string_buffer(_HANDLE.pack(_HANDLE_BYTES_MAX, 0), _HANDLE.size + _HANDLE_BYTES_MAX)
+        mount = ctypes.c_int()
+        self._call("name_to_handle_at", _AT_FDCWD, path, handle, ctypes.byref(mount), 0)
+        size, _ = _HANDLE.unpack_from(handle)
+        number = self._numbers.setdefault(handle.raw[: _HANDLE.size + size], self._last_number + 1)
+        self._last_number = max(self._last_number, number)
+        added = ctypes.c_uint64(mask | DELETE_SELF | IS_DIRECTORY | _EVENT_ON_CHILD)
+        self._call("fanotify_mark", self._fd, _MARK_ADD, added, _AT_FDCWD, path)
+        return number
+
+    def read(self) -> list[FileEvent]:
+        """See FileEvents."""
+        events: list[FileEvent] = []
+        with suppress(BlockingIOError):
+            for _ in range(_READS_MAX):
+                self._parse(os.read(self._fd, _READ_BYTES), events)
+        return events
+
+    def _parse(self, content: bytes, events: list[FileEvent]) -> None:
+        start = 0
+        while start < len(content):
+            length, _, skipped, mask, _, pid = _EVENT.unpack_from(content, start)
+            if mask & OVERFLOW:
+                events.append(FileEvent(0, OVERFLOW, ""))
+            else:
+                info = start + skipped
+                _, info_length, size, _ = _INFO.unpack_from(content, info)
+                name_at = info + _INFO.size + size
+                handle = content[name_at - size - _HANDLE.size : name_at]
+                if mask & DELETE_SELF:
+                    events.append(FileEvent(self._numbers.pop(handle, 0), GONE, ""))
+                elif number := self._numbers.get(handle):
+                    name = content[name_at : content.index(b"\0", name_at, info + info_length)]
+                    events.append(FileEvent(number, mask, os.fsdecode(name), pid))
+            start += length
+
+    def fileno(self) -> int:
+        """See FileEvents."""
+        return self._fd
+
+    def close(self) -> None:
+        """See FileEvents."""
+        os.close(self._fd)
+
+    def _call(self, name: str, *arguments: object) -> int:
+        result: int = getattr(self._libc, name)(*arguments)
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return result
