@@ -95,6 +95,23 @@ def test_a_folder_of_the_cache_that_somebody_deletes_is_filled_again_and_its_ope
     until(lambda: growfs.status()["opens"]["total"] == 3 * len(tree))
 
 
+def test_a_cache_that_was_moved_and_whose_path_is_odd_and_has_a_link(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=3, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", "3")
+    assert growfs.content() == tree
+    growfs.umount()
+    (tmp_path / "home").symlink_to(tmp_path / "real home")
+    (tmp_path / "real home/new\nline").mkdir(parents=True)
+    moved = growfs.cache_dir.rename(tmp_path / "real home/new\nline/ünï 'quote' #%41")
+    growfs.run(
+        *("mount", tmp_path / "remote", growfs.mountpoint, "--wait-files", "3"),
+        *("--cache-dir", tmp_path / "home/new\nline" / moved.name, "--cache-size", "100MB"),
+    )
+    assert growfs.status()["fetch"]["files_total"] == 0, "all were cached"
+    assert growfs.content() == tree
+    assert all(os.readlink(growfs.mountpoint / path).startswith(str(moved)) for path in tree)
+
+
 @pytest.mark.promise(1, 8)
 def test_a_name_whose_file_was_evicted_waits_for_it_and_is_a_link_again(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
