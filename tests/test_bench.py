@@ -62,6 +62,8 @@ NEEDED_MODULES = {
 
 FRAMEWORKS = {"frameworks", "recipes"}
 """Benchmarks that start programs which import TensorFlow or PyTorch."""
+SLOW = {"far", "frameworks", "nodes", "producers", "recipes", "stalls", "stores"}
+"""Those that take more than ten seconds even so."""
 MAY_BE_ZERO = {"idle"}
 """An idle daemon sleeps."""
 
@@ -74,7 +76,9 @@ def bench(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in BENCHMARKS]
+)
 def test_a_benchmark_writes_its_figures_as_json(name: str, tmp_path: Path) -> None:
     need(*NEEDED_MODULES.get(name, ()))
     file = tmp_path / "figures.json"

@@ -61,16 +61,19 @@ def by_way(quick: Path) -> dict[str, dict[str, str]]:
     return {row["way"]: row for row in rows((quick / "experiments.md").read_text())}
 
 
+@pytest.mark.long
 def test_every_way_to_read_has_a_row(by_way: dict[str, dict[str, str]]) -> None:
     assert set(by_way) == WAYS
 
 
+@pytest.mark.long
 def test_every_way_trains_for_the_same_steps_except_the_stream_that_ends(by_way: dict[str, dict[str, str]]) -> None:
     steps = {way: int(row["steps"]) for way, row in by_way.items()}
     assert steps.pop("stream, once") == steps["everything local"] // 4
     assert len(set(steps.values())) == 1
 
 
+@pytest.mark.long
 def test_fetches_per_open_are_as_configured(by_way: dict[str, dict[str, str]]) -> None:
     for way, row in by_way.items():
         name, _, number = way.rpartition(", ")
@@ -80,22 +83,26 @@ def test_fetches_per_open_are_as_configured(by_way: dict[str, dict[str, str]]) -
     assert float(by_way["never evict"]["fetches per open"]) == 0
 
 
+@pytest.mark.long
 def test_a_static_subset_is_a_tenth_of_the_data_and_rotation_covers_all(by_way: dict[str, dict[str, str]]) -> None:
     seen = {way: share(row["data seen"]) for way, row in by_way.items()}
     assert seen["never evict"] == 0.1
     assert all(seen[way] > 0.9 for way in seen if way.startswith(("everything", "growfs", "stream, repeated")))
 
 
+@pytest.mark.long
 def test_only_opens_of_the_lru_cache_wait(by_way: dict[str, dict[str, str]]) -> None:
     waited = {way for way, row in by_way.items() if share(row["opens that waited"])}
     assert waited == {"LRU, 4"}
 
 
+@pytest.mark.long
 def test_every_way_learns_more_than_guessing(by_way: dict[str, dict[str, str]]) -> None:
     for way, row in by_way.items():
         assert 50 < float(row["accuracy, %"]) <= 100, way  # guessing gives 10
 
 
+@pytest.mark.long
 def test_the_plot_shows_the_rotation(quick: Path) -> None:
     assert b"growfs" in ElementTree.tostring(ElementTree.parse(quick / "experiments.svg").getroot())
 

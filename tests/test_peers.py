@@ -46,6 +46,7 @@ def test_a_shard_has_the_samples_that_were_written(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_quick_run_writes_the_page(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "tools.bench", "peers", "--quick", "--out", str(tmp_path)]
