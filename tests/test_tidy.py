@@ -52,6 +52,8 @@ MAY_TOUCH_DISK = {
     ("growfs.cache.cache_folder", "mkdir"): "the cache's folders, before there is a cache",
     ("growfs.cache.store", "mkdir"): "files/, at the first start",
     ("growfs.client.report", "write_text"): "the page, outside of the cache",
+    ("growfs.client.verify", "link"): "another name of a cached file, in partial/",
+    ("growfs.client.verify", "unlink"): "the same; the next mount removes one that is left over",
     ("growfs.client.mount", "rmdir"): "a temporary mountpoint, outside of the cache",
     ("growfs.client.node_mount", "mkdir"): "the mountpoint, outside of the cache",
     ("growfs.client.node_mount", "write_text"): "files for the command that mounts, in a temporary folder",
