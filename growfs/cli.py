@@ -238,7 +238,7 @@ def top(mountpoint: Path | None) -> None:
 @click.argument("mountpoint", type=MOUNTPOINT)
 @click.option("--files", metavar="N", help="Wait until N files are cached.")
 @click.option("--bytes", "bytes_", metavar="SIZE", help="Wait until SIZE bytes are cached.")
-@click.option("--fraction", metavar="F", help="Wait until this share of all files is cached: 0.5 or 50%.")
+@click.option("--fraction", metavar="F", help="Wait until this fraction of all files is cached: 0.5 or 50%.")
 @click.option("--all", "everything", is_flag=True, help="Wait until every file is cached.")
 @click.option("--timeout", metavar="TIME", help="Fail after this time.")
 def wait(
@@ -476,7 +476,7 @@ def release(mountpoint: Path) -> None:
 @click.option("--cache-size", metavar="SIZE", required=True, help="Size of the cache.")
 @click.option("--bandwidth", metavar="RATE", required=True, help="Download rate of the link: 1GB/s.")
 @click.option("--read-rate", metavar="RATE", required=True, help="Rate at which the training loop reads: 500MB/s.")
-@click.option("--turnover", metavar="F", default="20%", help="Share of the cache that each epoch replaces. [20%]")
+@click.option("--turnover", metavar="F", default="20%", help="Fraction of the cache that each epoch replaces. [20%]")
 @click.option("--epochs", metavar="N", default="50", help="Number of epochs; each reads all listed files once. [50]")
 @click.option("--nodes", metavar="N", default="1", help="Number of nodes that share their caches (--peers). [1]")
 @click.option("--draw", metavar="FILE", type=click.Path(path_type=Path), help="Plot the result to a PNG or SVG file.")

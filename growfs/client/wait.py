@@ -20,7 +20,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Enough:
-    """What to wait for: a number of files, of bytes, or a share of all files; otherwise until training can start."""
+    """What to wait for: a number of files, of bytes, or a fraction of all files; otherwise until training can start."""
 
     files: int | None
     bytes: int | None

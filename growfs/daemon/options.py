@@ -146,8 +146,8 @@ class Options:
     turnover: float = option(
         "20%",
         fraction_of,
-        "SHARE",
-        "Share of a full cache that each generation replaces; proportionally less if only some files were opened.",
+        "FRACTION",
+        "Fraction of a full cache that each generation replaces; proportionally less if only some files were opened.",
         live=True,
     )
     group: str | None = option(
@@ -232,7 +232,7 @@ class Options:
         "wait",
         on_miss,
         "wait|error",
-        "What open() does on a miss, a file that is not cached: wait until it is fetched, or fail with ENOENT.",
+        "What open() does if the file is not cached (a miss): wait until it is fetched, or fail with ENOENT.",
     )
     miss_timeout: float = option("300s", seconds, "TIME", "Maximum time that open() waits on a miss.", live=True)
     refresh: float = option("1h", seconds, "TIME", "Interval between listings of the remote; 0: list once.", live=True)

@@ -240,7 +240,7 @@ def readme_table(results: Results) -> str:
         for setting, disk in (("35%", "35%"), ("any", "100%"))
         if peer in IN_README and (found := results.of(LARGER, peer, setting))
     )
-    return table(["", "disk for", *(head for head, _, _ in columns)], rows) if results.has(LARGER) else ""
+    return table(["", "disk, of the data set", *(head for head, _, _ in columns)], rows) if results.has(LARGER) else ""
 
 
 def with_table(readme: str, results: Results) -> str:
