@@ -188,7 +188,7 @@ class FetchStatus(Section):
 
     files_total: int = field(metadata=counter("files fetched"))
     bytes_total: int = field(metadata=counter("bytes received from the remote", "bytes"))
-    peer_files_total: int = field(metadata=counter("of these, files that peers sent (`--peers`)"))
+    peer_files_total: int = field(metadata=counter("those of `fetch.files_total` that peers sent (`--peers`)"))
     peer_bytes_total: int = field(metadata=counter("bytes received from peers", "bytes"))
     bytes_per_s: float = field(metadata=figure("download rate over the last seconds", "bytes/s"))
     failed: int = field(metadata=counter("downloads that failed"))

@@ -38,8 +38,8 @@ This experiment tests whether a model that trains through a rotating cache becom
 of the data. A small convolutional network learns scikit-learn's digits.
 
 There are {TRAIN:,} training images, of which {RESIDENT} are local at a time, and 597 held-out images. There are
-{{repetitions}} repetitions. Each has a random split (with the same number of images of each class in both parts),
-random initial weights, which are the same for all ways to read, and random orders. The batch size is {BATCH}. The
+{{repetitions}} repetitions. Each has a random split (with the same fraction of each class in both parts), random
+initial weights, which are the same for all ways to read, and random orders. The batch size is {BATCH}. The
 optimizer is Adam, and its learning rate falls to zero along a cosine.
 
 The accuracy is measured on the held-out images, ± half of the {CONFIDENCE:.0%} confidence interval (Student's t) over
