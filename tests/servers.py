@@ -30,7 +30,7 @@ from tests.needs import SET_UP
 
 ACCESS_KEY = "growfs-access"  # rclone refuses keys of two or three letters
 SECRET_KEY = "growfs-secret-0123456789"
-START_S_MAX = 20
+START_S_MAX = 120
 
 
 @dataclass
@@ -221,10 +221,12 @@ class running:  # noqa: N801 used as a function
         self._process = subprocess.Popen(self._command, env=self._env, stdin=quiet, stdout=quiet, stderr=quiet)
         deadline = time.monotonic() + START_S_MAX
         while not listens(self._port):
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if (status := self._process.poll()) is not None:
+                raise RuntimeError(f"{self._command[0]} ended with status {status}")
+            if time.monotonic() > deadline:
                 self._process.kill()
                 self._process.wait()
-                raise RuntimeError(f"{self._command[0]} did not start")
+                raise RuntimeError(f"{self._command[0]} does not listen after {START_S_MAX} s")
             time.sleep(0.05)
         return self._process
 

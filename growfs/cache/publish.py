@@ -154,8 +154,9 @@ class Publisher:
     @staticmethod
     def _rename(file: StagedFile, path: Path) -> Path | None:
         """Rename a staged file to its path; returns another name of the file that it replaces."""
-        name = file.file.with_suffix(".old")
-        old = name if file.renews and disk.link("PUBLISH", path, name) else None
+        old = file.file.with_suffix(".old") if file.renews else None
+        if old and not disk.link("PUBLISH", path, old):
+            old = None
         try:
             disk.rename("PUBLISH", file.file, path)
         except OSError:
