@@ -43,7 +43,7 @@ class Report:
         figures = read(find_cache(place), last_s)
         data = chart_data(figures)
         last = figures.history[-1]
-        palette = {each.value: each.page_color for each in MountState}
+        palette = {each.label: each.page_color for each in MountState}
         state = MountState(last["state"]) if figures.is_mounted else None
         page = Template(files("growfs.client").joinpath("report.html").read_text(encoding="utf-8"))
         html = page.substitute(

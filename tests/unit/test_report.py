@@ -18,6 +18,7 @@ from growfs.client.charts import BARS_MAX, GENERATIONS_MAX, POINTS_MAX, chart_da
 from growfs.client.figures import DIRECTORIES_MAX, OPENS_BARS, Directory, Figures, read
 from growfs.client.report import Report
 from growfs.errors import GrowfsError
+from growfs.status_and_metrics import MountState
 
 NOW = 1_700_000_000
 HOUR_S = 3600
@@ -85,11 +86,16 @@ def test_a_gap_is_a_gap_and_no_line_crosses_it(cache: Cache) -> None:
     ]
 
 
-def test_a_full_cache_is_called_full(cache: Cache) -> None:
-    cache.add(0, 0)
-    cache.add(60, 60, replace(FIRST, state="held"))
-    cache.add(120, 120, replace(FIRST, state="held"))
-    assert [state["state"] for state in chart_data(cache.read())["states"]] == ["filling", "full"]
+def test_a_full_cache_is_called_full_and_every_state_has_a_color(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growfs.client.report._library", lambda: "")
+    for at, state in enumerate(MountState):
+        cache.add(60 * at, 60 * at, replace(FIRST, state=state.value))
+    cache.add(3600, 3600, replace(FIRST, state="held"))
+    data = json.loads(Report.of(cache.path).html.partition('id="data">')[2].partition("</script>")[0])
+    labels = [state["state"] for state in data["states"]]
+    assert labels[-1] == "full"
+    assert len(labels) == len(MountState) + 1
+    assert set(labels) == set(data["palette"])
 
 
 def test_a_clock_that_was_set_back_is_drawn_without_a_negative_gap(cache: Cache) -> None:
