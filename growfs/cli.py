@@ -189,6 +189,8 @@ def _start(url: str, mountpoint: Path, options: Options, foreground: bool, fills
     click.echo(f"{status.mountpoint}: {engine(status)}")
     if status.state is not MountState.COMPLETE:
         click.echo(f"{status.mountpoint}: waited for {status.waited_for}; now {state_text(status)}")
+    if options.engine == "auto" and status.engine == "libfuse" and not options.allow_other:
+        click.echo("note: --engine links reads at the speed of the disk, but programs see symbolic links")
     if status.metrics_url:
         click.echo(f"{status.mountpoint}: metrics at {status.metrics_url}")
     if status.unpromised:

@@ -66,7 +66,8 @@ def check_engine(requested: str, folder: Path) -> tuple[Check, str]:
     text, _, remedy = choice.reason.partition("; ")
     if choice.shows_links:
         return warning("engine", f"links: programs see symbolic links; {text}", remedy), choice.name
-    remedy = f"{remedy}, or pass --engine links" if remedy else "pass --engine links"
+    links = "pass --engine links (the speed of the disk, but programs see symbolic links)"
+    remedy = f"{remedy}, or {links}" if remedy else links
     return warning("engine", f"libfuse, which reads slower; {text}", remedy), choice.name
 
 
