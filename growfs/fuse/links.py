@@ -139,6 +139,8 @@ class LinksEngine(PassthroughEngine):
         drop a link there to a file that is evicted meanwhile.
         """
         self._counter.count_now()
+        if not self._counter.is_counting:
+            self._vfs.count_all()
         handle = self._vfs.open_directory(request.nodeid, request.tid)
         if self._vfs.try_begin_listing(handle):
             self._reply_opendir(request, handle)

@@ -89,7 +89,7 @@ class Generations:
         self._store = store
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
         self._requeued: Sequence[int] | None = None
-        self._are_asked_for = are_asked_for
+        self._counts_all = are_asked_for
         self._succession = Succession()
         self._refused = False
         self._rotating = trio.Lock()
@@ -180,6 +180,10 @@ class Generations:
         """Note that a file was opened: the next generation delists in proportion to the opened files."""
         self._succession.note_opened(id)
 
+    def count_all(self) -> None:
+        """From now on, assume that all listed files are opened: opens cannot be seen."""
+        self._counts_all = True
+
     def has_news(self) -> bool:
         """Whether the next generation would show other files, or make room for some."""
         if self.current is None or self._store.last_seq > self.current.last_seq:
@@ -247,7 +251,7 @@ class Generations:
             shown_seq=self.shown_seq,
             last_seq=store.last_seq,
             lasting_holds=lasting_holds,
-            opened_share=1.0 if self._are_asked_for and self.current else self._succession.opened_share,
+            opened_share=1.0 if self._counts_all and self.current else self._succession.opened_share,
             is_first=self.current is None,
             opened=opened,
             show_files=self.show_files,

@@ -161,6 +161,10 @@ class Readers:
             each.closed(now)
         return True
 
+    def count_all(self) -> None:
+        """From now on, assume that all listed files are opened: opens cannot be seen."""
+        self._generations.count_all()
+
     def closed(self, number: int) -> None:
         """Note that a file opened by a reader was closed."""
         if reader := self._by_number.get(number):

@@ -1,6 +1,7 @@
 """Which files of watched directories are opened, written to or deleted: fanotify(7) for root, else inotify(7).
 
-fanotify reports the process too, watches any number of directories, and loses no event.
+fanotify also reports the process, and loses no event. The kernel keeps the inodes of watched directories in memory, so
+both have a limit on directories (sysctl fs.fanotify.max_user_marks, fs.inotify.max_user_watches).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def file_events(directory: Path | None) -> FileEvents:
 
 
 class Inotify:
-    """Events from inotify(7): for any user, within the limits of fs.inotify (sysctl)."""
+    """Events from inotify(7), for any user. Some are lost if many files are opened in a moment."""
 
     def __init__(self) -> None:
         from inotify_simple import INotify
@@ -88,7 +89,7 @@ class Inotify:
 
 
 # include/uapi/linux/fanotify.h
-_CLOEXEC, _NONBLOCK, _UNLIMITED_QUEUE, _UNLIMITED_MARKS = 0x1, 0x2, 0x10, 0x20
+_CLOEXEC, _NONBLOCK, _UNLIMITED_QUEUE = 0x1, 0x2, 0x10
 _REPORT_DIR_FID, _REPORT_NAME = 0x400, 0x800
 _MARK_ADD = 0x1
 _EVENT_ON_CHILD = 0x0800_0000
@@ -110,7 +111,7 @@ class Fanotify:
     def __init__(self, directory: Path) -> None:
         """Raises OSError if the kernel refuses, or cannot watch the file system of this directory."""
         self._libc = ctypes.CDLL(None, use_errno=True)
-        flags = _CLOEXEC | _NONBLOCK | _UNLIMITED_QUEUE | _UNLIMITED_MARKS | _REPORT_DIR_FID | _REPORT_NAME
+        flags = _CLOEXEC | _NONBLOCK | _UNLIMITED_QUEUE | _REPORT_DIR_FID | _REPORT_NAME
         self._fd = self._call("fanotify_init", flags, os.O_RDONLY)
         self._numbers: dict[bytes, int] = {}
         """Of the watches, by the file handle of the directory."""

@@ -366,6 +366,10 @@ class Vfs:
             self.opens.bytes += file.size or 0
             self.file_opened.notify(file.id)
 
+    def count_all(self) -> None:
+        """From now on, assume that all listed files are opened: opens through links cannot be seen."""
+        self._readers.count_all()
+
     def open_ahead(self, id: int) -> bool:
         """Open a listed file before a reader does; False if that would not help. This is not counted as an open."""
         return self._store.open_ahead(id)

@@ -134,5 +134,6 @@ class OpenCounter:
         self.is_counting = False
         self._watched.clear()
         limit = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EMFILE)
-        remedy = "; raise fs.inotify.max_user_watches or max_user_instances (sysctl)" if limit else ""
+        limits = "fs.fanotify.max_user_marks, or fs.inotify.max_user_watches and max_user_instances (sysctl)"
+        remedy = f"; raise {limits}" if limit else ""
         log.warning("opens are not counted, so all listed files count as read: %s%s", error, remedy)

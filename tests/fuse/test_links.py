@@ -217,6 +217,37 @@ def test_an_ordinary_user_mounts_with_links() -> None:
         assert user.run("umount", user.folder / "mnt").returncode == 0
 
 
+UNSEEN = """
+import errno
+import growfs.vfs.file_events
+
+def refuse(directory):
+    raise OSError(errno.EMFILE, "Too many open files")
+
+growfs.vfs.file_events.file_events = refuse
+"""
+"""As on a machine whose programs have used up fs.inotify.max_user_instances."""
+
+
+@pytest.mark.promise(20)
+def test_opens_that_cannot_be_seen_do_not_stop_rotation(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=30, size=SIZE)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(UNSEEN)
+    growfs.env["PYTHONPATH"] = f"{tmp_path / 'site'}:{growfs.env.get('PYTHONPATH', '')}"
+    growfs.mount(tmp_path / "remote", "--cache-size", "250kB", "--min-free", "0", "--settle", "0")
+    assert "opens are not counted" in growfs.log()
+    seen = set[str]()
+
+    def epoch() -> bool:
+        for path in growfs.names():
+            assert (growfs.mountpoint / path).read_bytes() == tree[path]
+            seen.add(path)
+        return len(seen) == len(tree)
+
+    until(epoch)
+
+
 def test_other_users_are_not_let_in(growfs: Growfs, tmp_path: Path) -> None:
     """They could list links, and follow none."""
     make_tree(tmp_path / "remote", files=1)
