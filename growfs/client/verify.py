@@ -124,7 +124,7 @@ def _unwatched(cache: Path, path: str) -> Iterator[Path]:
     try:
         yield other
     finally:
-        other.unlink()
+        other.unlink(missing_ok=True)  # a mount that begins empties the folder
 
 
 def _remove(cache: Path, damaged: dict[int, str]) -> None:
