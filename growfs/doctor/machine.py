@@ -135,7 +135,7 @@ def _check_limits() -> Iterator[Check]:
         yield warning("processes", f"{processes:,}, by a control group; each transfer needs a thread", remedy)
     available, load = min(cores, len(os.sched_getaffinity(0))), os.getloadavg()[0]
     if load > available:
-        text = f"load {load:.1f} on {available:g} CPUs; downloads run with the lowest priority, so they will be slower"
+        text = f"load {load:.1f} on {available:g} CPUs; downloads run with a low priority, so they will be slower"
         yield warning("CPU", f"{text} than measured", "leave a CPU to growfs, or measure on an idle machine")
     limits = [
         f"{available:g} CPUs",

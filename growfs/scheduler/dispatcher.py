@@ -74,7 +74,7 @@ class WorkerSlot:
     is_for_readers: bool = False
     """Whether it gets only small files that readers wait for."""
     in_background: bool = False
-    """Whether it has the lowest priority."""
+    """Whether it has a low priority."""
     is_held: bool = False
     """Whether it has been told that the remote is away."""
     is_recalled: bool = False
@@ -149,7 +149,7 @@ class Dispatcher:
         self._share_limits()
 
     def move_to_background(self) -> None:
-        """Give the workers the lowest priority from now on. Until training can start, training waits for them."""
+        """Give the workers a low priority from now on. Until training can start, training waits for them."""
         self._in_background = True
         self._changed.notify()
 
@@ -315,7 +315,7 @@ class Dispatcher:
         return self._in_background and not slot.is_for_readers
 
     def _is_for_readers_worker(self, download: Download) -> bool:
-        """Whether the file is small and a reader waits for it, while the other workers have the lowest priority.
+        """Whether the file is small and a reader waits for it, while the other workers have a low priority.
 
         On a machine whose cores are all busy, those workers get no CPU for seconds. A large file does not go to a
         different worker from the large files before it: their worker would not make way.

@@ -150,7 +150,7 @@ class FetchFiles:
     prioritize: list[int]
     """Ids of files requested earlier that have become urgent."""
     in_background: bool
-    """Whether this worker is to have the lowest priority from now on."""
+    """Whether this worker is to have a low priority from now on."""
     is_held: bool = False
     """Whether the remote is away: unfinished files have to wait, keeping their data, and only files that other nodes
     may have may begin."""

@@ -1,4 +1,4 @@
-"""Process settings: the lowest CPU and disk priority for workers, and less frequent garbage collection."""
+"""Process settings: low CPU and disk priority for workers, and less frequent garbage collection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import threading
 import time
 from pathlib import Path
 
-NICENESS_MAX = 19
+NICENESS = 10
+"""A tenth of a core, beside a process of normal priority that never rests. With the highest, 19, it is a hundredth."""
 IDLE_GROUP = "growfs"
 STARVATION_CHECK_S = 2.0
 STARVED_S = 0.2
@@ -42,7 +43,7 @@ def tune_gc() -> None:
 
 
 def lower_priority() -> None:
-    """Give this process the lowest priority for CPU, and for disks whose scheduler has priorities (mq-deadline, bfq).
+    """Give this process a low CPU priority, and the lowest for disks whose scheduler has priorities (mq-deadline, bfq).
 
     The process gets its own session: with the autogroup feature (sched(7)) the kernel shares cores between sessions,
     and niceness counts only within a session. So the session's niceness is also set. Settings that the kernel refuses
@@ -55,13 +56,13 @@ def lower_priority() -> None:
         *map(int, os.listdir("/proc/self/task")),
     ]:  # this one first, for those that it starts
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, thread, NICENESS_MAX)
+            os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
         lower_disk_priority(thread)
     with contextlib.suppress(PermissionError):  # it already leads a session
         os.setsid()
     for _ in range(_AUTOGROUP_TRIES):
         try:
-            Path("/proc/self/autogroup").write_text(str(NICENESS_MAX))
+            Path("/proc/self/autogroup").write_text(str(NICENESS))
         except BlockingIOError:
             time.sleep(_AUTOGROUP_RETRY_S)
         except OSError:  # the kernel has no autogroups

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from growfs.workers.process import IDLE_GROUP, KEEP_PRIORITY_VARIABLE, NICENESS_MAX, idle_group
+from growfs.workers.process import IDLE_GROUP, KEEP_PRIORITY_VARIABLE, NICENESS, idle_group
 from tests.crash.scene import children
 from tests.harness import Growfs, until
 from tests.s3.proxy import Proxy, Request, proxy_to, s3_error
@@ -119,7 +119,7 @@ def test_workers_run_at_a_lower_priority_than_the_daemon_once_training_can_start
         assert not any(map(is_idle, workers))
         proxy.release()
         mounting.result()
-        until(lambda: {nice for worker in workers for nice in nicenesses(worker)} == {NICENESS_MAX})
+        until(lambda: {nice for worker in workers for nice in nicenesses(worker)} == {NICENESS})
         assert all(os.getsid(worker) == worker for worker in workers)
         assert os.getsid(growfs.pid) not in workers
         assert nicenesses(growfs.pid) == {niceness}
@@ -134,7 +134,7 @@ def test_a_worker_that_keeps_its_priority_fetches_small_files_that_readers_wait_
     del growfs.env[KEEP_PRIORITY_VARIABLE]
     url, tree = put(server, 8)
     growfs.mount(url, "--cache-size", f"{4 * 4096}B", "--rotation", "never", "--min-free", "0MB")
-    until(lambda: all(nicenesses(worker) == {NICENESS_MAX} for worker in workers_of(growfs)))
+    until(lambda: all(nicenesses(worker) == {NICENESS} for worker in workers_of(growfs)))
     before = set(workers_of(growfs))
     missing = sorted(tree.keys() - growfs.names())
     for path in missing:

@@ -1,4 +1,4 @@
-"""A worker has the lowest priority, and still gets a share of a machine that is always busy."""
+"""A worker has a low priority, and still gets a share of a machine that is always busy."""
 
 from __future__ import annotations
 
