@@ -138,12 +138,14 @@ class Fanotify:
     def read(self) -> list[FileEvent]:
         """See FileEvents."""
         events: list[FileEvent] = []
+        gone: list[bytes] = []
         with suppress(BlockingIOError):
             for _ in range(_READS_MAX):
-                self._parse(os.read(self._fd, _READ_BYTES), events)
-        return events
+                self._parse(os.read(self._fd, _READ_BYTES), events, gone)
+        return [*events, *(FileEvent(self._numbers.pop(handle, 0), GONE, "") for handle in gone)]
 
-    def _parse(self, content: bytes, events: list[FileEvent]) -> None:
+    def _parse(self, content: bytes, events: list[FileEvent], gone: list[bytes]) -> None:
+        """gone: the deleted directories. The kernel may merge that with an earlier event, before those of the files."""
         start = 0
         while start < len(content):
             length, _, skipped, mask, _, pid = _EVENT.unpack_from(content, start)
@@ -155,7 +157,7 @@ class Fanotify:
                 name_at = info + _INFO.size + size
                 handle = content[name_at - size - _HANDLE.size : name_at]
                 if mask & DELETE_SELF:
-                    events.append(FileEvent(self._numbers.pop(handle, 0), GONE, ""))
+                    gone.append(handle)
                 elif number := self._numbers.get(handle):
                     name = content[name_at : content.index(b"\0", name_at, info + info_length)]
                     events.append(FileEvent(number, mask, os.fsdecode(name), pid))

@@ -102,6 +102,16 @@ def test_a_folder_that_was_created_again_is_watched_when_asked_to(events: FileEv
     assert happened(events) == {(again, "unseen"): OPEN}
 
 
+def test_a_folder_is_gone_after_its_files(events: FileEvents, folder: Path) -> None:
+    for name in NAMES:
+        (folder / name).write_text("")
+    number = events.watch(folder, MASK)
+    shutil.rmtree(folder)  # lists it first, and fanotify merges that with its deletion
+    found = [event for event in events.read() if event.mask & (DELETE | GONE)]
+    assert {event.name for event in found[:-1]} == set(NAMES)
+    assert (found[-1].watch, found[-1].mask & GONE) == (number, GONE)
+
+
 def test_many_events_are_all_reported(events: FileEvents, folder: Path) -> None:
     number = events.watch(folder, MASK)
     names = [f"{count:05}" for count in range(12_000)]
