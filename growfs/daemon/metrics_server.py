@@ -174,6 +174,7 @@ class _MetricsHttp(ThreadingWSGIServer):
         """Disconnect clients that take too long. Called every half second, and after each new client."""
         for client, since in list(self._since.items()):
             if time.monotonic() - since > CONNECTION_S:
+                self._since.pop(client, None)  # now: it may connect again before its thread has ended
                 with suppress(OSError):  # it has ended
                     client.shutdown(socket.SHUT_RDWR)
 
