@@ -66,11 +66,12 @@ def process(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), fields[19], command)
 
 
-def lineage(found: Process | None) -> Iterator[Process]:
+def lineage(found: Process) -> Iterator[Process]:
     """A process and its ancestors, without the first process of the system."""
-    while found:
-        yield found
-        found = process(found.parent) if found.parent > 1 else None
+    current: Process | None = found
+    while current:
+        yield current
+        current = process(current.parent) if current.parent > 1 else None
 
 
 def thread_group(tid: int) -> int:

@@ -118,10 +118,7 @@ class Readers:
 
         If none has listed, its own process. Returns the reader's number, for `opened` and `closed`.
         """
-        reader = self._known_thread(tid)
-        if reader is None:
-            reader = self._lister(process(thread_group(tid))) or self._own(tid)
-            self._remember_thread(tid, reader)
+        reader = self._known_thread(tid) or self._credited(tid, _process_of(tid))
         return reader.number
 
     def _known_thread(self, tid: int) -> Reader | None:
@@ -152,8 +149,7 @@ class Readers:
             if any(each.pid == os.getpid() for each in lineage(found)):
                 return False
             with suppress(TooManyOpen):  # or it has just ended
-                reader = self._lister(found) or self._reader_of(found)
-                self._remember_thread(pid, reader)
+                reader = self._credited(pid, found)
         self._generations.note_opened(id)
         now = trio.current_time()
         for each in [reader] if reader else [each for each in self._holding() if each.holds]:
@@ -200,7 +196,7 @@ class Readers:
     # Which process a thread belongs to.
 
     def _own(self, tid: int) -> Reader:
-        return self._reader_of(process(thread_group(tid)) or Process(FOREIGN, 0, "0", "another pid namespace"))
+        return self._reader_of(_process_of(tid))
 
     def _reader_of(self, found: Process) -> Reader:
         key = (found.pid, found.start)
@@ -225,10 +221,13 @@ class Readers:
                 return job
         return new.job
 
-    def _lister(self, found: Process | None) -> Reader | None:
-        """The nearest of a process and its ancestors that has listed."""
+    def _credited(self, tid: int, found: Process) -> Reader:
+        """The nearest of a thread's process and its ancestors that has listed, otherwise the process; remembers it."""
         readers = (self._readers.get((each.pid, each.start)) for each in lineage(found))
-        return next((reader for reader in readers if reader and reader.listed_at is not None), None)
+        lister = next((reader for reader in readers if reader and reader.listed_at is not None), None)
+        reader = lister or self._reader_of(found)
+        self._remember_thread(tid, reader)
+        return reader
 
     async def _until_it_ends(self, key: tuple[int, str], reader: Reader, pidfd: int) -> None:
         try:
@@ -255,6 +254,10 @@ def is_family(one: Process, other: Process) -> bool:
     """Whether one is a child of the other and runs the same program, like Lightning's ranks and data loader workers."""
     is_child = one.parent == other.pid or other.parent == one.pid
     return is_child and FOREIGN not in (one.pid, other.pid) and one.program == other.program is not None
+
+
+def _process_of(tid: int) -> Process:
+    return process(thread_group(tid)) or Process(FOREIGN, 0, "0", "another pid namespace")
 
 
 def _watched(pid: int) -> int:
