@@ -60,6 +60,7 @@ class MountState(Enum):
     SEEDING = "seeding", "fetching one file of each directory", "cyan", "teal"
     FILLING = "filling", "filling the cache", "cyan", "blue"
     ROTATING = "rotating", "replacing files that are no longer listed", "blue", "green"
+    AHEAD = "ahead", "the next part is cached", "green", "green"
     HELD = "held", "full", "yellow", "soft"
     COMPLETE = "complete", "complete: every file of the remote is cached", "green", "lime"
     PAUSED = "paused", "paused: only misses are fetched", "magenta", "amber"
@@ -180,6 +181,22 @@ class ListedStatus(Section):
     files: int = field(metadata=gauge("files that the current generation lists"))
     bytes: int = field(metadata=gauge("sum of the sizes of the listed files", "bytes"))
     new_files: int = field(metadata=gauge("cached files that wait for the next listing"))
+
+
+@dataclass(eq=False, repr=False)
+class ExactStatus(Section):
+    """The position in the passes of `--exact`."""
+
+    pass_: int = field(metadata=gauge("number of the pass, from 1"))
+    part: int = field(metadata=gauge("number of the part that began last, from 1; 0: none has begun"))
+    parts: int = field(metadata=gauge("parts of the pass; 0: not known yet"))
+    kept_bytes: int = field(metadata=gauge("disk space of the files that stay cached", "bytes"))
+    streamed_bytes: int = field(metadata=gauge("disk space of the files that each pass fetches", "bytes"))
+    missing_files: int = field(metadata=gauge("files of the next part that are not cached yet"))
+    missing_bytes: int = field(metadata=gauge("their size", "bytes"))
+    waiting: int = field(metadata=gauge("listings that wait for the next part"))
+    left_out_files: int = field(metadata=gauge("files left out of this pass because they could not be fetched"))
+    left_out_example: str = field(metadata=figure("path of one of them, or empty"))
 
 
 @dataclass(eq=False, repr=False)
@@ -323,6 +340,7 @@ class MountStatus(MountInfo):
     remote: RemoteStatus
     cache: CacheStatus
     listed: ListedStatus
+    exact: ExactStatus | None = field(metadata=figure("the position in the passes of `--exact`, or null"))
     fetch: FetchStatus
     evict: EvictStatus
     miss: MissStatus

@@ -197,6 +197,21 @@ class Publisher:
             rows = [(position, seq) for seq in group]
             writer.executemany("UPDATE resident SET queue_position = ? WHERE seq = ?", rows)
 
+    def delist(self, writer: sqlite3.Connection, ids: Iterable[int], generation: int) -> None:
+        """Mark files as no longer listed, from a generation on."""
+        query = "UPDATE resident SET delisted = ? WHERE id = ? AND delisted IS NULL"
+        writer.executemany(query, ((generation, id) for id in ids))
+
+    def relist(self, writer: sqlite3.Connection, ids: Iterable[int]) -> int:
+        """Mark files as not delisted; returns how many of them are resident."""
+        return writer.executemany("UPDATE resident SET delisted = NULL WHERE id = ?", ((id,) for id in ids)).rowcount
+
+    def admit_all_folders(self, writer: sqlite3.Connection) -> None:
+        """Make all directories of the catalog resident."""
+        missing = "SELECT id FROM node WHERE is_dir = 1 AND id NOT IN (SELECT id FROM resident)"
+        for (id,) in writer.execute(missing).fetchall():
+            self._admit_folders(writer, id)
+
     def _admit_folders(self, writer: sqlite3.Connection, id: int) -> None:
         """Make a directory and its parents resident."""
         missing = []

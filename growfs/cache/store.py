@@ -5,6 +5,7 @@ Owns the folder files/, the table `resident`, and the quota.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -138,7 +139,7 @@ class Store:
             "SELECT count(r.suffix), coalesce(sum(r.bytes), 0), coalesce(sum(iif(n.is_dir, 0, n.size)), 0),"
             " max(coalesce(max(r.seq), 0), coalesce(max(r.queue_position), 0)) FROM resident r JOIN node n USING (id)"
         )
-        self.limit_bytes = self._limit(cache_size)
+        self.limit_bytes = self.limit_of(cache_size)
         (shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
         (self.last_seq,) = database.row("SELECT coalesce(max(seq), 0) FROM resident")
         self._publisher = Publisher(self._files, catalog.paths, max(shown_seq, last_place), self.leaving.notify)
@@ -270,10 +271,11 @@ class Store:
 
     def set_cache_size(self, size: CacheSize) -> None:
         """Change the quota. `Space.set_cache_size` evicts the excess."""
-        self.limit_bytes = self._limit(size)
+        self.limit_bytes = self.limit_of(size)
         self.space_freed.notify()
 
-    def _limit(self, size: CacheSize) -> int:
+    def limit_of(self, size: CacheSize) -> int:
+        """The limit that an option stands for, in bytes."""
         return size.of(disk.free_bytes(self.folder) + self.resident_bytes)
 
     def set_min_free(self, min_free: int) -> None:
@@ -379,6 +381,38 @@ class Store:
             " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
             mtime_ns, parent, after_seq, last_seq, limit,
         )  # fmt: skip
+
+    def entries_at(self, seqs: Sequence[int], mtime_ns: int) -> list[Any]:
+        """The resident files and directories with these admissions, in any order.
+
+        Rows of (id, name, is_dir, size, mtime_ns, seq). mtime_ns: used for unknown times.
+        """
+        return self._db.rows(
+            "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq"
+            " FROM json_each(?) wanted CROSS JOIN resident r ON r.seq = wanted.value JOIN node n ON n.id = r.id",
+            mtime_ns, json.dumps([*seqs]),
+        )  # fmt: skip
+
+    async def mark(self, unneeded: Sequence[int], needed: Sequence[int], generation: int) -> bool:
+        """Mark cached files as delisted by a generation, and others as not delisted; False if some of the latter are
+        gone.
+        """
+
+        def write(writer: sqlite3.Connection) -> bool:
+            self._publisher.delist(writer, unneeded, generation)
+            return self._publisher.relist(writer, needed) == len(needed)
+
+        try:
+            return await self._db.write(write)
+        except sqlite3.DatabaseError as error:
+            log.warning("files to be evicted cannot be marked: %s", error)
+            return False
+        finally:
+            self.space_freed.notify()
+
+    async def admit_folders(self) -> None:
+        """Make all directories of the catalog resident, even those without a cached file."""
+        await self._db.write_with_retry(self._publisher.admit_all_folders)
 
     def requeue(self, writer: sqlite3.Connection, groups: Iterable[Sequence[int]]) -> None:
         """Move groups of files, given by their admissions, to the end of the queue to be delisted; within a write."""

@@ -70,7 +70,7 @@ def wait(mountpoint: Path, enough: Enough, timeout: str | None = None) -> MountS
             bar.show(moving(now), *enough.progress(now))
             if enough.is_there(now):
                 return now
-            is_over = now.state in (MountState.HELD, MountState.COMPLETE) and not now.remote.listing
+            is_over = now.state in (MountState.AHEAD, MountState.HELD, MountState.COMPLETE) and not now.remote.listing
             if is_over and not enough.is_start:
                 raise GrowfsError(f"{mountpoint}: no more files will be fetched; {state_text(now)} ({brief(now)})")
             if time.monotonic() > deadline:

@@ -15,6 +15,7 @@ from growfs.errors import GrowfsError, UsageError
 from growfs.paths import absolute_path, working_folder
 from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
 from growfs.remote.user_functions import Function
+from growfs.rotation.parts import Position
 from growfs.rotation.pass_order import GROUP_FIELDS
 from growfs.units import CacheSize, size
 
@@ -46,6 +47,11 @@ def cache_size(text: str) -> CacheSize:
     return CacheSize(bytes=bytes)
 
 
+def part_size(text: str) -> CacheSize:
+    """A size, or a percentage of the cache."""
+    return cache_size(text)
+
+
 def rotation(text: str) -> str:
     """When listed files may be evicted."""
     if text not in ("auto", "never", "always"):
@@ -61,6 +67,14 @@ def partition(text: str) -> tuple[int, int]:
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise UsageError(f"{text!r} is not a partition; write it as 0/8 to 7/8 for a job of eight nodes, or 'auto'")
     return int(number), int(count)
+
+
+def position(text: str) -> Position:
+    """A part of a pass."""
+    number, _, part = text.partition("/")
+    if not (number.isdecimal() and part.isdecimal() and int(number) and int(part)):
+        raise UsageError(f"{text!r} is not a part; write it as PASS/PART, such as 3/1 for the first part of pass 3")
+    return Position(int(number), int(part))
 
 
 def nodes_of_job() -> int:

@@ -29,9 +29,11 @@ from growfs.daemon.option_parsers import (
     group,
     metrics_addr,
     on_miss,
+    part_size,
     partition,
     peer_addr,
     peers,
+    position,
     read_token,
     rename,
     rotation,
@@ -42,6 +44,7 @@ from growfs.errors import UsageError
 from growfs.remote.interface import Producer, RemoteSpec
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
+from growfs.rotation.parts import Position
 from growfs.units import CacheSize, fraction_of, positive, rate, seconds, size
 from growfs.units import count as whole
 
@@ -79,6 +82,7 @@ GROUPS = {
     "wait_files": "Start",
     "endpoint_url": "Store",
     "rotation": "Rotation",
+    "exact": "Whole epochs",
     "partition": "Several nodes",
     "members": "Producers and archives",
     "engine": "Advanced",
@@ -172,6 +176,21 @@ class Options:
         positive,
         "N",
         "With growfs fill: number of generations that stay in the folder even if no process holds them.",
+    )
+
+    exact: bool = flag(
+        "List each file exactly once in a pass: each listing that follows an epoch shows the next part of the data, and"
+        " waits until it is cached."
+    )
+    part_size: CacheSize = option(
+        "5%",
+        part_size,
+        "SIZE",
+        "With --exact: room for the files that do not stay cached, of the part that is read and the next one; a size,"
+        " or a percentage of the cache.",
+    )
+    start: Position | None = option(
+        None, position, "PASS/PART", "With --exact: begin with this part instead of the one after the last."
     )
 
     partition: tuple[int, int] | None = option(
@@ -273,6 +292,23 @@ class Options:
             raise UsageError("--no-wait contradicts --wait-files and --wait-bytes; use one or the other")
         return options
 
+    def _check_exact(self) -> None:
+        default = Options.parse({})
+        for wrong, message in (
+            (not self.exact and self.start, "--start needs --exact"),
+            (not self.exact and self.part_size != default.part_size, "--part-size needs --exact"),
+            (self.exact and self.rotation != default.rotation, "--exact and --rotation contradict each other"),
+            (self.exact and self.turnover != default.turnover, "--exact and --turnover contradict each other"),
+            (self.exact and self.show_files, "--exact decides how many files are listed; leave out --show-files"),
+            (self.exact and self.peers, "--exact cannot be used with --peers; --partition gives each node a share"),
+            (
+                self.exact and self.producer,
+                "--exact cannot be used with --producer: it needs the size of each file",
+            ),
+        ):
+            if wrong:
+                raise UsageError(f"{message}; see docs/whole-epochs.md")
+
     def _check_peers(self) -> None:
         for wrong, message in (
             (bool(self.peers) != bool(self.peer_addr), "--peers and --peer-addr go together"),
@@ -298,6 +334,9 @@ class Options:
         Raises UsageError if the options contradict the URL.
         """
         self._check_peers()
+        self._check_exact()
+        if self.exact and url.startswith(PYTHON_SCHEME):
+            raise UsageError("--exact cannot be used with py:, which has no catalog; see docs/whole-epochs.md")
         return RemoteSpec(
             url=url,
             storage_options=nested(self.storage_option),
@@ -399,7 +438,7 @@ def _text(row: Field[Any], value: Any) -> str:
     if value is True:
         return "yes"
     if isinstance(value, tuple):
-        return ("/" if row.name == "partition" else ", ").join(map(str, value))
+        return ("/" if row.name in ("partition", "start") else ", ").join(map(str, value))
     if isinstance(value, CacheSize):
         return f"{value.share:.0%}" if value.share else str(format_size(value.bytes))
     formats: dict[Any, Callable[[Any], str]] = {

@@ -21,9 +21,11 @@ from growfs.rotation.generations import Generations
 from growfs.rotation.holds import Reader
 from growfs.rotation.readers import FOREIGN, Readers
 from growfs.rotation.rules import Hold
+from growfs.scheduler.draw_order import DrawOrder
+from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.passes import PassOrder, Prefetcher
+from growfs.scheduler.passes import Prefetcher
 from growfs.scheduler.peers import Peers
 from growfs.scheduler.readiness import PrefetchState, StartGate
 from growfs.scheduler.refresh import CatalogSync
@@ -76,7 +78,8 @@ class StatusSource:
     readers: Readers
     outage: Outage
     catalog_sync: CatalogSync
-    order: PassOrder
+    order: DrawOrder
+    parts: Parts | None
     fetcher: Fetcher
     prefetch: PrefetchState
     prefetcher: Prefetcher
@@ -125,6 +128,7 @@ class StatusSource:
             remote=self.catalog_sync.status(),
             cache=cache,
             listed=listed,
+            exact=self.parts.status() if self.parts else None,
             fetch=self.fetcher.status(self.prefetcher.eta_s()),
             evict=EvictStatus(files_total=self.store.evicted_files, bytes_total=self.store.evicted_bytes),
             miss=self.misses.status(),
@@ -151,6 +155,7 @@ class StatusSource:
                 *self.cache_warnings,
                 *self.supervisor.warnings,
                 *self.prefetcher.warnings,
+                *(self.parts.warnings if self.parts else []),
                 *filter(None, [self.store.open_files.warning]),
             ],
             last_error=str(failure.error) if failure else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -36,16 +37,20 @@ from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.readers import Readers
 from growfs.scheduler.dispatcher import Dispatcher
+from growfs.scheduler.draw_order import DrawOrder
 from growfs.scheduler.drawer import Drawer, VersionUpdater
+from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import InFlightTable, SizeEstimate
 from growfs.scheduler.outage import Outage, probe_in_worker
-from growfs.scheduler.passes import PassOrder, Prefetcher, plan_next
+from growfs.scheduler.passes import Prefetcher
 from growfs.scheduler.peers import Peers, PeerSettings
 from growfs.scheduler.readiness import PrefetchState, StartCondition, StartGate
 from growfs.scheduler.refresh import CatalogSync
+from growfs.scheduler.rotating import PassOrder, RotationPlanner
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.status_and_metrics import MountInfo, MountStatus
+from growfs.units import CacheSize
 from growfs.vfs.filesystem import Misses, Vfs
 from growfs.vfs.virtual import VirtualFolder
 from growfs.workers.pool import WorkerPool
@@ -111,12 +116,23 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
 
     first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
     peers = _build_peers(request, workers, database, catalog, store, first)
-    order = PassOrder(workers, catalog, store, folder.partial, first, peers.locate if peers else None)
+    pass_order = PassOrder(workers, catalog, store, folder.partial, first, peers.locate if peers else None)
+
+    async def mark(unneeded: Sequence[int], needed: Sequence[int]) -> bool:
+        return await space.mark(unneeded, needed)
+
+    parts = None
+    if options.exact:
+        parts = Parts(
+            workers, database, catalog, store, first, options.part_size, options.start,
+            mark,
+        )  # fmt: skip
+    order: DrawOrder = parts or pass_order
     waiting = WaitingClaims()
     generations = Generations(
         database,
         store,
-        partial(plan_next, workers, store, database.path),
+        parts or RotationPlanner(workers, store, database),
         lambda: Demand(order.missing.files, order.missing.bytes, waiting.largest, waiting.versions),
         rotation=options.rotation,
         turnover=options.turnover,
@@ -171,7 +187,11 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         lambda: order.missing.files <= 0,
         lambda: waiting.is_draw_held and downloads.is_idle,
         outage,
+        lambda: parts is not None and parts.streams,
     )
+    if parts:
+        parts.changed.connect(prefetch.invalidate_order)
+        generations.began.connect(parts.note_begun)
     store.returned_to_pass.connect(prefetch.draw_evicted)
     space.rotated.connect(prefetch.note_rotation)
     for more in (space.resized, generations.rotation_changed):
@@ -185,13 +205,14 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, fetcher, drawer, space, prefetch)
     catalog_sync.changed.connect(prefetcher.handle_changed_catalog)
     updater = VersionUpdater(catalog, fetcher, catalog_sync, prefetch)
-    start = StartGate(catalog, store, catalog_sync, fetcher, budget, prefetch, outage)
+    start = StartGate(catalog, store, catalog_sync, fetcher, budget, prefetch, outage, parts)
     start.opened.connect(dispatcher.move_to_background)
     start.opened.connect(fetcher.progressed.notify)  # nothing is held back for the start any longer
-    start.opened.connect(generations.end)
+    if not parts:  # a part never grows
+        start.opened.connect(generations.end)
     supervisor = Supervisor(lambda: start.passed)
     if peers:
-        order.computed.connect(peers.note_order)
+        pass_order.computed.connect(peers.note_order)
         drawer.drawn.connect(peers.note_drawn)
 
     # The readers' view.
@@ -243,6 +264,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         outage=outage,
         catalog_sync=catalog_sync,
         order=order,
+        parts=parts,
         fetcher=fetcher,
         prefetch=prefetch,
         prefetcher=prefetcher,
@@ -280,10 +302,15 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
             raise GrowfsError("mounted without --peers; mount again with it")
         peers.set_sources(sources)
 
+    async def set_cache_size(size: CacheSize) -> None:
+        if parts:
+            parts.check_size(store.limit_of(size))
+        await space.set_cache_size(size)
+
     history = History(database, sample)
     setters: dict[str, Setter] = {
         "peers": set_peers,
-        "cache_size": space.set_cache_size,
+        "cache_size": set_cache_size,
         "min_free": store.set_min_free,
         "rotation": generations.set_rotation,
         "turnover": generations.set_turnover,

@@ -32,7 +32,7 @@ from growfs.folder.trees import Tree
 from growfs.proc import users_of
 from growfs.rotation.generations import Generations
 from growfs.rotation.jobs import EPOCH_SHARE
-from growfs.rotation.rules import EVERYWHERE, Hold, Holds
+from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds
 from growfs.signal import Signal
 from growfs.vfs.filesystem import Opens
 from growfs.vfs.open_counter import OpenCounter
@@ -219,7 +219,7 @@ class FolderEngine:
                 log.warning("%s: another program has removed it", tree.path)
                 await self._db.run_in_writer(partial(self._store.mirrors.remove, tree.path))
                 self._trees.remove(tree)
-            if self._is_wanted:
+            if self._is_wanted and self._generations.is_ready:  # meanwhile, trees end and make room
                 self._is_wanted = False
                 try:
                     await self._begin()
@@ -241,7 +241,7 @@ class FolderEngine:
 
         A full cache changes only after the current generation was read, so that readers miss nothing that it showed.
         """
-        if not self._trees or self._generations.current is None:
+        if not self._trees or self._generations.current is None or self._generations.current.part:
             return False
         tree, now = self._trees[-1], trio.current_time()
         if now < max(tree.began_at + self._generations.settle_s, self._retry_at) or trees.is_locked(tree.path):
@@ -259,7 +259,7 @@ class FolderEngine:
         if not (self._trees and self._lacks_tree()):
             before = self._generations.number
             if not self._counter.is_counting and before:
-                await self._count_all(self._trees[-1].hold)
+                await self._count_all()
             kept = [{EVERYWHERE: tree.hold} for tree in self._trees[:-1] if trees.is_locked(tree.path)]
             await self._generations.begin(Holds(kept), self._usage.recently_opened())
             if self._generations.number == before:
@@ -273,7 +273,7 @@ class FolderEngine:
         tree = Tree(number, trees.place(self.folder, number), hold, trio.current_time())
         await self._db.run_in_writer(partial(self._place, tree.path))
         try:
-            await self._db.query_in_thread(partial(self._fill, tree))
+            await self._db.query_in_thread(partial(self._fill, tree, generation))
             trees.publish(self.folder, tree.path)
         except OSError:
             await self._db.run_in_writer(partial(self._discard, tree.path))
@@ -301,8 +301,8 @@ class FolderEngine:
         self._store.mirrors.remove(path)
         disk.remove_tree("GENERATION", path)
 
-    def _fill(self, tree: Tree, ask: Query) -> None:
-        folders = trees.make_alike(tree.path, self._files, trees.shown_files(tree.hold, ask), self._link)
+    def _fill(self, tree: Tree, generation: Generation, ask: Query) -> None:
+        folders = trees.make_alike(tree.path, self._files, trees.shown_files(generation, ask), self._link)
         self._counter.watch(tree.number, folders)
 
     # The end of a generation.
@@ -353,11 +353,14 @@ class FolderEngine:
         for tree in self._trees:
             tree.opens += tree.number == number
 
-    async def _count_all(self, hold: Hold) -> None:
-        """Count an open of every file that a generation shows."""
-        query = "SELECT id FROM resident WHERE suffix IS NOT NULL AND seq <= ? AND (delisted IS NULL OR delisted > ?)"
-        values = hold.last_seq, hold.generation
-        ids = await self._db.query_in_thread(lambda ask: BitMap64(id for (id,) in ask(query, *values)))
+    async def _count_all(self) -> None:
+        """Count an open of every file that the current generation shows."""
+        generation = self._generations.current
+        assert generation
+        query = "SELECT id, seq, delisted FROM resident WHERE suffix IS NOT NULL AND seq <= ?"
+        ids = await self._db.query_in_thread(
+            lambda ask: BitMap64(id for id, *row in ask(query, generation.last_seq) if generation.shows(*row))
+        )
         for place, id in enumerate(ids):
             self._usage.count_open(id)
             if place % COUNTED_FILES_MAX == 0:

@@ -23,7 +23,7 @@ from growfs import disk
 from growfs.cache.schema import DirectoryPaths, Query
 from growfs.errors import GrowfsError
 from growfs.folder.layout import CURRENT, GENERATIONS, LINK, cache_of, number_of
-from growfs.rotation.rules import Hold
+from growfs.rotation.rules import Generation, Hold
 
 SPARE = ".spare"
 """The tree of a generation that has ended. It is reused for the next generation, which only adds missing links."""
@@ -131,16 +131,20 @@ def current_number(folder: Path) -> int:
 # Contents of a tree.
 
 
-def shown_files(hold: Hold, ask: Query) -> Iterator[tuple[int, str, list[str]]]:
-    """The files that a generation shows: (id of a directory, its path, the names in it), for each directory."""
+def shown_files(generation: Generation, ask: Query) -> Iterator[tuple[int, str, list[str]]]:
+    """The files that a generation shows: (id of a directory, its path, the names in it), for each directory.
+
+    A directory that it shows without files is among them.
+    """
     rows = ask(
-        "SELECT r.parent, n.name FROM resident r JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND r.seq <= ?"
-        " AND (r.delisted IS NULL OR r.delisted > ?) ORDER BY r.parent",
-        hold.last_seq, hold.generation,
-    )  # fmt: skip
+        "SELECT iif(n.is_dir, n.id, r.parent), iif(n.is_dir, '', n.name), r.seq, r.delisted"
+        " FROM resident r JOIN node n USING (id) WHERE r.seq <= ? ORDER BY 1",
+        generation.last_seq,
+    )
+    shown = ((directory, name) for directory, name, *row in rows if generation.shows(*row))
     paths = DirectoryPaths()
-    for parent, group in itertools.groupby(rows, key=itemgetter(0)):
-        yield parent, paths.of(ask, parent), [name for _, name in group]
+    for directory, group in itertools.groupby(shown, key=itemgetter(0)):
+        yield directory, paths.of(ask, directory), [name for _, name in group if name]
 
 
 def make_alike(

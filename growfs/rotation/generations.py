@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
@@ -51,22 +52,41 @@ class Demand:
     """Bytes of the new versions that wait for room."""
 
 
+class Planner(Protocol):
+    """Decides what the next generation lists."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a generation can begin now."""
+
+    async def wait(self) -> None:
+        """Return once a generation can begin."""
+
+    def changes_nothing(self, turnover: TurnoverInput) -> bool:
+        """Whether the next generation lists what is cached now, as is known at once. Planning takes milliseconds."""
+
+    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan | None:
+        """Plan generation `number`, without blocking the daemon; None if it cannot begin now after all."""
+
+    def record(self, writer: sqlite3.Connection) -> None:
+        """Record in the database that the planned generation begins."""
+
+
 class Generations:
     """Owns the newest generation; jobs may still list earlier ones. `began` notifies when a generation has begun,
     `written` when its rows say what it changed, and `rotation_changed` when the rule for evicting listed files has
     changed.
 
-    decide: as turnover.plan_generation, without blocking the daemon. rotation, turnover, show_files, settle_s: as the
-    options of these names. demand: returns the current demand for room. shown_seq: the last admission that a generation
-    showed, in this run or an earlier one. are_asked_for: assume that a program that asks for a generation has read the
-    one before; otherwise the opened files are counted.
+    rotation, turnover, show_files, settle_s: as the options of these names. demand: returns the current demand for
+    room. shown_seq: the last admission that a generation showed, in this run or an earlier one. are_asked_for: assume
+    that a program that asks for a generation has read the one before; otherwise the opened files are counted.
     """
 
     def __init__(
         self,
         database: Database,
         store: Store,
-        decide: Callable[[int, TurnoverInput], Awaitable[GenerationPlan]],
+        planner: Planner,
         demand: Callable[[], Demand],
         *,
         rotation: str = "auto",
@@ -83,7 +103,7 @@ class Generations:
         self.began = Signal[[]]()
         self.written = Signal[[]]()
         self._db = database
-        self._decide = decide
+        self._planner = planner
         self.demand = demand
         (self.shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
         self._store = store
@@ -148,6 +168,7 @@ class Generations:
             writer.execute(FORGET_GENERATIONS)
             values = generation.number, generation.last_seq, time.time()
             writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
+            self._planner.record(writer)
             for seqs, delisted in ((generation.delisted, generation.number), (generation.relisted, None)):
                 writer.executemany("UPDATE resident SET delisted = ? WHERE seq = ?", ((delisted, seq) for seq in seqs))
             self._store.requeue(writer, groups_of(requeued))
@@ -188,7 +209,12 @@ class Generations:
         """Whether the next generation would show other files, or make room for some."""
         if self.current is None or self._store.last_seq > self.current.last_seq:
             return True
-        return not self._changes_nothing(self._turnover(Holds(), frozenset()))
+        return not self._planner.changes_nothing(self._turnover(Holds(), frozenset()))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next generation can begin now."""
+        return self._planner.is_ready
 
     @asynccontextmanager
     async def unchanged(self) -> AsyncIterator[bool]:
@@ -211,30 +237,38 @@ class Generations:
         lasting_holds: of processes that may never list again. opened: ids of files that were opened, although their
         rows may not say so yet. If --show-files asks for more files than are cached, the current generation stays.
         """
-        if not await self._wait_until_written():  # the next generation depends on the changes of the last one
-            log.warning("generation %d cannot be written: no new one", self.number)
-            return
-        async with self._rotating:  # evictions under way are complete, and none begins
-            await self._begin(lasting_holds, opened)
+        plan = None
+        while plan is None:
+            await self._planner.wait()  # meanwhile, files are evicted for those that the generation waits for
+            if not await self._wait_until_written():  # the next generation depends on the changes of the last one
+                log.warning("generation %d cannot be written: no new one", self.number)
+                return
+            async with self._rotating:  # evictions under way are complete, and none begins
+                plan = await self._begin(lasting_holds, opened)
+        if plan.part:  # otherwise a crash now would repeat a part that a listing has shown
+            await self._wait_until_written()
         self._store.space_freed.notify()
 
-    async def _begin(self, lasting_holds: Holds, opened: frozenset[int]) -> None:
+    async def _begin(self, lasting_holds: Holds, opened: frozenset[int]) -> GenerationPlan | None:
         number = self._number + 1
         turnover = self._turnover(lasting_holds, opened)
-        if self._changes_nothing(turnover):
+        if self._planner.changes_nothing(turnover):
             plan = GenerationPlan(turnover.last_seq, self._store.resident_files, keeps_last=self.listed.keeps_last)
+        elif (planned := await self._planner.plan(number, turnover)) is None:
+            return None
         else:
-            plan = await self._decide(number, turnover)
+            plan = planned
         if self.show_files is not None and plan.files < self.show_files:
             log.warning(
                 "--show-files asks for %d files, and %d are here: no new generation", self.show_files, plan.files
             )
-            return
+            return plan
         self._number = number
         self._succession.begin(number, plan, trio.current_time())
         self.shown_seq = plan.last_seq
         self._requeued = plan.requeued
         self.began.notify()
+        return plan
 
     def _turnover(self, lasting_holds: Holds, opened: frozenset[int]) -> TurnoverInput:
         store, demand = self._store, self.demand()
@@ -258,20 +292,15 @@ class Generations:
             rotates=self.rotates and not lasting_holds.foreign,
         )
 
-    def _changes_nothing(self, turnover: TurnoverInput) -> bool:
-        """Whether there is nothing to decide: no room to make, nothing to list again. Deciding takes milliseconds."""
-        makes_room = turnover.rotates and turnover.lacking and (turnover.opened_share or turnover.is_first)
-        if turnover.show_files is not None or makes_room:
-            return False
-        return self._db.row("SELECT 1 FROM resident WHERE delisted IS NOT NULL LIMIT 1") is None
-
     # Sums over many files, to be computed on a thread.
 
     def hidden(self, ask: Query) -> tuple[int, int, int]:
         """(files, their bytes, files among them that no generation has listed): cached, and not listed now."""
-        generation = self.current
+        generation, store = self.current, self._store
         if generation is None:
-            return self._store.resident_files, self._store.resident_content_bytes, self._store.resident_files
+            return store.resident_files, store.resident_content_bytes, store.resident_files
+        if part := generation.part:
+            return store.resident_files - part.files, store.resident_content_bytes - part.bytes, 0
         ((files, bytes, new),) = ask(
             "SELECT count(*), coalesce(sum(n.size), 0), coalesce(sum(r.seq > ?1), 0) FROM resident r"
             " JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND (r.seq > ?1 OR r.delisted <= ?2)",

@@ -4,6 +4,9 @@ A job is a set of processes that started together, such as the ranks of a traini
 generation that all of its listings show until the job has had its epoch with it. Then it sees the newest generation; if
 it has already seen that one, a new one begins. Jobs never wait for each other: a view is held, and can be listed, as
 long as its job needs it.
+
+With --exact, a generation is a part of a pass, and no part must go by unread. So time alone never begins one: a monitor
+or an `ls` shows the same part again.
 """
 
 from __future__ import annotations
@@ -59,17 +62,18 @@ class Job:
         """
         view = self.view
         if view is None or view.is_over or not (view.files or view is newest):
-            is_old = newest.is_over or newest.is_read or now - newest.began_at > settle_s
+            is_old = newest.is_over or newest.is_read or (now - newest.began_at > settle_s and not newest.part)
             return None if is_old else newest
+        if view.part and not self._opened:
+            return view
         if not self._has_had_its_epoch(now, settle_s, is_new, has_listed):
             return view if has_listed or is_held else newest
         return newest if newest.number > view.number else None
 
     def _has_had_its_epoch(self, now: float, settle_s: float, is_new: bool, has_listed: bool) -> bool:
         if not has_listed:  # another rank, another directory of a walk, or a worker of the next epoch
-            return is_new and (
-                self._share(self._opened_by_ended) >= EPOCH_SHARE or now - self.viewed_at > RANKS_APART_S
-            )
+            is_late = now - self.viewed_at > RANKS_APART_S and not (self.view and self.view.part)
+            return is_new and (self._share(self._opened_by_ended) >= EPOCH_SHARE or is_late)
         if now - self._epoch_at > settle_s or now - self.viewed_at > LOOKS_MAX * settle_s:
             return True
         return self._share(self._opened) >= EPOCH_SHARE and self._share(self._opened_in_epoch) >= LOOK_SHARE

@@ -106,8 +106,8 @@ class Order:
     """0 if no size is known."""
     unmatched: tuple[str, ...] = ()
     """The globs of --freeze that match no file."""
-    has_groups: bool = False
-    """Whether some files share a group."""
+    has_no_groups: bool = False
+    """Whether --group puts no two files together."""
 
 
 def groups_of(ids: Iterable[int]) -> Iterator[list[int]]:
@@ -162,7 +162,7 @@ def draw_order(files: Iterable[Candidate], pass_: Pass) -> Order:
     return drawing.order()
 
 
-class _Keyed:
+class Keyed:
     """Ids in the order of their keys, which may be DEFERRED. 16 bytes each: tuples of ten million files take 2 GB."""
 
     def __init__(self) -> None:
@@ -202,8 +202,8 @@ class _Drawing:
 
     def __init__(self, pass_: Pass) -> None:
         self._pass = pass_
-        self._frozen = _Keyed()
-        self._rest = _Keyed()
+        self._frozen = Keyed()
+        self._rest = Keyed()
         self._firsts: dict[tuple[int, str], _First] = {}
         self._counts: Counter[tuple[int, str]] = Counter()
         self._seeded: set[int] = set()
@@ -245,7 +245,7 @@ class _Drawing:
             self._firsts[kind] = _First(first_key, file.id, key, file.size, mine, file.drawn)
 
     def order(self) -> Order:
-        seeds = _Keyed()
+        seeds = Keyed()
         seed_sizes: dict[int, int] = {}
         done = {id for _, id in self._frozen}
         for directory, seed in self._seeds().items():
@@ -266,6 +266,7 @@ class _Drawing:
         seed_ids = self._ids(seeds, done)
         done.update(map(abs, seed_ids))
         has_groups = any(len(ids) > 1 for ids in self._groups.values())
+        has_no_groups = self._pass.group is not None and not has_groups
         outside = [size for key, size in self._outside if key not in self._whole]
         return Order(
             frozen_ids,
@@ -279,7 +280,7 @@ class _Drawing:
             BitMap64(map(abs, seed_ids)),
             sum(seed_sizes.values()),
             tuple(self._unmatched),
-            has_groups,
+            has_no_groups,
         )
 
     def _count(self, size: int) -> None:
@@ -294,7 +295,7 @@ class _Drawing:
             best[directory] = min(best.get(directory, rank), rank)
         return {directory: self._firsts[directory, suffix] for directory, (_, suffix) in best.items()}
 
-    def _ids(self, keys: _Keyed, done: set[int]) -> array[int]:
+    def _ids(self, keys: Keyed, done: set[int]) -> array[int]:
         """Ids in the order of their keys, without those in `done`; with groups, all ids of each group."""
         ids = array("q")
         if not self._groups:

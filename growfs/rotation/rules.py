@@ -64,6 +64,18 @@ _group = attrgetter("queue_position")
 # Listed and held files.
 
 
+@dataclass(frozen=True, slots=True)
+class PartContents:
+    """The contents of a part of a pass (--exact), by admission."""
+
+    folders: Mapping[int, Sequence[int]]
+    """The files and folders in each folder, in the order of their names."""
+    files: int
+    bytes: int
+    left_out: BitMap64
+    """The ids of files of the part that are not cached: they could not be fetched."""
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Generation:
     """The set of listed files: those admitted up to last_seq that neither it nor an earlier generation delisted.
@@ -85,6 +97,8 @@ class Generation:
     """The admissions of the files that it lists again."""
     hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
     """The directories without a listed file, by the nearest directory above them that is listed."""
+    part: PartContents | None = None
+    """What it lists, if it is a part of a pass; None if that follows from the admissions."""
     is_over: bool = False
     """Whether no further listing may show it, whichever process lists."""
     opened: BitMap64 = field(default_factory=BitMap64)
@@ -94,6 +108,12 @@ class Generation:
     _delisted_later: BitMap64 = field(default_factory=BitMap64)
     _hidden: BitMap64 = field(default_factory=BitMap64)
     """Files that it does not list but a later generation does: their rows no longer say so."""
+    _listed: BitMap64 = field(default_factory=BitMap64)
+    """The admissions of the files and folders of its part."""
+
+    def __post_init__(self) -> None:
+        for seqs in self.part.folders.values() if self.part else ():
+            self._listed.update(seqs)
 
     @property
     def hold(self) -> Hold:
@@ -102,6 +122,8 @@ class Generation:
 
     def shows(self, seq: int, delisted: int | None) -> bool:
         """Whether a file admitted up to last_seq is listed. delisted: the generation that delisted it, by its row."""
+        if self.part:
+            return seq in self._listed
         if seq in self.delisted or seq in self._hidden:
             return False
         return delisted is None or self.number < delisted or seq in self.relisted
@@ -138,7 +160,7 @@ class Succession:
         if self.newest:
             self._earlier.add(self.newest)
         self.newest = Generation(
-            number, plan.last_seq, now, plan.files, plan.delisted, plan.relisted, plan.hidden_below
+            number, plan.last_seq, now, plan.files, plan.delisted, plan.relisted, plan.hidden_below, plan.part
         )
         for earlier in self._earlier:
             earlier.is_followed_by(self.newest)
@@ -447,6 +469,8 @@ class GenerationPlan:
     directories: Collection[int] = ()
     """The directories that contain its files."""
     hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
+    part: PartContents | None = None
+    """What it lists, if it is a part of a pass."""
 
 
 def turnover_order(files: Iterable[CachedFile], shown_seq: int) -> list[CachedFile]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +21,15 @@ from growfs.rotation.rules import CachedFile, GenerationPlan, Kind, TurnoverInpu
 DELISTED_DIRECTORY = "SELECT 1 FROM resident WHERE delisted IS NOT NULL AND suffix IS NULL LIMIT 1"
 
 
-def plan_generation(catalog: Path, number: int, turnover: TurnoverInput) -> GenerationPlan:
-    """Decide what generation `number` lists. catalog: the database file."""
+def plan_generation(
+    catalog: Path, number: int, turnover: TurnoverInput, beat: Callable[[], None] = lambda: None
+) -> GenerationPlan:
+    """Decide what generation `number` lists. catalog: the database file. beat: called along the way."""
     connection = read_only(catalog)
     try:
         connection.execute("BEGIN")  # all queries see the same state
         counts, least, largest = _kinds(connection, turnover.last_seq)
+        beat()
         if turnover.show_files is not None:
             turnover = replace(turnover, last_seq=_last_of_exactly(connection, turnover, turnover.show_files))
             counts, least, _ = _kinds(connection, turnover.last_seq)

@@ -6,37 +6,28 @@ A drawn file is marked in the database when it is admitted, so a restarted mount
 from __future__ import annotations
 
 import logging
-import mmap
-import sqlite3
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import TypeVar
 
 import trio
 from humanfriendly import format_size
 
 from growfs import disk
-from growfs.cache.cache_folder import unreadable
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
-from growfs.errors import GrowfsError
-from growfs.rotation.pass_order import Order, Pass, groups_of
-from growfs.rotation.rules import GenerationPlan, TurnoverInput
-from growfs.rotation.turnover import plan_generation
+from growfs.rotation.pass_order import Order, groups_of
+from growfs.scheduler.draw_order import DrawOrder
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.in_flight import Download, DownloadState
 from growfs.scheduler.outage import Failure
 from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Space
-from growfs.signal import Signal
 from growfs.status_and_metrics import MountState, SkippedStatus
 from growfs.units import flag_size
-from growfs.workers.messages import MakeOrder, PlanTurnover
-from growfs.workers.pool import WorkerLost, WorkerPool, call_worker
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EARLY_FILES_MAX = 1000
 """Files of an unfinished listing that the first draws choose from."""
@@ -60,7 +51,7 @@ class Prefetcher:
         catalog: Catalog,
         store: Store,
         catalog_sync: CatalogSync,
-        order: PassOrder,
+        order: DrawOrder,
         fetcher: Fetcher,
         drawer: Drawer,
         space: Space,
@@ -165,10 +156,8 @@ class Prefetcher:
                 await sync.progressed.wait()
 
     def _first_listed(self) -> list[Node]:
-        if self._order.first.group is not None:
-            return []  # the others of a group may not be listed yet
         undrawn = [node for node in self._catalog.undrawn(EARLY_FILES_MAX) if not self._fetcher.is_in_flight(node.id)]
-        return self._order.sort(node for node in undrawn if not self._space.is_too_large([node]))
+        return self._order.early(node for node in undrawn if not self._space.is_too_large([node]))
 
     async def _draw_pass(self) -> bool:
         """Draw the rest of the pass; returns whether the next pass is to begin."""
@@ -190,7 +179,7 @@ class Prefetcher:
             f"--freeze {glob} matches no file: nothing is frozen by it; patterns are written as in .gitignore"
             for glob in order.unmatched
         ]
-        if self._order.first.group is not None and not order.has_groups:
+        if order.has_no_groups:
             warnings.append("--group puts no two files together: each is fetched and replaced alone")
         all_fit = self._catalog.bytes <= self._store.reachable_bytes
         if not (all_fit or self._catalog.freezes) and (folder := self._catalog.validation_folder()):
@@ -242,122 +231,3 @@ class Prefetcher:
         if self._drawer.end_round():
             self._drawer.forget_not_made()
             await self._catalog.begin_pass(self._catalog.pass_number + 1)
-
-
-ORDER_RETRY_S = 30.0
-"""Pause before asking another worker for an order."""
-FEW_FILES = 1_000
-"""For this many files, a thread plans a generation within the 5 to 10 ms that a worker takes to start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The part of the remote that this mount draws (--partition, or all), or another number of files."""
-
-    files: int
-    bytes: int
-
-    def __add__(self, other: Share) -> Share:
-        return Share(self.files + other.files, self.bytes + other.bytes)
-
-    def __sub__(self, other: Share) -> Share:
-        return Share(self.files - other.files, self.bytes - other.bytes)
-
-
-class PassOrder:
-    """Computes the order of each pass. first: the first pass; later ones differ only in their number.
-
-    staging: the folder to which a worker writes the order. computed: notified of each order. locate: returns the place
-    at which the passes begin, once that is decided; None if this node works alone.
-    """
-
-    def __init__(
-        self,
-        workers: WorkerPool,
-        catalog: Catalog,
-        store: Store,
-        staging: Path,
-        first: Pass,
-        locate: Callable[[], Awaitable[float | None]] | None = None,
-    ) -> None:
-        self.first = first
-        self.computed = Signal[[Order]]()
-        self._locate = locate
-        self._workers = workers
-        self._catalog = catalog
-        self._store = store
-        self._target = staging / "order"
-        self._share: Share | None = None
-        self._revision = 0  # of the catalog when the share was computed
-        self._outside = Share(0, 0)  # cached files of other shares; evicted ones count until the next order
-
-    @property
-    def share(self) -> Share:
-        """The part that this mount draws; everything, if the catalog has changed since an order was computed."""
-        if self._share and self._revision == self._catalog.revision:
-            return self._share
-        return Share(self._catalog.files, self._catalog.bytes)
-
-    @property
-    def missing(self) -> Share:
-        """The part of the share that is not cached; may be too high until the next order."""
-        store = self._store
-        return self.share + self._outside - Share(store.resident_files, store.resident_content_bytes)
-
-    def note_finished(self, download: Download) -> None:
-        """Note that a file outside the share may have been cached."""
-        is_new = download.state is DownloadState.ADMITTED and not (download.group.is_drawn or download.renews)
-        if is_new and not self.first.has(download.path) and (node := self._catalog.node(download.node.id)):
-            self._outside += Share(1, node.size or 0)
-
-    async def locate(self) -> None:
-        """Return once it is decided where the passes begin."""
-        if self._locate:
-            self.first = replace(self.first, start=await self._locate())
-
-    async def remaining(self, size_max: int) -> Order:
-        """The files that the current pass still has to draw, in order. size_max: bytes that any of them may have."""
-        await self.locate()
-        before = self._outside
-        current = replace(self.first, number=self._catalog.pass_number, size_max=size_max)
-        ready = await self._compute(MakeOrder(self._catalog.file, current, self._target))
-        with self._target.open("rb") as file:
-            empty = self._target.stat().st_size == 0
-            ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")
-        disk.unlink("ORDER_MAPPED", self._target)
-        frozen, seeds = len(ready.frozen_ids), len(ready.frozen_ids) + len(ready.seed_ids)
-        order = replace(ready, frozen=ids[:frozen], seeds=ids[frozen:seeds], rest=ids[seeds:])
-        self._share, self._revision = Share(order.files, order.bytes), self._catalog.revision
-        self._outside += Share(order.outside_files, order.outside_bytes) - before
-        self.computed.notify(order)
-        return order
-
-    def sort(self, nodes: Iterable[Node]) -> list[Node]:
-        """The files that are in this node's share, in the order of the first pass; for a catalog without groups."""
-        shared = [node for node in nodes if self.first.has(self._catalog.path(node))]
-        return sorted(shared, key=lambda node: self.first.key(self._catalog.path(node)))
-
-    async def _compute(self, request: MakeOrder) -> Order:
-        while True:
-            try:
-                ready: Order = await call_worker(self._workers, request)
-                return ready
-            except (WorkerLost, GrowfsError) as error:
-                log.warning("the order of the pass could not be computed (%s); trying again", error)
-                await trio.sleep(ORDER_RETRY_S)
-
-
-async def plan_next(
-    workers: WorkerPool, store: Store, catalog: Path, number: int, input: TurnoverInput
-) -> GenerationPlan:
-    """Decide what generation `number` lists. A reader waits, so a thread plans if a worker cannot or is slower."""
-    if store.resident_files > FEW_FILES:
-        try:
-            plan: GenerationPlan = await call_worker(workers, PlanTurnover(catalog, number, input))
-            return plan
-        except (WorkerLost, GrowfsError) as error:
-            log.warning("no worker could plan generation %d: %s", number, error)
-    try:
-        return await trio.to_thread.run_sync(plan_generation, catalog, number, input)
-    except sqlite3.DatabaseError as failure:
-        raise unreadable(catalog, failure) from failure

@@ -17,6 +17,7 @@ from growfs.cache.store import Store
 from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError, RemoteError
 from growfs.rotation.pass_order import SEED_DIRECTORIES_MAX, Order
+from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.refresh import CatalogSync
@@ -143,11 +144,16 @@ class SeedTracker:
         return self._frozen is not None and not self._frozen
 
 
+RESTING = (MountState.AHEAD, MountState.HELD, MountState.COMPLETE)
+"""The states in which nothing is left to draw."""
+
+
 class PrefetchState:
     """Owns the prefetcher's state, whether it is paused, and whether it has to look at the catalog again.
 
-    `mount_state` is the state that users see. check_whole: whether all files for this node are cached. is_held: whether
-    a draw waits for room while nothing is fetched. outage: nothing is drawn during one.
+    `mount_state` is the state that users see. check_whole: whether all files for this node are cached, or with --exact,
+    those of the coming parts. is_held: whether a draw waits for room while nothing is fetched. outage: nothing is drawn
+    during one. streams: whether each pass fetches files again.
     """
 
     def __init__(
@@ -156,6 +162,7 @@ class PrefetchState:
         check_whole: Callable[[], bool],
         is_held: Callable[[], bool],
         outage: Outage,
+        streams: Callable[[], bool],
     ) -> None:
         self.condition = condition
         self.seeds = SeedTracker(condition)
@@ -172,6 +179,7 @@ class PrefetchState:
         self._check_whole = check_whole
         self._is_held = is_held
         self._outage = outage
+        self._streams = streams
 
     @property
     def is_interrupted(self) -> bool:
@@ -186,7 +194,7 @@ class PrefetchState:
         if self._outage.is_on:
             return MountState.WAITING
         is_held = self._is_held() and not self.is_stale  # otherwise that draw is about to end
-        if is_held or self._phase in (MountState.HELD, MountState.COMPLETE):
+        if is_held or self._phase in RESTING:
             return self._resting_state
         return self._phase
 
@@ -209,7 +217,7 @@ class PrefetchState:
     def invalidate_order(self) -> None:
         """Request a new order: there may be more to draw, or more space."""
         self.is_stale = True
-        if self._phase is MountState.HELD or (self._phase is MountState.COMPLETE and not self.is_whole):
+        if self._phase is MountState.HELD or (self._phase in RESTING and not self.is_whole):
             self._phase = MountState.FILLING  # until the new order is known
         self.changed.notify()
 
@@ -245,7 +253,9 @@ class PrefetchState:
 
     @property
     def _resting_state(self) -> MountState:
-        return MountState.COMPLETE if self.is_whole else MountState.HELD
+        if not self.is_whole:
+            return MountState.HELD
+        return MountState.AHEAD if self._streams() else MountState.COMPLETE
 
     def finish(self, *ids: int) -> None:
         """Note that these files are cached, failed or cannot be drawn."""
@@ -279,6 +289,7 @@ class StartGate:
         budget: Budget,
         prefetch: PrefetchState,
         outage: Outage,
+        parts: Parts | None,
     ) -> None:
         self._catalog = catalog
         self._store = store
@@ -288,6 +299,7 @@ class StartGate:
         self._prefetch = prefetch
         self._condition = prefetch.condition
         self._outage = outage
+        self._parts = parts
         self._began_at = trio.current_time()
         self._more_since: float | None = None
         """The time since which only files beyond the first ones are waited for."""
@@ -306,6 +318,8 @@ class StartGate:
         if self.passed or condition.no_wait:
             return None
         done, needed = (0, 0) if condition.explicit else self._prefetch.seeds.progress
+        if self._parts and not condition.explicit:
+            return self._parts.start_status()
         files, bytes = condition.amount(store.limit_bytes)
         files = max(files, condition.show_files)
         if needed > done:
@@ -320,6 +334,8 @@ class StartGate:
     async def is_anything_listed(self) -> bool:
         """Whether there is anything to mount. Raises the error of a failed first listing."""
         sync = self._catalog_sync
+        if self._parts and self._parts.failure:
+            raise self._parts.failure
         if sync.failure and not (sync.complete or sync.listing_now):
             raise sync.failure.error
         return self._catalog.files > 0
@@ -354,6 +370,8 @@ class StartGate:
             if enough:
                 return "the requested files"
             return "every file" if everything else "what could be fetched" if ended else None
+        if self._parts:
+            return "the first part" if self._parts.is_ready else "what could be fetched" if ended else None
         if not self._are_first_files_complete(state, ended):
             return None
         if self._more_since is None:

@@ -354,6 +354,11 @@ class Space:
             allowed -= await self._opened(list(allowed))
             return await store.evict([id for id in ids if id in allowed])
 
+    async def mark(self, unneeded: Sequence[int], needed: Sequence[int]) -> bool:
+        """Allow files to be evicted for draws, and forbid it for others; False if some of these are gone already."""
+        async with self._by_what_is_listed() as is_known:
+            return is_known and await self._store.mark(unneeded, needed, self._generations.number)
+
     @asynccontextmanager
     async def _by_what_is_listed(self) -> AsyncIterator[bool]:
         """Keep new generations and other evictions out of the block. Yields whether the rows say what is listed.

@@ -85,7 +85,7 @@ class OpenDirectory:
     pending: list[Entry] = field(default_factory=list)
     """The entries after `position` that were read from the database and not yet delivered."""
     scanned: int = 0
-    """The last admission searched in the database."""
+    """The position up to which the database was searched."""
     has_begun: bool = False
     """Whether its listing began when it was opened, and has not been read yet."""
     is_scanning: bool = False
@@ -278,7 +278,8 @@ class Vfs:
         elif directory.pending:
             return True
         generation = directory.generation or NOTHING
-        directory.pending, scanned = visible_entries(
+        find = part_entries if generation.part else visible_entries
+        directory.pending, scanned = find(
             self._store, directory.id, directory.scanned, generation, SCAN_ROWS, self._started_ns
         )
         if self._shows_links:
@@ -497,3 +498,15 @@ def visible_entries(
     rows = store.entries(parent, after_seq, generation.last_seq, limit, mtime_ns)
     entries = [Entry._make(row[:-1]) for row in rows if generation.shows(*row[-2:])]
     return entries, rows[-1][-2] if len(rows) == limit and not entries else None
+
+
+def part_entries(
+    store: Store, parent: int, after: int, generation: Generation, limit: int, mtime_ns: int
+) -> tuple[list[Entry], int | None]:
+    """As `visible_entries`, for a generation that is a part of a pass. Positions count the entries of the directory."""
+    assert generation.part
+    seqs = generation.part.folders.get(parent, ())[after : after + limit]
+    rows = {row[-1]: row for row in store.entries_at(seqs, mtime_ns)}
+    positions = enumerate(seqs, after + 1)
+    entries = [Entry._make((*rows[seq][:-1], position)) for position, seq in positions if seq in rows]
+    return entries, after + len(seqs) if len(seqs) == limit and not entries else None

@@ -10,6 +10,7 @@ import pickle
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,8 +20,6 @@ from growfs.remote.interface import Fetched, RemoteFile
 
 if TYPE_CHECKING:  # imported where they are unpickled: a worker that lists does not need them
     from growfs.rotation.circle import Position
-    from growfs.rotation.pass_order import Pass
-    from growfs.rotation.rules import TurnoverInput
 
 REPORT_FILES = 64
 """A worker reports as soon as it has this many files to report."""
@@ -77,15 +76,13 @@ class ListRemote:
 
 
 @dataclass(frozen=True, slots=True)
-class MakeOrder:
-    """Write the ids of the files that a pass still has to draw to target, as 64-bit integers in draw order.
+class Compute:
+    """Call a function of growfs.rotation, and thus compute what takes long from the catalog.
 
-    The order is: frozen files, seeds, the rest. The answers are StillWorking ..., then Done(Order), without these ids.
+    It gets a function to call along the way. The answers are StillWorking ..., then Done(its result).
     """
 
-    catalog: Path
-    pass_: Pass
-    target: Path
+    function: Callable[[Callable[[], None]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +99,6 @@ class ServerSilent:
 
     silent_s: float
     why: RemoteError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PlanTurnover:
-    """Plan what generation `number` lists. The answer is Done(GenerationPlan)."""
-
-    catalog: Path
-    number: int
-    input: TurnoverInput
 
 
 @dataclass(frozen=True, slots=True)

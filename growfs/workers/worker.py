@@ -38,14 +38,14 @@ from growfs.workers import messages, process
 from growfs.workers.downloader import Downloader
 from growfs.workers.heartbeat import ListingHeartbeat
 from growfs.workers.messages import (
+    Compute,
     Done,
     Failed,
     FetchFiles,
     ListRemote,
-    MakeOrder,
-    PlanTurnover,
     Probe,
     ServePeers,
+    StillWorking,
 )
 from growfs.workers.process import lower_priority
 
@@ -94,8 +94,8 @@ def main() -> None:
 def preload_later() -> None:
     """Import modules that the first listing does not need, for the workers that are forked after it."""
     preload_transfer()
-    import growfs.rotation.turnover
-    import growfs.workers.make_order  # noqa: F401
+    import growfs.rotation.draw_order
+    import growfs.rotation.turnover  # noqa: F401
 
 
 def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> None:
@@ -156,17 +156,11 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
             spec = replace(spec, producer=replace(spec.producer, count=request.extent))
         heartbeat = ListingHeartbeat(send)
         return _list(open_remote(spec, retries=Retries(on_failure=heartbeat.note_failure)), request, send, heartbeat)
-    if isinstance(request, MakeOrder):
-        from growfs.workers.make_order import make_order  # not needed by a listing, which should start soon
-
-        return make_order(request, send)
     if isinstance(request, Probe):
         remote = open_remote(spec, retries=Retries(tries_max=PROBE_TRIES_MAX) if request.repeats else None)
         return _probe(remote, request, makes_files=spec.producer is not None)
-    assert isinstance(request, PlanTurnover)
-    from growfs.rotation.turnover import plan_generation
-
-    return plan_generation(request.catalog, request.number, request.input)
+    assert isinstance(request, Compute)
+    return request.function(lambda: send(StillWorking()))
 
 
 def _list(remote: Remote, request: ListRemote, send: Send, heartbeat: ListingHeartbeat) -> int:

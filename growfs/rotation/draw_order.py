@@ -1,4 +1,7 @@
-"""Computes the order of a pass in a worker (for the order, see growfs.rotation.pass_order)."""
+"""Reads the files of the catalog for the order of a pass from the database; the rules are in `pass_order`.
+
+Runs in a worker, with its own connection: a catalog has millions of files.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,27 @@ import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 from growfs.cache.catalog import UNKNOWN_SIZE
 from growfs.cache.schema import FROZEN, query_of, read_only, with_paths
 from growfs.rotation.pass_order import Candidate, Order, Pass, draw_order
-from growfs.workers.messages import MakeOrder, StillWorking
 
-HEARTBEAT_FILES = 100_000
-"""A worker sends a heartbeat after this many files: every few seconds on a busy machine."""
+BEAT_FILES = 100_000
+"""A worker reports that it still works after this many files: every few seconds on a busy machine."""
 
 
-def make_order(request: MakeOrder, send: Callable[[Any], None]) -> Order:
-    """Write the order to the request's target. send: called with heartbeats."""
-    connection = read_only(request.catalog)
-    order = draw_order(_with_heartbeats(candidates(connection, request.pass_), send), request.pass_)
+def make_order(catalog: Path, pass_: Pass, target: Path, beat: Callable[[], None]) -> Order:
+    """The order of a pass without its ids, which are written to target: 64-bit integers, in draw order.
+
+    That is: frozen files, seeds, the rest. catalog: the database file. beat: called along the way.
+    """
+    connection = read_only(catalog)
+    order = draw_order(_with_beats(candidates(connection, pass_), beat), pass_)
     known = "SELECT EXISTS (SELECT 1 FROM node WHERE is_dir = 0 AND size IS NOT NULL)"
     (is_any_size_known,) = connection.execute(known).fetchone()
     connection.close()
-    with request.target.open("wb") as file:
+    with target.open("wb") as file:
         for part in (order.frozen, order.seeds, order.rest):
             file.write(memoryview(array("q", part)))
     return replace(order, frozen=(), seeds=(), rest=(), seed_bytes=order.seed_bytes if is_any_size_known else 0)
@@ -42,9 +47,9 @@ def candidates(connection: sqlite3.Connection, pass_: Pass) -> Iterator[Candidat
         yield Candidate(id, parent, path, bytes, resident is not None, done, frozen, late)
 
 
-def _with_heartbeats(files: Iterable[Candidate], send: Callable[[Any], None]) -> Iterator[Candidate]:
-    """Send heartbeats along the way: ten million files take minutes, and the daemon gives up on a silent worker."""
+def _with_beats(files: Iterable[Candidate], beat: Callable[[], None]) -> Iterator[Candidate]:
+    """Report along the way: ten million files take minutes, and the daemon gives up on a silent worker."""
     for number, file in enumerate(files):
-        if number % HEARTBEAT_FILES == 0:
-            send(StillWorking())
+        if number % BEAT_FILES == 0:
+            beat()
         yield file

@@ -1,0 +1,236 @@
+"""Reads the facts about the parts of a pass (--exact) from the database; the rules are in `parts`.
+
+A division is stored in the table `meta` when its pass begins, because the catalog may change during the pass. These
+functions run in a worker, with its own connection: a catalog has millions of files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pyroaring import BitMap64
+
+from growfs import disk
+from growfs.cache.schema import ROOT, Query, query_of, read_only, set_meta, with_paths
+from growfs.errors import GrowfsError
+from growfs.rotation.draw_order import BEAT_FILES
+from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, Position, divide
+from growfs.rotation.pass_order import groups_of
+from growfs.rotation.rules import PartContents
+
+ROWS = 10_000
+"""Ids that one query reads."""
+
+# Divisions.
+
+
+def divide_catalog(catalog: Path, pass_: ExactPass, beat: Callable[[], None]) -> tuple[Division, array[int]]:
+    """Divide a pass over the catalog. catalog: the database file. Raises GrowfsError if that is impossible."""
+    with closing(read_only(catalog)) as connection:
+        return divide(_files(connection, beat), pass_)
+
+
+def _files(connection: sqlite3.Connection, beat: Callable[[], None]) -> Iterator[CatalogFile]:
+    rows = with_paths(query_of(connection), "n.id, n.size, n.pinned", "node n WHERE n.is_dir = 0")
+    for number, (path, id, size, pinned) in enumerate(rows):
+        if number % BEAT_FILES == 0:
+            beat()
+        if size is None:
+            raise GrowfsError(f"--exact needs the size of each file, and the remote does not report that of {path}")
+        yield CatalogFile(id, path, size, disk.allocation(size), pinned > 0)
+
+
+def save_division(writer: sqlite3.Connection, division: Division, ids: array[int]) -> None:
+    """Store a division, and delete those of passes before the previous one."""
+    number = division.pass_.number
+    set_meta(writer, _key(number), json.dumps(asdict(division)))
+    set_meta(writer, _ids_key(number), ids.tobytes())
+    old = "DELETE FROM meta WHERE key GLOB 'division *' AND CAST(substr(key, 10) AS INTEGER) NOT IN (?, ?)"
+    writer.execute(old, (number, number - 1))
+
+
+def _division(text: str) -> Division:
+    values = json.loads(text)
+    pass_ = values["pass_"]
+    pass_["share"] = pass_["share"] and tuple(pass_["share"])
+    values["pass_"] = ExactPass(**pass_)
+    values["catalog"] = CatalogDigest(*values["catalog"])
+    values["parts"] = tuple(PartBounds(*bounds) for bounds in values["parts"])
+    return Division(**values)
+
+
+def _key(number: int) -> str:
+    return f"division {number}"
+
+
+def _ids_key(number: int) -> str:
+    return f"division {number} ids"
+
+
+def read_division(ask: Query, number: int) -> Division | None:
+    """The division of a pass; None if none is stored."""
+    for (text,) in ask("SELECT value FROM meta WHERE key = ?", _key(number)):
+        return _division(text)
+    return None
+
+
+class _Parts:
+    """The ids of the parts of a pass."""
+
+    def __init__(self, connection: sqlite3.Connection, number: int) -> None:
+        division = read_division(query_of(connection), number)
+        assert division
+        self.division = division
+        (ids,) = connection.execute("SELECT value FROM meta WHERE key = ?", (_ids_key(number),)).fetchone()
+        self._ids = memoryview(ids).cast("q")
+
+    def of(self, part: int) -> Sequence[int]:
+        """The ids of a part."""
+        bounds = self.division.parts[part - 1]
+        return self._ids[bounds.start : bounds.end]
+
+    def kept(self) -> Sequence[int]:
+        """The kept ids of all parts, in their order."""
+        return array("q", itertools.chain(*(self._ids[part.kept : part.end] for part in self.division.parts)))
+
+
+# What is to be cached.
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The files to be fetched, and those that may go. Ids, where a negative one is in the group of the id before it."""
+
+    always: array[int]
+    """Missing files that each part lists."""
+    missing: array[int]
+    """The other missing files, in the order in which they are needed."""
+    bytes: int
+    """The size of the missing files."""
+    first: BitMap64
+    """The missing files without which the next part is not complete."""
+    first_bytes: int
+    """Their size."""
+    unneeded: array[int]
+    """Cached files that are not needed any more, and may be evicted."""
+    needed_again: array[int]
+    """Cached files that could be evicted until now."""
+
+
+def find_due(catalog: Path, begun: Position | None, coming: Sequence[Position], beat: Callable[[], None]) -> Due:
+    """The files to be cached while one part is read, and others are to follow.
+
+    begun: the part that is read, if any. coming: the parts to be cached besides it, the next one first. Their
+    divisions are stored.
+    """
+    with closing(read_only(catalog)) as connection:
+        connection.execute("BEGIN")  # all queries see the same state
+        resident = _ids(connection, "resident WHERE suffix IS NOT NULL")
+        let_go = _ids(connection, "resident WHERE suffix IS NOT NULL AND delisted IS NOT NULL")
+        always = _ids(connection, "node WHERE pinned > 0 AND is_dir = 0")
+        needed, missing, first = BitMap64(always), array("q"), always - resident
+        for position in (*([begun] if begun else []), *coming, None):
+            parts = _Parts(connection, (position or coming[0]).pass_)
+            ids = parts.of(position.part) if position else parts.kept()
+            beat()
+            of_part = BitMap64(map(abs, ids))
+            if position == coming[0]:
+                first |= of_part - resident
+            if lacking := of_part - needed - resident:
+                missing.extend(_incomplete(ids, lacking))
+            needed |= of_part
+        sizes = _sizes(connection, BitMap64(map(abs, missing)) | first)
+        first &= BitMap64(sizes)  # the others have left the catalog
+        return Due(
+            array("q", first & always),
+            missing,
+            sum(sizes.values()),
+            first,
+            sum(sizes[id] for id in first),
+            array("q", resident - needed - let_go),
+            array("q", let_go & needed),
+        )
+
+
+def _ids(connection: sqlite3.Connection, rest: str) -> BitMap64:
+    return BitMap64(id for (id,) in connection.execute(f"SELECT id FROM {rest}"))
+
+
+def _incomplete(ids: Iterable[int], lacking: BitMap64) -> Iterator[int]:
+    """The groups with a file that is to be fetched, as ids of an order."""
+    for group in groups_of(ids):
+        if any(id in lacking for id in group):
+            yield group[0]
+            yield from (-id for id in group[1:])
+
+
+def _sizes(connection: sqlite3.Connection, ids: BitMap64) -> dict[int, int]:
+    """The sizes of the files that are still in the catalog."""
+    query = "SELECT n.id, coalesce(n.size, 0) FROM json_each(?) wanted CROSS JOIN node n ON n.id = wanted.value"
+    return dict(itertools.chain.from_iterable(connection.execute(query, (text,)) for text in _batches(ids)))
+
+
+def _batches(ids: Iterable[int]) -> Iterator[str]:
+    ids = iter(ids)
+    while batch := list(itertools.islice(ids, ROWS)):
+        yield json.dumps(batch)
+
+
+# The contents of a part.
+
+
+def part_contents(catalog: Path, position: Position, beat: Callable[[], None]) -> PartContents:
+    """The contents of a part, as far as it is cached."""
+    with closing(read_only(catalog)) as connection:
+        connection.execute("BEGIN")
+        parts = _Parts(connection, position.pass_)
+        ids = BitMap64(map(abs, parts.of(position.part))) | _ids(connection, "node WHERE pinned > 0 AND is_dir = 0")
+        names = defaultdict[int, list[tuple[str, int]]](list)
+        files = bytes = 0
+        left_out = BitMap64()
+        query = (
+            "SELECT n.id, r.seq, n.parent, n.name, n.size FROM json_each(?) wanted"
+            " CROSS JOIN node n ON n.id = wanted.value LEFT JOIN resident r ON r.id = n.id"
+        )
+        for text in _batches(ids):
+            beat()
+            for id, seq, parent, name, size in connection.execute(query, (text,)):
+                if seq is None:
+                    left_out.add(id)
+                    continue
+                names[parent].append((name, seq))
+                files += 1
+                bytes += size
+        for seq, parent, name in _folders(connection, None if parts.division.lists_all_folders else names):
+            names[parent].append((name, seq))
+        return PartContents({folder: _in_order(entries) for folder, entries in names.items()}, files, bytes, left_out)
+
+
+def _folders(connection: sqlite3.Connection, needed: Container[int] | None) -> Iterator[tuple[int, int, str]]:
+    """(admission, parent, name) of folders: of those that contain one of the needed ones, or of all."""
+    rows = connection.execute(
+        "SELECT r.id, r.seq, n.parent, n.name FROM resident r JOIN node n USING (id) WHERE r.suffix IS NULL"
+    )
+    folders = {id: (seq, parent, name) for id, seq, parent, name in rows if id != ROOT}
+    if needed is None:
+        yield from folders.values()
+        return
+    listed = set[int]()
+    for id in [id for id in folders if id in needed]:
+        while id in folders and id not in listed:
+            listed.add(id)
+            yield folders[id]
+            id = folders[id][1]
+
+
+def _in_order(entries: list[tuple[str, int]]) -> array[int]:
+    """The admissions of the entries of a folder, by name: the same on all machines."""
+    return array("Q", (seq for _, seq in sorted(entries)))

@@ -1,0 +1,317 @@
+"""How --exact divides a pass over the catalog into parts. Pure functions.
+
+A generation lists one part. Over the parts of a pass, each file is in exactly one. Most of the cache keeps a fixed
+share of the files. The others are *streamed*: fetched for their part, and evicted after it. There is room for the
+streamed files of two parts, the one that is read and the next one. Each part has its share of both sorts, so that the
+link is used evenly.
+
+A part depends on nothing but the seed, the catalog, the size of the cache, and the numbers of the pass and the part.
+Which files are kept does not depend on the pass either.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+from humanfriendly import format_size
+from pyroaring import BitMap64
+
+from growfs.errors import GrowfsError
+from growfs.remote.names import extension
+from growfs.rotation.pass_order import SHARES, Keyed, draw_key, group_of
+from growfs.rotation.rules import keeps_last
+
+KEPT = -1
+"""Used instead of a pass number in the hash that decides which files are kept; passes count from 1."""
+SPARE_SHARE = 100
+"""One part in 100 of the cache is left free: for files that take more of the disk than their size, or are opened by
+name."""
+
+
+class Position(NamedTuple):
+    """A part of a pass. Both numbers count from 1."""
+
+    pass_: int
+    part: int
+
+    def __str__(self) -> str:
+        return f"{self.pass_}/{self.part}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExactPass:
+    """All that decides the parts of a pass, besides the catalog. Sizes in bytes."""
+
+    seed: int
+    number: int
+    """Counts from 1."""
+    cache_bytes: int
+    part_bytes: int
+    """The room for streamed files, of two parts together."""
+    share: tuple[int, int] | None = None
+    """(number, of how many) of this node; None if it has all files. All nodes have equally many parts if their caches
+    are equally large."""
+    group: str | None = None
+    """A template with the fields of `group_of`; files for which it gives the same text are in the same part."""
+
+
+class CatalogFile(NamedTuple):
+    """A file of the catalog."""
+
+    id: int
+    path: str
+    size: int
+    bytes: int
+    """On disk."""
+    is_always_listed: bool
+    """It is frozen or pinned: each part lists it, and it is always kept."""
+
+
+class CatalogDigest(NamedTuple):
+    """Identifies the files of a catalog by their paths and sizes."""
+
+    files: int
+    bytes: int
+    digest: str
+
+
+class PartBounds(NamedTuple):
+    """The place of a part in the ids of its division: streamed files from `start` on, kept ones from `kept` on."""
+
+    start: int
+    kept: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A pass, divided into parts."""
+
+    pass_: ExactPass
+    catalog: CatalogDigest
+    parts: tuple[PartBounds, ...]
+    files: int
+    """The files of this node's parts, with those that are always listed."""
+    bytes: int
+    """Their size on disk."""
+    kept_bytes: int
+    """The size on disk of the files that stay, with those that are always listed."""
+    part_bytes: int
+    """The size on disk of the streamed files of the largest part."""
+    lists_all_folders: bool
+    """Each part lists all folders, even those of which it has no file. Otherwise folders are samples that come and go.
+    """
+    least_folders: int
+    """How many folders of this node's files have a file in the part that has files of the fewest."""
+    folders: int
+    """How many folders have files in any part."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """How large the cache has to be for these parts."""
+        return self.kept_bytes + 2 * self.part_bytes
+
+    @property
+    def streams(self) -> bool:
+        """Whether some files are not kept."""
+        return self.part_bytes > 0
+
+    @property
+    def streamed_bytes(self) -> int:
+        """The size on disk of the files that each pass fetches."""
+        return self.bytes - self.kept_bytes
+
+    def after(self, part: int) -> Position:
+        """The position that follows a part."""
+        number = self.pass_.number
+        return Position(number, part + 1) if part < len(self.parts) else Position(number + 1, 1)
+
+
+def divide(files: Iterable[CatalogFile], pass_: ExactPass) -> tuple[Division, array[int]]:
+    """Divide a pass; returns the division and its ids. A negative id is in the group of the id before it.
+
+    Raises GrowfsError if the cache is too small to stream files through it.
+    """
+    dividing = _Dividing(pass_)
+    for file in files:
+        dividing.add(file)
+    return dividing.division()
+
+
+class _Share:
+    """The groups of one node's share, in the order in which they are chosen to be kept, and in that of the pass."""
+
+    def __init__(self) -> None:
+        self.by_choice, self.by_pass = Keyed(), Keyed()
+        self.bytes = 0
+
+
+class _Dividing:
+    """Collects the files of a division. A file without a group is its own group. Keeps some 60 bytes of each."""
+
+    def __init__(self, pass_: ExactPass) -> None:
+        self._pass = pass_
+        self._ids, self._bytes, self._folders = array("q"), array("q"), array("Q")  # by group
+        self._others: dict[int, list[int]] = {}  # by group, all ids but the first
+        self._by_key: dict[int, int] = {}  # groups by key, if files have groups
+        self._always = BitMap64()  # groups
+        self._shares = [_Share() for _ in range(pass_.share[1] if pass_.share else 1)]
+        self._folder_keys: dict[str, int] = {}
+        self._least: dict[tuple[str, str], int] = {}
+        self._files = self._size = self._digest = 0
+
+    def add(self, file: CatalogFile) -> None:
+        """Add a file of the catalog."""
+        self._files += 1
+        self._size += file.size
+        text = f"{file.path}\0{file.size}".encode()
+        self._digest += int.from_bytes(blake2b(text, digest_size=16).digest(), "big")
+        folder, _, name = file.path.rpartition("/")
+        kind = (folder, extension(name))
+        self._least[kind] = min(self._least.get(kind, file.bytes), file.bytes)
+        pass_, text_of_group = self._pass, group_of(self._pass.group, file.path)
+        choice = draw_key(pass_.seed, KEPT, text_of_group)
+        group = self._by_key.get(choice)
+        if group is not None:
+            self._bytes[group] += file.bytes
+            self._others.setdefault(group, []).append(file.id)
+        else:
+            group = len(self._ids)
+            self._ids.append(file.id)
+            self._bytes.append(file.bytes)
+            if folder not in self._folder_keys:
+                self._folder_keys[folder] = draw_key(pass_.seed, pass_.number, f"{folder}/")
+            self._folders.append(self._folder_keys[folder])
+            number = draw_key(pass_.seed, SHARES, text_of_group) % len(self._shares)
+            share = self._shares[number]
+            share.by_choice.add(choice, group)
+            share.by_pass.add(draw_key(pass_.seed, pass_.number, text_of_group), group)
+            if pass_.group is not None:
+                self._by_key[choice] = group
+        if file.is_always_listed:
+            self._always.add(group)
+
+    def division(self) -> tuple[Division, array[int]]:
+        """The parts of this node's share."""
+        pass_ = self._pass
+        always_bytes = sum(self._bytes[group] for group in self._always)
+        largest = max((self._bytes[group] for group in range(len(self._ids)) if group not in self._always), default=0)
+        room = max(pass_.part_bytes, 2 * largest)
+        own = pass_.share[0] if pass_.share else 0
+        kept, parts, streamed = BitMap64(), 1, array("Q")
+        for number, share in enumerate(self._shares):
+            kept_here = self._kept(share, always_bytes, room)
+            streamed_here = array("Q", (group for _, group in share.by_pass if self._is_streamed(group, kept_here)))
+            parts = max(parts, _count(self._sums(streamed_here), room // 2))
+            if number == own:
+                kept, streamed = kept_here, streamed_here
+        ends = _ends(self._sums(streamed), room // 2, parts)
+        return self._assembled(self._shares[own], kept, streamed, ends, always_bytes)
+
+    def _is_streamed(self, group: int, kept: BitMap64) -> bool:
+        return group not in kept and group not in self._always
+
+    def _kept(self, share: _Share, always_bytes: int, room: int) -> BitMap64:
+        """The groups of a share that stay cached. room: for streamed files, in bytes."""
+        cache_bytes = self._pass.cache_bytes
+        groups = [group for _, group in share.by_choice if group not in self._always]
+        if always_bytes + sum(self._bytes[group] for group in groups) <= cache_bytes:
+            return BitMap64(groups)
+        left = cache_bytes - cache_bytes // SPARE_SHARE - always_bytes - room
+        if left < 0:
+            always = f" besides {format_size(always_bytes)} of frozen and pinned files" if always_bytes else ""
+            raise GrowfsError(
+                f"--exact needs {format_size(room)} of the cache{always} to stream files through it, and the cache has"
+                f" {format_size(cache_bytes)}; raise --cache-size"
+            )
+        kept = BitMap64()
+        for group in groups:
+            if self._bytes[group] <= left:
+                left -= self._bytes[group]
+                kept.add(group)
+        return kept
+
+    def _sums(self, groups: Sequence[int]) -> array[int]:
+        return array("q", itertools.accumulate(self._bytes[group] for group in groups))
+
+    def _assembled(
+        self, share: _Share, kept: BitMap64, streamed: Sequence[int], ends: Sequence[int], always_bytes: int
+    ) -> tuple[Division, array[int]]:
+        ids, bounds = array("q"), list[PartBounds]()
+        dealt = self._dealt(share, kept, len(ends))
+        start = least_folders = part_bytes = 0
+        folders = set[int]()
+        for part, end in enumerate(ends):
+            place, groups = len(ids), streamed[start:end]
+            ids.extend(self._ids_of(groups))
+            kept_from = len(ids)
+            ids.extend(self._ids_of(dealt[part]))
+            bounds.append(PartBounds(place, kept_from, len(ids)))
+            part_bytes = max(part_bytes, sum(self._bytes[group] for group in groups))
+            here = {self._folders[group] for group in itertools.chain(groups, dealt[part])}
+            least_folders = min(least_folders, len(here)) if part else len(here)
+            folders |= here
+            start = end
+        kept_bytes = always_bytes + sum(self._bytes[group] for group in kept)
+        always_files = sum(1 + len(self._others.get(group, ())) for group in self._always)
+        division = Division(
+            self._pass,
+            CatalogDigest(self._files, self._size, f"{self._digest % (1 << 128):032x}"),
+            tuple(bounds),
+            len(ids) + always_files,
+            kept_bytes + sum(self._bytes[group] for group in streamed),
+            kept_bytes,
+            part_bytes,
+            keeps_last(sum(self._least.values()), self._pass.cache_bytes),
+            least_folders,
+            len(folders),
+        )
+        return division, ids
+
+    def _dealt(self, share: _Share, kept: BitMap64, parts: int) -> list[array[int]]:
+        """The kept groups of each part. Those of a folder are dealt out in turn, so each part has its share of them."""
+        dealt = [array("Q") for _ in range(parts)]
+        by_folder = sorted(
+            (self._folders[group], place, group) for place, (_, group) in enumerate(share.by_pass) if group in kept
+        )
+        for number, (_, _, group) in enumerate(by_folder):
+            dealt[number % parts].append(group)
+        return dealt
+
+    def _ids_of(self, groups: Iterable[int]) -> Iterator[int]:
+        for group in groups:
+            yield self._ids[group]
+            for other in self._others.get(group, ()):
+                yield -other
+
+
+def _count(sums: Sequence[int], most: int) -> int:
+    """How many parts there are if each takes groups in order, up to `most` bytes. sums: running totals, in bytes."""
+    return sum(1 for _ in _cuts(sums, most))
+
+
+def _cuts(sums: Sequence[int], most: int) -> Iterator[int]:
+    place, before = 0, 0
+    while place < len(sums):
+        place = bisect_right(sums, before + most, place)
+        before = sums[place - 1]
+        yield place
+
+
+def _ends(sums: Sequence[int], most: int, parts: int) -> list[int]:
+    """Where each of the parts ends, so that the largest is as small as possible. A group has at most `most` bytes."""
+    least = max((after - before for before, after in zip((0, *sums), sums, strict=False)), default=0)
+    while least < most:
+        middle = (least + most) // 2
+        if _count(sums, middle) <= parts:
+            most = middle
+        else:
+            least = middle + 1
+    ends = list(_cuts(sums, most))
+    return ends + [len(sums)] * (parts - len(ends))

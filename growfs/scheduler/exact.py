@@ -1,0 +1,318 @@
+"""The passes of --exact: which part is read, which one comes next, and which files are cached for them.
+
+Takes the place of `rotating.PassOrder` and `rotating.RotationPlanner`. A division is stored when its pass begins, and the
+position with each generation, so a mount that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+
+import trio
+from humanfriendly import format_size
+from pyroaring import BitMap64
+
+from growfs.cache.catalog import Catalog, Node
+from growfs.cache.database import Database
+from growfs.cache.schema import set_meta
+from growfs.cache.store import Store
+from growfs.errors import GrowfsError, NotMade, RemoteError, UsageError
+from growfs.rotation.division import divide_catalog, find_due, part_contents, read_division, save_division
+from growfs.rotation.parts import Division, ExactPass, Position
+from growfs.rotation.pass_order import Order, Pass
+from growfs.rotation.rules import GenerationPlan, TurnoverInput
+from growfs.scheduler.draw_order import Share, compute
+from growfs.scheduler.in_flight import Download, DownloadState
+from growfs.signal import Signal
+from growfs.status_and_metrics import ExactStatus, StartStatus
+from growfs.units import CacheSize, flag_size
+from growfs.workers.messages import Compute
+from growfs.workers.pool import WorkerLost, WorkerPool, call_worker
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""Pause before a pass that could not be divided is tried again, or files that could not be marked."""
+
+
+class Parts:
+    """Owns the position: the part that began last, and the one that comes next. `changed` notifies when that decides
+    anew which files are to be cached.
+
+    first: what decides the order of the first pass. part_size: the room for streamed files. start: the part to begin
+    with; None to go on after the last one. mark: as Space.mark.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerPool,
+        database: Database,
+        catalog: Catalog,
+        store: Store,
+        first: Pass,
+        part_size: CacheSize,
+        start: Position | None,
+        mark: Callable[[Sequence[int], Sequence[int]], Awaitable[bool]],
+    ) -> None:
+        self.changed = Signal[[]]()
+        self.failure: GrowfsError | None = None
+        """Why the next pass cannot be divided."""
+        self._workers = workers
+        self._db = database
+        self._catalog = catalog
+        self._store = store
+        self._first = first
+        self._part_size = part_size
+        self._mark = mark
+        self._progressed = Signal[[]]()
+        self._divisions: dict[int, Division] = {}
+        self._begun: Position | None = None
+        self._coming = Position(1, 1)
+        self._due_for: Position | None = None
+        self._wanted, self._wanted_bytes = BitMap64(), 0
+        self._lacking, self._lacking_bytes = BitMap64(), 0
+        self._failed = BitMap64()
+        self._left_out, self._left_out_example = BitMap64(), ""
+        self._listings_waiting = 0
+        self._go_on(start)
+
+    def _go_on(self, start: Position | None) -> None:
+        """Find the part that comes next. Raises UsageError if the cache became too small in the middle of a pass."""
+        stored = self._db.meta("position")
+        begun = Position(*json.loads(stored)) if stored else None
+        division = read_division(self._db.rows, begun.pass_) if begun else None
+        if begun and division and self._is_of_same_order(division):
+            self._divisions[begun.pass_] = division
+            self._begun, self._coming = begun, division.after(begun.part)
+        if start:
+            self._begun, self._coming = None, start
+        self.check_size(self._store.limit_bytes)
+
+    def _is_of_same_order(self, division: Division) -> bool:
+        pass_ = division.pass_
+        return (pass_.seed, pass_.share, pass_.group) == (self._first.seed, self._first.share, self._first.group)
+
+    def check_size(self, bytes: int) -> None:
+        """Raise UsageError if a cache of this size cannot hold the parts of the pass that has begun."""
+        division = self._divisions.get(self._coming.pass_)
+        if division and division.needed_bytes > bytes:
+            raise UsageError(
+                f"pass {division.pass_.number} began with a cache of {format_size(division.pass_.cache_bytes)}, and its"
+                f" parts need {format_size(division.needed_bytes)}: leave --cache-size at"
+                f" {flag_size(division.pass_.cache_bytes)} until it ends, or mount again with --start"
+                f" {division.pass_.number + 1}/1"
+            )
+
+    # What is drawn (draw_order.DrawOrder).
+
+    @property
+    def share(self) -> Share:
+        """The files of this node's parts; everything, before they are known."""
+        if division := self._divisions.get(self._coming.pass_):
+            return Share(division.files, division.bytes)
+        return Share(self._catalog.files, self._catalog.bytes)
+
+    @property
+    def missing(self) -> Share:
+        """The files that are still to be fetched for the coming parts."""
+        if self._due_for is None:
+            return self.share
+        return Share(len(self._wanted), self._wanted_bytes)
+
+    @property
+    def streams(self) -> bool:
+        """Whether files are fetched again in each pass."""
+        division = self._divisions.get(self._coming.pass_)
+        return division is not None and division.streams
+
+    async def locate(self) -> None:
+        """Return at once: the seed decides where a pass begins."""
+
+    def early(self, nodes: Iterable[Node]) -> list[Node]:
+        """No files: a part is not known before the listing is complete."""
+        return []
+
+    async def remaining(self, size_max: int) -> Order:
+        """The files that are to be cached while one part is read and the next one is to follow, and are not."""
+        while True:
+            begun, coming = self._begun, self._coming
+            division = await self._divided(coming.pass_)
+            ahead = [coming] if begun else [coming, division.after(coming.part)]
+            for position in ahead:
+                await self._divided(position.pass_)
+            due = await compute(self._workers, partial(find_due, self._db.path, begun, ahead))
+            if (begun, coming) != (self._begun, self._coming):
+                continue
+            if not (due.unneeded or due.needed_again) or await self._mark(due.unneeded, due.needed_again):
+                break
+            await trio.sleep(RETRY_S if self._store.refusal else 0)
+        self._wanted, self._wanted_bytes = BitMap64(map(abs, due.missing)) | BitMap64(due.always), due.bytes
+        self._failed -= self._wanted
+        self._lacking, self._lacking_bytes, self._due_for = due.first, due.first_bytes, coming
+        self._progressed.notify()
+        return Order(
+            frozen=due.always,
+            rest=due.missing,
+            files=division.files,
+            bytes=division.bytes,
+            frozen_ids=BitMap64(due.always),
+        )
+
+    async def _divided(self, number: int) -> Division:
+        """The division of a pass, which is stored when it is first needed."""
+        while number not in self._divisions:
+            stored = read_division(self._db.rows, number)
+            if stored and self._is_of_same_order(stored) and stored.needed_bytes <= self._store.limit_bytes:
+                self._divisions[number] = stored
+                break
+            first, cache_bytes = self._first, self._store.limit_bytes
+            pass_ = ExactPass(
+                first.seed, number, cache_bytes, self._part_size.of(cache_bytes), first.share, first.group
+            )
+            try:
+                division, ids = await call_worker(self._workers, Compute(partial(divide_catalog, self._db.path, pass_)))
+            except (GrowfsError, WorkerLost) as error:
+                if isinstance(error, GrowfsError):
+                    self.failure = error
+                log.warning("pass %d cannot be divided into parts, trying again: %s", number, error)
+                await trio.sleep(RETRY_S)
+                continue
+            await self._db.write_with_retry(partial(save_division, division=division, ids=ids))
+            if division.lists_all_folders:
+                await self._store.admit_folders()
+            self.failure = None
+            self._divisions = {known: self._divisions[known] for known in self._divisions if known >= number - 1}
+            self._divisions[number] = division
+            log.info("%s", _summary(division))
+        return self._divisions[number]
+
+    def note_finished(self, download: Download) -> None:
+        """Note the outcome of a download."""
+        id, size, is_cached = download.node.id, download.node.size or 0, download.state is DownloadState.ADMITTED
+        if is_cached and id not in self._wanted and not download.renews:
+            self.changed.notify()  # it was opened by name, and may go again
+        if is_cached and id in self._wanted:
+            self._wanted.discard(id)
+            self._wanted_bytes -= size
+        if isinstance(download.error, (RemoteError, NotMade)):
+            self._failed.add(id)
+        elif not is_cached:
+            return
+        if id in self._lacking:
+            self._lacking.discard(id)
+            self._lacking_bytes -= size
+        self._progressed.notify()
+
+    # What is listed (rotation.generations.Planner).
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next part is cached, except for files that cannot be fetched."""
+        return self._is_ready()
+
+    def _is_ready(self) -> bool:
+        return self._due_for == self._coming and not self._lacking
+
+    async def wait(self) -> None:
+        """Return once the next part is cached."""
+        if self._is_ready():
+            return
+        log.info("a listing waits for part %s: %d files are missing", self._coming, len(self._lacking))
+        began = trio.current_time()
+        self._listings_waiting += 1
+        try:
+            while not self._is_ready():
+                await self._progressed.wait()
+        finally:
+            self._listings_waiting -= 1
+        log.info("part %s is cached: a listing has waited for %.1f s", self._coming, trio.current_time() - began)
+
+    def changes_nothing(self, turnover: TurnoverInput) -> bool:
+        """False: the next generation is another part."""
+        return False
+
+    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan | None:
+        """List the next part; None if some of it was evicted for readers that opened other files by name."""
+        position = self._coming
+        part = await compute(self._workers, partial(part_contents, self._db.path, position))
+        if lost := part.left_out - self._failed:
+            self._lacking |= lost
+            self.changed.notify()
+            return None
+        self._note_left_out(position, part.left_out)
+        log.info("part %s of %d: %d files", position, len(self._divisions[position.pass_].parts), part.files)
+        return GenerationPlan(turnover.last_seq, part.files, keeps_last=False, part=part)
+
+    def note_begun(self) -> None:
+        """Note that the planned generation has begun: another part comes next."""
+        self._begun, self._due_for = self._coming, None
+        self._coming = self._divisions[self._begun.pass_].after(self._begun.part)
+        self.changed.notify()
+
+    def _note_left_out(self, position: Position, ids: BitMap64) -> None:
+        if position.part == 1:
+            self._left_out, self._left_out_example = BitMap64(), ""
+        self._left_out |= ids
+        if ids and (node := self._catalog.node(ids.min())):
+            self._left_out_example = self._catalog.path(node)
+            log.warning(
+                "part %s: %d files cannot be fetched and are left out of this pass, such as %s",
+                position, len(ids), self._left_out_example,
+            )  # fmt: skip
+
+    def record(self, writer: sqlite3.Connection) -> None:
+        """Store the position."""
+        if self._begun:
+            set_meta(writer, "position", json.dumps(self._begun))
+            set_meta(writer, "pass", self._begun.pass_)
+
+    # Status.
+
+    def start_status(self) -> StartStatus | None:
+        """How far the next part is, for a mount that waits for it; None if that is not known yet."""
+        if self._due_for != self._coming:
+            return None
+        bounds = self._divisions[self._coming.pass_].parts[self._coming.part - 1]
+        needed = bounds.end - bounds.start
+        return StartStatus(done=max(0, needed - len(self._lacking)), needed=needed, unit="files")
+
+    def status(self) -> ExactStatus:
+        """The section of the status."""
+        position = self._begun or self._coming
+        division = self._divisions.get(position.pass_)
+        return ExactStatus(
+            pass_=position.pass_,
+            part=position.part if self._begun else 0,
+            parts=len(division.parts) if division else 0,
+            kept_bytes=division.kept_bytes if division else 0,
+            streamed_bytes=division.streamed_bytes if division else 0,
+            missing_files=len(self._lacking),
+            missing_bytes=self._lacking_bytes,
+            waiting=self._listings_waiting,
+            left_out_files=len(self._left_out),
+            left_out_example=self._left_out_example,
+        )
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about the division."""
+        if self.failure:
+            return [str(self.failure)]
+        division = self._divisions.get(self._coming.pass_)
+        if division is None or not division.lists_all_folders or division.least_folders >= division.folders:
+            return []
+        return [
+            f"parts have files of as few as {division.least_folders} of {division.folders} folders, and the others are"
+            " listed empty: if folders are classes, raise --part-size, or pass allow_empty=True to ImageFolder"
+        ]
+
+
+def _summary(division: Division) -> str:
+    return (
+        f"pass {division.pass_.number} has {len(division.parts)} parts: {format_size(division.kept_bytes)} stay cached,"
+        f" and {format_size(division.streamed_bytes)} are streamed"
+    )
