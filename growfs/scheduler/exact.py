@@ -1,7 +1,7 @@
 """The passes of --exact: which part is read, which one comes next, and which files are cached for them.
 
-Takes the place of `rotating.PassOrder` and `rotating.RotationPlanner`. A division is stored when its pass begins, and the
-position with each generation, so a mount that was killed goes on where it was.
+Takes the place of `rotating.PassOrder` and `rotating.RotationPlanner`. A division is stored when its pass begins, and
+the position with each generation, so a mount that was killed goes on where it was.
 """
 
 from __future__ import annotations

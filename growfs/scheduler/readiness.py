@@ -162,7 +162,7 @@ class PrefetchState:
         check_whole: Callable[[], bool],
         is_held: Callable[[], bool],
         outage: Outage,
-        streams: Callable[[], bool],
+        streams: Callable[[], bool] = lambda: False,
     ) -> None:
         self.condition = condition
         self.seeds = SeedTracker(condition)

@@ -40,17 +40,14 @@ from growfs.remote.filter import PathFilter
 from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
 from growfs.rotation import readers
-from growfs.rotation.turnover import plan_generation
 from growfs.vfs import filesystem
 from growfs.vfs.filesystem import Vfs
-from growfs.workers.make_order import make_order
 from growfs.workers.messages import (
     FetchFailed,
     FetchFiles,
     FetchProgress,
     FetchRequest,
     ListRemote,
-    MakeOrder,
     Probe,
     SizeExceeded,
 )
@@ -148,11 +145,9 @@ class Worker:
         if isinstance(request, ListRemote):
             assert on_message
             return await self._list(request, on_message)
-        if isinstance(request, MakeOrder):
-            return make_order(request, lambda _: None)
         if isinstance(request, Probe):
             return None  # it is never away
-        return plan_generation(request.catalog, request.number, request.input)
+        return request.function(lambda: None)
 
     async def _list(self, request: ListRemote, on_message: Callable[[Any], Awaitable[None]]) -> int:
         while self._remote.hangs:  # noqa: ASYNC110 - the machine sets it on its own thread

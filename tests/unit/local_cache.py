@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -27,6 +28,7 @@ from growfs.rotation.rules import Generation, GenerationPlan, Holds, TurnoverInp
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.in_flight import InFlightTable, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
+from growfs.scheduler.rotating import RotationPlanner
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.units import CacheSize
 from growfs.vfs.attributes import Entry
@@ -233,6 +235,19 @@ async def answers(_: bool) -> None:
     """A probe of a remote that is not away."""
 
 
+class Planner(RotationPlanner):
+    """Plans without a worker, whatever the number of files."""
+
+    def __init__(self, database: Database) -> None:
+        no_workers: Any = None
+        no_store: Any = None
+        super().__init__(no_workers, no_store, database)
+        self._catalog = database.path
+
+    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan:
+        return plan_generation(self._catalog, number, turnover)
+
+
 def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
     """Open a cache as the daemon does when it starts."""
     database = Database(folder / "catalog.sqlite")
@@ -240,14 +255,11 @@ def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
     catalog = Catalog(database)
     store = Store(folder, database, catalog, CacheSize(bytes=limit_bytes), min_free=0)
 
-    async def decide(number: int, turnover: TurnoverInput) -> GenerationPlan:
-        return plan_generation(database.path, number, turnover)
-
     def demand() -> Demand:
         return cache.demand()
 
     cache: LocalCache
-    generations = Generations(database, store, decide, demand, turnover=0.2, settle_s=60.0)
+    generations = Generations(database, store, Planner(database), demand, turnover=0.2, settle_s=60.0)
     sizes, waiting, budget = SizeEstimate(store), WaitingClaims(), Budget(database, None)
     space = Space(database, store, generations, budget, Outage(answers), sizes, waiting, lambda: cache.holds)
     cache = LocalCache(folder, database, catalog, store, generations, space, sizes, waiting)

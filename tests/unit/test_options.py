@@ -31,6 +31,7 @@ from growfs.daemon.option_parsers import (
 from growfs.daemon.options import Options, flag_name, nested, parse_value, read_file
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.user_functions import Function
+from growfs.rotation.parts import Position
 from growfs.units import CacheSize, count, flag_size, fraction_of, seconds, size
 
 ROWS = {row.name: row for row in fields(Options)}
@@ -80,10 +81,15 @@ VALID: dict[str, tuple[Any, Any]] = {
     "storage_option": (["key=A", "retries=3"], (("key", "A"), ("retries", 3))),
     "endpoint_url": ("http://x:1", "http://x:1"),
     "anon": (True, True),
+    "exact": (True, True),
+    "part_size": ("1GB", CacheSize(bytes=10**9)),
+    "start": ("3/4", Position(3, 4)),
     "allow_other": (True, True),
     "metrics_addr": ("0.0.0.0:9401", ("0.0.0.0", 9401)),
 }
 INVALID: dict[str, list[Any]] = {
+    "part_size": ["much", "0", "101%"],
+    "start": ["3", "0/1", "1/0", "a/b", ""],
     "cache_size": ["much", "0", "-5GB", "101%", "0%", ""],
     "min_free": ["-1", "5XB"],
     "seed": ["-1", "1.5", "x", ""],

@@ -29,8 +29,10 @@ from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NotMade, RemoteError
 from growfs.remote.interface import Page
+from growfs.rotation import draw_order as draw_orders
 from growfs.rotation import queries
 from growfs.rotation import readers as readers_module
+from growfs.rotation.draw_order import make_order
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.holds import DirectoryHolds, Reader
 from growfs.rotation.pass_order import Candidate, Order, Pass, draw_order, groups_of
@@ -46,8 +48,8 @@ from growfs.signal import Signal
 from growfs.status_and_metrics import SkippedStatus
 from growfs.vfs.attributes import Entry
 from growfs.vfs.filesystem import visible_entries
-from growfs.workers import heartbeat, make_order, worker
-from growfs.workers.messages import ListRemote, MakeOrder, StillWorking
+from growfs.workers import heartbeat, worker
+from growfs.workers.messages import ListRemote, StillWorking
 from tests.remote.fake_remote import FakeRemote
 from tests.unit.local_cache import LocalCache, answers, file, open_local_cache
 
@@ -416,7 +418,7 @@ def new_drawer(cache: LocalCache, state: PrefetchState) -> Drawer:
 def new_prefetcher(cache: LocalCache, state: PrefetchState) -> Prefetcher:
     async def remaining(size_max: int) -> Order:
         connection = read_only(cache.database.path)
-        order = draw_order(make_order.candidates(connection, Pass(1, 1)), Pass(1, 1))
+        order = draw_order(draw_orders.candidates(connection, Pass(1, 1)), Pass(1, 1))
         connection.close()
         return order
 
@@ -592,11 +594,11 @@ async def test_a_worker_sends_heartbeats_while_it_computes_a_draw_order(
 ) -> None:
     cache = open_local_cache(tmp_path)
     await cache.list([file(f"a/{number}") for number in range(FILES)])
-    monkeypatch.setattr(make_order, "HEARTBEAT_FILES", 10)
-    sent: list[object] = []
-    order = make_order.make_order(MakeOrder(cache.database.path, Pass(0, 1), tmp_path / "order"), sent.append)
+    monkeypatch.setattr(draw_orders, "BEAT_FILES", 10)
+    beats: list[bool] = []
+    order = make_order(cache.database.path, Pass(0, 1), tmp_path / "order", lambda: beats.append(True))
     assert order.files == FILES
-    assert sent == [StillWorking()] * (FILES // 10)
+    assert len(beats) == FILES // 10
     cache.close()
 
 

@@ -27,6 +27,7 @@ STATUS: dict[str, Any] = {
     "seed": 0,
     "partition": None,
     "peers": None,
+    "exact": None,
     "rotation": "auto",
     "generation": 3,
     "remote": {

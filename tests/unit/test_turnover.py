@@ -113,13 +113,14 @@ async def test_a_generation_that_delists_nothing_needs_no_plan(
 ) -> None:
     """Planning takes a worker milliseconds, and the process that lists waits for it."""
     inputs: list[TurnoverInput] = []
-    decide = scene.cache.generations._decide
+    planner = scene.cache.generations._planner
+    plan = planner.plan
 
-    async def recorded(number: int, turnover: TurnoverInput) -> GenerationPlan:
+    async def recorded(number: int, turnover: TurnoverInput) -> GenerationPlan | None:
         inputs.append(turnover)
-        return await decide(number, turnover)
+        return await plan(number, turnover)
 
-    monkeypatch.setattr(scene.cache.generations, "_decide", recorded)
+    monkeypatch.setattr(planner, "plan", recorded)
     await show_all(scene, "1234", missing=0)
     generation = scene.cache.generations.current
     assert not inputs

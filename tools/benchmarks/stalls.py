@@ -34,6 +34,7 @@ from growfs.daemon.commands import FileCommands
 from growfs.daemon.server import SWITCH_S
 from growfs.proc import Process
 from growfs.rotation import readers
+from growfs.rotation.draw_order import candidates
 from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Order, Pass, draw_order
 from growfs.rotation.readers import Readers
@@ -44,9 +45,9 @@ from growfs.scheduler.in_flight import Counters, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.passes import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
+from growfs.scheduler.rotating import RotationPlanner
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.units import CacheSize
-from growfs.workers.make_order import candidates
 from growfs.workers.process import tune_gc
 from tools.benchmarks.measure import Figures, Setting
 
@@ -94,7 +95,8 @@ class Scene:
         self.catalog = Catalog(self.database)
         self.store = Store(folder, self.database, self.catalog, CacheSize(bytes=0), 0)
         self.store.limit_bytes = self.store.used_bytes
-        self.generations = Generations(self.database, self.store, self._plan, self._demand, turnover=0.2, settle_s=60.0)
+        planning = Planner(self.database, self._in_worker)
+        self.generations = Generations(self.database, self.store, planning, self._demand, turnover=0.2, settle_s=60.0)
         self.usage = UsageCounters(self.database, Budget(self.database, None))
         self.readers = Readers(self.generations, 3600.0, self.usage.recently_opened)
         outage, sizes = Outage(self._probe), SizeEstimate(self.store)
@@ -163,11 +165,6 @@ class Scene:
         future = self._planner.submit(function, *arguments)
         return pickle.loads(await trio.to_thread.run_sync(future.result))
 
-    async def _plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan:
-        asked = pickle.dumps((self.database.path, number, turnover))
-        plan: GenerationPlan = await self._in_worker(_plan, asked)
-        return plan
-
     async def _order(self, size_max: int) -> Order:
         order: Order = await self._in_worker(_order, self.database.path)
         return order
@@ -185,6 +182,19 @@ class Scene:
     def close(self) -> None:
         """Close the database."""
         self.database.close()
+
+
+class Planner(RotationPlanner):
+    """Plans in another process than the workers."""
+
+    def __init__(self, database: Database, call: Callable[..., Awaitable[Any]]) -> None:
+        nothing: Any = None
+        super().__init__(nothing, nothing, database)
+        self._file, self._call = database.path, call
+
+    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan:
+        plan: GenerationPlan = await self._call(_plan, pickle.dumps((self._file, number, turnover)))
+        return plan
 
 
 def _plan(asked: bytes) -> bytes:
