@@ -11,6 +11,7 @@ import sys
 
 TYPE_CHECKING = False  # as in `typing`, which takes longer to import than everything that this file needs
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import Any
 
@@ -50,6 +51,49 @@ def next_generation(folder: str | os.PathLike[str]) -> Path:
     from growfs.client import generation
 
     return generation.next_generation(folder)
+
+
+def epoch(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Iterate over the parts of an epoch, of a mount or a filled folder with --exact: each file is in exactly one.
+
+    Yields the folder to list for each part. The next one begins when the loop body ends, and waits until its files are
+    cached. The processes of a job get the same parts. An epoch that was left early goes on with its next part. Raises
+    growfs.errors.GrowfsError if the path has no passes.
+
+    for epoch in range(90):
+        for part in growfs.epoch("/mnt/train"):
+            train(ImageFolder(part, transform))
+    """
+    from pathlib import Path
+
+    from growfs.client import epochs
+
+    return epochs.epoch(Path(path))
+
+
+def position(path: str | os.PathLike[str], *, next: bool = False) -> dict[str, Any]:
+    """The part that began last in a mount or a filled folder with --exact, for a checkpoint, as a dict for JSON.
+
+    next: the part after it, for a checkpoint at the end of a part. Raises growfs.errors.GrowfsError.
+    """
+    from pathlib import Path
+
+    from growfs.client import epochs
+
+    return epochs.position(Path(path), next=next)
+
+
+def resume(path: str | os.PathLike[str], position: dict[str, Any], *, force: bool = False) -> None:
+    """Go on from a position: the next part of `epoch`, or the next listing, is the one that the position names.
+
+    The cache may be empty, on any machine, but has to have room for the parts. force: even if the files of the remote
+    are not the same. Each process of a job may call it. Raises growfs.errors.GrowfsError.
+    """
+    from pathlib import Path
+
+    from growfs.client import epochs
+
+    epochs.resume(Path(path), position, force=force)
 
 
 def verify(place: str | os.PathLike[str]) -> Verified:

@@ -197,6 +197,14 @@ class ExactStatus(Section):
     waiting: int = field(metadata=gauge("listings that wait for the next part"))
     left_out_files: int = field(metadata=gauge("files left out of this pass because they could not be fetched"))
     left_out_example: str = field(metadata=figure("path of one of them, or empty"))
+    next_pass: int = field(metadata=figure("pass of the next part"))
+    next_part: int = field(metadata=figure("number of the next part"))
+    cache_bytes: int = field(metadata=figure("size of the cache by which the pass was divided", "bytes"))
+    part_bytes: int = field(metadata=figure("`--part-size` by which the pass was divided", "bytes"))
+    group: str | None = field(metadata=figure("`--group`, or null"))
+    catalog_files: int = field(metadata=figure("files of the remote when the pass began"))
+    catalog_bytes: int = field(metadata=figure("their size", "bytes"))
+    catalog_digest: str = field(metadata=figure("digest of their paths and sizes"))
 
 
 @dataclass(eq=False, repr=False)

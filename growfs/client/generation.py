@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from growfs.errors import GrowfsError
 from growfs.folder.layout import CURRENT, cache_of, newest, number_of
@@ -57,23 +57,28 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 def next_generation(folder: str | os.PathLike[str]) -> Path:
     """See `growfs.next_generation`."""
+    return next_part(Path(folder))[0]
+
+
+def next_part(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """As `next_generation`; also returns the numbers of the generation, and with --exact those of its part."""
     with _asking:
         return _next_generation(absolute_path(folder).resolve())
 
 
-def _next_generation(folder: Path) -> Path:
+def _next_generation(folder: Path) -> tuple[Path, dict[str, Any]]:
     before = _held.get(folder)
     after = number_of(before.tree) if before and before.process == os.getpid() else 0
     for _ in range(ATTEMPTS):
-        tree = _ask(folder, after)
+        tree, answer = _ask(folder, after)
         if before and tree == before.tree and after:
-            return tree
+            return tree, answer
         lock = _lock(tree)
         if lock is not None:
             _held[folder] = _Held(tree, lock, os.getpid())
             if before:
                 before.end()
-            return tree
+            return tree, answer
     raise GrowfsError(f"{folder}: its generations end before they can be locked; see growfs status {folder}")
 
 
@@ -81,9 +86,9 @@ def begin_generation(folder: Path) -> Path:
     """As `next_generation`, without a hold, for a caller about which nothing is known."""
     folder = absolute_path(folder).resolve()
     try:
-        return _ask(folder, number_of(newest(folder)), holds=False)
+        return _ask(folder, number_of(newest(folder)), holds=False)[0]
     except OSError:  # there is none yet
-        return _ask(folder, 0, holds=False)
+        return _ask(folder, 0, holds=False)[0]
 
 
 def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
@@ -97,22 +102,25 @@ def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
         raise GrowfsError(f"{command[0]}: {error.strerror}; name a program that can be run") from None
 
 
-def _ask(folder: Path, after: int, holds: bool = True) -> Path:
-    """The next generation; if no daemon answers, the newest existing one, with a warning. Raises GrowfsError."""
+def _ask(folder: Path, after: int, holds: bool = True) -> tuple[Path, dict[str, Any]]:
+    """The next generation, and the answer of the daemon. If none answers, the newest existing generation, with a
+    warning. Raises GrowfsError.
+    """
     cache = cache_of(folder)
     if cache is None:
         raise GrowfsError(f"{folder}: growfs fill does not fill it; start that first: growfs fill URL {folder}")
     from growfs.daemon.control_client import call
 
     try:
-        return Path(call(cache, "next", answer_s=ANSWER_S, after=after, holds=holds)["path"])
+        answer = call(cache, "next", answer_s=ANSWER_S, after=after, holds=holds)
+        return Path(answer["path"]), answer
     except GrowfsError as error:
         try:
             tree = newest(folder)
         except OSError:
             raise GrowfsError(f"{folder / CURRENT}: there is no generation yet, and {error}") from None
-        warnings.warn(f"{folder}: no new generation, training goes on with {tree.name}: {error}", stacklevel=5)
-        return tree
+        warnings.warn(f"{folder}: no new generation, training goes on with {tree.name}: {error}", stacklevel=6)
+        return tree, {}
 
 
 def _lock(tree: Path) -> int | None:

@@ -22,6 +22,8 @@ from growfs.status_and_metrics import MountStatus
 from growfs.vfs.virtual import VirtualFile
 
 LOG_LINES_MAX = 1000
+NEXT_PART = "next"
+"""The file that shows its opener the next part of a pass (--exact)."""
 
 
 Render = Callable[[IO[bytes], Generation | None], Awaitable[None]]
@@ -44,10 +46,21 @@ class RecentLog(logging.Handler):
         self.lines.append(self.format(record))
 
 
+def part_of(generation: Generation) -> dict[str, int]:
+    """The numbers of a generation and of its part, for programs."""
+    numbers = {"generation": generation.number}
+    if part := generation.part:
+        numbers |= {"pass": part.pass_, "part": part.part, "parts": part.parts}
+    return numbers
+
+
 def virtual_files(
-    catalog: Path, snapshot: Callable[[], Awaitable[MountStatus]], recent: RecentLog
+    catalog: Path, snapshot: Callable[[], Awaitable[MountStatus]], recent: RecentLog, is_exact: bool
 ) -> list[VirtualFile]:
-    """All virtual files. catalog: the path of the database. snapshot: returns the current status."""
+    """All virtual files. catalog: the path of the database. snapshot: returns the current status.
+
+    is_exact: generations are parts of passes.
+    """
 
     def of_status(text: Callable[[MountStatus], str | bytes]) -> Render:
         async def write(out: IO[bytes], _: Generation | None) -> None:
@@ -74,7 +87,12 @@ def virtual_files(
     async def log(out: IO[bytes], _: Generation | None) -> None:
         out.write("".join(f"{line}\n" for line in recent.lines).encode())
 
+    async def part(out: IO[bytes], generation: Generation | None) -> None:
+        assert generation
+        out.write(f"{json.dumps(part_of(generation))}\n".encode())
+
     return [
+        *([VirtualFile(NEXT_PART, part, needs_generation=True, begins_next=True)] if is_exact else []),
         VirtualFile("status", of_status(render)),
         VirtualFile("status.json", of_status(lambda status: json.dumps(status, indent=1) + "\n")),
         VirtualFile("metrics", of_status(metrics)),

@@ -19,7 +19,7 @@ from growfs.cache.recovery import recover
 from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget, UsageCounters
-from growfs.daemon.commands import FileCommands, MountCommands, Setter
+from growfs.daemon.commands import FileCommands, MountCommands, PassCommands, Setter
 from growfs.daemon.control import Control
 from growfs.daemon.option_parsers import listening
 from growfs.daemon.options import MountRequest
@@ -217,7 +217,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
 
     # The readers' view.
 
-    virtual = VirtualFolder(virtual_files(folder.database, snapshot, recent), folder.partial)
+    virtual = VirtualFolder(virtual_files(folder.database, snapshot, recent, options.exact), folder.partial)
     engine: Engine
     if filled:
         engine, reason, misses, opens = filled, filled.reason, Misses(), filled.opens
@@ -324,6 +324,8 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     commands = MountCommands(status.snapshot, prefetch.pause, readers.release, misses.processes, setters).table()
     commands |= FileCommands(database, catalog, store, space, fetcher.ensure).table()
     commands |= filled.table() if filled else {}
+    if parts:
+        commands |= PassCommands(catalog, parts, generations.end).table()
     control = Control(folder.path, commands)
     running: list[Service] = [outage, catalog_sync, readers, generations, space, fetcher, prefetcher, updater]
     running += [usage, history, control, *([metrics] if metrics else []), *([peers] if peers else [])]

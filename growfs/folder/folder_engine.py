@@ -180,13 +180,18 @@ class FolderEngine:
         tree = self._trees[-1]
         if holds:
             tree.is_claimed, tree.unused_at = True, max(tree.unused_at, trio.current_time() + GRACE_S)
-        yield {"generation": tree.number, "path": str(tree.path)}
+        part = self._generations.current.part if self._generations.current else None
+        numbers = {"pass": part.pass_, "part": part.part, "parts": part.parts} if part else {}
+        yield {"generation": tree.number, "path": str(tree.path)} | numbers
 
     def _is_due(self, after: int) -> bool:
         """Whether a generation has to begin for a process that has read `after`; otherwise it joins the current one."""
-        if not self._trees or self._generations.current is None:
+        current = self._generations.current
+        if not self._trees or current is None or current.is_over:
             return True
         tree = self._trees[-1]
+        if current.part and not after:  # a new process: no part goes by unread
+            return self._was_read()
         is_young = trio.current_time() - tree.began_at < self._generations.settle_s
         if tree.number > after and (after or is_young):  # another rank has begun it, or another new process
             return False

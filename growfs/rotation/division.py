@@ -211,7 +211,8 @@ def part_contents(catalog: Path, position: Position, beat: Callable[[], None]) -
                 bytes += size
         for seq, parent, name in _folders(connection, None if parts.division.lists_all_folders else names):
             names[parent].append((name, seq))
-        return PartContents({folder: _in_order(entries) for folder, entries in names.items()}, files, bytes, left_out)
+        folders = {folder: _in_order(entries) for folder, entries in names.items()}
+        return PartContents(*position, len(parts.division.parts), folders, files, bytes, left_out)
 
 
 def _folders(connection: sqlite3.Connection, needed: Container[int] | None) -> Iterator[tuple[int, int, str]]:

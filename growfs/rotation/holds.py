@@ -230,6 +230,10 @@ class Reader:
         )
         return self.job.next_view(newest, now, settle_s, is_new=is_new, has_listed=has_listed, is_held=is_held)
 
+    def asked_view(self, newest: Generation) -> Generation | None:
+        """As `next_view`, when it asks for the next generation."""
+        return self.job.asked_view(newest, self.generation)
+
     def lists(self, directory: int, generation: Generation, now: float, settle_s: float = 0.0) -> None:
         """Note that it lists a directory (EVERYWHERE: all), and from now on holds what that generation shows there.
 

@@ -41,6 +41,8 @@ class Job:
     """How many files its view showed to its processes, counting each directory once."""
     viewed_at: float = 0.0
     """When it first listed its view."""
+    asks: bool = False
+    """Whether it asks for each generation (`growfs.epoch`), so that no listing begins one."""
     _epoch_at: float = 0.0
     """When it first listed in its epoch."""
     _opened: BitMap64 = field(default_factory=BitMap64)
@@ -64,11 +66,18 @@ class Job:
         if view is None or view.is_over or not (view.files or view is newest):
             is_old = newest.is_over or newest.is_read or (now - newest.began_at > settle_s and not newest.part)
             return None if is_old else newest
-        if view.part and not self._opened:
+        if self.asks or (view.part and not self._opened):
             return view
         if not self._has_had_its_epoch(now, settle_s, is_new, has_listed):
             return view if has_listed or is_held else newest
         return newest if newest.number > view.number else None
+
+    def asked_view(self, newest: Generation, seen: int) -> Generation | None:
+        """As `next_view`, for a process that asks for the next generation. seen: the last one that it saw, or 0."""
+        self.asks = True
+        if seen:
+            return newest if newest.number > seen else None
+        return self.view or (None if newest.is_read else newest)
 
     def _has_had_its_epoch(self, now: float, settle_s: float, is_new: bool, has_listed: bool) -> bool:
         if not has_listed:  # another rank, another directory of a walk, or a worker of the next epoch

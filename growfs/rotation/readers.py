@@ -77,10 +77,10 @@ class Readers:
 
     # What readers do.
 
-    def listing(self, tid: int, directory: int) -> tuple[Reader, Generation] | None:
+    def listing(self, tid: int, directory: int, asks: bool = False) -> tuple[Reader, Generation] | None:
         """Note that a thread lists a directory (EVERYWHERE: all); returns its reader and the generation that it sees.
 
-        None if a generation has to `begin` first.
+        None if a generation has to `begin` first. asks: it asks for the generation after the one that it saw last.
         """
         reader, newest = self._own(tid), self._generations.current
         if newest is None or self._generations.is_over:
@@ -88,7 +88,10 @@ class Readers:
         if reader.listed_at is None:
             reader.job = self._job(reader)
         now, settle_s = trio.current_time(), self._generations.settle_s
-        view = reader.next_view(directory, newest, now, settle_s, self._holding())
+        if asks:
+            view = reader.asked_view(newest)
+        else:
+            view = reader.next_view(directory, newest, now, settle_s, self._holding())
         return self._join(reader, directory, view) if view else None
 
     def _join(self, reader: Reader, directory: int, generation: Generation) -> tuple[Reader, Generation]:
@@ -101,10 +104,10 @@ class Readers:
         self.released.notify()  # its earlier holds have ended
         return reader, generation
 
-    async def begin(self, tid: int, directory: int) -> tuple[Reader, Generation]:
+    async def begin(self, tid: int, directory: int, asks: bool = False) -> tuple[Reader, Generation]:
         """Begin the generation that this listing needs; then as `listing`."""
         async with self._beginning:
-            if listing := self.listing(tid, directory):
+            if listing := self.listing(tid, directory, asks):
                 return listing  # another listing began it meanwhile
             reader = self._own(tid)
             now = trio.current_time()

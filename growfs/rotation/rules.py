@@ -68,6 +68,10 @@ _group = attrgetter("queue_position")
 class PartContents:
     """The contents of a part of a pass (--exact), by admission."""
 
+    pass_: int
+    part: int
+    parts: int
+    """How many parts the pass has."""
     folders: Mapping[int, Sequence[int]]
     """The files and folders in each folder, in the order of their names."""
     files: int

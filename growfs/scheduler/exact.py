@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+from array import array
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
@@ -22,7 +23,7 @@ from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, NotMade, RemoteError, UsageError
 from growfs.rotation.division import divide_catalog, find_due, part_contents, read_division, save_division
-from growfs.rotation.parts import Division, ExactPass, Position
+from growfs.rotation.parts import CatalogDigest, Division, ExactPass, Position, SavedPosition
 from growfs.rotation.pass_order import Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
 from growfs.scheduler.draw_order import Share, compute
@@ -78,6 +79,7 @@ class Parts:
         self._failed = BitMap64()
         self._left_out, self._left_out_example = BitMap64(), ""
         self._listings_waiting = 0
+        self._went_to: SavedPosition | None = None
         self._go_on(start)
 
     def _go_on(self, start: Position | None) -> None:
@@ -96,9 +98,11 @@ class Parts:
         pass_ = division.pass_
         return (pass_.seed, pass_.share, pass_.group) == (self._first.seed, self._first.share, self._first.group)
 
-    def check_size(self, bytes: int) -> None:
-        """Raise UsageError if a cache of this size cannot hold the parts of the pass that has begun."""
-        division = self._divisions.get(self._coming.pass_)
+    def check_size(self, bytes: int, division: Division | None = None) -> None:
+        """Raise UsageError if a cache of this size cannot hold the parts of a pass, by default of the one that has
+        begun.
+        """
+        division = division or self._divisions.get(self._coming.pass_)
         if division and division.needed_bytes > bytes:
             raise UsageError(
                 f"pass {division.pass_.number} began with a cache of {format_size(division.pass_.cache_bytes)}, and its"
@@ -169,26 +173,38 @@ class Parts:
             if stored and self._is_of_same_order(stored) and stored.needed_bytes <= self._store.limit_bytes:
                 self._divisions[number] = stored
                 break
-            first, cache_bytes = self._first, self._store.limit_bytes
-            pass_ = ExactPass(
-                first.seed, number, cache_bytes, self._part_size.of(cache_bytes), first.share, first.group
-            )
+            cache_bytes = self._store.limit_bytes
             try:
-                division, ids = await call_worker(self._workers, Compute(partial(divide_catalog, self._db.path, pass_)))
+                divided = await self._divide(number, cache_bytes, self._part_size.of(cache_bytes))
+                await self._store_division(*divided)
+                self.failure = None
             except (GrowfsError, WorkerLost) as error:
                 if isinstance(error, GrowfsError):
                     self.failure = error
                 log.warning("pass %d cannot be divided into parts, trying again: %s", number, error)
                 await trio.sleep(RETRY_S)
-                continue
-            await self._db.write_with_retry(partial(save_division, division=division, ids=ids))
-            if division.lists_all_folders:
-                await self._store.admit_folders()
-            self.failure = None
-            self._divisions = {known: self._divisions[known] for known in self._divisions if known >= number - 1}
-            self._divisions[number] = division
-            log.info("%s", _summary(division))
         return self._divisions[number]
+
+    async def _divide(self, number: int, cache_bytes: int, part_bytes: int) -> tuple[Division, array[int]]:
+        """Divide a pass over the catalog as it is now. Raises GrowfsError, WorkerLost."""
+        first = self._first
+        pass_ = ExactPass(first.seed, number, cache_bytes, part_bytes, first.share, first.group)
+        result: tuple[Division, array[int]] = await call_worker(
+            self._workers, Compute(partial(divide_catalog, self._db.path, pass_))
+        )
+        return result
+
+    async def _store_division(self, division: Division, ids: array[int]) -> None:
+        number = division.pass_.number
+        await self._db.write_with_retry(partial(save_division, division=division, ids=ids))
+        if division.lists_all_folders:
+            await self._store.admit_folders()
+        self._divisions = {known: self._divisions[known] for known in self._divisions if known == number - 1}
+        self._divisions[number] = division
+        log.info(
+            "pass %d has %d parts: %s stay cached, and %s are streamed",
+            number, len(division.parts), format_size(division.kept_bytes), format_size(division.streamed_bytes),
+        )  # fmt: skip
 
     def note_finished(self, download: Download) -> None:
         """Note the outcome of a download."""
@@ -206,6 +222,47 @@ class Parts:
             self._lacking.discard(id)
             self._lacking_bytes -= size
         self._progressed.notify()
+
+    async def go_to(self, saved: SavedPosition, even_if_changed: bool) -> bool:
+        """Go on from a saved position; False if that was done before, as by another process of the job.
+
+        Raises GrowfsError if the parts cannot be the same as then. even_if_changed: accept another catalog.
+        """
+        target = Position(saved.pass_, saved.part)
+        if self._went_to == saved and self._begun in (None, target):
+            return False
+        self._check_same_order(saved)
+        division = self._divisions.get(target.pass_) or read_division(self._db.rows, target.pass_)
+        ids = None
+        sizes = saved.cache_bytes, saved.part_bytes
+        if division is None or _sizes(division) != sizes or (saved.catalog and division.catalog != saved.catalog):
+            division, ids = await self._divide(target.pass_, *sizes)
+        if saved.catalog and division.catalog != saved.catalog and not even_if_changed:
+            raise GrowfsError(
+                f"the remote has {_amount(division.catalog)} now, and had {_amount(saved.catalog)} when the position"
+                f" was saved, so part {target} is another one; go on with it by force=True"
+            )
+        self.check_size(self._store.limit_bytes, division)
+        if target.part > len(division.parts):
+            raise GrowfsError(f"pass {target.pass_} has {len(division.parts)} parts now, and no part {target.part}")
+        if ids is not None:
+            await self._store_division(division, ids)
+        self._divisions[target.pass_] = division
+        self._begun, self._coming, self._due_for, self._went_to = None, target, None, saved
+        self.changed.notify()
+        log.info("going on with part %s", target)
+        return True
+
+    def _check_same_order(self, saved: SavedPosition) -> None:
+        first = self._first
+        partition = "/".join(map(str, first.share)) if first.share else None
+        for flag, own, wanted in (
+            ("--seed", first.seed, saved.seed),
+            ("--partition", partition, saved.partition),
+            ("--group", first.group, saved.group),
+        ):
+            if own != wanted:
+                raise GrowfsError(f"the position was saved with {flag} {wanted}, and this mount has {own}")
 
     # What is listed (rotation.generations.Planner).
 
@@ -295,6 +352,14 @@ class Parts:
             waiting=self._listings_waiting,
             left_out_files=len(self._left_out),
             left_out_example=self._left_out_example,
+            next_pass=self._coming.pass_,
+            next_part=self._coming.part,
+            cache_bytes=division.pass_.cache_bytes if division else 0,
+            part_bytes=division.pass_.part_bytes if division else 0,
+            group=self._first.group,
+            catalog_files=division.catalog.files if division else 0,
+            catalog_bytes=division.catalog.bytes if division else 0,
+            catalog_digest=division.catalog.digest if division else "",
         )
 
     @property
@@ -311,8 +376,9 @@ class Parts:
         ]
 
 
-def _summary(division: Division) -> str:
-    return (
-        f"pass {division.pass_.number} has {len(division.parts)} parts: {format_size(division.kept_bytes)} stay cached,"
-        f" and {format_size(division.streamed_bytes)} are streamed"
-    )
+def _sizes(division: Division) -> tuple[int, int]:
+    return division.pass_.cache_bytes, division.pass_.part_bytes
+
+
+def _amount(catalog: CatalogDigest) -> str:
+    return f"{catalog.files:,} files ({format_size(catalog.bytes)})"

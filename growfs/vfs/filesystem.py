@@ -378,7 +378,7 @@ class Vfs:
     async def open(self, id: int, tid: int) -> int:
         """A handle for a file that a thread opens; the open is counted. Waits if the file has to be fetched first."""
         if virtual := self._virtual.get(id):
-            return await self._virtual.open(virtual, partial(self._list_everything, tid))
+            return await self._virtual.open(virtual, partial(self._list_everything, tid, virtual.begins_next))
         missed = False
         while (handle := self.try_open(id, tid)) is None:
             node = self._catalog.node(id)
@@ -428,9 +428,13 @@ class Vfs:
                 raise Stale(path) from error
             raise
 
-    async def _list_everything(self, tid: int) -> Generation:
-        """Begin a listing of all directories for a thread; returns the generation that it sees."""
-        _, generation = self._readers.listing(tid, EVERYWHERE) or await self._readers.begin(tid, EVERYWHERE)
+    async def _list_everything(self, tid: int, asks: bool) -> Generation:
+        """Begin a listing of all directories for a thread; returns the generation that it sees.
+
+        asks: it asks for the generation after the one that it saw last.
+        """
+        listing = self._readers.listing(tid, EVERYWHERE, asks)
+        _, generation = listing or await self._readers.begin(tid, EVERYWHERE, asks)
         return generation
 
     def is_virtual(self, handle: int) -> bool:

@@ -45,6 +45,8 @@ class VirtualFile:
     """Writes the content."""
     needs_generation: bool = False
     """Whether `render` gets the generation that the opener sees; opening such a file counts as a listing."""
+    begins_next: bool = False
+    """Whether that is the generation after the one that the opener saw last."""
     shared: bool = False
     """Whether it is large, and is kept on disk. Otherwise each open has its own content, in memory."""
 
