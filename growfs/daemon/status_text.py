@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from growfs.status_and_metrics import MountState, MountStatus, RemoteStatus, StartStatus
+from growfs.status_and_metrics import ExactStatus, MountState, MountStatus, RemoteStatus, StartStatus
 
 NAME_CHARS_MAX = 80
 """Characters of a name that are printed. Some names are skipped because they are too long."""
@@ -36,6 +36,8 @@ def figures(status: MountStatus) -> Iterator[Line]:
         "cached",
         f"{files(cache.files)} ({share:.1%} of the remote), {_size(cache.bytes)} of {_size(cache.limit_bytes)}",
     )
+    if status.exact:
+        yield "pass", pass_text(status.exact)
     yield "listed", _listed_text(status)
     yield (
         "coverage",
@@ -53,6 +55,19 @@ def figures(status: MountStatus) -> Iterator[Line]:
     if peers := status.peers:
         traffic = f"{_size(fetch.peer_bytes_total)} received, {_size(peers.sent_bytes_total)} sent"
         yield "nodes", f"{peers.answering + 1} of {peers.nodes} answer, {traffic}"
+
+
+def pass_text(exact: ExactStatus) -> str:
+    """The position in the passes of --exact."""
+    part = f"part {exact.part} of {exact.parts}" if exact.part else "no part listed yet"
+    text = f"{exact.pass_}, {part}"
+    if exact.missing_files:
+        text += f"; {files(exact.missing_files)} ({_size(exact.missing_bytes)}) of the next part to come"
+    if exact.waiting:
+        text += "; a listing waits for the next part"
+    if exact.left_out_files:
+        text += f"; {files(exact.left_out_files)} left out, such as {_shortened(exact.left_out_example)!r}"
+    return text
 
 
 def _listed_text(status: MountStatus) -> str:
@@ -106,6 +121,8 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
     if state is MountState.HELD:
         if not _makes_room(status):
             text = "full; only misses are fetched"
+        elif status.exact:
+            text = "full; files of parts that processes still hold make no room for the next part"
         elif status.engine == "folder":  # nothing reports listings
             text = "full; the next generation makes room for new files"
         elif not status.generation:

@@ -97,6 +97,10 @@ class _Parts:
         bounds = self.division.parts[part - 1]
         return self._ids[bounds.start : bounds.end]
 
+    def always(self) -> Sequence[int]:
+        """The ids of the files that each part lists."""
+        return self._ids[: self.division.always]
+
     def kept(self) -> Sequence[int]:
         """The kept ids of all parts, in their order."""
         return array("q", itertools.chain(*(self._ids[part.kept : part.end] for part in self.division.parts)))
@@ -110,7 +114,7 @@ class Due:
     """The files to be fetched, and those that may go. Ids, where a negative one is in the group of the id before it."""
 
     always: array[int]
-    """Missing files that each part lists."""
+    """The groups of the missing files that each part lists."""
     missing: array[int]
     """The other missing files, in the order in which they are needed."""
     bytes: int
@@ -135,8 +139,11 @@ def find_due(catalog: Path, begun: Position | None, coming: Sequence[Position], 
         connection.execute("BEGIN")  # all queries see the same state
         resident = _ids(connection, "resident WHERE suffix IS NOT NULL")
         let_go = _ids(connection, "resident WHERE suffix IS NOT NULL AND delisted IS NOT NULL")
-        always = _ids(connection, "node WHERE pinned > 0 AND is_dir = 0")
-        needed, missing, first = BitMap64(always), array("q"), always - resident
+        pinned = _ids(connection, "node WHERE pinned > 0 AND is_dir = 0")
+        always = _Parts(connection, coming[0].pass_).always()
+        needed, missing = BitMap64(map(abs, always)), array("q")
+        first = needed - resident
+        always_missing = array("q", _incomplete(always, first))
         for position in (*([begun] if begun else []), *coming, None):
             parts = _Parts(connection, (position or coming[0]).pass_)
             ids = parts.of(position.part) if position else parts.kept()
@@ -150,12 +157,12 @@ def find_due(catalog: Path, begun: Position | None, coming: Sequence[Position], 
         sizes = _sizes(connection, BitMap64(map(abs, missing)) | first)
         first &= BitMap64(sizes)  # the others have left the catalog
         return Due(
-            array("q", first & always),
+            always_missing,
             missing,
             sum(sizes.values()),
             first,
             sum(sizes[id] for id in first),
-            array("q", resident - needed - let_go),
+            array("q", resident - needed - let_go - pinned),
             array("q", let_go & needed),
         )
 
@@ -192,7 +199,7 @@ def part_contents(catalog: Path, position: Position, beat: Callable[[], None]) -
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")
         parts = _Parts(connection, position.pass_)
-        ids = BitMap64(map(abs, parts.of(position.part))) | _ids(connection, "node WHERE pinned > 0 AND is_dir = 0")
+        ids = BitMap64(map(abs, itertools.chain(parts.always(), parts.of(position.part))))
         names = defaultdict[int, list[tuple[str, int]]](list)
         files = bytes = 0
         left_out = BitMap64()

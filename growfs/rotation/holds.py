@@ -298,8 +298,14 @@ class Reader:
         self.handles -= 1
         self.active_at = now
 
-    def is_silent(self, now: float, hold_idle_s: float) -> bool:
-        """Whether, for longer than hold_idle_s, it has had no file open and opened none. Its holds end then."""
+    def is_silent(self, now: float, hold_idle_s: float, settle_s: float) -> bool:
+        """Whether, for longer than hold_idle_s, it has had no file open and opened none. Its holds end then.
+
+        settle_s: enough for a part of a pass of which it has opened nothing, or everything: the next part may wait for
+        its room.
+        """
+        if self._view and self._view.part and (self.opened_all or not self.files):
+            hold_idle_s = min(hold_idle_s, settle_s)
         return not self.handles and now - self.active_at > hold_idle_s
 
     def release(self) -> None:

@@ -5,8 +5,8 @@ generation that all of its listings show until the job has had its epoch with it
 it has already seen that one, a new one begins. Jobs never wait for each other: a view is held, and can be listed, as
 long as its job needs it.
 
-With --exact, a generation is a part of a pass, and no part must go by unread. So time alone never begins one: a monitor
-or an `ls` shows the same part again.
+With --exact, a generation is a part of a pass, and no part must go by unread. So time alone never begins one: a job
+that has opened nothing, such as a monitor, sees the newest part.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ class Job:
         if view is None or view.is_over or not (view.files or view is newest):
             is_old = newest.is_over or newest.is_read or (now - newest.began_at > settle_s and not newest.part)
             return None if is_old else newest
-        if self.asks or (view.part and not self._opened):
+        if self.asks:
             return view
+        if view.part and not self._opened:
+            return newest
         if not self._has_had_its_epoch(now, settle_s, is_new, has_listed):
             return view if has_listed or is_held else newest
         return newest if newest.number > view.number else None

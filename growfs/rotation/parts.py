@@ -129,6 +129,8 @@ class Division:
 
     pass_: ExactPass
     catalog: CatalogDigest
+    always: int
+    """How many ids come before the parts: of files that each part lists, with their groups."""
     parts: tuple[PartBounds, ...]
     files: int
     """The files of this node's parts, with those that are always listed."""
@@ -277,7 +279,8 @@ class _Dividing:
     def _assembled(
         self, share: _Share, kept: BitMap64, streamed: Sequence[int], ends: Sequence[int], always_bytes: int
     ) -> tuple[Division, array[int]]:
-        ids, bounds = array("q"), list[PartBounds]()
+        ids, bounds = array("q", self._ids_of(self._always)), list[PartBounds]()
+        always = len(ids)
         dealt = self._dealt(share, kept, len(ends))
         start = least_folders = part_bytes = 0
         folders = set[int]()
@@ -293,12 +296,12 @@ class _Dividing:
             folders |= here
             start = end
         kept_bytes = always_bytes + sum(self._bytes[group] for group in kept)
-        always_files = sum(1 + len(self._others.get(group, ())) for group in self._always)
         division = Division(
             self._pass,
             CatalogDigest(self._files, self._size, f"{self._digest % (1 << 128):032x}"),
+            always,
             tuple(bounds),
-            len(ids) + always_files,
+            len(ids),
             kept_bytes + sum(self._bytes[group] for group in streamed),
             kept_bytes,
             part_bytes,

@@ -67,7 +67,7 @@ class Readers:
                 await trio.sleep(SILENCE_EVERY_S)
                 now = trio.current_time()
                 for reader in self._readers.values():
-                    if reader.holds and reader.is_silent(now, self._hold_idle_s):
+                    if reader.holds and reader.is_silent(now, self._hold_idle_s, self._generations.settle_s):
                         reader.release()
                         self.released.notify()
 

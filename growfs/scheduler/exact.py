@@ -154,7 +154,7 @@ class Parts:
             if not (due.unneeded or due.needed_again) or await self._mark(due.unneeded, due.needed_again):
                 break
             await trio.sleep(RETRY_S if self._store.refusal else 0)
-        self._wanted, self._wanted_bytes = BitMap64(map(abs, due.missing)) | BitMap64(due.always), due.bytes
+        self._wanted, self._wanted_bytes = BitMap64(map(abs, (*due.missing, *due.always))), due.bytes
         self._failed -= self._wanted
         self._lacking, self._lacking_bytes, self._due_for = due.first, due.first_bytes, coming
         self._progressed.notify()
@@ -163,7 +163,7 @@ class Parts:
             rest=due.missing,
             files=division.files,
             bytes=division.bytes,
-            frozen_ids=BitMap64(due.always),
+            frozen_ids=BitMap64(map(abs, due.always)),
         )
 
     async def _divided(self, number: int) -> Division:

@@ -248,7 +248,7 @@ class Rotating(Cache):
         """The holds of all readers that are not silent."""
         if self._holds is None or now > self._holds_until:
             for reader in self.live:
-                if reader.holds and reader.is_silent(now, self._settings.hold_idle_s):
+                if reader.holds and reader.is_silent(now, self._settings.hold_idle_s, self._settings.settle_s):
                     reader.release()
             self._holds = holds_of(self.live, now)
             self._holds_until = now + min(self._settings.settle_s, HOLDS_S)

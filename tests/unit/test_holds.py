@@ -132,15 +132,15 @@ def test_merged_holds_cover_the_same_files() -> None:
 
 def test_silence_begins_with_the_last_close(reader: Reader) -> None:
     reader.lists(7, FIRST, 0.0)
-    assert not reader.is_silent(100.0, 100.0)
-    assert reader.is_silent(100.1, 100.0)
+    assert not reader.is_silent(100.0, 100.0, 10.0)
+    assert reader.is_silent(100.1, 100.0, 10.0)
     reader.opened(1, FIRST, 200.0)
     reader.opened(2, FIRST, 200.0)
     reader.closed(300.0)
-    assert not reader.is_silent(1e9, 100.0)
+    assert not reader.is_silent(1e9, 100.0, 10.0)
     reader.closed(400.0)
-    assert not reader.is_silent(500.0, 100.0)
-    assert reader.is_silent(500.1, 100.0)
+    assert not reader.is_silent(500.0, 100.0, 10.0)
+    assert reader.is_silent(500.1, 100.0, 10.0)
 
 
 def test_release_ends_all_holds(reader: Reader) -> None:

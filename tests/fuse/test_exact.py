@@ -1,0 +1,423 @@
+"""Whole epochs (--exact): over the parts of a pass, each file is listed exactly once."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import growfs as api
+from growfs.errors import GrowfsError
+from tests.blocking_server import BlockingServer
+from tests.fuse.conftest import only
+from tests.fuse.reader import Reader
+from tests.fuse.rotation_helpers import epoch, local, mount_status
+from tests.harness import ENGINES, Growfs, files_below, until
+
+FILES = 120
+BLOCK = 4096
+ROOMY = "--part-size", "40%"
+"""So that a pass has few parts."""
+
+
+def make_remote(folder: Path, files: int = FILES, folders: int = 4, seed: int = 1) -> dict[str, bytes]:
+    """Files of different sizes in class folders; returns their content by path."""
+    generator = random.Random(seed)
+    tree = {}
+    for number in range(files):
+        path = f"class{number % folders}/{number:04}.bin"
+        tree[path] = generator.randbytes(generator.choice([0, 1, 3000, 9000, 30_000]))
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(tree[path])
+    return tree
+
+
+def cache_size(tree: dict[str, bytes], share: float) -> int:
+    """The size of a cache that holds a share of these files."""
+    return int(share * sum(-(-len(content) // BLOCK) * BLOCK for content in tree.values()))
+
+
+def mount(growfs: Growfs, remote: Path, tree: dict[str, bytes], *flags: object, share: float = 0.35) -> None:
+    """Mount with --exact and a cache for a share of the files."""
+    growfs.mount(remote, "--exact", "--cache-size", cache_size(tree, share), *flags)
+
+
+def position(growfs: Growfs) -> tuple[int, int, int]:
+    """(pass, part, parts) of the part that began last."""
+    exact = mount_status(growfs)["exact"]
+    return exact["pass"], exact["part"], exact["parts"]
+
+
+def one_pass(growfs: Growfs, reader: Reader) -> list[set[str]]:
+    """The files of each part of the next pass, listed and read by one process."""
+    parts = [epoch(reader)]
+    number, part, count = position(growfs)
+    assert part == 1
+    parts += [epoch(reader) for _ in range(count - 1)]
+    assert position(growfs) == (number, count, count)
+    return parts
+
+
+def assert_each_once(parts: list[set[str]], tree: dict[str, bytes]) -> None:
+    """Each file is in exactly one part."""
+    listed = [name for part in parts for name in part]
+    assert sorted(listed) == sorted(tree)
+
+
+@only(*ENGINES)
+@pytest.mark.promise(47)
+@pytest.mark.parametrize("share", [0.35, 1.0])
+def test_a_pass_lists_each_file_exactly_once(growfs: Growfs, reader: Reader, tmp_path: Path, share: float) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, share=share)
+    passes = [one_pass(growfs, reader) for _ in range(2)]
+    for parts in passes:
+        assert_each_once(parts, tree)
+    if share < 1:
+        assert len(passes[0]) > 3
+        assert passes[0] != passes[1], "each pass has another order"
+    status = growfs.status()
+    assert status["miss"]["files_total"] == 0
+    assert status["exact"]["left_out_files"] == 0
+
+
+@pytest.mark.promise(47)
+def test_only_streamed_files_are_fetched_again(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, share=0.65)
+    one_pass(growfs, reader)
+    until(lambda: growfs.status()["state"] == "ahead")
+    before = growfs.status()["fetch"]["bytes_total"]
+    one_pass(growfs, reader)
+    until(lambda: growfs.status()["state"] == "ahead")
+    status = growfs.status()
+    assert status["fetch"]["bytes_total"] - before <= 1.05 * status["exact"]["streamed_bytes"]
+    assert status["exact"]["streamed_bytes"] < 0.45 * cache_size(tree, 1)
+
+
+@pytest.mark.promise(47)
+def test_the_ranks_of_a_job_list_the_same_parts(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(Reader(growfs.mountpoint, job="train")) for _ in range(4)]
+        parts = []
+        for number in range(100):
+            order = ranks[number % 4 :] + ranks[: number % 4]
+            listings = [rank.walk() for rank in order]
+            assert all(listing == listings[0] for listing in listings)
+            for place, rank in enumerate(order):
+                rank.read_all(sorted(listings[0])[place::4])
+            parts.append(listings[0])
+            _, part, count = position(growfs)
+            if part == count:
+                break
+    assert_each_once(parts, tree)
+
+
+@pytest.mark.promise(47)
+def test_a_killed_mount_goes_on_with_the_next_part(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    flags = [tmp_path / "remote", "--exact", "--cache-size", cache_size(tree, 0.35), *ROOMY]
+    parts: list[set[str]] = []
+    count = 100
+    while len(parts) < count:
+        growfs.mount(*flags)
+        for _ in range(2):
+            with Reader(growfs.mountpoint) as reader:
+                parts.append(epoch(reader))
+            _, part, count = position(growfs)
+            if part == count:
+                break
+        growfs.kill()
+        growfs.run("umount", growfs.mountpoint)
+    assert_each_once(parts, tree)
+
+
+@pytest.mark.promise(47)
+def test_a_monitor_begins_no_part(growfs: Growfs, reader: Reader, other: Reader, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--settle", "0.1s")
+    for _ in range(3):
+        shown = other.walk()
+        with Reader(growfs.mountpoint) as passer_by:
+            assert passer_by.walk() == shown
+    assert epoch(reader) == shown
+    assert position(growfs)[:2] == (1, 1)
+    epoch(reader)
+    assert position(growfs)[:2] == (1, 2)
+
+
+@pytest.mark.promise(47)
+def test_the_parts_are_the_same_on_any_machine(tmp_path: Path, engine: str) -> None:
+    """Over a fast link and a slow one, with an empty cache in the middle of a pass, and whatever else is opened."""
+    tree = make_remote(tmp_path / "remote")
+    runs = []
+    for name, flags in (("fast", ()), ("slow", ("--bandwidth", "3MB/s", "--workers", "1"))):
+        (tmp_path / name).mkdir()
+        command = Growfs(tmp_path / name)
+        command.env["GROWFS_ENGINE"] = engine
+        mount(command, tmp_path / "remote", tree, *ROOMY, *flags)
+        parts = [sorted(files_below(part)) for part in api.epoch(command.mountpoint)]
+        command.umount()
+        runs.append(parts)
+    assert runs[0] == runs[1]
+
+
+def listing_order(folder: Path) -> list[str]:
+    """The names in a folder, in the order of its listing."""
+    return [str(path.name) for path in folder.iterdir()]
+
+
+@pytest.mark.promise(48)
+def test_a_run_goes_on_from_a_saved_position_on_another_machine(tmp_path: Path, engine: str) -> None:
+    tree = make_remote(tmp_path / "remote")
+    saved: dict[str, Any] = {}
+    expected: list[list[str]] = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        command = Growfs(tmp_path / name)
+        command.env["GROWFS_ENGINE"] = engine
+        mount(command, tmp_path / "remote", tree, *ROOMY)
+        if saved:
+            with pytest.raises(GrowfsError, match="--seed 7, and this mount has 0"):
+                api.resume(command.mountpoint, saved | {"seed": 7})
+            for _ in range(2):  # as two ranks do
+                api.resume(command.mountpoint, saved)
+        parts = [listing_order(part / "class1") for part in api.epoch(command.mountpoint)]
+        if saved:
+            assert parts == expected[saved["part"] - 1 :]
+        else:
+            expected = [listing_order(part / "class1") for part in api.epoch(command.mountpoint)]
+            saved = json.loads(json.dumps(api.position(command.mountpoint) | {"part": 3}))
+            assert saved["pass"] == 2
+            following = api.position(command.mountpoint, next=True)
+            assert (following["pass"], following["part"]) == (3, 1)
+        command.umount()
+
+
+@pytest.mark.promise(48)
+def test_a_changed_remote_is_named_before_a_run_goes_on(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    next(api.epoch(growfs.mountpoint))
+    saved = api.position(growfs.mountpoint)
+    growfs.umount()
+    (tmp_path / "remote/class0/more.bin").write_bytes(bytes(9000))
+    growfs.run("umount", growfs.mountpoint, check=False)
+    growfs.env["GROWFS_CACHE_DIR"] = str(tmp_path / "other")
+    growfs.cache_dir = tmp_path / "other"
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    with pytest.raises(GrowfsError, match=r"has 121 files .* now, and had 120 files"):
+        api.resume(growfs.mountpoint, saved)
+    api.resume(growfs.mountpoint, saved, force=True)
+    parts = [files_below(part) for part in api.epoch(growfs.mountpoint)]
+    assert_each_once(parts, tree | {"class0/more.bin": b""})
+
+
+def test_a_mount_starts_with_the_part_that_is_asked_for(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--start", "3/2")
+    epoch(reader)
+    assert position(growfs)[:2] == (3, 2)
+
+
+@pytest.mark.promise(47)
+def test_a_listing_waits_for_its_part_and_blocks_nobody(
+    growfs: Growfs, reader: Reader, other: Reader, server: BlockingServer
+) -> None:
+    """The part that is read can be listed and read meanwhile, and the status says how much is missing."""
+    names = [f"c/{number:02}.bin" for number in range(40)]
+    for name in names:
+        server.files[name] = bytes(BLOCK)
+    growfs.mount(server.manifest, "--exact", "--cache-size", 20 * BLOCK, "--part-size", "50%", "--settle", "1s")
+    first = epoch(reader)
+    other.walk()
+    until(lambda: growfs.status()["state"] == "ahead")
+    server.blocked = set(names)
+    second = epoch(reader)
+    assert not first & second
+    waiting = threading.Thread(target=reader.walk)
+    waiting.start()
+    until(lambda: mount_status(growfs)["exact"]["waiting"] == 1)
+    until(lambda: mount_status(growfs)["exact"]["missing_files"] > 0)
+    assert "of the next part" in growfs.run("status", growfs.mountpoint).stdout
+    assert other.walk() in (first, second)
+    server.unblock()
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+@pytest.mark.promise(47)
+def test_a_file_that_cannot_be_fetched_is_left_out_and_named(
+    growfs: Growfs, reader: Reader, server: BlockingServer
+) -> None:
+    names = [f"c/{number:02}.bin" for number in range(24)]
+    for name in names:
+        server.files[name] = bytes(BLOCK)
+    server.statuses["c/07.bin"] = 403
+    growfs.mount(server.manifest, "--exact", "--cache-size", 12 * BLOCK, "--part-size", "50%", "--refresh", "0")
+    parts = one_pass(growfs, reader)
+    assert_each_once(parts, dict.fromkeys(set(names) - {"c/07.bin"}, b""))
+    assert growfs.status()["exact"]["left_out_files"] == 1
+    assert "c/07.bin" in growfs.run("status", growfs.mountpoint).stdout
+
+
+def test_files_opened_by_name_do_not_keep_the_next_part_away(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    parts = [epoch(reader)]
+    _, _, count = position(growfs)
+    while len(parts) < count:
+        missing = sorted(set(tree) - local(growfs))[::3]
+        with Reader(growfs.mountpoint) as stranger:
+            stranger.read_all(missing)
+        parts.append(epoch(reader))
+    assert_each_once(parts, tree)
+
+
+def test_what_the_remote_changes_joins_the_next_pass(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    tree = make_remote(remote)
+    mount(growfs, remote, tree, *ROOMY, "--refresh", "0.2s")
+    first = epoch(reader)
+    gone = min(first)
+    (remote / gone).unlink()
+    (remote / "class2/new.bin").write_bytes(b"new")
+    until(lambda: "class2/new.bin" not in first and growfs.status()["remote"]["files"] == FILES)
+    until((growfs.mountpoint / "class2/new.bin").exists)
+    _, _, count = position(growfs)
+    rest = [epoch(reader) for _ in range(count - 1)]
+    assert "class2/new.bin" not in set().union(*rest)
+    assert_each_once([first, *rest], tree)
+    del tree[gone]
+    assert_each_once(one_pass(growfs, reader), tree | {"class2/new.bin": b""})
+
+
+def test_frozen_and_pinned_files_are_in_each_part(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    frozen = {path for path in tree if path.startswith("class3/")}
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--freeze", "class3/", share=0.6)
+    growfs.run("pin", growfs.mountpoint, "class0/0000.bin")
+    growfs.run("umount", growfs.mountpoint)
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--freeze", "class3/", "--start", "2/1", share=0.6)
+    parts = one_pass(growfs, reader)
+    always = frozen | {"class0/0000.bin"}
+    assert all(part >= always for part in parts)
+    assert_each_once([part - always for part in parts], dict.fromkeys(set(tree) - always, b""))
+
+
+def test_a_group_is_in_one_part(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    tree = make_remote(remote, 60)
+    for path in list(tree):
+        label = path.replace(".bin", ".json")
+        (remote / label).write_bytes(b"{}")
+        tree[label] = b"{}"
+    mount(growfs, remote, tree, *ROOMY, "--group", "{stem}", share=0.5)
+    parts = one_pass(growfs, reader)
+    assert_each_once(parts, tree)
+    for part in parts:
+        assert {path.partition(".")[0] for path in part if path.endswith("json")} == {
+            path.partition(".")[0] for path in part if path.endswith("bin")
+        }
+
+
+def test_nodes_have_equally_many_parts_of_their_shares(tmp_path: Path, engine: str) -> None:
+    tree = make_remote(tmp_path / "remote")
+    listed: list[set[str]] = []
+    counts = set()
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        command = Growfs(tmp_path / str(number))
+        command.env["GROWFS_ENGINE"] = engine
+        mount(command, tmp_path / "remote", tree, *ROOMY, "--partition", f"{number}/2", share=0.2)
+        parts = [files_below(part) for part in api.epoch(command.mountpoint)]
+        listed += parts
+        counts.add(len(parts))
+        command.umount()
+    assert_each_once(listed, tree)
+    assert len(counts) == 1
+
+
+def test_every_part_lists_all_class_folders(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    """Otherwise ImageFolder would number the classes of each part differently."""
+    tree = make_remote(tmp_path / "remote", 60, folders=20)
+    mount(growfs, tmp_path / "remote", tree, share=0.35)
+    _, _, count = 0, 0, 4
+    for _ in range(count):
+        assert reader.list() == {f"class{number}" for number in range(20)}
+        reader.read_all(reader.walk())
+    assert "ImageFolder" in " ".join(growfs.status()["warnings"])
+
+
+def test_folders_that_are_samples_come_and_go(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote", 60, folders=60)
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, share=0.35)
+    part = reader.walk()
+    assert reader.list() == {path.partition("/")[0] for path in part}
+    reader.read_all(part)
+    assert not reader.walk() & part
+
+
+@only("passthrough")
+def test_a_cache_that_cannot_stream_is_refused(growfs: Growfs, tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    for number in range(4):
+        (remote / f"{number}.bin").write_bytes(bytes(10 * BLOCK))
+    refused = growfs.mount(remote, "--exact", "--cache-size", 15 * BLOCK, check=False)
+    assert refused.returncode == 1
+    assert "raise --cache-size" in refused.stderr
+
+
+@only("passthrough")
+def test_a_cache_that_became_too_small_is_named(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    epoch(reader)
+    refused = growfs.run("set", growfs.mountpoint, f"cache-size={20 * BLOCK}", check=False)
+    assert refused.returncode
+    assert "--start 2/1" in refused.stderr
+    growfs.umount()
+    small = ["--exact", *ROOMY, "--cache-size", cache_size(tree, 0.3)]
+    refused = growfs.mount(tmp_path / "remote", *small, check=False)
+    assert "--start 2/1" in refused.stderr
+    growfs.mount(tmp_path / "remote", *small, "--start", "2/1")
+
+
+@only("passthrough")
+def test_a_mount_without_passes_says_so(growfs: Growfs, tmp_path: Path) -> None:
+    make_remote(tmp_path / "remote", 4)
+    growfs.mount(tmp_path / "remote")
+    for call in (lambda: next(api.epoch(growfs.mountpoint)), lambda: api.position(growfs.mountpoint)):
+        with pytest.raises(GrowfsError, match="--exact"):
+            call()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@only(*ENGINES)
+@pytest.mark.promise(47)
+@pytest.mark.parametrize("share", [0.1, 0.35, 0.65, 1.0])
+def test_five_passes_over_a_thousand_files(growfs: Growfs, tmp_path: Path, share: float) -> None:
+    tree = make_remote(tmp_path / "remote", 1000, folders=10)
+    mount(growfs, tmp_path / "remote", tree, share=share)
+
+    def passes() -> Iterator[list[set[str]]]:
+        for number in range(5):
+            if number == 2:
+                growfs.kill()
+                growfs.run("umount", growfs.mountpoint)
+                mount(growfs, tmp_path / "remote", tree, share=share)
+            with Reader(growfs.mountpoint) as reader:
+                yield one_pass(growfs, reader)
+
+    for parts in passes():
+        assert_each_once(parts, tree)
