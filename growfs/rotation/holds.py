@@ -213,11 +213,17 @@ class Reader:
         return held is not None and held.generation == view.number
 
     def next_view(
-        self, directory: int, newest: Generation, now: float, settle_s: float, readers: Iterable[Reader]
+        self,
+        directory: int,
+        newest: Generation,
+        now: float,
+        settle_s: float,
+        readers: Iterable[Reader],
+        by_time: bool = True,
     ) -> Generation | None:
         """The generation to show when it lists a directory; None if a new one has to begin for it.
 
-        readers: those that have holds.
+        readers: those that have holds. by_time: see Job.next_view.
         """
         is_listing = self.opens == self._opens_at_listing and now - self._listing_since <= settle_s
         if is_listing and self._view and (self._view.files or self._view is newest) and not self._view.is_over:
@@ -228,7 +234,9 @@ class Reader:
             or self.job.view is newest  # nothing of it is delisted yet
             or any(other.holds_view(directory, now) for other in readers if other.job is self.job)
         )
-        return self.job.next_view(newest, now, settle_s, is_new=is_new, has_listed=has_listed, is_held=is_held)
+        return self.job.next_view(
+            newest, now, settle_s, is_new=is_new, has_listed=has_listed, is_held=is_held, by_time=by_time
+        )
 
     def asked_view(self, newest: Generation) -> Generation | None:
         """As `next_view`, when it asks for the next generation."""

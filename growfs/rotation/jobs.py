@@ -5,8 +5,8 @@ generation that all of its listings show until the job has had its epoch with it
 it has already seen that one, a new one begins. Jobs never wait for each other: a view is held, and can be listed, as
 long as its job needs it.
 
-With --exact, a generation is a part of a pass, and no part must go by unread. So time alone never begins one: a job
-that has opened nothing, such as a monitor, sees the newest part.
+With --exact, a generation is a part of a pass, and no part must go by unread. So only opens count, not time. A job that
+has opened nothing, such as a monitor, sees the newest part.
 """
 
 from __future__ import annotations
@@ -55,22 +55,31 @@ class Job:
     """The directories of its view that a process listed to the end."""
 
     def next_view(
-        self, newest: Generation, now: float, settle_s: float, *, is_new: bool, has_listed: bool, is_held: bool
+        self,
+        newest: Generation,
+        now: float,
+        settle_s: float,
+        *,
+        is_new: bool,
+        has_listed: bool,
+        is_held: bool,
+        by_time: bool = True,
     ) -> Generation | None:
         """The generation to show in a listing; None if a new one has to begin for it.
 
+        by_time: whether a job has its epoch with time, even if it opens few files or none.
         is_new: the process has never listed. has_listed: it has listed this directory in this epoch. is_held: a process
         of the job holds what its view shows of this directory; otherwise some of that may be gone.
         """
         view = self.view
         if view is None or view.is_over or not (view.files or view is newest):
-            is_old = newest.is_over or newest.is_read or (now - newest.began_at > settle_s and not newest.part)
+            is_old = newest.is_over or newest.is_read or (by_time and now - newest.began_at > settle_s)
             return None if is_old else newest
         if self.asks:
             return view
-        if view.part and not self._opened:
+        if not (by_time or self._opened):
             return newest
-        if not self._has_had_its_epoch(now, settle_s, is_new, has_listed):
+        if not self._has_had_its_epoch(now, settle_s, is_new, has_listed, by_time):
             return view if has_listed or is_held else newest
         return newest if newest.number > view.number else None
 
@@ -81,11 +90,11 @@ class Job:
             return newest if newest.number > seen else None
         return self.view or (None if newest.is_read else newest)
 
-    def _has_had_its_epoch(self, now: float, settle_s: float, is_new: bool, has_listed: bool) -> bool:
+    def _has_had_its_epoch(self, now: float, settle_s: float, is_new: bool, has_listed: bool, by_time: bool) -> bool:
         if not has_listed:  # another rank, another directory of a walk, or a worker of the next epoch
-            is_late = now - self.viewed_at > RANKS_APART_S and not (self.view and self.view.part)
+            is_late = by_time and now - self.viewed_at > RANKS_APART_S
             return is_new and (self._share(self._opened_by_ended) >= EPOCH_SHARE or is_late)
-        if now - self._epoch_at > settle_s or now - self.viewed_at > LOOKS_MAX * settle_s:
+        if by_time and (now - self._epoch_at > settle_s or now - self.viewed_at > LOOKS_MAX * settle_s):
             return True
         return self._share(self._opened) >= EPOCH_SHARE and self._share(self._opened_in_epoch) >= LOOK_SHARE
 

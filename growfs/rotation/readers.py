@@ -52,6 +52,7 @@ class Readers:
         self.released = Signal[[]]()
         self._generations = generations
         self._recently_opened = recently_opened
+        self._sees_opens = True
         self._beginning = trio.Lock()
         self._nursery: trio.Nursery
         self._readers: dict[tuple[int, str], Reader] = {}
@@ -91,7 +92,8 @@ class Readers:
         if asks:
             view = reader.asked_view(newest)
         else:
-            view = reader.next_view(directory, newest, now, settle_s, self._holding())
+            by_time = not (newest.part and self._sees_opens)
+            view = reader.next_view(directory, newest, now, settle_s, self._holding(), by_time)
         return self._join(reader, directory, view) if view else None
 
     def _join(self, reader: Reader, directory: int, generation: Generation) -> tuple[Reader, Generation]:
@@ -162,6 +164,7 @@ class Readers:
 
     def count_all(self) -> None:
         """From now on, assume that all listed files are opened: opens cannot be seen."""
+        self._sees_opens = False
         self._generations.count_all()
 
     def closed(self, number: int) -> None:
