@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/how-it-decides.md and docs/many-nodes.md, using the rules of a mount in simulated time:
+"""Draws the pictures of docs/how-it-decides.md, whole-epochs.md and many-nodes.md, using the rules of a mount in simulated time:
 python -m tools.diagrams.
 
 They need no mount and no network, and are the same in every run.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from growfs.rotation.circle import first_place
+from growfs.rotation.parts import CatalogFile, ExactPass, divide
 from growfs.simulation import nodes
 from growfs.simulation.cache import File, MountSettings, Rotating
 from growfs.simulation.plan import TITLES, Point, Workload, simulate_policy
@@ -42,6 +43,8 @@ PASSES = 4
 """Passes of the nodes in the curves."""
 NODE_LINK, BUCKET_LINK = 1.25e9, 50e9
 """Bytes per second that a node can receive, and that the bucket can send to all of them."""
+EXACT_CACHED, STREAMED = 18, 6
+"""Files in the cache with --exact, and how many of them are streamed."""
 OPEN_S = 1.0
 LINK = 0.6
 """Files that the link delivers while the program reads one."""
@@ -55,6 +58,12 @@ LABELS = (
     "listed again",
     "delisted, still cached",
 )
+EXACT_LABELS = {
+    NEW: "streamed, in this part",
+    ARRIVED: "streamed, fetched for the next part",
+    LISTED: "kept, in this part",
+    DELISTED: "kept, in another part",
+}
 COLORS = ("#f2f2f2", "#ffd9a0", "#f28e2b", "#4e79a7", "#b7c9dd")
 
 
@@ -112,6 +121,28 @@ def draw_rotation(axes: Axes, rows: Sequence[Sequence[int]], title: str) -> None
     axes.set(xticks=[1, 4, 8, 12, 16], yticks=[1, 12, 24, 36], facecolor=COLORS[REMOTE])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+
+
+def whole_epochs() -> list[list[int]]:
+    """The state of each file, kept ones first, in each of EPOCHS listings of a program with --exact."""
+    size = 1_000
+    files = [CatalogFile(id, f"{id}.tar", size, size, is_always_listed=False) for id in range(1, FILES + 1)]
+    kept, parts = set[int](), list[tuple[set[int], set[int]]]()
+    for number in range(1, EPOCHS + 2):
+        division, ids = divide(files, ExactPass(0, number, EXACT_CACHED * size, STREAMED * size))
+        kept |= {id for part in division.parts for id in ids[part.kept : part.end]}
+        parts += [({*ids[part.start : part.end]}, {*ids[part.start : part.kept]}) for part in division.parts]
+    shown: set[int] = set()
+    rows = []
+    for (listed, _), (_, ahead) in itertools.pairwise(parts[: EPOCHS + 1]):
+        states = {id: DELISTED if id in kept & shown else REMOTE for id in range(1, FILES + 1)}
+        states |= dict.fromkeys(ahead, ARRIVED)
+        states |= {id: LISTED if id in kept else NEW for id in listed}
+        shown |= listed
+        rows.append(states)
+    first = {id: place for place, (listed, _) in reversed([*enumerate(parts)]) for id in listed}
+    order = sorted(range(1, FILES + 1), key=lambda id: (id not in kept, first[id]))
+    return [[states[id] for states in rows] for id in order]
 
 
 def draw_coverage(seen: Axes, waiting: Axes) -> None:

@@ -11,6 +11,7 @@ Which files are kept does not depend on the pass either.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from array import array
 from bisect import bisect_right
@@ -32,6 +33,10 @@ KEPT = -1
 SPARE_SHARE = 100
 """One part in 100 of the cache is left free: for files that take more of the disk than their size, or are opened by
 name."""
+
+
+FIRST_PASS_PARTS = 20
+"""The first pass has at least this many parts: its first listing waits until the first of them has arrived."""
 
 
 class Position(NamedTuple):
@@ -185,7 +190,7 @@ class _Share:
 
     def __init__(self) -> None:
         self.by_choice, self.by_pass = Keyed(), Keyed()
-        self.bytes = 0
+        self.groups = 0
 
 
 class _Dividing:
@@ -226,6 +231,7 @@ class _Dividing:
             self._folders.append(self._folder_keys[folder])
             number = draw_key(pass_.seed, SHARES, text_of_group) % len(self._shares)
             share = self._shares[number]
+            share.groups += 1
             share.by_choice.add(choice, group)
             share.by_pass.add(draw_key(pass_.seed, pass_.number, text_of_group), group)
             if pass_.group is not None:
@@ -247,6 +253,8 @@ class _Dividing:
             parts = max(parts, _count(self._sums(streamed_here), room // 2))
             if number == own:
                 kept, streamed = kept_here, streamed_here
+        if pass_.number == 1:
+            parts = max(parts, min(FIRST_PASS_PARTS, *(share.groups for share in self._shares)))
         ends = _ends(self._sums(streamed), room // 2, parts)
         return self._assembled(self._shares[own], kept, streamed, ends, always_bytes)
 
@@ -263,8 +271,8 @@ class _Dividing:
         if left < 0:
             always = f" besides {format_size(always_bytes)} of frozen and pinned files" if always_bytes else ""
             raise GrowfsError(
-                f"--exact needs {format_size(room)} of the cache{always} to stream files through it, and the cache has"
-                f" {format_size(cache_bytes)}; raise --cache-size"
+                f"--exact needs {format_size(room)} of the cache{always} to stream files through it, and of"
+                f" {format_size(cache_bytes)} too little is left; raise --cache-size, or lower --part-size"
             )
         kept = BitMap64()
         for group in groups:
@@ -281,7 +289,7 @@ class _Dividing:
     ) -> tuple[Division, array[int]]:
         ids, bounds = array("q", self._ids_of(self._always)), list[PartBounds]()
         always = len(ids)
-        dealt = self._dealt(share, kept, len(ends))
+        dealt = self._dealt(share, kept, [end - start for start, end in zip((0, *ends), ends, strict=False)])
         start = least_folders = part_bytes = 0
         folders = set[int]()
         for part, end in enumerate(ends):
@@ -311,14 +319,18 @@ class _Dividing:
         )
         return division, ids
 
-    def _dealt(self, share: _Share, kept: BitMap64, parts: int) -> list[array[int]]:
-        """The kept groups of each part. Those of a folder are dealt out in turn, so each part has its share of them."""
-        dealt = [array("Q") for _ in range(parts)]
+    def _dealt(self, share: _Share, kept: BitMap64, streamed: Sequence[int]) -> list[array[int]]:
+        """The kept groups of each part. Those of a folder are dealt out in turn, so each part has its share of them.
+
+        streamed: how many streamed groups each part has; those with the fewest come first.
+        """
+        dealt = [array("Q") for _ in streamed]
+        by_need = sorted(range(len(streamed)), key=streamed.__getitem__)
         by_folder = sorted(
             (self._folders[group], place, group) for place, (_, group) in enumerate(share.by_pass) if group in kept
         )
         for number, (_, _, group) in enumerate(by_folder):
-            dealt[number % parts].append(group)
+            dealt[by_need[number % len(by_need)]].append(group)
         return dealt
 
     def _ids_of(self, groups: Iterable[int]) -> Iterator[int]:
@@ -342,13 +354,36 @@ def _cuts(sums: Sequence[int], most: int) -> Iterator[int]:
 
 
 def _ends(sums: Sequence[int], most: int, parts: int) -> list[int]:
-    """Where each of the parts ends, so that the largest is as small as possible. A group has at most `most` bytes."""
-    least = max((after - before for before, after in zip((0, *sums), sums, strict=False)), default=0)
+    """Where each of the parts ends. A group has at most `most` bytes, and so has each part.
+
+    The parts are equally large if that is possible. Otherwise the largest is as small as possible; if that takes fewer
+    parts, those with the most groups are divided.
+    """
+    ends = [bisect_right(sums, sums[-1] * part // parts) for part in range(1, parts + 1)] if sums else [0] * parts
+    if all(0 < size <= most for size in _sizes(sums, ends)):
+        return ends
+    least = max(_sizes(sums, range(1, len(sums) + 1)), default=0)
     while least < most:
         middle = (least + most) // 2
         if _count(sums, middle) <= parts:
             most = middle
         else:
             least = middle + 1
-    ends = list(_cuts(sums, most))
-    return ends + [len(sums)] * (parts - len(ends))
+    ends = list(_cuts(sums, most)) or [0]
+    counts = [(start - end, end) for start, end in zip((0, *ends), ends, strict=False)]  # the largest is the least
+    heapq.heapify(counts)
+    while len(counts) < parts:
+        count, end = heapq.heappop(counts)
+        second = -count // 2
+        heapq.heappush(counts, (count + second, end - second))
+        heapq.heappush(counts, (-second, end))
+    return sorted(end for _, end in counts)
+
+
+def _sizes(sums: Sequence[int], ends: Iterable[int]) -> Iterator[int]:
+    """The bytes of each part."""
+    before = 0
+    for end in ends:
+        total = sums[end - 1] if end else 0
+        yield total - before
+        before = total

@@ -111,7 +111,7 @@ def test_streamed_files_are_spread_evenly() -> None:
     counts = [len(streamed) for streamed, _ in parts]
     assert sum(counts) == 300 - (100 - 1 - 20)
     assert len(counts) == -(-sum(counts) // 10)
-    assert max(counts) - min(counts[:-1]) <= 1
+    assert max(counts) - min(counts) <= 1
     assert division.part_bytes == max(counts) * BLOCK
 
 
@@ -122,10 +122,26 @@ def test_a_large_file_makes_room_for_itself() -> None:
 
 
 def test_everything_fits() -> None:
-    division, parts = parts_of(catalog([1] * 100), PASS)
+    division, parts = parts_of(catalog([1] * 100), replace(PASS, number=2))
     assert len(parts) == 1
     assert not division.streams
     assert division.kept_bytes == 100 * BLOCK
+
+
+def test_the_first_pass_begins_before_everything_is_there() -> None:
+    _, parts = parts_of(catalog([1] * 100), PASS)
+    assert [len(kept) for _, kept in parts] == [5] * 20
+    _, parts = parts_of(catalog([1] * 7), PASS)
+    assert [len(kept) for _, kept in parts] == [1] * 7
+
+
+def test_no_part_is_empty() -> None:
+    """Nodes have equally many parts, whatever their shares."""
+    files = catalog([1] * 400)
+    for node in range(4):
+        pass_ = replace(PASS, number=2, cache_bytes=30 * BLOCK, part_bytes=2 * BLOCK, share=(node, 4))
+        _, parts = parts_of(files, pass_)
+        assert all(streamed or kept for streamed, kept in parts)
 
 
 def test_an_empty_catalog_has_one_empty_part() -> None:
