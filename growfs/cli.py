@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 import growfs
 from growfs.client import completion
@@ -481,17 +482,33 @@ def release(mountpoint: Path) -> None:
 @click.option("--turnover", metavar="F", default="20%", help="Fraction of the cache that each epoch replaces. [20%]")
 @click.option("--epochs", metavar="N", default="50", help="Number of epochs; each reads all listed files once. [50]")
 @click.option("--nodes", metavar="N", default="1", help="Number of nodes that share their caches (--peers). [1]")
+@click.option("--exact", is_flag=True, help="Predict the passes of growfs mount --exact, with this and larger caches.")
+@click.option("--part-size", metavar="SIZE", help="With --exact: as for growfs mount.")
 @click.option("--draw", metavar="FILE", type=click.Path(path_type=Path), help="Plot the result to a PNG or SVG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
+def plan(exact: bool, part_size: str | None, draw: Path | None, as_json: bool, **given: str | None) -> None:
     """Predict the coverage and the traffic of a cache size."""
     from dataclasses import asdict
 
     from rich.console import Console
 
+    from growfs.daemon.options import Options
+    from growfs.simulation import exact as whole_epochs
     from growfs.simulation import plan as planning
 
     workload = planning.Workload.parse({"--" + name.replace("_", "-"): text for name, text in given.items()})
+    room = Options.parse({"part_size": part_size}).part_size
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if exact:
+        _refuse_given("turnover", "epochs", "nodes", "draw", reason="cannot be used with --exact")
+        passes = whole_epochs.simulate_larger(workload, room)
+        if as_json:
+            click.echo(json.dumps([asdict(row) for row in passes], indent=1))
+            return
+        console.print(whole_epochs.exact_table(workload, passes))
+        click.echo(whole_epochs.exact_advice(passes))
+        return
+    _refuse_given("part_size", reason="needs --exact")
     found = planning.simulate_policies(workload)
     if draw:
         planning.draw(found, draw)
@@ -500,12 +517,21 @@ def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
         rows = [asdict(row) for row in found]
         click.echo(json.dumps({"policies": rows, "nodes": asdict(nodes)} if nodes else rows, indent=1))
         return
-    console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(planning.table(workload, found))
     if nodes:
         console.print(planning.nodes_table(nodes))
     for line in planning.advice(workload, found[0]):
         click.echo(line)
+    if not nodes and (hint := whole_epochs.exact_hint(workload, room, found[0])):
+        click.echo(hint)
+
+
+def _refuse_given(*names: str, reason: str) -> None:
+    """Raise UsageError if one of these arguments of `plan` is given."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"plan: --{name.replace('_', '-')} {reason}")
 
 
 @main.command(cls=MountCommand, context_settings={"auto_envvar_prefix": "GROWFS"})

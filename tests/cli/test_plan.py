@@ -128,7 +128,9 @@ def test_data_that_fits_the_cache_is_all_seen(growfs: Growfs) -> None:
         assert row["seen"] == 1
         assert row["local"] == 1
         assert row["repeats"] is None
-    assert "warning" not in growfs.run("plan", *arguments).stdout
+    output = growfs.run("plan", *arguments).stdout
+    assert "warning" not in output
+    assert "--exact" not in output
 
 
 @pytest.mark.parametrize(
@@ -146,9 +148,47 @@ def test_the_option_that_helps_is_named(growfs: Growfs, changed: tuple[str, str]
     assert line.endswith("does not help")
 
 
+def test_the_passes_of_exact_are_printed(growfs: Growfs) -> None:
+    """A cache of 200 GB keeps 188: a later pass fetches the others at 50 MB/s, and reads 1 TB at 500 MB/s."""
+    arguments = ("--exact", *SMALL[:4], *SMALL[6:8], "--bandwidth", "50MB/s", *READ)
+    output = growfs.run("plan", *arguments).stdout
+    rows = {
+        name.strip(): cells for name, *cells in (line.strip("│┃").split("│") for line in output.splitlines()) if cells
+    }
+    given = {name: cells[0].strip() for name, cells in rows.items()}
+    assert given["stays cached"] == "188 GB, 19%"
+    assert given["first pass: fetched"] == "1 TB"
+    assert given["first pass: utilization"] == "10.0%"
+    assert given["later pass: fetched"] == "812 GB"
+    assert given["later pass: takes"] == f"{812e9 / 50e6 / 3600:.1f} hours"
+    assert given["later pass: utilization"] == f"{50 / (0.812 * 500):.1%}"
+    assert rows["later pass: utilization"][-1].strip() == "100.0%"
+    size = re.search(r"waits for the link 88% of the time; with --cache-size ([\d.]+)GB it hardly waits", output)
+    assert size
+    assert float(size[1]) == pytest.approx(0.9 * 1000 / 0.94, rel=0.03)
+    passes = json.loads(growfs.run("plan", *arguments, "--json").stdout)
+    assert [row["cache_bytes"] for row in passes[:3]] == [200 * 10**9, 300 * 10**9, 400 * 10**9]
+    assert str(passes[0]["parts"]) == given["parts of a pass"]
+    large = json.loads(growfs.run("plan", *arguments, "--part-size", "20%", "--json").stdout)
+    assert large[0]["parts"] < passes[0]["parts"] / 3
+
+
+def test_exact_is_mentioned_if_it_shows_all_data_sooner(growfs: Growfs) -> None:
+    """Rotation reads each file four times before it has shown all of them."""
+    output = growfs.run("plan", *SMALL, *READ).stdout
+    text = (
+        "with --exact, a pass over all data takes 33 minutes and 20 seconds, and the reader hardly waits; see --exact"
+    )
+    assert output.splitlines()[-1] == text
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        ((*SMALL[:4], *SMALL[6:], *READ, "--part-size", "10%"), "plan: --part-size needs --exact"),
+        ((*SMALL, *READ, "--exact"), "plan: --epochs cannot be used with --exact"),
+        ((*HUGE, *READ, "--exact", "--nodes", "2"), "plan: --nodes cannot be used with --exact"),
+        ((*HUGE, *READ, "--exact", "--part-size", "much"), "--part-size: 'much'"),
         ((*HUGE[:2], *HUGE[4:], *READ), "--files and --file-size"),
         ((*HUGE, *READ, "--file-size", "1GB"), "--files and --file-size"),
         ((*HUGE, "--read-rate", "fast"), "--read-rate: 'fast' is not a rate"),
