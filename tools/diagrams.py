@@ -240,6 +240,16 @@ def main() -> None:
     figure.legend(handles=legend, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(DOCS / "rotation.svg", metadata={"Date": None})
 
+    figure, (rotating, exact) = pyplot.subplots(1, 2, figsize=(8, 7.6), layout="constrained")
+    draw_rotation(rotating, rotation(second=False), "rotation: what is cached")
+    draw_rotation(exact, whole_epochs(), "--exact: parts of passes")
+    exact.set_xlabel("listing")
+    rotating.set(xlabel="listing", ylabel="files")
+    for axes, labels in ((rotating, dict(enumerate(LABELS))), (exact, EXACT_LABELS)):
+        legend = [Patch(color=COLORS[state], label=label) for state, label in labels.items() if state]
+        axes.legend(handles=legend, loc="upper center", bbox_to_anchor=(0.5, -0.09), frameon=False)
+    figure.savefig(DOCS / "whole-epochs.svg", metadata={"Date": None})
+
     figure, axes = pyplot.subplots(1, 2, figsize=(8, 3), layout="constrained")
     draw_coverage(*axes)
     axes[0].legend()

@@ -15,7 +15,7 @@ from growfs.errors import GrowfsError, UsageError
 from growfs.paths import absolute_path, working_folder
 from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
 from growfs.remote.user_functions import Function
-from growfs.rotation.parts import Position
+from growfs.rotation.parts import PassPosition
 from growfs.rotation.pass_order import GROUP_FIELDS
 from growfs.units import CacheSize, size
 
@@ -69,12 +69,12 @@ def partition(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-def position(text: str) -> Position:
+def position(text: str) -> PassPosition:
     """A part of a pass."""
     number, _, part = text.partition("/")
     if not (number.isdecimal() and part.isdecimal() and int(number) and int(part)):
         raise UsageError(f"{text!r} is not a part; write it as PASS/PART, such as 3/1 for the first part of pass 3")
-    return Position(int(number), int(part))
+    return PassPosition(int(number), int(part))
 
 
 def nodes_of_job() -> int:

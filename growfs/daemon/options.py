@@ -44,7 +44,7 @@ from growfs.errors import UsageError
 from growfs.remote.interface import Producer, RemoteSpec
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
-from growfs.rotation.parts import Position
+from growfs.rotation.parts import PassPosition
 from growfs.units import CacheSize, fraction_of, positive, rate, seconds, size
 from growfs.units import count as whole
 
@@ -189,7 +189,7 @@ class Options:
         "With --exact: room for the files that do not stay cached, of the part that is read and the next one; a size,"
         " or a percentage of the cache.",
     )
-    start: Position | None = option(
+    start: PassPosition | None = option(
         None, position, "PASS/PART", "With --exact: begin with this part instead of the one after the last."
     )
 

@@ -22,7 +22,7 @@ from growfs import disk
 from growfs.cache.schema import ROOT, Query, query_of, read_only, set_meta, with_paths
 from growfs.errors import GrowfsError
 from growfs.rotation.draw_order import BEAT_FILES
-from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, Position, divide
+from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, PassPosition, divide
 from growfs.rotation.pass_order import groups_of
 from growfs.rotation.rules import PartContents
 
@@ -129,7 +129,9 @@ class Due:
     """Cached files that could be evicted until now."""
 
 
-def find_due(catalog: Path, begun: Position | None, coming: Sequence[Position], beat: Callable[[], None]) -> Due:
+def find_due(
+    catalog: Path, begun: PassPosition | None, coming: Sequence[PassPosition], beat: Callable[[], None]
+) -> Due:
     """The files to be cached while one part is read, and others are to follow.
 
     begun: the part that is read, if any. coming: the parts to be cached besides it, the next one first. Their
@@ -194,7 +196,7 @@ def _batches(ids: Iterable[int]) -> Iterator[str]:
 # The contents of a part.
 
 
-def part_contents(catalog: Path, position: Position, beat: Callable[[], None]) -> PartContents:
+def part_contents(catalog: Path, position: PassPosition, beat: Callable[[], None]) -> PartContents:
     """The contents of a part, as far as it is cached."""
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")

@@ -39,7 +39,7 @@ FIRST_PASS_PARTS = 20
 """The first pass has at least this many parts: its first listing waits until the first of them has arrived."""
 
 
-class Position(NamedTuple):
+class PassPosition(NamedTuple):
     """A part of a pass. Both numbers count from 1."""
 
     pass_: int
@@ -168,10 +168,10 @@ class Division:
         """The size on disk of the files that each pass fetches."""
         return self.bytes - self.kept_bytes
 
-    def after(self, part: int) -> Position:
+    def after(self, part: int) -> PassPosition:
         """The position that follows a part."""
         number = self.pass_.number
-        return Position(number, part + 1) if part < len(self.parts) else Position(number + 1, 1)
+        return PassPosition(number, part + 1) if part < len(self.parts) else PassPosition(number + 1, 1)
 
 
 def divide(files: Iterable[CatalogFile], pass_: ExactPass) -> tuple[Division, array[int]]:

@@ -23,7 +23,7 @@ from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, NotMade, RemoteError, UsageError
 from growfs.rotation.division import divide_catalog, find_due, part_contents, read_division, save_division
-from growfs.rotation.parts import CatalogDigest, Division, ExactPass, Position, SavedPosition
+from growfs.rotation.parts import CatalogDigest, Division, ExactPass, PassPosition, SavedPosition
 from growfs.rotation.pass_order import Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
 from growfs.scheduler.draw_order import Share, compute
@@ -56,7 +56,7 @@ class Parts:
         store: Store,
         first: Pass,
         part_size: CacheSize,
-        start: Position | None,
+        start: PassPosition | None,
         mark: Callable[[Sequence[int], Sequence[int]], Awaitable[bool]],
     ) -> None:
         self.changed = Signal[[]]()
@@ -71,9 +71,9 @@ class Parts:
         self._mark = mark
         self._progressed = Signal[[]]()
         self._divisions: dict[int, Division] = {}
-        self._begun: Position | None = None
-        self._coming = Position(1, 1)
-        self._due_for: Position | None = None
+        self._begun: PassPosition | None = None
+        self._coming = PassPosition(1, 1)
+        self._due_for: PassPosition | None = None
         self._wanted, self._wanted_bytes = BitMap64(), 0
         self._lacking, self._lacking_bytes = BitMap64(), 0
         self._failed = BitMap64()
@@ -82,10 +82,10 @@ class Parts:
         self._went_to: SavedPosition | None = None
         self._go_on(start)
 
-    def _go_on(self, start: Position | None) -> None:
+    def _go_on(self, start: PassPosition | None) -> None:
         """Find the part that comes next. Raises UsageError if the cache became too small in the middle of a pass."""
         stored = self._db.meta("position")
-        begun = Position(*json.loads(stored)) if stored else None
+        begun = PassPosition(*json.loads(stored)) if stored else None
         division = read_division(self._db.rows, begun.pass_) if begun else None
         if begun and division and self._is_of_same_order(division):
             self._divisions[begun.pass_] = division
@@ -228,7 +228,7 @@ class Parts:
 
         Raises GrowfsError if the parts cannot be the same as then. even_if_changed: accept another catalog.
         """
-        target = Position(saved.pass_, saved.part)
+        target = PassPosition(saved.pass_, saved.part)
         if self._went_to == saved and self._begun in (None, target):
             return False
         self._check_same_order(saved)
@@ -310,7 +310,7 @@ class Parts:
         self._coming = self._divisions[self._begun.pass_].after(self._begun.part)
         self.changed.notify()
 
-    def _note_left_out(self, position: Position, ids: BitMap64) -> None:
+    def _note_left_out(self, position: PassPosition, ids: BitMap64) -> None:
         if position.part == 1:
             self._left_out, self._left_out_example = BitMap64(), ""
         self._left_out |= ids

@@ -73,8 +73,8 @@ def every_epoch_has_a_generation(patch: pytest.MonkeyPatch) -> None:
     """A process that looks at a batch and lists again begins a generation."""
     has_had_its_epoch = Job._has_had_its_epoch
 
-    def listed_again(self: Job, now: float, settle_s: float, is_new: bool, has_listed: bool) -> bool:
-        return has_listed or has_had_its_epoch(self, now, settle_s, is_new, has_listed)
+    def listed_again(self: Job, now: float, settle_s: float, is_new: bool, has_listed: bool, by_time: bool) -> bool:
+        return has_listed or has_had_its_epoch(self, now, settle_s, is_new, has_listed, by_time)
 
     patch.setattr(Job, "_has_had_its_epoch", listed_again)
 
