@@ -144,5 +144,15 @@ FAULTS = {
         "tests/fuse/test_nodes.py",
         "test_a_node_that_is_killed_while_it_serves_harms_no_reader",
     ),
+    47: (
+        "a daemon that is killed in the middle of a pass",
+        "tests/fuse/test_exact.py",
+        "test_a_killed_mount_goes_on_with_the_next_part",
+    ),
+    48: (
+        "a remote that has other files",
+        "tests/fuse/test_exact.py",
+        "test_a_changed_remote_is_named_before_a_run_goes_on",
+    ),
 }
 """By number of the promise: the fault, the test file, and the test (or ALL of them)."""

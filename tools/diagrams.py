@@ -129,7 +129,7 @@ def whole_epochs() -> list[list[int]]:
     files = [CatalogFile(id, f"{id}.tar", size, size, is_always_listed=False) for id in range(1, FILES + 1)]
     kept, parts = set[int](), list[tuple[set[int], set[int]]]()
     for number in range(1, EPOCHS + 2):
-        division, ids = divide(files, ExactPass(0, number, EXACT_CACHED * size, STREAMED * size))
+        division, ids = divide(files, ExactPass(0, 1 + number, EXACT_CACHED * size, STREAMED * size))
         kept |= {id for part in division.parts for id in ids[part.kept : part.end]}
         parts += [({*ids[part.start : part.end]}, {*ids[part.start : part.kept]}) for part in division.parts]
     shown: set[int] = set()

@@ -86,8 +86,9 @@ def simulate_exact(workload: Workload, part_size: CacheSize) -> ExactResult:
     count = math.ceil(data / max(real_file, largest / part_files) - 1e-6)
     size = data // count
     files = [CatalogFile(id, f"{id % DIRECTORIES}/{id}", size, size, False) for id in range(1, count + 1)]
-    division, _ = divide(files, ExactPass(0, 1, cache, int(2 * largest)))
-    first, later = _passes(_sizes(division, size), workload, whole - data)
+    first_division, division = (divide(files, ExactPass(0, number, cache, int(2 * largest)))[0] for number in (1, 2))
+    later_sizes = _sizes(division, size)
+    first, _, later = _passes([_sizes(first_division, size), later_sizes, later_sizes], workload, whole - data)
     kept = division.kept_bytes if division.streams else whole
     scale = largest / wanted * (whole - kept) / division.streamed_bytes if division.streams else 1.0
     parts = round(len(division.parts) * scale)
@@ -97,7 +98,7 @@ def simulate_exact(workload: Workload, part_size: CacheSize) -> ExactResult:
         parts=parts,
         part_files=workload.files / parts,
         part_bytes=whole // parts,
-        first_part_s=whole / parts / workload.bandwidth,
+        first_part_s=whole / max(parts, len(first_division.parts)) / workload.bandwidth,
         first=first,
         later=later,
         utilization_max=min(1.0, workload.bandwidth / max(1.0, (1 - kept / whole) * workload.read_rate)),
@@ -110,12 +111,12 @@ def _sizes(division: Division, file_bytes: int) -> list[PartSize]:
     ]
 
 
-def _passes(parts: Sequence[PartSize], workload: Workload, beyond: int) -> Iterator[PredictedPass]:
-    """The first pass, and the second one, whose parts are as large. beyond: bytes of streamed files besides these."""
-    all_kept = sum(part.kept for part in parts)
+def _passes(passes: Sequence[Sequence[PartSize]], workload: Workload, beyond: int) -> Iterator[PredictedPass]:
+    """The passes with these parts, from the first one on. beyond: bytes of streamed files besides these."""
+    all_kept = sum(part.kept for part in passes[0])
     due = cached = 0  # bytes of kept files: those of the parts so far, and those that were fetched
     fetchable = 0  # bytes that the link delivers while a part is read
-    for _ in range(2):
+    for parts in passes:
         read_s = waited_s = 0.0
         fetched, cached_before = beyond, cached
         for part in parts:
