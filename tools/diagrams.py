@@ -1,7 +1,6 @@
-"""Draws the pictures of docs/how-it-decides.md, whole-epochs.md and many-nodes.md, using the rules of a mount in simulated time:
-python -m tools.diagrams.
+"""Draws the pictures of docs/how-it-decides.md, whole-epochs.md and many-nodes.md: python -m tools.diagrams.
 
-They need no mount and no network, and are the same in every run.
+They use the rules of a mount, in simulated time. They need no mount and no network, and are the same in every run.
 """
 
 from __future__ import annotations

@@ -115,12 +115,15 @@ class MountCommands:
 
 
 class PassCommands:
-    """The commands on the passes of --exact. end: ends the current generation, so that any listing begins the next."""
+    """The commands on the passes of --exact. end: ends the current generation, so that any listing begins the next.
+    is_read: whether processes that have ended have read the current one.
+    """
 
-    def __init__(self, catalog: Catalog, parts: Parts, end: Callable[[], None]) -> None:
+    def __init__(self, catalog: Catalog, parts: Parts, end: Callable[[], None], is_read: Callable[[], bool]) -> None:
         self._catalog = catalog
         self._parts = parts
         self._end = end
+        self._is_read = is_read
 
     def table(self) -> dict[str, Command]:
         """The commands by name."""
@@ -131,7 +134,7 @@ class PassCommands:
         while not self._catalog.listing:
             yield {}
             await trio.sleep(LISTED_EVERY_S)
-        if await self._parts.go_to(SavedPosition.parse(position), force):
+        if await self._parts.go_to(SavedPosition.parse(position), force, self._is_read()):
             self._end()
         yield {}
 

@@ -325,7 +325,8 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     commands |= FileCommands(database, catalog, store, space, fetcher.ensure).table()
     commands |= filled.table() if filled else {}
     if parts:
-        commands |= PassCommands(catalog, parts, generations.end).table()
+        was_read = filled.was_left if filled else generations.was_read
+        commands |= PassCommands(catalog, parts, generations.end, was_read).table()
     control = Control(folder.path, commands)
     running: list[Service] = [outage, catalog_sync, readers, generations, space, fetcher, prefetcher, updater]
     running += [usage, history, control, *([metrics] if metrics else []), *([peers] if peers else [])]

@@ -310,6 +310,10 @@ class FolderEngine:
         folders = trees.make_alike(tree.path, self._files, trees.shown_files(generation, ask), self._link)
         self._counter.watch(tree.number, folders)
 
+    def was_left(self) -> bool:
+        """Whether processes that have ended have read the current generation, and no other announces that it does."""
+        return bool(self._trees) and self._was_read() and not trees.is_locked(self._trees[-1].path)
+
     # The end of a generation.
 
     def _ended(self) -> list[Tree]:

@@ -55,6 +55,9 @@ class Demand:
 class Planner(Protocol):
     """Decides what the next generation lists."""
 
+    keeps_last: bool
+    """Whether directories keep their last files until a generation has begun."""
+
     @property
     def is_ready(self) -> bool:
         """Whether a generation can begin now."""
@@ -110,7 +113,7 @@ class Generations:
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
         self._requeued: Sequence[int] | None = None
         self._counts_all = are_asked_for
-        self._succession = Succession()
+        self._succession = Succession(planner.keeps_last)
         self._refused = False
         self._rotating = trio.Lock()
 
@@ -196,6 +199,10 @@ class Generations:
         """End the current generation. Called when training can start: earlier listings showed fewer files."""
         if self.current:
             self.current.is_over = True
+
+    def was_read(self) -> bool:
+        """Whether processes that have ended have read the current generation."""
+        return self.current is not None and self.current.is_read
 
     def note_opened(self, id: int) -> None:
         """Note that a file was opened: the next generation delists in proportion to the opened files."""

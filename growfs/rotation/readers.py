@@ -87,7 +87,7 @@ class Readers:
         if newest is None or self._generations.is_over:
             return None
         if reader.listed_at is None:
-            reader.job = self._job(reader)
+            reader.job = self._job(reader, asks)
         now, settle_s = trio.current_time(), self._generations.settle_s
         if asks:
             view = reader.asked_view(newest)
@@ -116,6 +116,7 @@ class Readers:
             lasting = [other.lasting_holds(now, lister=reader) for other in self._holding()]
             merged = await trio.to_thread.run_sync(DirectoryHolds.merged, lasting)
             await self._generations.begin(Holds(merged, self._is_foreign_holding), self._recently_opened())
+            reader.job.asks = reader.job.asks or asks  # there was no generation to ask for one after it
             return self._join(reader, directory, self._generations.current or NOTHING)
 
     def opener(self, tid: int) -> int:
@@ -217,9 +218,17 @@ class Readers:
                 self._nursery.start_soon(self._until_it_ends, key, reader, pidfd)
         return self._readers[key]
 
-    def _job(self, new: Reader) -> Job:
-        """The job of a process that has not listed yet: that of a live process that started with it, or its own."""
+    def _job(self, new: Reader, asks: bool) -> Job:
+        """The job of a process that has not listed yet: that of a live process that started with it, or its own.
+
+        If it does not ask for generations itself, but an ancestor does, it works for that one: a command of a shell
+        loop comes and goes.
+        """
         process = self._processes[new]
+        for each in () if asks else lineage(process):
+            ancestor = self._readers.get((each.pid, each.start))
+            if ancestor and ancestor.job.asks:
+                return ancestor.job
         began_s = trio.current_time() - process.age_s - self._generations.settle_s
         for reader, known in self._processes.items():
             job = reader.job

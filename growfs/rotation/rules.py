@@ -143,9 +143,10 @@ class Succession:
     ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_last: bool = True) -> None:
+        """keeps_last: before the first generation."""
         self.newest: Generation | None = None
-        self.keeps_last = True
+        self.keeps_last = keeps_last
         """Whether directories keep their last files: see the function of this name."""
         self._earlier = WeakSet[Generation]()
         self._opened = BitMap64()

@@ -48,6 +48,9 @@ class Parts:
     with; None to go on after the last one. mark: as Space.mark.
     """
 
+    keeps_last = False
+    """Otherwise the last files of directories, from an earlier seed, would take the room of the first part."""
+
     def __init__(
         self,
         workers: WorkerPool,
@@ -223,13 +226,14 @@ class Parts:
             self._lacking_bytes -= size
         self._progressed.notify()
 
-    async def go_to(self, saved: SavedPosition, even_if_changed: bool) -> bool:
+    async def go_to(self, saved: SavedPosition, even_if_changed: bool, is_read: bool = False) -> bool:
         """Go on from a saved position; False if that was done before, as by another process of the job.
 
-        Raises GrowfsError if the parts cannot be the same as then. even_if_changed: accept another catalog.
+        Raises GrowfsError if the parts cannot be the same as then. even_if_changed: accept another catalog. is_read:
+        processes that have ended have read the part that is listed: an earlier run of the job went there, and failed.
         """
         target = PassPosition(saved.pass_, saved.part)
-        if self._went_to == saved and self._begun in (None, target):
+        if self._went_to == saved and (self._begun is None or (self._begun == target and not is_read)):
             return False
         self._check_same_order(saved)
         division = self._divisions.get(target.pass_) or read_division(self._db.rows, target.pass_)
@@ -296,6 +300,8 @@ class Parts:
         """List the next part; None if some of it was evicted for readers that opened other files by name."""
         position = self._coming
         part = await compute(self._workers, partial(part_contents, self._db.path, position))
+        if position != self._coming:  # another position was gone to meanwhile
+            return None
         if lost := part.left_out - self._failed:
             self._lacking |= lost
             self.changed.notify()

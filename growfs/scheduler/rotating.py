@@ -113,6 +113,8 @@ class PassOrder:
 class RotationPlanner:
     """Plans generations that replace files: those that were listed for longest make room for others."""
 
+    keeps_last = True
+
     def __init__(self, workers: WorkerPool, store: Store, database: Database) -> None:
         self._workers = workers
         self._store = store

@@ -401,6 +401,35 @@ def test_a_mount_without_passes_says_so(growfs: Growfs, tmp_path: Path) -> None:
             call()
 
 
+def test_a_run_that_failed_in_a_part_goes_on_with_it_again(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    with Reader(growfs.mountpoint, job="first") as reader:
+        epoch(reader)
+        epoch(reader)
+        saved = api.position(growfs.mountpoint)
+        epoch(reader)
+    for attempt in range(3):
+        api.resume(growfs.mountpoint, saved)
+        with Reader(growfs.mountpoint, job=f"attempt {attempt}") as reader:
+            api.resume(growfs.mountpoint, saved)  # by another rank
+            epoch(reader)
+            assert position(growfs)[1] == saved["part"]
+        until(lambda: not growfs.status()["readers"])
+
+
+def test_another_seed_with_one_file_in_each_folder(growfs: Growfs, tmp_path: Path) -> None:
+    """The files of the first seed are the last of their folders, and yet they make room."""
+    tree = make_remote(tmp_path / "remote", files=60, folders=60)
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    with Reader(growfs.mountpoint) as reader:
+        one_pass(growfs, reader)
+    growfs.umount()
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--seed", 7)
+    with Reader(growfs.mountpoint) as reader:
+        one_pass(growfs, reader)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @only(*ENGINES)

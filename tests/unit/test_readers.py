@@ -87,6 +87,21 @@ async def test_each_epoch_begins_a_generation(readers: Readers) -> None:
     assert await generation(readers, ME) == 2
 
 
+async def test_a_process_that_asks_begins_generations_only_by_asking(readers: Readers) -> None:
+    """Nor do the programs that it starts, one after another."""
+    for number in (1, 2):
+        _, asked = readers.listing(ME, EVERYWHERE, asks=True) or await readers.begin(ME, EVERYWHERE, asks=True)
+        assert asked.number == number
+        for _ in range(2):
+            opens(readers, ME)
+            assert await generation(readers, ME) == number
+            child = sleeper()
+            assert await generation(readers, child.pid) == number
+            readers.active()[0].is_shown(EVERYWHERE, 1)
+            opens(readers, child.pid)
+            await end(readers, child)
+
+
 async def test_all_directories_of_a_walk_are_of_one_generation(readers: Readers) -> None:
     for directory in (1, 2, 3):
         assert await generation(readers, ME, directory) == 1
