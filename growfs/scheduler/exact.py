@@ -148,6 +148,10 @@ class Parts:
         while True:
             begun, coming = self._begun, self._coming
             division = await self._divided(coming.pass_)
+            if coming.part > len(division.parts):  # only after --start
+                self.failure = _no_such_part(division, coming)
+                await trio.sleep(RETRY_S)
+                continue
             ahead = [coming] if begun else [coming, division.after(coming.part)]
             for position in ahead:
                 await self._divided(position.pass_)
@@ -248,7 +252,7 @@ class Parts:
             )
         self.check_size(self._store.limit_bytes, division)
         if target.part > len(division.parts):
-            raise GrowfsError(f"pass {target.pass_} has {len(division.parts)} parts now, and no part {target.part}")
+            raise _no_such_part(division, target)
         if ids is not None:
             await self._store_division(division, ids)
         self._divisions[target.pass_] = division
@@ -384,6 +388,10 @@ class Parts:
 
 def _sizes(division: Division) -> tuple[int, int]:
     return division.pass_.cache_bytes, division.pass_.part_bytes
+
+
+def _no_such_part(division: Division, position: PassPosition) -> GrowfsError:
+    return GrowfsError(f"pass {position.pass_} has {len(division.parts)} parts now, and no part {position.part}")
 
 
 def _amount(catalog: CatalogDigest) -> str:

@@ -226,6 +226,11 @@ def test_a_mount_starts_with_the_part_that_is_asked_for(growfs: Growfs, reader: 
     mount(growfs, tmp_path / "remote", tree, *ROOMY, "--start", "3/2")
     epoch(reader)
     assert position(growfs)[:2] == (3, 2)
+    growfs.umount()
+    refused = growfs.mount(
+        tmp_path / "remote", "--exact", "--cache-size", cache_size(tree, 0.35), *ROOMY, "--start", "3/99", check=False
+    )
+    assert "and no part 99" in refused.stderr
 
 
 @pytest.mark.promise(47)
