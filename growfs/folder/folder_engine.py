@@ -187,7 +187,7 @@ class FolderEngine:
     def _is_due(self, after: int) -> bool:
         """Whether a generation has to begin for a process that has read `after`; otherwise it joins the current one."""
         current = self._generations.current
-        if not self._trees or current is None or current.is_over:
+        if not self._trees or current is None or (current.part and current.is_over):
             return True
         tree = self._trees[-1]
         if current.part and not after:  # a new process: no part goes by unread

@@ -33,7 +33,7 @@ def test_status_has_the_documented_fields(mounted: Growfs) -> None:
     documented = {
         field.path
         for field in status_fields()
-        if not field.path.startswith(("outage.", "skipped.", "peers.", "start."))
+        if not field.path.startswith(("exact.", "outage.", "skipped.", "peers.", "start."))
     }
     assert set(paths_of({"": status_file(mounted)})) == documented
 
