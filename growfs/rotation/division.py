@@ -11,7 +11,7 @@ import json
 import sqlite3
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -218,27 +218,45 @@ def part_contents(catalog: Path, position: PassPosition, beat: Callable[[], None
                 names[parent].append((name, seq))
                 files += 1
                 bytes += size
-        for seq, parent, name in _folders(connection, None if parts.division.lists_all_folders else names):
+        resident = _resident_folders(connection)
+        listed = set(resident) if parts.division.lists_all_folders else _with_parents(resident, names)
+        for seq, parent, name in map(resident.__getitem__, listed):
             names[parent].append((name, seq))
+        hidden = _hidden_below(resident, listed)
         folders = {folder: _in_order(entries) for folder, entries in names.items()}
-        return PartContents(*position, len(parts.division.parts), folders, files, bytes, left_out)
+        return PartContents(*position, len(parts.division.parts), folders, files, bytes, left_out, hidden)
 
 
-def _folders(connection: sqlite3.Connection, needed: Container[int] | None) -> Iterator[tuple[int, int, str]]:
-    """(admission, parent, name) of folders: of those that contain one of the needed ones, or of all."""
+Folders = dict[int, tuple[int, int, str]]
+"""(admission, parent, name) of folders, by id."""
+
+
+def _resident_folders(connection: sqlite3.Connection) -> Folders:
     rows = connection.execute(
         "SELECT r.id, r.seq, n.parent, n.name FROM resident r JOIN node n USING (id) WHERE r.suffix IS NULL"
     )
-    folders = {id: (seq, parent, name) for id, seq, parent, name in rows if id != ROOT}
-    if needed is None:
-        yield from folders.values()
-        return
-    listed = set[int]()
-    for id in [id for id in folders if id in needed]:
-        while id in folders and id not in listed:
-            listed.add(id)
-            yield folders[id]
+    return {id: (seq, parent, name) for id, seq, parent, name in rows if id != ROOT}
+
+
+def _with_parents(folders: Folders, ids: Iterable[int]) -> set[int]:
+    """These folders, and those that contain them."""
+    found = set[int]()
+    for id in ids:
+        while id in folders and id not in found:
+            found.add(id)
             id = folders[id][1]
+    return found
+
+
+def _hidden_below(folders: Folders, listed: set[int]) -> dict[int, BitMap64]:
+    """The folders that are not listed, by the nearest one above them that is: a listing of it ends holds on them."""
+    hidden = defaultdict[int, BitMap64](BitMap64)
+    for id in folders.keys() - listed:
+        above = folders[id][1]
+        while above in folders and above not in listed:
+            above = folders[above][1]
+        hidden[above].add(id)
+    return dict(hidden)
 
 
 def _in_order(entries: list[tuple[str, int]]) -> array[int]:

@@ -78,6 +78,8 @@ class PartContents:
     bytes: int
     left_out: BitMap64
     """The ids of files of the part that are not cached: they could not be fetched."""
+    hidden_below: Mapping[int, BitMap64]
+    """As in Generation."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

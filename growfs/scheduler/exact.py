@@ -312,7 +312,9 @@ class Parts:
             return None
         self._note_left_out(position, part.left_out)
         log.info("part %s of %d: %d files", position, len(self._divisions[position.pass_].parts), part.files)
-        return GenerationPlan(turnover.last_seq, part.files, keeps_last=False, part=part)
+        return GenerationPlan(
+            turnover.last_seq, part.files, keeps_last=False, hidden_below=part.hidden_below, part=part
+        )
 
     def note_begun(self) -> None:
         """Note that the planned generation has begun: another part comes next."""
