@@ -39,6 +39,10 @@ FIRST_PASS_PARTS = 20
 """The first pass has at least this many parts: its first listing waits until the first of them has arrived."""
 
 
+ALWAYS = "\0always"
+"""Added to a file in the digest of the catalog if each part lists it, because that decides which others are kept."""
+
+
 class PassPosition(NamedTuple):
     """A part of a pass. Both numbers count from 1."""
 
@@ -79,7 +83,7 @@ class CatalogFile(NamedTuple):
 
 
 class CatalogDigest(NamedTuple):
-    """Identifies the files of a catalog by their paths and sizes."""
+    """Identifies the files of a catalog by their paths and sizes, and which of them are frozen or pinned."""
 
     files: int
     bytes: int
@@ -211,7 +215,7 @@ class _Dividing:
         """Add a file of the catalog."""
         self._files += 1
         self._size += file.size
-        text = f"{file.path}\0{file.size}".encode()
+        text = f"{file.path}\0{file.size}{ALWAYS * file.is_always_listed}".encode()
         self._digest += int.from_bytes(blake2b(text, digest_size=16).digest(), "big")
         folder, _, name = file.path.rpartition("/")
         kind = (folder, extension(name))

@@ -246,6 +246,11 @@ class Parts:
         if division is None or _sizes(division) != sizes or (saved.catalog and division.catalog != saved.catalog):
             division, ids = await self._divide(target.pass_, *sizes)
         if saved.catalog and division.catalog != saved.catalog and not even_if_changed:
+            if division.catalog[:2] == saved.catalog[:2]:
+                raise GrowfsError(
+                    f"other files are frozen or pinned now than when the position was saved, or the remote has others"
+                    f" in their place, so part {target} is another one; go on with it by force=True"
+                )
             raise GrowfsError(
                 f"the remote has {_amount(division.catalog)} now, and had {_amount(saved.catalog)} when the position"
                 f" was saved, so part {target} is another one; go on with it by force=True"
