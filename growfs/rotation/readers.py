@@ -84,10 +84,12 @@ class Readers:
         None if a generation has to `begin` first. asks: it asks for the generation after the one that it saw last.
         """
         reader, newest = self._own(tid), self._generations.current
-        if newest is None or self._generations.is_over:
+        if newest is None or newest.is_over:
             return None
         if reader.listed_at is None:
             reader.job = self._job(reader, asks)
+        if self._generations.is_over and not (newest.part and (asks or reader.job.asks)):
+            return None  # a job that asks for parts gets each of them, even one of which no file could be fetched
         now, settle_s = trio.current_time(), self._generations.settle_s
         if asks:
             view = reader.asked_view(newest)
