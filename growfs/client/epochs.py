@@ -13,11 +13,10 @@ from typing import Any
 from growfs.client.generation import next_part as next_part_of_folder
 from growfs.daemon.control_client import call
 from growfs.daemon.running import find_living
-from growfs.daemon.virtual_files import NEXT_PART
 from growfs.errors import GrowfsError
 from growfs.folder.layout import cache_of
 from growfs.paths import absolute_path
-from growfs.vfs.virtual import FOLDER_NAME
+from growfs.vfs.names import FOLDER_NAME, NEXT_PART
 
 
 def epoch(path: Path) -> Iterator[Path]:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -293,7 +294,7 @@ class Options:
         return options
 
     def _check_exact(self) -> None:
-        default = Options.parse({})
+        default = _defaults()
         for wrong, message in (
             (not self.exact and self.start, "--start needs --exact"),
             (not self.exact and self.part_size != default.part_size, "--part-size needs --exact"),
@@ -321,7 +322,7 @@ class Options:
 
     def changed(self) -> dict[str, str]:
         """The options that differ from their defaults, by flag, as text for people, without secrets."""
-        default = Options.parse({})
+        default = _defaults()
         return {
             flag_name(row.name): _text(row, value)
             for row in fields(self)
@@ -386,6 +387,12 @@ class Options:
             seed=self.seed if no_remote else None,
             count=self.count,
         )
+
+
+@cache
+def _defaults() -> Options:
+    """The options if none is given."""
+    return Options.parse({})
 
 
 @dataclass(frozen=True, slots=True)

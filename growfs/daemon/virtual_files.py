@@ -19,11 +19,10 @@ from growfs.cache.schema import query_of, read_only, with_paths
 from growfs.daemon.status_text import render
 from growfs.rotation.rules import Generation
 from growfs.status_and_metrics import MountStatus
+from growfs.vfs.names import NEXT_PART
 from growfs.vfs.virtual import VirtualFile
 
 LOG_LINES_MAX = 1000
-NEXT_PART = "next"
-"""The file that shows its opener the next part of a pass (--exact)."""
 
 
 Render = Callable[[IO[bytes], Generation | None], Awaitable[None]]

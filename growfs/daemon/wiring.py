@@ -248,7 +248,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         engine_reason=reason,
         metrics_url=metrics.url if metrics else None,
         seed=options.seed,
-        partition="/".join(map(str, options.partition)) if options.partition else None,
+        partition=first.partition,
     )
     settings = {**mount, "options": options.changed()}
     database.write_now(lambda writer: set_meta(writer, "mount", json.dumps(settings)))

@@ -21,6 +21,7 @@ from pyroaring import BitMap64
 from growfs import disk
 from growfs.cache.schema import ROOT, Query, query_of, read_only, set_meta, with_paths
 from growfs.errors import GrowfsError
+from growfs.rotation.directories import hidden_below, with_parents
 from growfs.rotation.draw_order import BEAT_FILES
 from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, PassPosition, divide
 from growfs.rotation.pass_order import groups_of
@@ -28,6 +29,7 @@ from growfs.rotation.rules import PartContents
 
 ROWS = 10_000
 """Ids that one query reads."""
+
 
 # Divisions.
 
@@ -137,18 +139,20 @@ def find_due(
     begun: the part that is read, if any. coming: the parts to be cached besides it, the next one first. Their
     divisions are stored.
     """
+    positions = [*([begun] if begun else []), *coming]
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")  # all queries see the same state
         resident = _ids(connection, "resident WHERE suffix IS NOT NULL")
         let_go = _ids(connection, "resident WHERE suffix IS NOT NULL AND delisted IS NOT NULL")
         pinned = _ids(connection, "node WHERE pinned > 0 AND is_dir = 0")
-        always = _Parts(connection, coming[0].pass_).always()
+        parts = {number: _Parts(connection, number) for number in {position.pass_ for position in positions}}
+        current = parts[coming[0].pass_]
+        always = current.always()
         needed, missing = BitMap64(map(abs, always)), array("q")
         first = needed - resident
         always_missing = array("q", _incomplete(always, first))
-        for position in (*([begun] if begun else []), *coming, None):
-            parts = _Parts(connection, (position or coming[0]).pass_)
-            ids = parts.of(position.part) if position else parts.kept()
+        for position in (*positions, None):
+            ids = parts[position.pass_].of(position.part) if position else current.kept()
             beat()
             of_part = BitMap64(map(abs, ids))
             if position == coming[0]:
@@ -218,45 +222,19 @@ def part_contents(catalog: Path, position: PassPosition, beat: Callable[[], None
                 names[parent].append((name, seq))
                 files += 1
                 bytes += size
-        resident = _resident_folders(connection)
-        listed = set(resident) if parts.division.lists_all_folders else _with_parents(resident, names)
-        for seq, parent, name in map(resident.__getitem__, listed):
-            names[parent].append((name, seq))
-        hidden = _hidden_below(resident, listed)
+        rows = connection.execute(
+            "SELECT r.id, r.seq, n.parent, n.name FROM resident r JOIN node n USING (id)"
+            " WHERE r.suffix IS NULL AND r.id != ?",
+            (ROOT,),
+        ).fetchall()
+        parents = {id: parent for id, _, parent, _ in rows}
+        listed = set(parents) if parts.division.lists_all_folders else with_parents(names, parents)
+        for id, seq, parent, name in rows:
+            if id in listed:
+                names[parent].append((name, seq))
         folders = {folder: _in_order(entries) for folder, entries in names.items()}
+        hidden = hidden_below(listed, parents)
         return PartContents(*position, len(parts.division.parts), folders, files, bytes, left_out, hidden)
-
-
-Folders = dict[int, tuple[int, int, str]]
-"""(admission, parent, name) of folders, by id."""
-
-
-def _resident_folders(connection: sqlite3.Connection) -> Folders:
-    rows = connection.execute(
-        "SELECT r.id, r.seq, n.parent, n.name FROM resident r JOIN node n USING (id) WHERE r.suffix IS NULL"
-    )
-    return {id: (seq, parent, name) for id, seq, parent, name in rows if id != ROOT}
-
-
-def _with_parents(folders: Folders, ids: Iterable[int]) -> set[int]:
-    """These folders, and those that contain them."""
-    found = set[int]()
-    for id in ids:
-        while id in folders and id not in found:
-            found.add(id)
-            id = folders[id][1]
-    return found
-
-
-def _hidden_below(folders: Folders, listed: set[int]) -> dict[int, BitMap64]:
-    """The folders that are not listed, by the nearest one above them that is: a listing of it ends holds on them."""
-    hidden = defaultdict[int, BitMap64](BitMap64)
-    for id in folders.keys() - listed:
-        above = folders[id][1]
-        while above in folders and above not in listed:
-            above = folders[above][1]
-        hidden[above].add(id)
-    return dict(hidden)
 
 
 def _in_order(entries: list[tuple[str, int]]) -> array[int]:

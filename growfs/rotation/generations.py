@@ -58,7 +58,6 @@ class Planner(Protocol):
     keeps_last: bool
     """Whether directories keep their last files until a generation has begun."""
 
-    @property
     def is_ready(self) -> bool:
         """Whether a generation can begin now."""
 
@@ -221,7 +220,7 @@ class Generations:
     @property
     def is_ready(self) -> bool:
         """Whether the next generation can begin now."""
-        return self._planner.is_ready
+        return self._planner.is_ready()
 
     @asynccontextmanager
     async def unchanged(self) -> AsyncIterator[bool]:

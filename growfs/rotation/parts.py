@@ -25,7 +25,7 @@ from pyroaring import BitMap64
 
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.names import extension
-from growfs.rotation.pass_order import SHARES, Keyed, draw_key, group_of
+from growfs.rotation.pass_order import Keyed, draw_key, group_of, share_number
 from growfs.rotation.rules import keeps_last
 
 KEPT = -1
@@ -33,12 +33,8 @@ KEPT = -1
 SPARE_SHARE = 100
 """One part in 100 of the cache is left free: for files that take more of the disk than their size, or are opened by
 name."""
-
-
 FIRST_PASS_PARTS = 20
 """The first pass has at least this many parts: its first listing waits until the first of them has arrived."""
-
-
 ALWAYS = "\0always"
 """Added to a file in the digest of the catalog if each part lists it, because that decides which others are kept."""
 
@@ -233,8 +229,7 @@ class _Dividing:
             if folder not in self._folder_keys:
                 self._folder_keys[folder] = draw_key(pass_.seed, pass_.number, f"{folder}/")
             self._folders.append(self._folder_keys[folder])
-            number = draw_key(pass_.seed, SHARES, text_of_group) % len(self._shares)
-            share = self._shares[number]
+            share = self._shares[share_number(pass_.seed, len(self._shares), text_of_group)]
             share.groups += 1
             share.by_choice.add(choice, group)
             share.by_pass.add(draw_key(pass_.seed, pass_.number, text_of_group), group)

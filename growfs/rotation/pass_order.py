@@ -67,6 +67,11 @@ class Pass:
     """If nodes feed each other (growfs.rotation.circle): the place at which all passes of this node begin. All of them
     have the order of the first pass."""
 
+    @property
+    def partition(self) -> str | None:
+        """This node's share as I/N; None if it has all files."""
+        return "/".join(map(str, self.share)) if self.share else None
+
     def has(self, path: str) -> bool:
         """Whether a file is in this node's share. Frozen files and seeds are drawn even if they are not."""
         return is_in_share(self.seed, self.share, group_of(self.group, path))
@@ -146,7 +151,12 @@ def group_of(template: str | None, path: str) -> str:
 
 def is_in_share(seed: int, share: tuple[int, int] | None, group: str) -> bool:
     """Whether a file is in this node's share. Its path alone decides, so a growing catalog moves no files."""
-    return share is None or draw_key(seed, SHARES, group) % share[1] == share[0]
+    return share is None or share_number(seed, share[1], group) == share[0]
+
+
+def share_number(seed: int, shares: int, group: str) -> int:
+    """The number of the share that a file is in, from 0."""
+    return draw_key(seed, SHARES, group) % shares
 
 
 def draw_order(files: Iterable[Candidate], pass_: Pass) -> Order:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from pyroaring import BitMap64
 
 from growfs.cache.schema import read_only
+from growfs.rotation.directories import hidden_below, with_parents
 from growfs.rotation.queries import DELISTABLE, DELISTED, FIELDS, IS_PINNED, group_has
 from growfs.rotation.rules import CachedFile, GenerationPlan, Kind, TurnoverInput, keeps_last, next_generation
 
@@ -62,23 +62,12 @@ def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> G
         parents[id], seqs[id] = parent, seq
         if by_generation is not None:
             delisted.add(id)
-    listed = set[int]()
-    for directory in plan.directories:
-        while directory in parents and directory not in listed:
-            listed.add(directory)
-            directory = parents[directory]
-    hidden = parents.keys() - listed
-    hidden_below = defaultdict[int, BitMap64](BitMap64)
-    for directory in hidden:
-        above = parents[directory]
-        while above in hidden:
-            above = parents[above]
-        hidden_below[above].add(directory)
+    listed = with_parents(plan.directories, parents)
     return replace(
         plan,
-        delisted=plan.delisted | BitMap64(seqs[id] for id in hidden - delisted),
+        delisted=plan.delisted | BitMap64(seqs[id] for id in parents.keys() - listed - delisted),
         relisted=plan.relisted | BitMap64(seqs[id] for id in delisted & listed),
-        hidden_below=dict(hidden_below),
+        hidden_below=hidden_below(listed, parents),
     )
 
 

@@ -248,7 +248,7 @@ class Parts:
         if saved.catalog and division.catalog != saved.catalog and not even_if_changed:
             if division.catalog[:2] == saved.catalog[:2]:
                 raise GrowfsError(
-                    f"other files are frozen or pinned now than when the position was saved, or the remote has others"
+                    "other files are frozen or pinned now than when the position was saved, or the remote has others"
                     f" in their place, so part {target} is another one; go on with it by force=True"
                 )
             raise GrowfsError(
@@ -268,10 +268,9 @@ class Parts:
 
     def _check_same_order(self, saved: SavedPosition) -> None:
         first = self._first
-        partition = "/".join(map(str, first.share)) if first.share else None
         for flag, own, wanted in (
             ("--seed", first.seed, saved.seed),
-            ("--partition", partition, saved.partition),
+            ("--partition", first.partition, saved.partition),
             ("--group", first.group, saved.group),
         ):
             if own != wanted:
@@ -279,23 +278,19 @@ class Parts:
 
     # What is listed (rotation.generations.Planner).
 
-    @property
     def is_ready(self) -> bool:
         """Whether the next part is cached, except for files that cannot be fetched."""
-        return self._is_ready()
-
-    def _is_ready(self) -> bool:
         return self._due_for == self._coming and not self._lacking
 
     async def wait(self) -> None:
         """Return once the next part is cached."""
-        if self._is_ready():
+        if self.is_ready():
             return
-        log.info("a listing waits for part %s: %d files are missing", self._coming, len(self._lacking))
+        log.info("a listing waits for part %s", self._coming)
         began = trio.current_time()
         self._listings_waiting += 1
         try:
-            while not self._is_ready():
+            while not self.is_ready():
                 await self._progressed.wait()
         finally:
             self._listings_waiting -= 1

@@ -317,9 +317,9 @@ class StartGate:
         condition, store = self._condition, self._store
         if self.passed or condition.no_wait:
             return None
-        done, needed = (0, 0) if condition.explicit else self._prefetch.seeds.progress
         if self._parts and not condition.explicit:
             return self._parts.start_status()
+        done, needed = (0, 0) if condition.explicit else self._prefetch.seeds.progress
         files, bytes = condition.amount(store.limit_bytes)
         files = max(files, condition.show_files)
         if needed > done:
@@ -371,7 +371,7 @@ class StartGate:
                 return "the requested files"
             return "every file" if everything else "what could be fetched" if ended else None
         if self._parts:
-            return "the first part" if self._parts.is_ready else "what could be fetched" if ended else None
+            return "the first part" if self._parts.is_ready() else "what could be fetched" if ended else None
         if not self._are_first_files_complete(state, ended):
             return None
         if self._more_since is None:

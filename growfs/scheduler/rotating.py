@@ -120,7 +120,6 @@ class RotationPlanner:
         self._store = store
         self._db = database
 
-    @property
     def is_ready(self) -> bool:
         """True: a generation lists what is cached."""
         return True

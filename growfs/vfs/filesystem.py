@@ -30,7 +30,8 @@ from growfs.signal import Signal
 from growfs.status_and_metrics import MissStatus
 from growfs.syscalls import read_page_cache
 from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, LINK_BIT, Attributes, Capacity, Entry
-from growfs.vfs.virtual import FOLDER_ID, FOLDER_NAME, VirtualFolder
+from growfs.vfs.names import FOLDER_NAME
+from growfs.vfs.virtual import FOLDER_ID, VirtualFolder
 
 log = logging.getLogger(__name__)
 

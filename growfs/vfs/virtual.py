@@ -22,8 +22,8 @@ from growfs.errors import TooManyOpen
 from growfs.rotation.rules import Generation
 from growfs.syscalls import memfd_create
 from growfs.vfs.attributes import Attributes, Entry
+from growfs.vfs.names import FOLDER_NAME
 
-FOLDER_NAME = ".growfs"
 FOLDER_ID = 2
 """Node id of the folder. Its files have the ids that follow."""
 HANDLES_FROM = 1 << 62

@@ -357,8 +357,7 @@ def test_every_part_lists_all_class_folders(growfs: Growfs, reader: Reader, tmp_
     """Otherwise ImageFolder would number the classes of each part differently."""
     tree = make_remote(tmp_path / "remote", 60, folders=20)
     mount(growfs, tmp_path / "remote", tree, share=0.35)
-    _, _, count = 0, 0, 4
-    for _ in range(count):
+    for _ in range(4):
         assert reader.list() == {f"class{number}" for number in range(20)}
         reader.read_all(reader.walk())
     assert "ImageFolder" in " ".join(growfs.status()["warnings"])
@@ -450,7 +449,7 @@ def test_a_position_is_refused_if_other_files_are_in_each_part(growfs: Growfs, t
 
 
 def test_an_epoch_ends_with_its_pass_although_no_file_of_the_last_part_can_be_fetched(
-    growfs: Growfs, reader: Reader, server: BlockingServer, tmp_path: Path
+    growfs: Growfs, server: BlockingServer
 ) -> None:
     generator = random.Random(1)
     tree = {f"class{number % 2}/{number:04}.bin": generator.randbytes(9000) for number in range(24)}
