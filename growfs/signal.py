@@ -11,14 +11,19 @@ P = ParamSpec("P")
 
 
 class Signal(Generic[P]):
-    """An event that occurs repeatedly. Tasks wait for the next occurrence; callbacks are called each time."""
+    """An event that occurs repeatedly. Tasks wait for the next occurrence; callbacks are called each time.
+
+    count: how often it has occurred.
+    """
 
     def __init__(self) -> None:
+        self.count = 0
         self._event: trio.Event | None = None
         self._callbacks: list[Callable[P, None]] = []
 
     def notify(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Wake all tasks that are waiting, and call all callbacks."""
+        self.count += 1
         if self._event is not None:
             self._event.set()
             self._event = None

@@ -57,10 +57,21 @@ def figures(status: MountStatus) -> Iterator[Line]:
         yield "nodes", f"{peers.answering + 1} of {peers.nodes} answer, {traffic}"
 
 
+def generation_text(status: MountStatus) -> str:
+    """The name of the newest generation."""
+    if status.exact and status.exact.part:
+        return f"pass {_part_text(status.exact)}"
+    return f"generation {status.generation}"
+
+
+def _part_text(exact: ExactStatus) -> str:
+    part = f"part {exact.part} of {exact.parts}" if exact.part else "no part listed yet"
+    return f"{exact.pass_}, {part}"
+
+
 def pass_text(exact: ExactStatus) -> str:
     """The position in the passes of --exact."""
-    part = f"part {exact.part} of {exact.parts}" if exact.part else "no part listed yet"
-    text = f"{exact.pass_}, {part}"
+    text = _part_text(exact)
     if exact.missing_files:
         text += f"; {files(exact.missing_files)} ({_size(exact.missing_bytes)}) of the next part to come"
     if exact.waiting:
@@ -122,7 +133,7 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
         if not _makes_room(status):
             text = "full; only misses are fetched"
         elif status.exact:
-            text = "full; files of parts that processes still hold make no room for the next part"
+            text = "full; the next part fits once processes leave earlier parts, or the disk has more room"
         elif status.engine == "folder":  # nothing reports listings
             text = "full; the next generation makes room for new files"
         elif not status.generation:

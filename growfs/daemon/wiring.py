@@ -192,6 +192,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     if parts:
         parts.changed.connect(prefetch.invalidate_order)
         generations.began.connect(parts.note_begun)
+        readers.left.connect(parts.note_left)
     store.returned_to_pass.connect(prefetch.draw_evicted)
     space.rotated.connect(prefetch.note_rotation)
     for more in (space.resized, generations.rotation_changed):

@@ -316,10 +316,17 @@ class Reader:
             hold_idle_s = min(hold_idle_s, settle_s)
         return not self.handles and now - self.active_at > hold_idle_s
 
+    def leaves(self, directory: int) -> None:
+        """End its hold on a directory, or with EVERYWHERE all holds: it waits to list that in the next generation."""
+        if directory == EVERYWHERE:
+            self.holds.clear()
+        else:
+            self.holds.end(BitMap64([directory]))
+        self._may_walk_until = -float("inf")
+
     def release(self) -> None:
         """End its holds. It still counts as a process that has listed."""
-        self.holds.clear()
-        self._may_walk_until = -float("inf")
+        self.leaves(EVERYWHERE)
 
     def ended(self) -> None:
         """Note that the process has ended."""

@@ -86,9 +86,10 @@ class Job:
     def asked_view(self, newest: Generation, seen: int) -> Generation | None:
         """As `next_view`, for a process that asks for the next generation. seen: the last one that it saw, or 0."""
         self.asks = True
-        if seen:
-            return newest if newest.number > seen else None
-        return self.view or (None if newest.is_read else newest)
+        if self.view and not (seen or self.view.is_left):
+            return self.view
+        is_old = newest.is_left or (newest.is_read and not seen)
+        return newest if newest.number > seen and not is_old else None
 
     def _has_had_its_epoch(self, now: float, settle_s: float, is_new: bool, has_listed: bool, by_time: bool) -> bool:
         if not has_listed:  # another rank, another directory of a walk, or a worker of the next epoch

@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import trio
 
@@ -39,7 +39,8 @@ FOREIGN = 0
 
 
 class Readers:
-    """Owns the readers and their holds, and begins a mount's generations. `released` notifies when holds have ended.
+    """Owns the readers and their holds, and begins a mount's generations. `released` notifies when holds have ended,
+    `left` when a job has left the newest part of a pass.
 
     hold_idle_s: the silence after which a reader's holds end. recently_opened: returns ids of files that were opened,
     although their rows may not say so yet.
@@ -50,10 +51,12 @@ class Readers:
     ) -> None:
         self._hold_idle_s = hold_idle_s
         self.released = Signal[[]]()
+        self.left = Signal[[]]()
         self._generations = generations
         self._recently_opened = recently_opened
         self._sees_opens = True
         self._beginning = trio.Lock()
+        self._waiters: dict[Reader, int] = {}  # and the directory that each is listing
         self._nursery: trio.Nursery
         self._readers: dict[tuple[int, str], Reader] = {}
         self._processes: dict[Reader, Process] = {}
@@ -110,16 +113,41 @@ class Readers:
 
     async def begin(self, tid: int, directory: int, asks: bool = False) -> tuple[Reader, Generation]:
         """Begin the generation that this listing needs; then as `listing`."""
+        reader = self._own(tid)
+        with self._waiting(reader, directory):
+            return await self._begin(reader, tid, directory, asks)
+
+    async def _begin(self, reader: Reader, tid: int, directory: int, asks: bool) -> tuple[Reader, Generation]:
         async with self._beginning:
             if listing := self.listing(tid, directory, asks):
                 return listing  # another listing began it meanwhile
-            reader = self._own(tid)
             now = trio.current_time()
             lasting = [other.lasting_holds(now, lister=reader) for other in self._holding()]
             merged = await trio.to_thread.run_sync(DirectoryHolds.merged, lasting)
             await self._generations.begin(Holds(merged, self._is_foreign_holding), self._recently_opened())
             reader.job.asks = reader.job.asks or asks  # there was no generation to ask for one after it
             return self._join(reader, directory, self._generations.current or NOTHING)
+
+    @contextmanager
+    def _waiting(self, reader: Reader, directory: int) -> Iterator[None]:
+        """Note within the block that a reader waits for the next generation.
+
+        If that is a part of a pass, and all of its job wait, they have left the part before: it may go, so that the
+        link goes on with the part after the next one.
+        """
+        self._waiters[reader] = directory
+        newest = self._generations.current
+        job = [each for each in self._readers.values() if each.job is reader.job and each.listed_at is not None]
+        if newest and newest.part and all(each in self._waiters and each.generation >= newest.number for each in job):
+            newest.is_left = True
+            for each in job:
+                each.leaves(self._waiters[each])
+            self.left.notify()
+            self.released.notify()
+        try:
+            yield
+        finally:
+            self._waiters.pop(reader, None)
 
     def opener(self, tid: int) -> int:
         """The reader to credit with a thread's opens: the nearest of its process and ancestors that has listed.

@@ -111,6 +111,8 @@ class Generation:
     """The ids of files opened by processes of its jobs that have ended."""
     is_read: bool = False
     """Whether such processes have opened enough of the files that they were shown to have had their epoch."""
+    is_left: bool = False
+    """Whether it is a part of a pass, and a job waits for the next one: some of its files may be gone."""
     _delisted_later: BitMap64 = field(default_factory=BitMap64)
     _hidden: BitMap64 = field(default_factory=BitMap64)
     """Files that it does not list but a later generation does: their rows no longer say so."""

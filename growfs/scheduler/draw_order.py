@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import trio
 
+from growfs.cache.cache_folder import unreadable
 from growfs.cache.catalog import Node
 from growfs.errors import GrowfsError
 from growfs.rotation.pass_order import Order
@@ -20,6 +23,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+FEW_FILES = 1_000
+"""For this many files, a thread computes within the 5 to 10 ms that a worker takes to start."""
 ORDER_RETRY_S = 30.0
 """Pause before asking another worker for an order."""
 
@@ -63,7 +68,7 @@ class DrawOrder(Protocol):
 
 
 async def compute(workers: WorkerPool, function: Callable[[Callable[[], None]], T]) -> T:
-    """The result of a function of growfs.rotation that a worker calls; tried again until it succeeds."""
+    """The result of a function of growfs.rotation, which a worker calls; tried again until it succeeds."""
     while True:
         try:
             result: T = await call_worker(workers, Compute(function))
@@ -71,3 +76,26 @@ async def compute(workers: WorkerPool, function: Callable[[Callable[[], None]], 
         except (WorkerLost, GrowfsError) as error:
             log.warning("the order of the pass could not be computed (%s); trying again", error)
             await trio.sleep(ORDER_RETRY_S)
+
+
+async def compute_soon(
+    workers: WorkerPool, function: Callable[[Callable[[], None]], T], files: int, catalog: Path
+) -> T:
+    """As `compute`, if a reader waits. A thread calls the function if it looks at few files, or if no worker can.
+
+    catalog: the database file that the function reads. Raises Unreadable.
+    """
+    if files > FEW_FILES:
+        try:
+            result: T = await call_worker(workers, Compute(function))
+            return result
+        except (WorkerLost, GrowfsError) as error:
+            log.warning("no worker could compute what is listed next: %s", error)
+    try:
+        return await trio.to_thread.run_sync(function, _no_beat)
+    except sqlite3.DatabaseError as failure:
+        raise unreadable(catalog, failure) from failure
+
+
+def _no_beat() -> None:
+    """A thread needs no heartbeat."""

@@ -26,7 +26,7 @@ from growfs.rotation.division import divide_catalog, find_due, part_contents, re
 from growfs.rotation.parts import CatalogDigest, Division, ExactPass, PassPosition, SavedPosition
 from growfs.rotation.pass_order import Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
-from growfs.scheduler.draw_order import Share, compute
+from growfs.scheduler.draw_order import Share, compute_soon
 from growfs.scheduler.in_flight import Download, DownloadState
 from growfs.signal import Signal
 from growfs.status_and_metrics import ExactStatus, StartStatus
@@ -75,6 +75,7 @@ class Parts:
         self._progressed = Signal[[]]()
         self._divisions: dict[int, Division] = {}
         self._begun: PassPosition | None = None
+        self._needed: PassPosition | None = None  # the part that began last, unless a job has left it
         self._coming = PassPosition(1, 1)
         self._due_for: PassPosition | None = None
         self._wanted, self._wanted_bytes = BitMap64(), 0
@@ -146,7 +147,7 @@ class Parts:
     async def remaining(self, size_max: int) -> Order:
         """The files that are to be cached while one part is read and the next one is to follow, and are not."""
         while True:
-            begun, coming = self._begun, self._coming
+            begun, coming = self._needed, self._coming
             division = await self._divided(coming.pass_)
             if coming.part > len(division.parts):  # only after --start
                 self.failure = _no_such_part(division, coming)
@@ -155,8 +156,14 @@ class Parts:
             ahead = [coming] if begun else [coming, division.after(coming.part)]
             for position in ahead:
                 await self._divided(position.pass_)
-            due = await compute(self._workers, partial(find_due, self._db.path, begun, ahead))
-            if (begun, coming) != (self._begun, self._coming):
+            function = partial(find_due, self._db.path, begun, ahead)
+            try:
+                due = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
+            except GrowfsError as error:
+                log.warning("the files of part %s cannot be found, trying again: %s", coming, error)
+                await trio.sleep(RETRY_S)
+                continue
+            if (begun, coming) != (self._needed, self._coming):
                 continue
             if not (due.unneeded or due.needed_again) or await self._mark(due.unneeded, due.needed_again):
                 break
@@ -261,7 +268,8 @@ class Parts:
         if ids is not None:
             await self._store_division(division, ids)
         self._divisions[target.pass_] = division
-        self._begun, self._coming, self._due_for, self._went_to = None, target, None, saved
+        self._begun = self._needed = self._due_for = None
+        self._coming, self._went_to = target, saved
         self.changed.notify()
         log.info("going on with part %s", target)
         return True
@@ -303,7 +311,8 @@ class Parts:
     async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan | None:
         """List the next part; None if some of it was evicted for readers that opened other files by name."""
         position = self._coming
-        part = await compute(self._workers, partial(part_contents, self._db.path, position))
+        function = partial(part_contents, self._db.path, position)
+        part = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
         if position != self._coming:  # another position was gone to meanwhile
             return None
         if lost := part.left_out - self._failed:
@@ -318,9 +327,15 @@ class Parts:
 
     def note_begun(self) -> None:
         """Note that the planned generation has begun: another part comes next."""
-        self._begun, self._due_for = self._coming, None
+        self._begun, self._needed, self._due_for = self._coming, self._coming, None
         self._coming = self._divisions[self._begun.pass_].after(self._begun.part)
         self.changed.notify()
+
+    def note_left(self) -> None:
+        """Note that a job has left the part that began last, and waits for the next one."""
+        if self._needed:
+            self._needed = None
+            self.changed.notify()
 
     def _note_left_out(self, position: PassPosition, ids: BitMap64) -> None:
         if position.part == 1:

@@ -10,28 +10,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import trio
-
 from growfs import disk
-from growfs.cache.cache_folder import unreadable
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.store import Store
-from growfs.errors import GrowfsError
 from growfs.rotation.draw_order import make_order
 from growfs.rotation.pass_order import Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
-from growfs.scheduler.draw_order import Share, compute
+from growfs.scheduler.draw_order import Share, compute, compute_soon
 from growfs.scheduler.in_flight import Download, DownloadState
 from growfs.signal import Signal
-from growfs.workers.messages import Compute
-from growfs.workers.pool import WorkerLost, WorkerPool, call_worker
+from growfs.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
-
-FEW_FILES = 1_000
-"""For this many files, a thread plans a generation within the 5 to 10 ms that a worker takes to start."""
 
 
 class PassOrder:
@@ -135,18 +127,9 @@ class RotationPlanner:
         return self._db.row("SELECT 1 FROM resident WHERE delisted IS NOT NULL LIMIT 1") is None
 
     async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan:
-        """Plan a generation. A reader waits, so a thread plans if a worker cannot or is slower."""
+        """Plan a generation."""
         function = partial(plan_generation, self._db.path, number, turnover)
-        if self._store.resident_files > FEW_FILES:
-            try:
-                plan: GenerationPlan = await call_worker(self._workers, Compute(function))
-                return plan
-            except (WorkerLost, GrowfsError) as error:
-                log.warning("no worker could plan generation %d: %s", number, error)
-        try:
-            return await trio.to_thread.run_sync(function)
-        except sqlite3.DatabaseError as failure:
-            raise unreadable(self._db.path, failure) from failure
+        return await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
 
     def record(self, writer: sqlite3.Connection) -> None:
         """Record nothing: the rows of the files say what changes."""

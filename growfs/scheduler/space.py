@@ -196,13 +196,13 @@ class Space:
         Raises NoRoom, or the error of a disk that refuses to evict, if the claim has waited long enough or there never
         will be room; Unreadable. waits_first: the last reservation did not help.
         """
-        pause_s = LOOK_AGAIN_S_MIN
+        pause_s, freed = LOOK_AGAIN_S_MIN, self._store.space_freed.count
         if waits_first:
             self.waiting.add(claim)
         try:
             while True:
                 if waits_first:
-                    await self._wait(claim, pause_s)
+                    await self._wait(claim, pause_s, freed)
                     if claim.priority is not Priority.READER:
                         pause_s = min(2 * pause_s, LOOK_AGAIN_S_MAX)
                 waits_first = True
@@ -211,15 +211,17 @@ class Space:
                         await self._outage.ended.wait()
                 if not claim.is_wanted():
                     return None
+                freed = self._store.space_freed.count
                 reservation = await self._look(claim)
-                if reservation and claim.is_wanted():
-                    return reservation
+                if not claim.is_wanted():
+                    if reservation:
+                        reservation.release()
+                    return None
                 if reservation:
-                    reservation.release()
-                elif await self._is_hopeless(claim):
+                    return reservation
+                if await self._is_hopeless(claim):
                     raise self.no_room(claim)
-                else:
-                    self.waiting.add(claim)
+                self.waiting.add(claim)
         finally:
             self.waiting.remove(claim)
 
@@ -288,11 +290,13 @@ class Space:
         kept = await self._db.query_in_thread(partial(kept_bytes, self._generations.listed.keeps_last))
         return kept + bytes <= self._store.limit_bytes
 
-    async def _wait(self, claim: Claim, pause_s: float) -> None:
-        """Return when there may be new room, or the claim has waited long enough."""
+    async def _wait(self, claim: Claim, pause_s: float, freed: int) -> None:
+        """Return when there may be new room, or the claim has waited long enough. freed: how often there was at the
+        last look."""
         ends_at = math.inf if claim.waits_since is None else claim.waits_since + claim.patience_s
         with trio.move_on_at(min(trio.current_time() + pause_s, ends_at)):
-            await self._store.space_freed.wait()
+            if self._store.space_freed.count == freed:
+                await self._store.space_freed.wait()
             if claim.priority is not Priority.READER and not self._store.reserved_bytes:
                 await trio.sleep(NOTICE_S)
 
@@ -357,7 +361,7 @@ class Space:
     async def mark(self, unneeded: Sequence[int], needed: Sequence[int]) -> bool:
         """Allow files to be evicted for draws, and forbid it for others; False if some of these are gone already."""
         async with self._by_what_is_listed() as is_known:
-            return is_known and await self._store.mark(unneeded, needed, self._generations.number)
+            return is_known and await self._store.mark(unneeded, needed, self._generations.delisting)
 
     @asynccontextmanager
     async def _by_what_is_listed(self) -> AsyncIterator[bool]:

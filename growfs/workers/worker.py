@@ -94,6 +94,7 @@ def main() -> None:
 def preload_later() -> None:
     """Import modules that the first listing does not need, for the workers that are forked after it."""
     preload_transfer()
+    import growfs.rotation.division
     import growfs.rotation.draw_order
     import growfs.rotation.turnover  # noqa: F401
 

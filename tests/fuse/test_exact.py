@@ -261,6 +261,43 @@ def test_a_listing_waits_for_its_part_and_blocks_nobody(
 
 
 @pytest.mark.promise(47)
+def test_the_link_goes_on_while_a_job_waits_for_its_part(growfs: Growfs, server: BlockingServer) -> None:
+    """The room of the part that all of the job have left is for the part after the next one."""
+    names = [f"c/{number:02}.bin" for number in range(40)]
+    for name in names:
+        server.files[name] = bytes(BLOCK)
+    growfs.mount(server.manifest, "--exact", "--cache-size", 20 * BLOCK, "--part-size", "50%")
+    with Reader(growfs.mountpoint, job="train") as one, Reader(growfs.mountpoint, job="train") as other:
+        for rank in (one, other):
+            rank.read(".growfs/next")
+        read = other.walk()
+        until(lambda: growfs.status()["state"] == "ahead")
+        server.blocked = set(names)
+        waiting = [threading.Thread(target=rank.read, args=[".growfs/next"]) for rank in (one, other)]
+        for rank in (one, other):
+            rank.read(".growfs/next")
+        until(lambda: mount_status(growfs)["exact"]["missing_files"] > 0)
+        missing = mount_status(growfs)["exact"]["missing_files"]
+        waiting[0].start()
+        until(lambda: mount_status(growfs)["exact"]["waiting"] == 1)
+        assert in_flight(growfs) == missing
+        still_read = other.walk()
+        assert not set(still_read) & set(read)
+        other.read_all(still_read)
+        waiting[1].start()
+        until(lambda: in_flight(growfs) > missing)
+        server.unblock()
+        for thread in waiting:
+            thread.join(30)
+    assert growfs.status()["miss"]["files_total"] == 0
+
+
+def in_flight(growfs: Growfs) -> int:
+    """The number of files that are being fetched."""
+    return int(mount_status(growfs)["cache"]["in_flight_bytes"]) // BLOCK
+
+
+@pytest.mark.promise(47)
 def test_a_file_that_cannot_be_fetched_is_left_out_and_named(
     growfs: Growfs, reader: Reader, server: BlockingServer
 ) -> None:

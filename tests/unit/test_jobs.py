@@ -223,3 +223,19 @@ def test_what_was_listed_before_the_mount_was_ready_is_not_shown_again(mount: Mo
     assert mount.lists(reader) == 1
     mount.newest.is_over = True
     assert mount.lists(reader) == 2
+
+
+@pytest.mark.promise(47)
+def test_nobody_that_asks_for_a_part_gets_one_that_a_job_has_left(mount: Mount) -> None:
+    """Some of its files may be gone. What does not ask, such as a monitor, sees the rest of it."""
+    job = Job()
+    first, late, stranger, monitor = mount.reader(job), mount.reader(job), mount.reader(), mount.reader()
+    part = mount.newest
+    mount.lists(first)
+    mount.newest.is_left = True
+    assert late.asked_view(part) is None
+    assert stranger.asked_view(part) is None
+    assert first.asked_view(part) is None
+    assert mount.lists(monitor) == part.number
+    following = mount.newest = Generation(2, 10, 0.0, FILES)
+    assert [reader.asked_view(following) for reader in (first, late, stranger)] == [following] * 3

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from growfs import disk
 from growfs.cache import open_files
 from growfs.cache.open_files import OpenFile
-from growfs.cache.store import QUOTA_RETRY_S
+from growfs.cache.store import QUOTA_RETRY_S, Reservation
 from growfs.disk import BLOCK
 from growfs.errors import NoRoom
 from growfs.rotation.rules import Generation, Holds
@@ -333,6 +333,43 @@ async def test_a_drawn_file_evicts_nothing_while_others_may_give_room_back(
     assert len(cache.resident()) == 2
     assert await cache.space.acquire(claim), "in the end it does"
     assert len(cache.resident()) == 1
+
+
+async def test_a_draw_that_is_no_longer_wanted_gives_its_room_back_at_once(cache: LocalCache) -> None:
+    """Even if that happens while files are evicted for it: the next draw may need the room."""
+    await fill(cache, count=2)
+    await cache.list([*sorted(cache.catalog_files()), file("b/1")])
+    cache.store.limit_bytes = 2 * BLOCK
+    answers = iter([True, False])
+    claim = Claim([cache.node("b/1")], "b/1", Priority.READER, lambda: next(answers))
+    assert await cache.space.acquire(claim) is None
+    assert len(cache.resident()) == 1
+    assert cache.store.reserved_bytes == 0
+
+
+async def test_room_that_comes_up_during_a_look_is_seen_at_once(
+    cache: LocalCache, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(cache)
+    await cache.list([*sorted(cache.catalog_files()), file("b/1")])
+    for path in cache.resident():
+        open_file(cache, path)
+    look = cache.space._look
+    looks = []
+
+    async def slow_look(claim: Claim) -> Reservation | None:
+        found = await look(claim)
+        looks.append(found)
+        if len(looks) == 1:
+            cache.store.limit_bytes *= 2
+            cache.store.space_freed.notify()
+        return found
+
+    monkeypatch.setattr(cache.space, "_look", slow_look)
+    began = trio.current_time()
+    assert await cache.space.acquire(Claim([cache.node("b/1")], "b/1", Priority.READER, lambda: True))
+    assert looks[0] is None
+    assert trio.current_time() == began
 
 
 async def test_a_file_that_a_reader_waits_for_gets_all_that_was_evicted_for_a_guess(cache: LocalCache) -> None:

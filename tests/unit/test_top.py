@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import astuple, replace
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from growfs.client.top.watch import (
     rates,
 )
 from growfs.errors import GrowfsError
-from growfs.status_and_metrics import MountState
+from growfs.status_and_metrics import ExactStatus, MountState
 from tests.unit.test_history import FIRST
 from tests.unit.test_status_text import READER, status
 
@@ -69,6 +69,13 @@ def test_the_overview_shows_the_figures() -> None:
     assert "50 of 200" in shown
     assert "500.0 MB" in shown
     assert "python 4711: listed once" in shown
+
+
+def test_the_overview_names_the_part_of_a_pass() -> None:
+    exact = {field.name.removesuffix("_"): 0 for field in fields(ExactStatus)} | {"pass": 3, "part": 4, "parts": 17}
+    assert "pass 3, part 4 of 17: 200 files listed" in text(TopPage.OVERVIEW, watch(exact=exact))
+    (event,) = changes(status(exact=exact), status(exact=exact | {"part": 5}, generation=4))
+    assert event.text == "pass 3, part 5 of 17: 200 files listed"
 
 
 def test_a_narrow_screen_shows_a_long_advice_whole_and_how_to_quit() -> None:

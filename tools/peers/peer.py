@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,15 @@ class Peer:
 
 
 @contextmanager
-def run_growfs(room: Room) -> Iterator[dict[str, Any]]:
+def run_growfs(room: Room, more_flags: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """A mount that returns when training can start. It need not list the remote again, which does not change."""
-    flags = ["--endpoint-url", room.endpoint, "--cache-size", room.cache_bytes, "--refresh", 0]
+    flags = ["--endpoint-url", room.endpoint, "--cache-size", room.cache_bytes, "--refresh", 0, *more_flags]
     url = f"s3://{room.bucket}/{room.prefix}"
     with mounted(url, room.folder, *flags, start=lambda words: run(room.group.command(words))) as mount:
         yield {"folder": str(mount.mountpoint), "cached": str(mount.files)}
+
+
+EXACT = ("--exact",)
 
 
 @contextmanager
@@ -215,6 +219,16 @@ PEERS = (
         fills_by_itself=True,
     ),
     Peer(
+        "growfs --exact",
+        "lists each file once in a pass, a part at a time",
+        "keeps a part of the data set, and fetches the rest in each epoch, before it is read",
+        lambda: growfs.__version__,
+        partial(run_growfs, more_flags=EXACT),
+        documents="docs/whole-epochs.md",
+        flags=f"--cache-size SIZE --refresh 0 {' '.join(EXACT)}",
+        source="parts",
+    ),
+    Peer(
         "rclone mount",
         "FUSE, LRU cache of file ranges",
         "evicts files that the epoch still needs",
@@ -303,4 +317,4 @@ PEERS = (
         has_cache=False,
     ),
 )
-QUICK = PEERS[:2]
+QUICK = PEERS[:3]

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from growfs.client.top.watch import Watch
-from growfs.daemon.status_text import files, notes, printable, state_text
+from growfs.daemon.status_text import files, generation_text, notes, printable, state_text
 from growfs.status_and_metrics import MountStatus, ReaderStatus
 
 EIGHTHS = "▁▁▂▃▄▅▆▇█"
@@ -191,7 +191,7 @@ def _summary(watch: Watch, status: MountStatus, remarks: Sequence[tuple[str, str
     lines.add_row("misses", misses)
     for label, note in remarks:
         lines.add_row(Text(label, "yellow"), Text(printable(note)))
-    title = f"generation {status.generation}: {files(listed.files)} listed"
+    title = f"{generation_text(status)}: {files(listed.files)} listed"
     if not status.generation:
         title = f"{files(cache.files)} cached, none listed yet"
     legend = Text(" ")

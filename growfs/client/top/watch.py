@@ -22,7 +22,7 @@ from growfs.cache.history import EVERY_S
 from growfs.cache.schema import DirectoryPaths, query_of, read_only
 from growfs.daemon.control_client import status_of
 from growfs.daemon.running import find_living, running
-from growfs.daemon.status_text import files, state_text
+from growfs.daemon.status_text import files, generation_text, state_text
 from growfs.errors import GrowfsError
 from growfs.status_and_metrics import MountStatus
 
@@ -205,7 +205,7 @@ def changes(before: MountStatus | None, now: MountStatus) -> Iterator[Event]:
         return
     at = time.time()
     if before.generation != now.generation:
-        yield Event(at, "NEWS", f"generation {now.generation}: {files(now.listed.files)} listed")
+        yield Event(at, "NEWS", f"{generation_text(now)}: {files(now.listed.files)} listed")
     if before.state != now.state:
         yield Event(at, "NEWS", state_text(now, with_eta=False))
     known, current = ({reader.pid: reader.command for reader in each.readers} for each in (before, now))
