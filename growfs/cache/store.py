@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -393,13 +393,15 @@ class Store:
             mtime_ns, json.dumps([*seqs]),
         )  # fmt: skip
 
-    async def mark(self, unneeded: Sequence[int], needed: Sequence[int], generation: int) -> bool:
-        """Mark cached files as delisted by a generation, and others as not delisted; False if some of the latter are
-        gone.
+    async def mark(self, delisted: Mapping[int, Sequence[int]], needed: Sequence[int]) -> bool:
+        """Mark cached files as delisted, and others as not delisted; False if some of the latter are gone.
+
+        delisted: by the generation that delists them.
         """
 
         def write(writer: sqlite3.Connection) -> bool:
-            self._publisher.delist(writer, unneeded, generation)
+            for generation, ids in delisted.items():
+                self._publisher.delist(writer, ids, generation)
             return self._publisher.relist(writer, needed) == len(needed)
 
         try:

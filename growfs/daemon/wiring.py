@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -118,14 +117,11 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     peers = _build_peers(request, workers, database, catalog, store, first)
     pass_order = PassOrder(workers, catalog, store, folder.partial, first, peers.locate if peers else None)
 
-    async def mark(unneeded: Sequence[int], needed: Sequence[int]) -> bool:
-        return await space.mark(unneeded, needed)
-
     parts = None
     if options.exact:
         parts = Parts(
             workers, database, catalog, store, first, options.part_size, options.start,
-            mark,
+            lambda *arguments: space.mark(*arguments),  # noqa: PLW0108  # `space` is created below
         )  # fmt: skip
     order: DrawOrder = parts or pass_order
     waiting = WaitingClaims()

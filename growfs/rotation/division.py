@@ -51,12 +51,12 @@ def _files(connection: sqlite3.Connection, beat: Callable[[], None]) -> Iterator
 
 
 def save_division(writer: sqlite3.Connection, division: Division, ids: array[int]) -> None:
-    """Store a division, and delete those of passes before the previous one."""
+    """Store a division, and delete those of old passes. The last part that began may be two passes before it."""
     number = division.pass_.number
     set_meta(writer, _key(number), json.dumps(asdict(division)))
     set_meta(writer, _ids_key(number), ids.tobytes())
-    old = "DELETE FROM meta WHERE key GLOB 'division *' AND CAST(substr(key, 10) AS INTEGER) NOT IN (?, ?)"
-    writer.execute(old, (number, number - 1))
+    old = "DELETE FROM meta WHERE key GLOB 'division *' AND CAST(substr(key, 10) AS INTEGER) NOT BETWEEN ? AND ?"
+    writer.execute(old, (number - 2, number))
 
 
 def _division(text: str) -> Division:
@@ -127,25 +127,32 @@ class Due:
     """Their size."""
     unneeded: array[int]
     """Cached files that are not needed any more, and may be evicted."""
+    left: array[int]
+    """Those of the part that a job has left: other jobs may still hold them."""
     needed_again: array[int]
     """Cached files that could be evicted until now."""
 
 
 def find_due(
-    catalog: Path, begun: PassPosition | None, coming: Sequence[PassPosition], beat: Callable[[], None]
+    catalog: Path,
+    begun: PassPosition | None,
+    is_left: bool,
+    coming: Sequence[PassPosition],
+    beat: Callable[[], None],
 ) -> Due:
     """The files to be cached while one part is read, and others are to follow.
 
-    begun: the part that is read, if any. coming: the parts to be cached besides it, the next one first. Their
-    divisions are stored.
+    begun: the part that began last, if any. is_left: it need not be cached any more. coming: the parts to be cached
+    besides it, the next one first. Their divisions are stored.
     """
-    positions = [*([begun] if begun else []), *coming]
+    positions = [*([begun] if begun and not is_left else []), *coming]
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")  # all queries see the same state
         resident = _ids(connection, "resident WHERE suffix IS NOT NULL")
         let_go = _ids(connection, "resident WHERE suffix IS NOT NULL AND delisted IS NOT NULL")
         pinned = _ids(connection, "node WHERE pinned > 0 AND is_dir = 0")
-        parts = {number: _Parts(connection, number) for number in {position.pass_ for position in positions}}
+        passes = {position.pass_ for position in (*coming, *([begun] if begun else []))}
+        parts = {number: _Parts(connection, number) for number in passes}
         current = parts[coming[0].pass_]
         always = current.always()
         needed, missing = BitMap64(map(abs, always)), array("q")
@@ -160,6 +167,8 @@ def find_due(
             if lacking := of_part - needed - resident:
                 missing.extend(_incomplete(ids, lacking))
             needed |= of_part
+        unneeded = resident - needed - let_go - pinned
+        left = unneeded & BitMap64(map(abs, parts[begun.pass_].of(begun.part))) if begun else BitMap64()
         sizes = _sizes(connection, BitMap64(map(abs, missing)) | first)
         first &= BitMap64(sizes)  # the others have left the catalog
         return Due(
@@ -168,7 +177,8 @@ def find_due(
             sum(sizes.values()),
             first,
             sum(sizes[id] for id in first),
-            array("q", resident - needed - let_go - pinned),
+            array("q", unneeded - left),
+            array("q", left),
             array("q", let_go & needed),
         )
 

@@ -140,11 +140,6 @@ class Generations:
         return self.current.number if self.current else 0
 
     @property
-    def delisting(self) -> int:
-        """The generation that delists files which are no longer needed: the next one if a job waits for it."""
-        return self.number + (self.current is not None and self.current.is_left)
-
-    @property
     def is_written(self) -> bool:
         """Whether the rows say what the current generation changed. Until then, the rows of files that it lists again
         still say "delisted", so these files could be evicted."""

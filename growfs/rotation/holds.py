@@ -57,6 +57,13 @@ class DirectoryHolds:
             if not held:
                 del self._directories[hold]
 
+    def are_on(self, directory: int) -> bool:
+        """Whether they are on this directory at most, or with EVERYWHERE on any."""
+        if directory == EVERYWHERE:
+            return True
+        held = self._directories.values()
+        return not self.everywhere and all(len(ids) == (directory in ids) for ids in held)
+
     def clear(self) -> None:
         """End all holds."""
         self.everywhere, self._directories = None, {}
@@ -316,17 +323,10 @@ class Reader:
             hold_idle_s = min(hold_idle_s, settle_s)
         return not self.handles and now - self.active_at > hold_idle_s
 
-    def leaves(self, directory: int) -> None:
-        """End its hold on a directory, or with EVERYWHERE all holds: it waits to list that in the next generation."""
-        if directory == EVERYWHERE:
-            self.holds.clear()
-        else:
-            self.holds.end(BitMap64([directory]))
-        self._may_walk_until = -float("inf")
-
     def release(self) -> None:
         """End its holds. It still counts as a process that has listed."""
-        self.leaves(EVERYWHERE)
+        self.holds.clear()
+        self._may_walk_until = -float("inf")
 
     def ended(self) -> None:
         """Note that the process has ended."""

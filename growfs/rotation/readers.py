@@ -132,22 +132,26 @@ class Readers:
     def _waiting(self, reader: Reader, directory: int) -> Iterator[None]:
         """Note within the block that a reader waits for the next generation.
 
-        If that is a part of a pass, and all of its job wait, they have left the part before: it may go, so that the
-        link goes on with the part after the next one.
+        If that is a part of a pass, and all of its job wait, and hold nothing but what they wait to list again, they
+        have left the part before: it may go, so that the link goes on with the part after the next one.
         """
         self._waiters[reader] = directory
         newest = self._generations.current
         job = [each for each in self._readers.values() if each.job is reader.job and each.listed_at is not None]
-        if newest and newest.part and all(each in self._waiters and each.generation >= newest.number for each in job):
+        if newest and newest.part and all(self._has_left(each, newest) for each in job):
             newest.is_left = True
             for each in job:
-                each.leaves(self._waiters[each])
+                each.release()
             self.left.notify()
             self.released.notify()
         try:
             yield
         finally:
             self._waiters.pop(reader, None)
+
+    def _has_left(self, reader: Reader, newest: Generation) -> bool:
+        directory = self._waiters.get(reader)
+        return directory is not None and reader.generation >= newest.number and reader.holds.are_on(directory)
 
     def opener(self, tid: int) -> int:
         """The reader to credit with a thread's opens: the nearest of its process and ancestors that has listed.

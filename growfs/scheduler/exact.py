@@ -60,7 +60,7 @@ class Parts:
         first: Pass,
         part_size: CacheSize,
         start: PassPosition | None,
-        mark: Callable[[Sequence[int], Sequence[int]], Awaitable[bool]],
+        mark: Callable[[Sequence[int], Sequence[int], Sequence[int], Callable[[], bool]], Awaitable[bool]],
     ) -> None:
         self.changed = Signal[[]]()
         self.failure: GrowfsError | None = None
@@ -75,7 +75,7 @@ class Parts:
         self._progressed = Signal[[]]()
         self._divisions: dict[int, Division] = {}
         self._begun: PassPosition | None = None
-        self._needed: PassPosition | None = None  # the part that began last, unless a job has left it
+        self._is_left = False  # a job has left the part that began last
         self._coming = PassPosition(1, 1)
         self._due_for: PassPosition | None = None
         self._wanted, self._wanted_bytes = BitMap64(), 0
@@ -147,25 +147,26 @@ class Parts:
     async def remaining(self, size_max: int) -> Order:
         """The files that are to be cached while one part is read and the next one is to follow, and are not."""
         while True:
-            begun, coming = self._needed, self._coming
+            begun, is_left, coming = state = self._begun, self._is_left, self._coming
             division = await self._divided(coming.pass_)
             if coming.part > len(division.parts):  # only after --start
                 self.failure = _no_such_part(division, coming)
                 await trio.sleep(RETRY_S)
                 continue
-            ahead = [coming] if begun else [coming, division.after(coming.part)]
+            ahead = [coming] if begun and not is_left else [coming, division.after(coming.part)]
             for position in ahead:
                 await self._divided(position.pass_)
-            function = partial(find_due, self._db.path, begun, ahead)
+            function = partial(find_due, self._db.path, begun, is_left, ahead)
             try:
                 due = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
             except GrowfsError as error:
                 log.warning("the files of part %s cannot be found, trying again: %s", coming, error)
                 await trio.sleep(RETRY_S)
                 continue
-            if (begun, coming) != (self._needed, self._coming):
+            if not self._is_in(state):
                 continue
-            if not (due.unneeded or due.needed_again) or await self._mark(due.unneeded, due.needed_again):
+            marks = due.unneeded, due.left, due.needed_again
+            if not any(marks) or await self._mark(*marks, partial(self._is_in, state)):
                 break
             await trio.sleep(RETRY_S if self._store.refusal else 0)
         self._wanted, self._wanted_bytes = BitMap64(map(abs, (*due.missing, *due.always))), due.bytes
@@ -179,6 +180,9 @@ class Parts:
             bytes=division.bytes,
             frozen_ids=BitMap64(map(abs, due.always)),
         )
+
+    def _is_in(self, state: tuple[PassPosition | None, bool, PassPosition]) -> bool:
+        return state == (self._begun, self._is_left, self._coming)
 
     async def _divided(self, number: int) -> Division:
         """The division of a pass, which is stored when it is first needed."""
@@ -213,7 +217,7 @@ class Parts:
         await self._db.write_with_retry(partial(save_division, division=division, ids=ids))
         if division.lists_all_folders:
             await self._store.admit_folders()
-        self._divisions = {known: self._divisions[known] for known in self._divisions if known == number - 1}
+        self._divisions = {known: self._divisions[known] for known in self._divisions if number - 2 <= known < number}
         self._divisions[number] = division
         log.info(
             "pass %d has %d parts: %s stay cached, and %s are streamed",
@@ -268,8 +272,8 @@ class Parts:
         if ids is not None:
             await self._store_division(division, ids)
         self._divisions[target.pass_] = division
-        self._begun = self._needed = self._due_for = None
-        self._coming, self._went_to = target, saved
+        self._begun = self._due_for = None
+        self._coming, self._is_left, self._went_to = target, False, saved
         self.changed.notify()
         log.info("going on with part %s", target)
         return True
@@ -327,15 +331,14 @@ class Parts:
 
     def note_begun(self) -> None:
         """Note that the planned generation has begun: another part comes next."""
-        self._begun, self._needed, self._due_for = self._coming, self._coming, None
+        self._begun, self._is_left, self._due_for = self._coming, False, None
         self._coming = self._divisions[self._begun.pass_].after(self._begun.part)
         self.changed.notify()
 
     def note_left(self) -> None:
         """Note that a job has left the part that began last, and waits for the next one."""
-        if self._needed:
-            self._needed = None
-            self.changed.notify()
+        self._is_left = True
+        self.changed.notify()
 
     def _note_left_out(self, position: PassPosition, ids: BitMap64) -> None:
         if position.part == 1:

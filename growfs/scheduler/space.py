@@ -297,7 +297,8 @@ class Space:
         with trio.move_on_at(min(trio.current_time() + pause_s, ends_at)):
             if self._store.space_freed.count == freed:
                 await self._store.space_freed.wait()
-            if claim.priority is not Priority.READER and not self._store.reserved_bytes:
+            is_patient = claim.priority is not Priority.READER and not self._store.reserved_bytes
+            if is_patient and claim.is_wanted():
                 await trio.sleep(NOTICE_S)
 
     # Eviction.
@@ -358,10 +359,19 @@ class Space:
             allowed -= await self._opened(list(allowed))
             return await store.evict([id for id in ids if id in allowed])
 
-    async def mark(self, unneeded: Sequence[int], needed: Sequence[int]) -> bool:
-        """Allow files to be evicted for draws, and forbid it for others; False if some of these are gone already."""
+    async def mark(
+        self, unneeded: Sequence[int], left: Sequence[int], needed: Sequence[int], is_current: Callable[[], bool]
+    ) -> bool:
+        """Allow files to be evicted for draws, and forbid it for others; False if some of these are gone already.
+
+        left: files that the newest generation lists, and that may go for readers who do not hold that. is_current:
+        whether that is still the generation that these files were found for; if not, nothing is marked.
+        """
         async with self._by_what_is_listed() as is_known:
-            return is_known and await self._store.mark(unneeded, needed, self._generations.delisting)
+            if not (is_known and is_current()):
+                return False
+            number = self._generations.number
+            return await self._store.mark({number: unneeded, number + 1: left}, needed)
 
     @asynccontextmanager
     async def _by_what_is_listed(self) -> AsyncIterator[bool]:

@@ -1,17 +1,18 @@
 """Access patterns of the simulation on a real mount: no listed file is lost, and the listing grows.
 
-tests/simulation/test_patterns.py runs every pattern; the simulation and the daemon share the rules. These are the
-patterns that differ in the requests that reach the kernel.
+tests/simulation/test_patterns.py runs every pattern; the simulation and the daemon share the rules. CI runs those that
+differ in the requests that reach the kernel, and --long runs all of them with each engine.
 """
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from tests.fuse.mounted_world import MountedWorld
-from tests.harness import Growfs
+from tests.harness import ENGINES, Growfs
 from tests.simulation.patterns import PATTERNS
 
 OPENS = 150
@@ -36,13 +37,20 @@ WITH_LIBFUSE = (
 )
 """The engines run the same code but for the requests themselves."""
 RUNS = [
-    *((name, engine) for name in WITH_EACH_ENGINE for engine in ("libfuse", "passthrough")),
+    *((name, engine) for name in WITH_EACH_ENGINE for engine in ENGINES),
     *((name, "libfuse") for name in WITH_LIBFUSE),
+]
+TOO_LARGE = "a script that polls until there is enough"
+"""It polls for more files than this cache holds."""
+ALL_RUNS = [
+    run if run in RUNS else pytest.param(*run, marks=pytest.mark.long)
+    for run in itertools.product(PATTERNS, ENGINES)
+    if run[0] != TOO_LARGE
 ]
 
 
 @pytest.mark.promise(17)
-@pytest.mark.parametrize(("name", "engine"), RUNS, indirect=["engine"])
+@pytest.mark.parametrize(("name", "engine"), ALL_RUNS, indirect=["engine"])
 def test_no_reader_loses_a_listed_file(name: str, growfs: Growfs, tmp_path: Path) -> None:
     pattern = PATTERNS[name]
     slow = name in LISTS_FOR_LONG
