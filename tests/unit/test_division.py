@@ -1,0 +1,63 @@
+"""What a pass of --exact needs in the cache, and what may go, from the rows of the database."""
+
+from __future__ import annotations
+
+import trio
+
+from growfs.cache.database import Database
+from growfs.rotation.division import Due, divide_catalog, find_due, save_division
+from growfs.rotation.parts import Division, ExactPass, PassPosition
+from tests.unit.local_cache import LocalCache, file
+
+BLOCK = 4096
+
+
+async def divided(cache: LocalCache) -> tuple[Division, list[list[int]]]:
+    """The first pass over 40 files of a block in a cache of 20, and the streamed ids of each part."""
+    await cache.list([file(f"a/{number:02}.bin") for number in range(40)])
+    pass_ = ExactPass(seed=0, number=1, cache_bytes=20 * BLOCK, part_bytes=4 * BLOCK)
+    division, ids = divide_catalog(cache.database.path, pass_, lambda: None)
+    cache.database.write_now(lambda writer: save_division(writer, division, ids))
+    return division, [[*ids[part.start : part.kept]] for part in division.parts]
+
+
+async def admit(cache: LocalCache, ids: list[int]) -> None:
+    await cache.admit(*(node_path(cache.database, id) for id in ids))
+
+
+def node_path(database: Database, id: int) -> str:
+    ((name,),) = database.rows("SELECT name FROM node WHERE id = ?", id)
+    return f"a/{name}"
+
+
+async def test_a_part_that_a_job_has_left_may_go_and_is_not_mistaken_for_an_older_one(cache: LocalCache) -> None:
+    """Other jobs may still hold it, and its room is only for the part after the next one."""
+    division, streamed = await divided(cache)
+    for part in (1, 2, 3):
+        await admit(cache, streamed[part])
+    begun, following = PassPosition(1, 3), [PassPosition(1, 4), PassPosition(1, 5)]
+
+    def due(is_left: bool) -> Due:
+        coming = following if is_left else following[:1]
+        return find_due(cache.database.path, begun, is_left, coming, lambda: None)
+
+    read, left = due(is_left=False), due(is_left=True)
+    assert sorted(read.unneeded) == sorted(left.unneeded) == sorted(streamed[1])
+    assert [*read.left] == []
+    assert sorted(left.left) == sorted(streamed[2])
+    assert not set(streamed[4]) & {*read.missing}
+    assert set(streamed[4]) < {*left.missing}
+    assert len(division.parts) > 5
+
+
+async def test_marks_for_another_part_than_the_one_that_began_are_not_made(cache: LocalCache) -> None:
+    _, streamed = await divided(cache)
+    await admit(cache, streamed[1])
+    await cache.begin()
+    with trio.fail_after(10):
+        assert not await cache.space.mark(streamed[1], [], [], lambda: False)
+        assert cache.database.row("SELECT count(*) FROM resident WHERE delisted IS NOT NULL") == (0,)
+        assert await cache.space.mark(streamed[1], [], [], lambda: True)
+    assert cache.database.row("SELECT count(*) FROM resident WHERE delisted = ?", cache.generations.number) == (
+        len(streamed[1]),
+    )
