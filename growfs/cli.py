@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -38,6 +39,7 @@ SECTIONS = {
     "Change a mount": ("set", "pause", "resume", "release"),
     "Choose files": ("fetch", "pin", "unpin", "evict"),
     "Without a mount": ("fill", "next", "stop"),
+    "Kubernetes": ("csi",),
 }
 """The subcommands, as `growfs --help` lists them."""
 
@@ -127,11 +129,18 @@ def _mount_options() -> list[click.Option]:
 
 def _parsed(config: Path | None, given: dict[str, Any], **defaults: str) -> Options:
     """The mount options, from flags and environment variables, and from a file."""
-    from growfs.daemon.options import Options, read_file
+    from growfs.daemon.options import Options
 
-    merged = defaults | (read_file(config) if config else {})
-    merged.update({name: value for name, value in given.items() if value not in (None, ())})
-    return Options.parse(merged)
+    return Options.parse(defaults | _merged(config, given))
+
+
+def _merged(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The mount options that are given, by field name, not parsed yet."""
+    from growfs.daemon.options import read_file
+
+    return (read_file(config) if config else {}) | {
+        name: value for name, value in given.items() if value not in (None, ())
+    }
 
 
 @main.command(cls=MountCommand, context_settings={"auto_envvar_prefix": "GROWFS"})
@@ -532,6 +541,38 @@ def _refuse_given(*names: str, reason: str) -> None:
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise UsageError(f"plan: --{name.replace('_', '-')} {reason}")
+
+
+@main.command(cls=MountCommand, context_settings={"auto_envvar_prefix": "GROWFS"})
+@click.option("--endpoint", metavar="URL", default="unix:///csi/csi.sock", help="Socket of kubelet. [/csi/csi.sock]")
+@click.option("--node-id", metavar="NAME", default=socket.gethostname, help="Name of this node. [host name]")
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default="/var/lib/kubelet/plugins/growfs.csi",
+    help="Directory for the mounts. [/var/lib/kubelet/plugins/growfs.csi]",
+)
+@click.option(
+    "--control-groups",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default="/sys/fs/cgroup",
+    help="Where the control groups of the node are mounted. [/sys/fs/cgroup]",
+)
+@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
+def csi(endpoint: str, node_id: str, state_dir: Path, control_groups: Path, config: Path | None, **given: Any) -> None:
+    """Mount for the pods of a Kubernetes node, as its CSI driver growfs.csi.
+
+    The mount options are the defaults of all volumes, and the attributes of a volume override them.
+    """
+    from growfs.errors import pip_install
+
+    try:
+        from growfs.csi import server
+    except ImportError as error:
+        raise UsageError(f"csi: {error.name} is missing; install it: {pip_install('growfs[kubernetes]')}") from None
+    server.serve(endpoint, node_id, state_dir, control_groups, _merged(config, given))
 
 
 @main.command(cls=MountCommand, context_settings={"auto_envvar_prefix": "GROWFS"})

@@ -19,6 +19,10 @@ _MEMFD_CREATE_GENERIC = 279
 _PREADV2 = {"x86_64": 327, "ppc64le": 380, "s390x": 376}
 _PREADV2_GENERIC = 286
 """The numbers of the others are from include/uapi/asm-generic/unistd.h."""
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+"""The same on every architecture."""
+_AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MS_PRIVATE = 1, 4, 1 << 18
 _MFD_CLOEXEC = 1
 _RWF_NOWAIT = 8
 _DESCRIPTORS_MIN = 256
@@ -50,6 +54,21 @@ def read_page_cache(fd: int, buffer: memoryview, offset: int) -> int:
     number = _PREADV2.get(platform.machine(), _PREADV2_GENERIC)
     start = ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer)) if buffer else 0
     return _call(number, fd, struct.pack("@PN", start, len(buffer)), 1, offset, 0, _RWF_NOWAIT)
+
+
+def bind_mount(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Mount a mount at another path as well, as mount --bind does, but in a peer group of its own.
+
+    So a mount on top of one of them does not appear on the others (mount_namespaces(7)). Needs Linux 5.12. Raises
+    OSError.
+    """
+    tree = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    try:
+        attributes = struct.pack("QQQQ", 0, 0, _MS_PRIVATE, 0)
+        _call(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+        _call(_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+    finally:
+        os.close(tree)
 
 
 def check_descriptors() -> int:

@@ -18,7 +18,7 @@ from growfs.daemon.control_client import call, status_of
 from growfs.daemon.launch import stop
 from growfs.daemon.options import Options
 from growfs.daemon.running import find, find_living
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, UsageError
 from growfs.remote.names import join_address
 from growfs.status_and_metrics import CoverageStatus, MountStatus
 from growfs.workers.membership import PeerPoll
@@ -48,14 +48,29 @@ class ClusterMountRequest:
         storage_options = given.pop("storage_options", None) or {}
         given["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in storage_options.items()]
         Options.parse(given)
-        # JSON's text, numbers, booleans and lists of them are also valid TOML.
-        lines = [f"{name.replace('_', '-')} = {json.dumps(value, default=str)}\n" for name, value in given.items()]
-        return cls(url, mountpoint, "".join(lines), token)
+        return cls(url, mountpoint, config_text(given), token)
 
     def on(self, node: str) -> ClusterMountRequest:
         """The same for one node, with its name instead of NODE."""
         mountpoint, config = self.mountpoint.replace(NODE, node), self.config.replace(NODE, node)
         return ClusterMountRequest(self.url, mountpoint, config, self.token)
+
+
+def config_text(options: Mapping[str, Any]) -> str:
+    """Options by field name, in the form of a file for --config."""
+    # JSON's text, numbers, booleans and lists of them are also valid TOML.
+    return "".join(f"{name.replace('_', '-')} = {json.dumps(value, default=str)}\n" for name, value in options.items())
+
+
+def mount_command(url: str, mountpoint: Path, *flags: str) -> list[str]:
+    """The words of a command that mounts."""
+    return [sys.executable, "-m", "growfs.cli", "mount", *flags, "--", url, str(mountpoint)]
+
+
+def mount_error(exit_code: int, errors: str) -> GrowfsError:
+    """The error of such a command. errors: what it printed to standard error."""
+    message = errors.strip().rpartition("\n")[2].removeprefix("growfs: ")
+    return (UsageError if exit_code == UsageError.exit_code else GrowfsError)(message)
 
 
 class NodeMount:
@@ -128,9 +143,9 @@ class NodeMount:
             config, token = Path(secrets, "config.toml"), Path(secrets, "token")
             config.write_text(self._request.config)
             token.write_text(self._request.token)
-            words = [sys.executable, "-m", "growfs.cli", "mount", self._request.url, str(self._mountpoint)]
-            words += [f"--config={config}", f"--peers={peers}", f"--peer-addr={self.address()}"]
-            words.append(f"--peer-token-file={token}")
+            flags = [f"--config={config}", f"--peers={peers}", f"--peer-addr={self.address()}"]
+            flags.append(f"--peer-token-file={token}")
+            words = mount_command(self._request.url, self._mountpoint, *flags)
             with self._starting:
                 if self._is_ended:
                     return
@@ -140,8 +155,7 @@ class NodeMount:
             _, errors = self._mounting.communicate()
         if self._mounting.returncode:
             self._address = ""  # another program may have taken the port
-            message = errors.strip().rpartition("\n")[2].removeprefix("growfs: ")
-            raise GrowfsError(message)
+            raise mount_error(self._mounting.returncode, errors)
 
 
 def _address(status: MountStatus) -> str:

@@ -1,0 +1,1 @@
+"""The messages and services of csi.proto. tools/csi-proto makes this package."""

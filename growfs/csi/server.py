@@ -1,0 +1,178 @@
+"""The gRPC services that kubelet and its sidecar containers call, over a Unix socket.
+
+Their errors have the codes of the specification (github.com/container-storage-interface/spec), on which kubelet acts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from growfs.client.mount_helper import IGNORED
+from growfs.csi.generated import csi_pb2 as csi
+from growfs.csi.generated import csi_pb2_grpc as services
+from growfs.csi.node import NodeMounts, NotPublished, VolumeBusy
+from growfs.csi.volumes import Volume
+from growfs.daemon.options import Options
+from growfs.errors import GrowfsError, UsageError
+from growfs.fuse.mounting import check_fuse
+from growfs.syscalls import check_kernel
+
+DRIVER = "growfs.csi"
+THREADS = 256
+"""Requests at a time: more than a node has pods. Each mount occupies a thread until training can start."""
+SWEEP_S = 60.0
+"""How often mounts without pods are looked for: a mount may end up without one if the driver is killed."""
+GRACE_S = 2.0
+
+log = logging.getLogger(__name__)
+Servicer = TypeVar("Servicer")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+def answers(
+    method: Callable[[Servicer, Request], Response],
+) -> Callable[[Servicer, Request, grpc.ServicerContext], Response]:
+    """A method of a service, whose errors become status codes."""
+
+    @wraps(method)
+    def answer(self: Servicer, request: Request, context: grpc.ServicerContext) -> Response:
+        try:
+            return method(self, request)
+        except UsageError as error:
+            code, text = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+        except VolumeBusy as error:
+            code, text = grpc.StatusCode.ABORTED, str(error)
+        except NotPublished as error:
+            code, text = grpc.StatusCode.NOT_FOUND, str(error)
+        except GrowfsError as error:
+            code, text = grpc.StatusCode.INTERNAL, str(error)
+        except OSError as error:
+            code, text = grpc.StatusCode.INTERNAL, f"{error.filename or DRIVER}: {error.strerror or error}"
+        log.warning("%s: %s: %s", method.__name__, code.name, text)
+        context.abort(code, text)
+        raise AssertionError("abort() raises")
+
+    return answer
+
+
+def _required(request: Any, *names: str) -> None:
+    """Raise UsageError if one of these fields is missing."""
+    for name in names:
+        if not getattr(request, name):
+            raise UsageError(f"the request has no {name}; kubelet always sends it")
+
+
+class IdentityService(services.IdentityServicer):
+    """What this driver is."""
+
+    @answers
+    def GetPluginInfo(self, request: csi.GetPluginInfoRequest) -> csi.GetPluginInfoResponse:
+        return csi.GetPluginInfoResponse(name=DRIVER, vendor_version=version("growfs"))
+
+    @answers
+    def GetPluginCapabilities(self, request: csi.GetPluginCapabilitiesRequest) -> csi.GetPluginCapabilitiesResponse:
+        return csi.GetPluginCapabilitiesResponse()  # there is no controller: nothing is provisioned or attached
+
+    @answers
+    def Probe(self, request: csi.ProbeRequest) -> csi.ProbeResponse:
+        return csi.ProbeResponse(ready={"value": True})
+
+
+class NodeService(services.NodeServicer):
+    """Mounts and unmounts. defaults: options of all volumes by field name."""
+
+    def __init__(self, node_id: str, mounts: NodeMounts, defaults: Mapping[str, Any]) -> None:
+        self._node_id = node_id
+        self._mounts = mounts
+        self._defaults = defaults
+
+    @answers
+    def NodePublishVolume(self, request: csi.NodePublishVolumeRequest) -> csi.NodePublishVolumeResponse:
+        _required(request, "volume_id", "target_path")
+        if not request.HasField("volume_capability"):
+            raise UsageError("the request has no volume_capability; kubelet always sends it")
+        if request.volume_capability.HasField("block"):
+            raise UsageError("growfs has files; write volumeMode: Filesystem")
+        for flag in request.volume_capability.mount.mount_flags:
+            if not IGNORED.fullmatch(flag):
+                raise UsageError(f"{flag}: write the options of growfs as volumeAttributes, not as mountOptions")
+        volume = Volume.parse(request.volume_context, request.secrets, self._defaults, self._mounts.key)
+        self._mounts.publish(volume, Path(request.target_path))
+        return csi.NodePublishVolumeResponse()
+
+    @answers
+    def NodeUnpublishVolume(self, request: csi.NodeUnpublishVolumeRequest) -> csi.NodeUnpublishVolumeResponse:
+        _required(request, "volume_id", "target_path")
+        self._mounts.unpublish(Path(request.target_path))
+        return csi.NodeUnpublishVolumeResponse()
+
+    @answers
+    def NodeGetVolumeStats(self, request: csi.NodeGetVolumeStatsRequest) -> csi.NodeGetVolumeStatsResponse:
+        _required(request, "volume_id", "volume_path")
+        status, trouble = self._mounts.status(Path(request.volume_path))
+        unit = csi.VolumeUsage.Unit
+        total, cached = (status.remote, status.cache) if status else (None, None)
+        return csi.NodeGetVolumeStatsResponse(
+            usage=[
+                _usage(unit.BYTES, total.bytes if total else 0, cached.content_bytes if cached else 0),
+                _usage(unit.INODES, total.files if total else 0, cached.files if cached else 0),
+            ],
+            volume_condition=csi.VolumeCondition(abnormal=bool(trouble), message=trouble or "mounted"),
+        )
+
+    @answers
+    def NodeGetCapabilities(self, request: csi.NodeGetCapabilitiesRequest) -> csi.NodeGetCapabilitiesResponse:
+        rpc = csi.NodeServiceCapability.RPC
+        types = (rpc.GET_VOLUME_STATS, rpc.VOLUME_CONDITION)
+        return csi.NodeGetCapabilitiesResponse(
+            capabilities=[csi.NodeServiceCapability(rpc=rpc(type=type)) for type in types]
+        )
+
+    @answers
+    def NodeGetInfo(self, request: csi.NodeGetInfoRequest) -> csi.NodeGetInfoResponse:
+        return csi.NodeGetInfoResponse(node_id=self._node_id)
+
+
+def _usage(unit: csi.VolumeUsage.Unit, total: int, cached: int) -> csi.VolumeUsage:
+    """used: what is cached of the total."""
+    return csi.VolumeUsage(unit=unit, total=total, used=cached, available=max(0, total - cached))
+
+
+def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defaults: Mapping[str, Any]) -> None:
+    """Serve until SIGTERM; the mounts stay. folder, control_groups: as for NodeMounts. Raises GrowfsError."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    Options.parse(dict(defaults))
+    check_kernel()
+    check_fuse(allow_other=True)
+    try:
+        mounts = NodeMounts(folder, control_groups)
+    except OSError as error:
+        raise GrowfsError(f"{error.filename}: {error.strerror}; name a folder of root's: --state-dir") from None
+    mounts.sweep()
+    server = grpc.server(ThreadPoolExecutor(THREADS, thread_name_prefix="request"))
+    services.add_IdentityServicer_to_server(IdentityService(), server)
+    services.add_NodeServicer_to_server(NodeService(node_id, mounts, defaults), server)
+    try:
+        server.add_insecure_port(endpoint)
+    except RuntimeError:
+        raise GrowfsError(
+            f"{endpoint}: cannot be listened on; name a socket in a folder that exists: --endpoint"
+        ) from None
+    server.start()
+    log.info("%s %s serves %s on %s", DRIVER, version("growfs"), node_id, endpoint)
+    signal.signal(signal.SIGTERM, lambda *_: server.stop(GRACE_S))
+    while server.wait_for_termination(SWEEP_S):
+        mounts.sweep()
+    os._exit(0)  # a mount that takes longer than the grace goes on without the driver

@@ -1,0 +1,115 @@
+"""What a pod asks for: a URL, options and credentials, from a CSI volume. No I/O.
+
+Whoever may create pods writes inline volumes, and their daemon runs as root on the node. So an inline volume can
+neither name files of the node nor run code there. Only an administrator can create a PersistentVolume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any
+
+from growfs.client.node_mount import config_text
+from growfs.daemon.options import Options, flag_name
+from growfs.errors import UsageError
+from growfs.remote.names import redact
+from growfs.remote.stores.fsspec import scheme_of
+from growfs.remote.stores.local import LocalRemote
+from growfs.remote.stores.registry import STORES
+
+URL = "url"
+IS_INLINE = "csi.storage.k8s.io/ephemeral"
+"""Set by kubelet, if the CSIDriver has podInfoOnMount: "false" for a PersistentVolume. A pod cannot override it."""
+OF_KUBERNETES = ("k8s.io/", "kubernetes.io/")
+ID_BYTES = 8
+
+REMOTE_SCHEMES = frozenset(scheme for store in STORES if store is not LocalRemote for scheme in store.schemes)
+ADMINISTRATORS_ONLY = frozenset(
+    {
+        *("cache_dir", "manifest", "members", "metrics_addr", "min_free"),
+        *("peer_addr", "peer_token_file", "peers", "producer", "storage_option"),
+    }
+)
+"""Options that name files of the node, run code there, serve its network, or fill its disk."""
+CREDENTIALS = frozenset(
+    {
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
+        *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"),
+        *("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TENANT_ID"),
+        *("AZURE_STORAGE_CLIENT_ID", "AZURE_STORAGE_CLIENT_SECRET", "HF_TOKEN"),
+    }
+)
+"""The keys that a secret may have. Others could run code, as LD_PRELOAD does, and AWS_CONFIG_FILE."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume. config: its options, in the form of a file for --config. credentials: environment variables."""
+
+    id: str
+    url: str
+    config: str = field(repr=False)
+    credentials: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def parse(
+        cls,
+        attributes: Mapping[str, str],
+        secrets: Mapping[str, str],
+        defaults: Mapping[str, Any],
+        key: bytes,
+    ) -> Volume:
+        """defaults: options by field name, of all volumes. key: keeps the id from revealing the secrets.
+
+        Volumes have the same id if and only if they have the same URL, options and secrets. Each id has a cache of its
+        own, so that nobody reads what was fetched with other credentials. Raises UsageError.
+        """
+        given = {name: text for name, text in attributes.items() if not any(part in name for part in OF_KUBERNETES)}
+        url = given.pop(URL, "")
+        if not url:
+            raise UsageError(f"the volume has no {URL}; write one into its volumeAttributes, such as s3://bucket/train")
+        options = options_of(given)
+        if attributes.get(IS_INLINE) != "false":
+            _check_inline(url, options)
+        if wrong := sorted(set(secrets) - CREDENTIALS):
+            raise UsageError(f"the secret has the key {wrong[0]}, which is none of {', '.join(sorted(CREDENTIALS))}")
+        options = {**defaults, **options}
+        content = json.dumps([url, options, dict(secrets)], sort_keys=True, default=str)
+        id = hmac.new(key, content.encode(), hashlib.sha256).hexdigest()[: 2 * ID_BYTES]
+        options["cache_dir"] = str(Options.parse(options).cache_dir / id)
+        return cls(id, url, config_text(options), dict(secrets))
+
+
+def options_of(given: Mapping[str, str]) -> dict[str, Any]:
+    """Options by field name, from text by flag without its dashes. Raises UsageError.
+
+    A flag is "true" or "false". Several values are written on several lines.
+    """
+    rows = {flag_name(row.name)[2:]: row for row in fields(Options)}
+    options: dict[str, Any] = {}
+    for name, text in given.items():
+        if name not in rows:
+            near = get_close_matches(name, [URL, *rows], 1)
+            guess = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(f"{name}: no such option of a volume; {guess}growfs mount --help lists the options")
+        row = rows[name]
+        if row.default is False:
+            options[row.name] = {"true": True, "false": False}.get(text, text)
+        else:
+            options[row.name] = text.splitlines() if row.metadata.get("repeatable") else text
+    return options
+
+
+def _check_inline(url: str, options: Mapping[str, Any]) -> None:
+    """Raise UsageError if a pod may not ask for this."""
+    remedy = "so a pod may not ask for it; an administrator can make a PersistentVolume of it"
+    if scheme_of(url) not in REMOTE_SCHEMES or "::" in url:  # fsspec's chained URLs may lead anywhere
+        raise UsageError(f"{redact(url)}: may be on the node itself, {remedy}")
+    for name in sorted(ADMINISTRATORS_ONLY & options.keys()):
+        if name != "members" or ":" in options[name]:  # growfs's own functions are named without a module
+            raise UsageError(f"{flag_name(name)[2:]}: concerns the node itself, {remedy}")
