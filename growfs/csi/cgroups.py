@@ -33,8 +33,14 @@ def _files(top: Path, name: str) -> Iterator[Path]:
         yield group / PROCESSES
 
 
+def names(top: Path) -> list[str]:
+    """The names of the groups that there are."""
+    slices = [hierarchy / SLICE for hierarchy in _hierarchies(top)]
+    return [path.name for slice in slices if slice.is_dir() for path in slice.iterdir() if path.is_dir()]
+
+
 def remove(top: Path, name: str) -> None:
-    """Remove the group of that name, if there is one and it is empty."""
+    """Remove the group of that name, if no process is in it."""
     for hierarchy in filter(_is_unified, _hierarchies(top)):
         with suppress(OSError):
             (hierarchy / SLICE / name).rmdir()

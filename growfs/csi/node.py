@@ -93,7 +93,8 @@ class NodeMounts:
                 row = mounted_at(base)
                 if row is None:
                     raise GrowfsError(f"{base}: was unmounted by another program; it is to be mounted again")
-                create_mountpoint(target)
+                if mounted_at(target) is None:
+                    create_mountpoint(target)
                 for path in {target, *(bound.mountpoint for bound in _bound(row))}:
                     if not _lives(path):
                         bind_mount(base, path)  # over a dead mount, where containers with HostToContainer see it
@@ -130,6 +131,9 @@ class NodeMounts:
                 with suppress(VolumeBusy), self._claims.hold(row.mountpoint.name):
                     if not _bound(row):
                         self._end(row.mountpoint)
+        for name in cgroups.names(self._control_groups):
+            with suppress(VolumeBusy), self._claims.hold(name):
+                cgroups.remove(self._control_groups, name)
 
     def _mount(self, volume: Volume, base: Path) -> None:
         """Mount in a process of its own, with the credentials in its environment; the driver has none of them."""
@@ -151,7 +155,6 @@ class NodeMounts:
             check=False,
         )
         if done.returncode:
-            cgroups.remove(self._control_groups, volume.id)
             raise mount_error(done.returncode, done.stderr)
 
     def _end(self, base: Path) -> None:
@@ -161,7 +164,6 @@ class NodeMounts:
         except GrowfsError:  # a mount namespace that gets no unmounts still has it
             with suppress(GrowfsError):
                 stop(base, lazy=True)
-        cgroups.remove(self._control_groups, base.name)
         with suppress(OSError):
             base.rmdir()
 

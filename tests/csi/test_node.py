@@ -1,0 +1,264 @@
+"""Volumes of pods: who shares a mount, what ends it, and what survives if the driver or a daemon is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import grpc
+import pytest
+
+from growfs.csi.node import Claims, VolumeBusy
+from growfs.daemon.control_client import daemon_pid
+from growfs.fuse.mounting import mounted_at
+from tests.cli.test_namespaces import (
+    AT_EMPTY_PATH,
+    MOUNT_ATTR_IDMAP,
+    OPEN_TREE_CLONE,
+    SYS_MOUNT_SETATTR,
+    SYS_OPEN_TREE,
+    system_call,
+    user_namespace,
+)
+from tests.csi.kubelet import Kubelet, code_of
+from tests.harness import files_below, until, usable_engine
+
+KEYS = {"AWS_ACCESS_KEY_ID": "AKIA-0815", "AWS_SECRET_ACCESS_KEY": "hunter2-secret"}
+FILES = {f"class{directory}/{number:04}.bin" for directory in range(2) for number in range(3)}
+
+
+def daemon_of(target: Path) -> int:
+    """The process that serves a mount."""
+    row = mounted_at(target)
+    assert row
+    return daemon_pid(row.cache)
+
+
+def kill_daemon(target: Path) -> None:
+    """SIGKILL it, and return when the kernel has seen its end."""
+    os.kill(daemon_of(target), 9)
+    until(lambda: is_dead(target))
+
+
+def is_dead(target: Path) -> bool:
+    try:
+        os.statvfs(target)
+    except OSError:
+        return True
+    return False
+
+
+def test_pods_share_a_mount_if_they_ask_for_the_same(kubelet: Kubelet) -> None:
+    with ThreadPoolExecutor() as pool:  # all at once, as the pods of a job start
+        targets = list(pool.map(lambda pod: kubelet.publish(pod, kubelet.remote), "abcdefgh"))
+    assert kubelet.daemons() == 1
+    assert {daemon_of(target) for target in targets} == {daemon_of(targets[0])}
+    other = kubelet.publish("other", kubelet.remote, secrets=KEYS, seed="1")
+    assert kubelet.daemons() == 2
+    assert daemon_of(other) != daemon_of(targets[0])
+    assert files_below(targets[0]) == files_below(other) == FILES
+    usage = kubelet.stats("a").usage
+    assert [(each.total, each.used, each.available) for each in usage] == [(60_000, 60_000, 0), (6, 6, 0)]
+    with pytest.raises(OSError, match="Read-only file system"):
+        (targets[0] / "new").touch()
+    for pod in "abcdefg":
+        kubelet.unpublish(pod)
+    assert kubelet.daemons() == 2
+    assert files_below(targets[7]) == FILES
+    kubelet.unpublish("h")
+    kubelet.unpublish("other")
+    assert kubelet.daemons() == 0
+    assert kubelet.processes() == []
+    assert len(list(kubelet.growfs.cache_dir.glob("*/*/files/class0/0000.bin"))) == 2, "their caches stay"
+
+
+def test_secrets_reach_the_daemon_alone(kubelet: Kubelet) -> None:
+    target = kubelet.publish("a", kubelet.remote, secrets=KEYS)
+    worker, *_ = Path(f"/proc/{daemon_of(target)}/task/{daemon_of(target)}/children").read_text().split()
+    assert b"\0AWS_SECRET_ACCESS_KEY=hunter2-secret\0" in Path(f"/proc/{worker}/environ").read_bytes()
+    shown = [kubelet.log, *kubelet.state.rglob("*"), *(target / ".growfs").iterdir()]
+    shown += [path for path in kubelet.growfs.cache_dir.rglob("*") if "files" not in path.parts]
+    shown += [Path("/proc/self/mountinfo"), *Path("/proc").glob("[0-9]*/cmdline")]
+    for path in shown:
+        with suppress(OSError):  # a socket, or a process that has ended
+            assert path.is_dir() or b"hunter2-secret" not in path.read_bytes(), path
+    assert sum(b"growfs: " in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
+
+
+@pytest.mark.parametrize(
+    ("attributes", "secrets", "expected"),
+    [
+        ({"cache_sise": "1GB"}, {}, "cache-sise: no such option of a volume; did you mean cache-size?"),
+        ({"cache_size": "much"}, {}, "--cache-size: "),
+        ({"exact": "yes"}, {}, "--exact: 'yes': write true or false"),
+        ({"url": ""}, {}, "the volume has no url"),
+        ({}, {"LD_PRELOAD": "/x.so"}, "the secret has the key LD_PRELOAD"),
+        ({"csi.storage.k8s.io/ephemeral": "true"}, {}, "may be on the node itself"),
+        ({"csi.storage.k8s.io/ephemeral": "true", "url": "s3://b", "producer": "x:y"}, {}, "producer: concerns"),
+        ({"csi.storage.k8s.io/ephemeral": "true", "url": "s3::file:///etc"}, {}, "may be on the node itself"),
+    ],
+)
+def test_what_a_pod_may_not_ask_for(
+    kubelet: Kubelet, attributes: dict[str, str], secrets: dict[str, str], expected: str
+) -> None:
+    code, message = code_of(lambda: kubelet.publish("a", kubelet.remote, secrets, **attributes))
+    assert (code, expected in message) == (grpc.StatusCode.INVALID_ARGUMENT, True), message
+    assert not kubelet.target("a").exists()
+
+
+def test_a_mount_that_fails_says_why(kubelet: Kubelet) -> None:
+    code, message = code_of(lambda: kubelet.publish("a", kubelet.remote / "none"))
+    assert (code, "no such file or folder" in message) == (grpc.StatusCode.INTERNAL, True), message
+    assert (kubelet.daemons(), kubelet.target("a").exists()) == (0, False)
+    until(lambda: kubelet.unpublish("a") or not kubelet.groups())
+
+
+def call_sequence(kubelet: Kubelet) -> list[Callable[[], object]]:
+    """The calls for two pods that share a volume, some of them repeated."""
+    return [
+        lambda: kubelet.publish("a", kubelet.remote),
+        lambda: kubelet.publish("a", kubelet.remote),
+        lambda: kubelet.publish("b", kubelet.remote),
+        lambda: kubelet.stats("a"),
+        lambda: kubelet.unpublish("a"),
+        lambda: kubelet.unpublish("a"),
+        lambda: kubelet.publish("b", kubelet.remote),
+        lambda: kubelet.unpublish("b"),
+    ]
+
+
+def test_the_driver_is_killed_between_any_two_calls(kubelet: Kubelet) -> None:
+    daemons = []
+    for call in call_sequence(kubelet):
+        call()
+        kubelet.kill()
+        kubelet.start()
+        daemons.append(kubelet.daemons())
+        for pod in "ab":
+            assert not mounted_at(kubelet.target(pod)) or files_below(kubelet.target(pod)) == FILES
+    assert daemons == [1] * 7 + [0]
+    assert kubelet.processes() == [] == list(kubelet.target("a").parent.iterdir())
+
+
+def in_background(call: Callable[[], object]) -> threading.Thread:
+    def run() -> None:
+        with suppress(grpc.RpcError):
+            call()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def kill_during(kubelet: Kubelet, call: Callable[[], object], after_s: float) -> None:
+    """SIGKILL the driver during a call, start it, and repeat the call until it succeeds, as kubelet does."""
+
+    def succeeds() -> bool:
+        try:
+            call()
+        except grpc.RpcError:
+            return False
+        return True
+
+    calling = in_background(call)
+    time.sleep(after_s)
+    kubelet.kill()
+    calling.join()
+    kubelet.start()
+    until(succeeds)
+
+
+def test_the_driver_is_killed_while_it_mounts(kubelet: Kubelet) -> None:
+    kill_during(kubelet, lambda: kubelet.publish("a", kubelet.remote), 0.4)
+    assert kubelet.daemons() == 1
+    assert files_below(kubelet.target("a")) == FILES
+    kubelet.unpublish("a")
+    assert kubelet.daemons() == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(30))
+def test_the_driver_is_killed_during_any_call(kubelet: Kubelet, seed: int) -> None:
+    generator = random.Random(seed)
+    for call in call_sequence(kubelet):
+        kill_during(kubelet, call, generator.uniform(0, 2) ** 3 / 4)
+        for pod in "ab":
+            assert not mounted_at(kubelet.target(pod)) or files_below(kubelet.target(pod)) == FILES
+    assert kubelet.daemons() == 0
+    until(lambda: kubelet.processes() == [])
+
+
+def test_a_daemon_that_died_is_replaced_for_all_its_pods(kubelet: Kubelet) -> None:
+    targets = [kubelet.publish(pod, kubelet.remote) for pod in "ab"]
+    kill_daemon(targets[0])
+    condition = kubelet.stats("a").volume_condition
+    assert (condition.abnormal, "the daemon ended" in condition.message) == (True, True)
+    kubelet.kill()
+    kubelet.start()
+    kubelet.publish("c", kubelet.remote)
+    assert [files_below(kubelet.target(pod)) for pod in "abc"] == [FILES] * 3
+    assert (kubelet.daemons(), kubelet.stats("a").volume_condition.abnormal) == (1, False)
+    kill_daemon(targets[0])
+    kubelet.publish("b", kubelet.remote)  # kubelet repeats it for pods that run
+    assert [files_below(kubelet.target(pod)) for pod in "abc"] == [FILES] * 3
+    for pod in "abc":
+        kubelet.unpublish(pod)
+    assert kubelet.daemons() == 0
+    assert not any(mounted_at(kubelet.target(pod)) for pod in "abc")
+
+
+def test_a_volume_whose_daemon_died_can_be_unpublished(kubelet: Kubelet) -> None:
+    kill_daemon(kubelet.publish("a", kubelet.remote))
+    kubelet.unpublish("a")
+    assert (kubelet.daemons(), kubelet.target("a").exists()) == (0, False)
+
+
+def test_the_processes_of_a_mount_are_in_a_control_group_of_their_own(kubelet: Kubelet) -> None:
+    if not (kubelet.control_groups / "unified").exists():
+        pytest.skip("there are no control groups of version 2")
+    target = kubelet.publish("a", kubelet.remote)
+    (group,) = kubelet.groups()
+    inside = set(map(int, (group / "cgroup.procs").read_text().split()))
+    assert {daemon_of(target), *kubelet.processes()} < inside, "and workers"
+    kubelet.unpublish("a")
+    until(lambda: kubelet.unpublish("a") or not kubelet.groups())
+
+
+def test_a_pod_with_users_of_its_own(kubelet: Kubelet, tmp_path: Path) -> None:
+    """The container runtime copies the mount for a pod with hostUsers: false, and maps its owners."""
+    engine = usable_engine("passthrough", tmp_path)
+    target = kubelet.publish("a", kubelet.remote, engine=engine)
+    with ExitStack() as stack:
+        namespace = stack.enter_context(user_namespace(first_uid=100_000))
+        mapped = system_call(SYS_OPEN_TREE, -1, bytes(target), OPEN_TREE_CLONE | os.O_CLOEXEC)
+        stack.callback(os.close, mapped)
+        attributes = struct.pack("QQQQ", MOUNT_ATTR_IDMAP, 0, 0, namespace)
+        system_call(SYS_MOUNT_SETATTR, mapped, b"", AT_EMPTY_PATH, attributes, len(attributes))
+        assert os.stat("class0/0000.bin", dir_fd=mapped).st_uid == 100_000
+        file = os.open("class0/0000.bin", os.O_RDONLY, dir_fd=mapped)
+        stack.callback(os.close, file)
+        assert os.read(file, 20_000) == (kubelet.remote / "class0/0000.bin").read_bytes()
+
+
+def test_a_name_is_held_by_one_request_at_a_time() -> None:
+    claims, order = Claims(), []
+
+    def wait() -> None:
+        with claims.hold("a", wait_s=10):
+            order.append("second")
+
+    with claims.hold("a"), claims.hold("b"):
+        with pytest.raises(VolumeBusy), claims.hold("a"):
+            pass
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        order.append("first")
+    waiting.join()
+    assert order == ["first", "second"]
