@@ -22,6 +22,8 @@ import pytest
 import yaml
 
 from growfs.cli import main
+from growfs.csi.server import DRIVER
+from growfs.csi.volumes import IS_INLINE, Volume
 from growfs.daemon.options import Options
 from growfs.status_and_metrics import METRICS as OTHERS
 from growfs.status_and_metrics import MountState, status_fields
@@ -69,7 +71,13 @@ OVERLAYS = {
     for path in KUBERNETES.glob("*/kustomization.yaml")
     if path.parent.name != "base"
 }
-EXAMPLES = {"trainer": documents(KUBERNETES / "node/trainer.yaml")}
+EXAMPLES = {
+    "trainer": documents(KUBERNETES / "node/trainer.yaml"),
+    "inline": documents(KUBERNETES / "csi/inline.yaml"),
+    "persistent": documents(KUBERNETES / "csi/persistent.yaml"),
+}
+OF_KUBERNETES = "registry.k8s.io/"
+"""The beginning of the images of containers that only talk to the driver."""
 
 
 def pod_of(manifest: Yaml) -> Yaml | None:
@@ -141,7 +149,7 @@ def test_a_mount_is_shared_as_kubernetes_allows(pod: Yaml, manifests: list[Yaml]
         shared = [mount["mountPropagation"] for mount in container["volumeMounts"] if "mountPropagation" in mount]
         is_privileged = container.get("securityContext", {}).get("privileged", False)
         assert is_privileged == ("Bidirectional" in shared)
-        if container["image"] != "growfs":
+        if container["image"] != "growfs" and not container["image"].startswith(OF_KUBERNETES):
             assert shared == ["HostToContainer"]
 
 
@@ -150,7 +158,7 @@ def growfs_commands() -> Iterator[list[str]]:
     yaml_texts = [json.dumps(pod.values[0]) for pod in PODS] + [json.dumps(compose()["services"])]
     for text in [*yaml_texts, (DOCKER / "Dockerfile").read_text(), (DOCKER / "README.md").read_text()]:
         plain = re.sub(r'", "', " ", text.replace("\\\n", " ")).replace('\\"', "'")
-        for command in re.findall(r"\bgrowfs (?:mount|wait|status|umount)\b[^\"\n;&|#]*", plain):
+        for command in re.findall(r"\bgrowfs (?:csi|mount|wait|status|umount)\b[^\"\n;&|#]*", plain):
             yield shlex.split(command)
 
 
@@ -167,6 +175,38 @@ def test_the_environment_has_options_of_growfs() -> None:
     given = {name for name in [*config["data"], *environment] if name.startswith("GROWFS_")}
     assert given
     assert given <= VARIABLES
+
+
+def test_kubelet_finds_the_driver() -> None:
+    by_kind = {manifest["kind"]: manifest for manifest in OVERLAYS["csi"]}
+    driver, pod = by_kind["CSIDriver"], by_kind["DaemonSet"]["spec"]["template"]["spec"]
+    assert driver["metadata"]["name"] == DRIVER
+    assert driver["spec"]["podInfoOnMount"]
+    growfs, registrar, probe = pod["containers"]
+    parameters = main.commands["csi"].make_context("csi", list(growfs["args"])).params
+    socket = str(parameters["endpoint"]).removeprefix("unix://")
+    assert Path(socket).parent == parameters["state_dir"]
+    assert f"--kubelet-registration-path={socket}" in registrar["args"]
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+    for container in (registrar, probe):
+        (mounted,) = (mount for mount in container["volumeMounts"] if mount["name"] == "plugin")
+        assert f"--csi-address={mounted['mountPath']}/{Path(socket).name}" in container["args"]
+        assert paths["plugin"] == str(Path(socket).parent)
+    assert {mount["mountPath"]: paths[mount["name"]] for mount in growfs["volumeMounts"]} == {
+        "/var/lib/kubelet": "/var/lib/kubelet",
+        str(parameters["control_groups"]): str(parameters["control_groups"]),
+        str(Path(parameters["cache_dir"]).parent): paths["cache"],
+    }
+    (port,) = growfs["ports"]
+    assert f"--http-endpoint=127.0.0.1:{port['containerPort']}" in probe["args"]
+
+
+def test_volumes_have_options_of_growfs() -> None:
+    (pod,), (volume, *_) = EXAMPLES["inline"], EXAMPLES["persistent"]
+    (inline,) = (volume["csi"] for volume in pod["spec"]["volumes"])
+    for source, is_inline in ((inline, "true"), (volume["spec"]["csi"], "false")):
+        assert source["driver"] == DRIVER
+        Volume.parse(source["volumeAttributes"] | {IS_INLINE: is_inline}, {}, {}, b"")  # raises UsageError
 
 
 def expressions() -> Iterator[str]:

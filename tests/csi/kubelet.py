@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -17,7 +18,7 @@ from growfs.fuse.mounting import mounts, unmount
 from tests.cli.support import processes_of
 from tests.harness import GROWFS, Growfs, until
 
-CALL_S = 60.0
+CALL_S = 20.0
 UNIFIED = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 """Where control groups of version 2 may be mounted."""
 WRITER = csi.VolumeCapability.AccessMode.Mode.SINGLE_NODE_WRITER
@@ -111,6 +112,11 @@ class Kubelet:
         """The control groups of the volumes."""
         return [path for path in self.control_groups.glob(f"unified/{SLICE}/*") if path.is_dir()]
 
+    def has_removed_groups(self) -> bool:
+        """Make the driver clean up; returns whether no group is left."""
+        self.unpublish("none")
+        return not self.groups()
+
     def close(self) -> None:
         """End the driver, and every mount and daemon that a failed test has left."""
         if self._driver.poll() is None:
@@ -121,7 +127,7 @@ class Kubelet:
         until(lambda: not processes_of(self.growfs.cache_dir))
         if self._group:
             for path in (*self.groups(), self._group / SLICE, self._group):
-                until(lambda path=path: is_removed(path))
+                until(partial(is_removed, path))
 
 
 def is_unified(path: Path) -> bool:

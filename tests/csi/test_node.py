@@ -117,7 +117,7 @@ def test_a_mount_that_fails_says_why(kubelet: Kubelet) -> None:
     code, message = code_of(lambda: kubelet.publish("a", kubelet.remote / "none"))
     assert (code, "no such file or folder" in message) == (grpc.StatusCode.INTERNAL, True), message
     assert (kubelet.daemons(), kubelet.target("a").exists()) == (0, False)
-    until(lambda: kubelet.unpublish("a") or not kubelet.groups())
+    until(kubelet.has_removed_groups)
 
 
 def call_sequence(kubelet: Kubelet) -> list[Callable[[], object]]:
@@ -228,7 +228,7 @@ def test_the_processes_of_a_mount_are_in_a_control_group_of_their_own(kubelet: K
     inside = set(map(int, (group / "cgroup.procs").read_text().split()))
     assert {daemon_of(target), *kubelet.processes()} < inside, "and workers"
     kubelet.unpublish("a")
-    until(lambda: kubelet.unpublish("a") or not kubelet.groups())
+    until(kubelet.has_removed_groups)
 
 
 def test_a_pod_with_users_of_its_own(kubelet: Kubelet, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import grpc
 
@@ -49,7 +50,7 @@ def test_node_service_arguments(kubelet: Kubelet) -> None:
         (node.NodeStageVolume, csi.NodeStageVolumeRequest(), grpc.StatusCode.UNIMPLEMENTED),
         (node.NodeExpandVolume, csi.NodeExpandVolumeRequest(), grpc.StatusCode.UNIMPLEMENTED),
     ):
-        assert code_of(lambda call=call, request=request: call(request))[0] == code, request
+        assert code_of(partial(call, request))[0] == code, request
     assert not kubelet.target("x").exists()
 
 
