@@ -61,7 +61,6 @@ MAY_TOUCH_DISK = {
     ("growfs.csi.cgroups", "mkdir"): "a control group, which is no file",
     ("growfs.csi.cgroups", "rmdir"): "the same",
     ("growfs.csi.node", "mkdir"): "the driver's own folder, outside of any cache",
-    ("growfs.csi.node", "replace"): "the secret of the node, in that folder",
     ("growfs.csi.node", "rmdir"): "the mountpoints, in that folder and of pods",
     ("growfs.csi.node", "write_bytes"): "the secret of the node",
     ("growfs.ray", "write_text"): "what the kernel ends first, in /proc",
