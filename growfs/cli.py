@@ -544,14 +544,14 @@ def _refuse_given(*names: str, reason: str) -> None:
 
 
 @main.command(cls=MountCommand, context_settings={"auto_envvar_prefix": "GROWFS"})
-@click.option("--endpoint", metavar="URL", default="unix:///csi/csi.sock", help="Socket of kubelet. [/csi/csi.sock]")
+@click.option("--endpoint", metavar="URL", help="Where kubelet calls the driver. [unix:// and DIR/csi.sock]")
 @click.option("--node-id", metavar="NAME", default=socket.gethostname, help="Name of this node. [host name]")
 @click.option(
     "--state-dir",
     metavar="DIR",
     type=click.Path(path_type=Path),
     default="/var/lib/kubelet/plugins/growfs.csi",
-    help="Directory for the mounts. [/var/lib/kubelet/plugins/growfs.csi]",
+    help="Directory for the mounts, and the socket. [/var/lib/kubelet/plugins/growfs.csi]",
 )
 @click.option(
     "--control-groups",
@@ -561,7 +561,9 @@ def _refuse_given(*names: str, reason: str) -> None:
     help="Where the control groups of the node are mounted. [/sys/fs/cgroup]",
 )
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
-def csi(endpoint: str, node_id: str, state_dir: Path, control_groups: Path, config: Path | None, **given: Any) -> None:
+def csi(
+    endpoint: str | None, node_id: str, state_dir: Path, control_groups: Path, config: Path | None, **given: Any
+) -> None:
     """Mount for the pods of a Kubernetes node, as its CSI driver growfs.csi.
 
     The mount options are the defaults of all volumes, and the attributes of a volume override them.
@@ -570,8 +572,9 @@ def csi(endpoint: str, node_id: str, state_dir: Path, control_groups: Path, conf
 
     try:
         from growfs.csi import server
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise UsageError(f"csi: {error.name} is missing; install it: {pip_install('growfs[kubernetes]')}") from None
+    endpoint = endpoint or f"unix://{state_dir}/csi.sock"
     server.serve(endpoint, node_id, state_dir, control_groups, _merged(config, given))
 
 

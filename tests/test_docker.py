@@ -184,8 +184,7 @@ def test_kubelet_finds_the_driver() -> None:
     assert driver["spec"]["podInfoOnMount"]
     growfs, registrar, probe = pod["containers"]
     parameters = main.commands["csi"].make_context("csi", list(growfs["args"])).params
-    socket = str(parameters["endpoint"]).removeprefix("unix://")
-    assert Path(socket).parent == parameters["state_dir"]
+    socket = f"{parameters['state_dir']}/csi.sock"
     assert f"--kubelet-registration-path={socket}" in registrar["args"]
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
     for container in (registrar, probe):

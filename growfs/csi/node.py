@@ -97,7 +97,7 @@ class NodeMounts:
                     create_mountpoint(target)
                 for path in {target, *(bound.mountpoint for bound in _bound(row))}:
                     if not _lives(path):
-                        bind_mount(base, path)  # over a dead mount, where containers with HostToContainer see it
+                        _bind(base, path)
 
     def unpublish(self, target: Path) -> None:
         """Unmount at the path of a pod, and remove the folder. Raises GrowfsError or OSError."""
@@ -178,14 +178,20 @@ def _lives(path: Path) -> bool:
     return mounted_at(path) is not None and not is_dead(path)
 
 
+def _bind(base: Path, path: Path) -> None:
+    """Mount at the path of a pod; over a dead mount, so that containers with HostToContainer see the new one."""
+    try:
+        bind_mount(base, path)
+    except OSError as error:
+        raise GrowfsError(f"{path}: the kernel refuses a bind mount: {error.strerror}; it needs Linux 5.12") from None
+
+
 def _key(path: Path) -> bytes:
     """The secret of this node, made at the first start."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        key = secrets.token_bytes(KEY_BYTES)
         made = path.with_name(f"{path.name}.new")
-        made.write_bytes(key)
-        made.chmod(0o600)
-        made.replace(path)
-        return key
+        made.write_bytes(secrets.token_bytes(KEY_BYTES))
+        made.replace(path)  # whole, even if the driver is killed
+        return path.read_bytes()

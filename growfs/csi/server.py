@@ -32,7 +32,8 @@ DRIVER = "growfs.csi"
 THREADS = 256
 """Requests at a time: more than a node has pods. Each mount occupies a thread until training can start."""
 SWEEP_S = 60.0
-"""How often mounts without pods are looked for: a mount may end up without one if the driver is killed."""
+"""How often mounts without pods are looked for. If the driver was killed while it mounted, kubelet repeats the request
+before that."""
 GRACE_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -156,11 +157,11 @@ def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defau
     Options.parse(dict(defaults))
     check_kernel()
     check_fuse(allow_other=True)
+    os.umask(0o077)  # also for the socket
     try:
         mounts = NodeMounts(folder, control_groups)
     except OSError as error:
         raise GrowfsError(f"{error.filename}: {error.strerror}; name a folder of root's: --state-dir") from None
-    mounts.sweep()
     server = grpc.server(ThreadPoolExecutor(THREADS, thread_name_prefix="request"))
     services.add_IdentityServicer_to_server(IdentityService(), server)
     services.add_NodeServicer_to_server(NodeService(node_id, mounts, defaults), server)

@@ -53,11 +53,12 @@ class Kubelet:
     def start(self) -> None:
         """Start the driver, and return when it answers."""
         self.state.mkdir(exist_ok=True)
-        words = ["csi", "--endpoint", f"unix://{self.state}/csi.sock", "--state-dir", self.state, "--node-id", "node-1"]
+        words = ["csi", "--state-dir", self.state, "--node-id", "node-1"]
         words += ["--control-groups", self.control_groups, *self.flags]
         with open(self.log, "a") as log:
             self._driver = subprocess.Popen([*self.prefix, *GROWFS, *map(str, words)], env=self.growfs.env, stderr=log)
-        channel = self._running.enter_context(grpc.insecure_channel(f"unix://{self.state}/csi.sock"))
+        own = [("grpc.use_local_subchannel_pool", 1)]  # none of the driver that was killed
+        channel = self._running.enter_context(grpc.insecure_channel(f"unix://{self.state}/csi.sock", own))
         self.identity, self.node = services.IdentityStub(channel), services.NodeStub(channel)
         self.identity.Probe(csi.ProbeRequest(), wait_for_ready=True, timeout=CALL_S)
 
