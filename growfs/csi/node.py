@@ -13,9 +13,12 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 
+from growfs.cache.cache_folder import daemon_of
 from growfs.client.node_mount import mount_command, mount_error
+from growfs.client.wait import Enough, wait
 from growfs.csi import cgroups
 from growfs.csi.volumes import CREDENTIALS, Volume
 from growfs.daemon.control_client import status_of
@@ -87,17 +90,12 @@ class NodeMounts:
             if _lives(target):  # kubelet repeats the request; what a container has mounted cannot be changed
                 return
             with self._claims.hold(volume.id, WAIT_S):
-                base = self._mounts / volume.id
-                if not _lives(base):
-                    self._mount(volume, base)
-                row = mounted_at(base)
-                if row is None:
-                    raise GrowfsError(f"{base}: was unmounted by another program; it is to be mounted again")
+                row = self._ready(volume, self._mounts / volume.id)
                 if mounted_at(target) is None:
                     create_mountpoint(target)
                 for path in {target, *(bound.mountpoint for bound in _bound(row))}:
                     if not _lives(path):
-                        _bind(base, path)
+                        _bind(row.mountpoint, path)
 
     def unpublish(self, target: Path) -> None:
         """Unmount at the path of a pod, and remove the folder. Raises GrowfsError or OSError."""
@@ -134,6 +132,17 @@ class NodeMounts:
         for name in cgroups.names(self._control_groups):
             with suppress(VolumeBusy), self._claims.hold(name):
                 cgroups.remove(self._control_groups, name)
+
+    def _ready(self, volume: Volume, base: Path) -> MountRow:
+        """The mount of a volume, once training can start."""
+        if not _lives(base):
+            self._mount(volume, base)
+        row = mounted_at(base)
+        if row is None:
+            raise GrowfsError(f"{base}: was unmounted by another program; it is to be mounted again")
+        if daemon_of(row.cache).get("version") == version("growfs"):  # that of an earlier driver was ready long ago
+            wait(base, Enough.parse(None, None, None, everything=False))  # a driver was killed while it mounted
+        return row
 
     def _mount(self, volume: Volume, base: Path) -> None:
         """Mount in a process of its own, with the credentials in its environment; the driver has none of them."""

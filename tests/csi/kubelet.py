@@ -16,7 +16,8 @@ from growfs.csi.generated import csi_pb2 as csi
 from growfs.csi.generated import csi_pb2_grpc as services
 from growfs.fuse.mounting import mounts, unmount
 from tests.cli.support import processes_of
-from tests.harness import GROWFS, Growfs, until
+from tests.forkserver import Process
+from tests.harness import FORKS, GROWFS, Growfs, until
 
 CALL_S = 20.0
 UNIFIED = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
@@ -44,6 +45,7 @@ class Kubelet:
         self.prefix: Sequence[str] = ()
         self.flags = ["--cache-dir", str(growfs.cache_dir), "--cache-size", "1GB"]
         self._running = ExitStack()
+        self._driver: Process | subprocess.Popen[bytes]
 
     @property
     def state(self) -> Path:
@@ -55,8 +57,14 @@ class Kubelet:
         self.state.mkdir(exist_ok=True)
         words = ["csi", "--state-dir", self.state, "--node-id", "node-1"]
         words += ["--control-groups", self.control_groups, *self.flags]
-        with open(self.log, "a") as log:
-            self._driver = subprocess.Popen([*self.prefix, *GROWFS, *map(str, words)], env=self.growfs.env, stderr=log)
+        command = [*GROWFS, *words]
+        with self.log.open("a") as log:
+            if self.prefix:
+                self._driver = subprocess.Popen(
+                    [*self.prefix, *map(str, command)], env=self.growfs.env, stdin=subprocess.DEVNULL, stderr=log
+                )
+            else:
+                self._driver = FORKS.start(command[1:], self.growfs.env, stderr=log)
         own = [("grpc.use_local_subchannel_pool", 1)]  # none of the driver that was killed
         channel = self._running.enter_context(grpc.insecure_channel(f"unix://{self.state}/csi.sock", own))
         self.identity, self.node = services.IdentityStub(channel), services.NodeStub(channel)

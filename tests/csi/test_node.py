@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -60,6 +61,9 @@ def test_pods_share_a_mount_if_they_ask_for_the_same(kubelet: Kubelet) -> None:
         targets = list(pool.map(lambda pod: kubelet.publish(pod, kubelet.remote), "abcdefgh"))
     assert kubelet.daemons() == 1
     assert {daemon_of(target) for target in targets} == {daemon_of(targets[0])}
+    for group in kubelet.groups():
+        inside = set(map(int, (group / "cgroup.procs").read_text().split()))
+        assert {daemon_of(targets[0]), *kubelet.processes()} < inside, "and workers"
     other = kubelet.publish("other", kubelet.remote, secrets=KEYS, seed="1")
     assert kubelet.daemons() == 2
     assert daemon_of(other) != daemon_of(targets[0])
@@ -76,6 +80,7 @@ def test_pods_share_a_mount_if_they_ask_for_the_same(kubelet: Kubelet) -> None:
     kubelet.unpublish("other")
     assert kubelet.daemons() == 0
     assert kubelet.processes() == []
+    until(kubelet.has_removed_groups)
     assert len(list(kubelet.growfs.cache_dir.glob("*/*/files/class0/0000.bin"))) == 2, "their caches stay"
 
 
@@ -92,24 +97,27 @@ def test_secrets_reach_the_daemon_alone(kubelet: Kubelet) -> None:
     assert sum(b"growfs: " in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
 
 
-@pytest.mark.parametrize(
-    ("attributes", "secrets", "expected"),
-    [
-        ({"cache_sise": "1GB"}, {}, "cache-sise: no such option of a volume; did you mean cache-size?"),
-        ({"cache_size": "much"}, {}, "--cache-size: "),
-        ({"exact": "yes"}, {}, "--exact: 'yes': write true or false"),
-        ({"url": ""}, {}, "the volume has no url"),
-        ({}, {"LD_PRELOAD": "/x.so"}, "the secret has the key LD_PRELOAD"),
-        ({"csi.storage.k8s.io/ephemeral": "true"}, {}, "may be on the node itself"),
-        ({"csi.storage.k8s.io/ephemeral": "true", "url": "s3://b", "producer": "x:y"}, {}, "producer: concerns"),
-        ({"csi.storage.k8s.io/ephemeral": "true", "url": "s3::file:///etc"}, {}, "may be on the node itself"),
-    ],
-)
-def test_what_a_pod_may_not_ask_for(
-    kubelet: Kubelet, attributes: dict[str, str], secrets: dict[str, str], expected: str
-) -> None:
-    code, message = code_of(lambda: kubelet.publish("a", kubelet.remote, secrets, **attributes))
-    assert (code, expected in message) == (grpc.StatusCode.INVALID_ARGUMENT, True), message
+INLINE = {"csi.storage.k8s.io/ephemeral": "true"}
+REFUSED: list[tuple[dict[str, str], dict[str, str], str]] = [
+    ({"cache_sise": "1GB"}, {}, "cache-sise: no such option of a volume; did you mean cache-size?"),
+    ({"cache_size": "much"}, {}, "--cache-size: "),
+    ({"exact": "yes"}, {}, "--exact: 'yes': write true or false"),
+    ({"url": ""}, {}, "the volume has no url"),
+    ({}, {"LD_PRELOAD": "/x.so"}, "the secret has the key LD_PRELOAD"),
+    (INLINE, {}, "may be on the node itself"),
+    (INLINE | {"url": "py:os:getcwd"}, {}, "may be on the node itself"),
+    (INLINE | {"url": "s3::file:///etc"}, {}, "may be on the node itself"),
+    (INLINE | {"url": "s3://b", "producer": "x:y"}, {}, "producer: concerns the node itself"),
+    (INLINE | {"url": "s3://b", "members": "x.py:y"}, {}, "members: concerns the node itself"),
+    (INLINE | {"url": "s3://b", "members": "tar", "min_free": "0"}, {}, "min-free: concerns the node itself"),
+]
+"""(attributes of a volume, its secret, the error)"""
+
+
+def test_what_a_pod_may_not_ask_for(kubelet: Kubelet) -> None:
+    for attributes, secrets, expected in REFUSED:
+        code, message = code_of(partial(kubelet.publish, "a", kubelet.remote, secrets, **attributes))
+        assert (code, expected in message) == (grpc.StatusCode.INVALID_ARGUMENT, True), message
     assert not kubelet.target("a").exists()
 
 
@@ -206,29 +214,10 @@ def test_a_daemon_that_died_is_replaced_for_all_its_pods(kubelet: Kubelet) -> No
     assert [files_below(kubelet.target(pod)) for pod in "abc"] == [FILES] * 3
     assert (kubelet.daemons(), kubelet.stats("a").volume_condition.abnormal) == (1, False)
     kill_daemon(targets[0])
-    kubelet.publish("b", kubelet.remote)  # kubelet repeats it for pods that run
-    assert [files_below(kubelet.target(pod)) for pod in "abc"] == [FILES] * 3
     for pod in "abc":
         kubelet.unpublish(pod)
     assert kubelet.daemons() == 0
-    assert not any(mounted_at(kubelet.target(pod)) for pod in "abc")
-
-
-def test_a_volume_whose_daemon_died_can_be_unpublished(kubelet: Kubelet) -> None:
-    kill_daemon(kubelet.publish("a", kubelet.remote))
-    kubelet.unpublish("a")
-    assert (kubelet.daemons(), kubelet.target("a").exists()) == (0, False)
-
-
-def test_the_processes_of_a_mount_are_in_a_control_group_of_their_own(kubelet: Kubelet) -> None:
-    if not (kubelet.control_groups / "unified").exists():
-        pytest.skip("there are no control groups of version 2")
-    target = kubelet.publish("a", kubelet.remote)
-    (group,) = kubelet.groups()
-    inside = set(map(int, (group / "cgroup.procs").read_text().split()))
-    assert {daemon_of(target), *kubelet.processes()} < inside, "and workers"
-    kubelet.unpublish("a")
-    until(kubelet.has_removed_groups)
+    assert not any(kubelet.target(pod).exists() for pod in "abc")
 
 
 def test_a_pod_with_users_of_its_own(kubelet: Kubelet, tmp_path: Path) -> None:
