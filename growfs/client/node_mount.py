@@ -58,8 +58,9 @@ class ClusterMountRequest:
 
 def config_text(options: Mapping[str, Any]) -> str:
     """Options by field name, in the form of a file for --config."""
-    # JSON's text, numbers, booleans and lists of them are also valid TOML.
-    return "".join(f"{name.replace('_', '-')} = {json.dumps(value, default=str)}\n" for name, value in options.items())
+    # JSON's text, numbers, booleans and lists of them are also valid TOML, except for its escapes of surrogates.
+    values = {name: json.dumps(value, default=str, ensure_ascii=False) for name, value in options.items()}
+    return "".join(f"{name.replace('_', '-')} = {value}\n" for name, value in values.items())
 
 
 def mount_command(url: str, mountpoint: Path, *flags: str) -> list[str]:

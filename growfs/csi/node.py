@@ -11,14 +11,15 @@ import os
 import secrets
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO
 
 from growfs.cache.cache_folder import daemon_of
 from growfs.client.node_mount import mount_command, mount_error
-from growfs.client.wait import Enough, wait
 from growfs.csi import cgroups
 from growfs.csi.volumes import CREDENTIALS, Volume
 from growfs.daemon.control_client import status_of
@@ -27,7 +28,7 @@ from growfs.daemon.status_text import state_text
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import MountRow, create_mountpoint, is_dead, mounted_at, mounts, unmount
 from growfs.status_and_metrics import MountState, MountStatus
-from growfs.syscalls import bind_mount
+from growfs.syscalls import bind_mount, memfd_create
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,9 @@ WAIT_S = 30.0
 """How long a pod may wait until the mount for another pod is done, before kubelet has to ask again."""
 ANSWER_S = 10.0
 """How long a daemon may take to report its status."""
+POLL_S = 0.1
 KEY_BYTES = 32
+GIVEN_UP = "the pod was deleted before training could start"
 
 
 class VolumeBusy(GrowfsError):
@@ -69,7 +72,10 @@ class Claims:
 
 
 class NodeMounts:
-    """Owns the state folder. control_groups: where control groups are mounted."""
+    """Owns the state folder, and the set of paths for which a mount is to be given up, because the pod is deleted.
+
+    control_groups: where control groups are mounted.
+    """
 
     def __init__(self, folder: Path, control_groups: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +85,7 @@ class NodeMounts:
             path.mkdir(exist_ok=True, mode=0o700)
         self._control_groups = control_groups
         self._claims = Claims()
+        self._leaving: set[Path] = set()
         self.key = _key(folder / "key")
 
     def publish(self, volume: Volume, target: Path) -> None:
@@ -90,20 +97,23 @@ class NodeMounts:
             if _lives(target):  # kubelet repeats the request; what a container has mounted cannot be changed
                 return
             with self._claims.hold(volume.id, WAIT_S):
-                row = self._ready(volume, self._mounts / volume.id)
+                row = self._ready(volume, self._mounts / volume.id, target)
                 if mounted_at(target) is None:
                     create_mountpoint(target)
-                for path in {target, *(bound.mountpoint for bound in _bound(row))}:
-                    if not _lives(path):
-                        _bind(row.mountpoint, path)
+                _bind(row.mountpoint, target)
+                self._repair(row)
 
     def unpublish(self, target: Path) -> None:
         """Unmount at the path of a pod, and remove the folder. Raises GrowfsError or OSError."""
-        with self._claims.hold(str(target)):
-            while mounted_at(target):
-                unmount(target, lazy=True)
-            with suppress(FileNotFoundError):
-                target.rmdir()
+        self._leaving.add(target)
+        try:
+            with self._claims.hold(str(target), WAIT_S):
+                while mounted_at(target):
+                    unmount(target, lazy=True)
+                with suppress(FileNotFoundError):
+                    target.rmdir()
+        finally:
+            self._leaving.discard(target)
         self.sweep()
 
     def status(self, target: Path) -> tuple[MountStatus | None, str]:
@@ -133,38 +143,50 @@ class NodeMounts:
             with suppress(VolumeBusy), self._claims.hold(name):
                 cgroups.remove(self._control_groups, name)
 
-    def _ready(self, volume: Volume, base: Path) -> MountRow:
+    def _ready(self, volume: Volume, base: Path, target: Path) -> MountRow:
         """The mount of a volume, once training can start."""
         if not _lives(base):
-            self._mount(volume, base)
+            self._mount(volume, base, target)
         row = mounted_at(base)
         if row is None:
             raise GrowfsError(f"{base}: was unmounted by another program; it is to be mounted again")
-        if daemon_of(row.cache).get("version") == version("growfs"):  # that of an earlier driver was ready long ago
-            wait(base, Enough.parse(None, None, None, everything=False))  # a driver was killed while it mounted
+        # It may be that of a driver that was killed while it mounted. An older version was ready long ago.
+        while daemon_of(row.cache).get("version") == version("growfs") and not status_of(row.cache, ANSWER_S).ready:
+            if target in self._leaving:
+                raise GrowfsError(f"{target}: {GIVEN_UP}")
+            time.sleep(POLL_S)
         return row
 
-    def _mount(self, volume: Volume, base: Path) -> None:
+    def _repair(self, row: MountRow) -> None:
+        """Mount also where an earlier daemon of the same volume died: for other pods, and their subPaths."""
+        for path, root in {bound.mountpoint: bound.root for bound in _bound(row)}.items():
+            try:
+                if not _lives(path):
+                    _bind(row.mountpoint / root.lstrip("/"), path)
+            except GrowfsError as error:  # their own requests are repeated, too
+                log.warning("%s", error)
+
+    def _mount(self, volume: Volume, base: Path, target: Path) -> None:
         """Mount in a process of its own, with the credentials in its environment; the driver has none of them."""
         log.info("mounting the volume %s", volume.id)
         inherited = {name: text for name, text in os.environ.items() if not name.startswith("GROWFS_")}
         if volume.credentials:
             inherited = {name: text for name, text in inherited.items() if name not in CREDENTIALS}
-        done = subprocess.run(
-            [
-                *cgroups.enter(self._control_groups, volume.id),
-                *mount_command(volume.url, base, "--config=/dev/stdin"),
-            ],
-            input=volume.config,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**inherited, **volume.credentials, "TMPDIR": str(self._temporary)},
-            start_new_session=True,
-            check=False,
-        )
-        if done.returncode:
-            raise mount_error(done.returncode, done.stderr)
+        environment = {**inherited, **volume.credentials, "TMPDIR": str(self._temporary)}
+        words = cgroups.enter(self._control_groups, volume.id)
+        words += mount_command(volume.url, base, "--config=/dev/stdin")
+        with _in_memory(volume.config) as config, _in_memory() as errors:
+            mounting = subprocess.Popen(
+                words, stdin=config, stdout=subprocess.DEVNULL, stderr=errors, env=environment, start_new_session=True
+            )
+            while mounting.poll() is None:
+                if target in self._leaving:
+                    mounting.terminate()
+                    mounting.wait()
+                time.sleep(POLL_S)
+            errors.seek(0)
+            if mounting.returncode:
+                raise mount_error(mounting.returncode, errors.read())
 
     def _end(self, base: Path) -> None:
         log.info("ending the mount of the volume %s, which no pod uses", base.name)
@@ -193,6 +215,14 @@ def _bind(base: Path, path: Path) -> None:
         bind_mount(base, path)
     except OSError as error:
         raise GrowfsError(f"{path}: the kernel refuses a bind mount: {error.strerror}; it needs Linux 5.12") from None
+
+
+def _in_memory(text: str = "") -> IO[str]:
+    """A file that is on no disk."""
+    file = os.fdopen(memfd_create("growfs-csi"), "w+")
+    file.write(text)
+    file.seek(0)
+    return file
 
 
 def _key(path: Path) -> bytes:

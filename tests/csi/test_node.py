@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import pytest
 from growfs.csi.node import Claims, VolumeBusy
 from growfs.daemon.control_client import daemon_pid
 from growfs.fuse.mounting import mounted_at
+from tests.blocking_server import blocking_server
 from tests.cli.test_namespaces import (
     AT_EMPTY_PATH,
     MOUNT_ATTR_IDMAP,
@@ -203,8 +205,23 @@ def test_the_driver_is_killed_during_any_call(kubelet: Kubelet, seed: int) -> No
     until(lambda: kubelet.processes() == [])
 
 
+def test_a_pod_is_deleted_before_training_can_start(kubelet: Kubelet) -> None:
+    with blocking_server({"file.bin": b"content"}, "") as server:
+        calling = in_background(lambda: kubelet.publish("a", server.url))
+        until(lambda: server.requested)
+        code, message = code_of(lambda: kubelet.publish("a", server.url))
+        assert (code, "still running" in message) == (grpc.StatusCode.ABORTED, True)
+        kubelet.unpublish("a")
+        calling.join()
+        until(lambda: kubelet.processes() == [])
+    assert (kubelet.daemons(), kubelet.target("a").exists()) == (0, False)
+
+
 def test_a_daemon_that_died_is_replaced_for_all_its_pods(kubelet: Kubelet) -> None:
     targets = [kubelet.publish(pod, kubelet.remote) for pod in "ab"]
+    subpath = kubelet.folder / "pods/a/volume-subpaths"
+    subpath.mkdir()
+    subprocess.run(["mount", "--bind", targets[0] / "class0", subpath], check=True)
     kill_daemon(targets[0])
     condition = kubelet.stats("a").volume_condition
     assert (condition.abnormal, "the daemon ended" in condition.message) == (True, True)
@@ -213,6 +230,8 @@ def test_a_daemon_that_died_is_replaced_for_all_its_pods(kubelet: Kubelet) -> No
     kubelet.publish("c", kubelet.remote)
     assert [files_below(kubelet.target(pod)) for pod in "abc"] == [FILES] * 3
     assert (kubelet.daemons(), kubelet.stats("a").volume_condition.abnormal) == (1, False)
+    assert len(files_below(subpath)) == 3
+    subprocess.run(["umount", "-l", subpath, subpath], check=True)
     kill_daemon(targets[0])
     for pod in "abc":
         kubelet.unpublish(pod)
