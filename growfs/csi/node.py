@@ -161,9 +161,10 @@ class NodeMounts:
         """Mount also where an earlier daemon of the same volume died: for other pods, and their subPaths."""
         for path, root in {bound.mountpoint: bound.root for bound in _bound(row)}.items():
             try:
-                if not _lives(path):
-                    _bind(row.mountpoint / root.lstrip("/"), path)
-            except GrowfsError as error:  # their own requests are repeated, too
+                with suppress(VolumeBusy), self._claims.hold(str(path)):
+                    if is_dead(path):
+                        _bind(row.mountpoint / root.lstrip("/"), path)
+            except GrowfsError as error:  # kubelet also repeats the requests for the others
                 log.warning("%s", error)
 
     def _mount(self, volume: Volume, base: Path, target: Path) -> None:

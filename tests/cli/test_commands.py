@@ -40,6 +40,7 @@ COMMANDS = [
     "resume",
     "release",
     "plan",
+    "csi",
     "doctor",
 ]
 
