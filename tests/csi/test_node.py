@@ -20,7 +20,6 @@ import pytest
 from growfs.csi.node import Claims, VolumeBusy
 from growfs.daemon.control_client import daemon_pid
 from growfs.fuse.mounting import mounted_at
-from tests.blocking_server import blocking_server
 from tests.cli.test_namespaces import (
     AT_EMPTY_PATH,
     MOUNT_ATTR_IDMAP,
@@ -206,14 +205,14 @@ def test_the_driver_is_killed_during_any_call(kubelet: Kubelet, seed: int) -> No
 
 
 def test_a_pod_is_deleted_before_training_can_start(kubelet: Kubelet) -> None:
-    with blocking_server({"file.bin": b"content"}, "") as server:
-        calling = in_background(lambda: kubelet.publish("a", server.url))
-        until(lambda: server.requested)
-        code, message = code_of(lambda: kubelet.publish("a", server.url))
-        assert (code, "still running" in message) == (grpc.StatusCode.ABORTED, True)
-        kubelet.unpublish("a")
-        calling.join()
-        until(lambda: kubelet.processes() == [])
+    publish = partial(kubelet.publish, "a", kubelet.remote, bandwidth="1KB/s")
+    calling = in_background(publish)
+    until(lambda: kubelet.daemons() == 1)
+    code, message = code_of(publish)
+    assert (code, "still running" in message) == (grpc.StatusCode.ABORTED, True)
+    kubelet.unpublish("a")
+    calling.join()
+    until(lambda: kubelet.processes() == [])
     assert (kubelet.daemons(), kubelet.target("a").exists()) == (0, False)
 
 
