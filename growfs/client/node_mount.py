@@ -71,6 +71,8 @@ def mount_command(url: str, mountpoint: Path, *flags: str) -> list[str]:
 def mount_error(exit_code: int, errors: str) -> GrowfsError:
     """The error of such a command. errors: what it printed to standard error."""
     message = errors.strip().rpartition("\n")[2].removeprefix("growfs: ")
+    if exit_code < 0:
+        message = f"the command that mounts was ended by signal {-exit_code}; look at dmesg: memory may have run out"
     return (UsageError if exit_code == UsageError.exit_code else GrowfsError)(message)
 
 

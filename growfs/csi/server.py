@@ -157,11 +157,15 @@ def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defau
     Options.parse(dict(defaults))
     check_kernel()
     check_fuse(allow_other=True)
+    if not control_groups.is_dir():
+        raise UsageError(f"--control-groups {control_groups}: is not a folder; name that of the node, /sys/fs/cgroup")
     os.umask(0o077)  # also for the socket
     try:
         mounts = NodeMounts(folder, control_groups)
     except OSError as error:
-        raise GrowfsError(f"{error.filename}: {error.strerror}; name a folder of root's: --state-dir") from None
+        raise GrowfsError(
+            f"{error.filename or folder}: {error.strerror}; name a folder that root can write to: --state-dir"
+        ) from None
     server = grpc.server(ThreadPoolExecutor(THREADS, thread_name_prefix="request"))
     services.add_IdentityServicer_to_server(IdentityService(), server)
     services.add_NodeServicer_to_server(NodeService(node_id, mounts, defaults), server)
@@ -175,5 +179,8 @@ def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defau
     log.info("%s %s serves %s on %s", DRIVER, version("growfs"), node_id, endpoint)
     signal.signal(signal.SIGTERM, lambda *_: server.stop(GRACE_S))
     while server.wait_for_termination(SWEEP_S):
-        mounts.sweep()
+        try:
+            mounts.sweep()
+        except (GrowfsError, OSError) as error:
+            log.warning("mounts without pods could not be ended: %s", error)
     os._exit(0)  # a mount that takes longer than the grace goes on without the driver
