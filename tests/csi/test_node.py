@@ -80,7 +80,7 @@ def test_pods_share_a_mount_if_they_ask_for_the_same(kubelet: Kubelet) -> None:
     kubelet.unpublish("h")
     kubelet.unpublish("other")
     assert kubelet.daemons() == 0
-    assert kubelet.processes() == []
+    until(lambda: kubelet.processes() == [])
     until(kubelet.has_removed_groups)
     assert len(list(kubelet.growfs.cache_dir.glob("*/*/files/class0/0000.bin"))) == 2, "their caches stay"
 
@@ -153,7 +153,8 @@ def test_the_driver_is_killed_between_any_two_calls(kubelet: Kubelet) -> None:
         for pod in "ab":
             assert not mounted_at(kubelet.target(pod)) or files_below(kubelet.target(pod)) == FILES
     assert daemons == [1] * 7 + [0]
-    assert kubelet.processes() == [] == list(kubelet.target("a").parent.iterdir())
+    until(lambda: kubelet.processes() == [])
+    assert list(kubelet.target("a").parent.iterdir()) == []
 
 
 def in_background(call: Callable[[], object]) -> threading.Thread:
