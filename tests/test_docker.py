@@ -1,6 +1,6 @@
 """The files in docker/ agree with the rules and schemas of those who read them, with each other, and with growfs.
 
-What only a run can show is in docker/check.
+What only a run can show is in docker/test_containers.py, which docker/check runs.
 """
 
 from __future__ import annotations
@@ -151,6 +151,14 @@ def test_a_mount_is_shared_as_kubernetes_allows(pod: Yaml, manifests: list[Yaml]
         assert is_privileged == ("Bidirectional" in shared)
         if container["image"] != "growfs" and not container["image"].startswith(OF_KUBERNETES):
             assert shared == ["HostToContainer"]
+
+
+@pytest.mark.parametrize(("pod", "manifests"), PODS)
+def test_an_empty_dir_with_a_cache_gets_its_sticky_bit(pod: Yaml, manifests: list[Yaml]) -> None:
+    """Its mode is 777, and growfs refuses a cache whose folder other users can replace."""
+    if any(volume["name"] == "cache" and "emptyDir" in volume for volume in pod["volumes"]):
+        words = [*pod["initContainers"][0]["command"], *pod["initContainers"][0].get("args", [])]
+        assert "chmod +t /cache" in " ".join(words)
 
 
 def growfs_commands() -> Iterator[list[str]]:
