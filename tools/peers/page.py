@@ -22,7 +22,7 @@ README = Path(__file__).parents[2] / "README.md"
 PERFORMANCE = README.parent / "docs" / "performance.md"
 BEGIN = "<!-- tools/bench peers -->\n"
 REST = "<!-- tools/bench peers writes the rest of this page -->\n"
-IN_README = ("growfs", "rclone mount", "MosaicML Streaming", "never evict", "s5cmd, then train")
+IN_README = ("growfs", "growfs --exact", "rclone mount", "MosaicML Streaming", "never evict", "s5cmd, then train")
 PLOT = "benchmarks.svg"
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
