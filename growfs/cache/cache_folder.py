@@ -357,10 +357,14 @@ def _open_file(path: Path, flags: int) -> int:
 
 def _in_use(path: Path) -> GrowfsError:
     daemon = daemon_of(path)
-    user = "another growfs is starting with this cache"
-    if daemon:
-        user = f"in use by the growfs with pid {daemon['pid']}, mounted on {daemon['mountpoint']}"
-    return GrowfsError(f"{path}: {user}; unmount that first, or pass another --cache-dir")
+    if not daemon:
+        return GrowfsError(f"{path}: another growfs is starting with this cache; wait for it, or pass another --cache-dir")
+    folder = daemon["mountpoint"]
+    return GrowfsError(
+        f"{path}: in use by the growfs with pid {daemon['pid']}, mounted on {folder}; any number of jobs may read it,"
+        f" and mount --bind {folder} or ln -s {folder} shows it at a second path; otherwise unmount that first, or pass"
+        " another --cache-dir"
+    )
 
 
 def _is_tagged(cache_dir: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -16,7 +17,12 @@ import pytest
 from growfs.fuse.mounting import mounted_at
 from growfs.fuse.probe import why_not_passthrough
 from tests.cli.support import NOBODY, OtherUser, assert_refused, cache_folders, closed, namespace, other_user
+from tests.fuse.reader import Reader
+from tests.fuse.rotation_helpers import CAPACITY, full_cache
 from tests.harness import GROWFS, Growfs, make_tree
+
+JOB = 'cd "$1" && names=$(find . -name "*.bin") && cat $names >/dev/null && echo "$names"'
+"""Lists and reads everything; prints the names."""
 
 
 @contextmanager
@@ -69,6 +75,26 @@ def test_a_user_mounts_without_root(allowed: OtherUser) -> None:
     assert cache.stat().st_uid == NOBODY
     assert allowed.run("umount", allowed.folder / "mnt").returncode == 0
     assert list((allowed.folder / "mnt").iterdir()) == []
+
+
+@pytest.mark.promise(17)
+def test_jobs_of_two_users_share_a_mount(growfs: Growfs) -> None:
+    """Each has its own epochs, and nothing that one of them still reads is evicted for the other."""
+    with user_with_remote() as user:
+        shutil.rmtree(user.folder / "remote")
+        growfs.mountpoint = user.folder / "mnt"
+        full_cache(growfs, user.folder / "remote")
+        seen: set[str] = set()
+        with Reader(growfs.mountpoint) as of_root:
+            while len(seen) < 2 * CAPACITY:
+                slow = sorted(of_root.walk())
+                for part in range(3):
+                    job = user.run_program("sh", "-c", JOB, "sh", growfs.mountpoint)
+                    assert job.returncode == 0, job.stderr
+                    seen.update(job.stdout.splitlines())
+                    of_root.read_all(slow[part::3])
+        assert growfs.status()["miss"]["files_total"] == 0
+        growfs.umount()
 
 
 @pytest.mark.promise(4)
