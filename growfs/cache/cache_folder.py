@@ -358,7 +358,7 @@ def _open_file(path: Path, flags: int) -> int:
 def _in_use(path: Path) -> GrowfsError:
     daemon = daemon_of(path)
     if not daemon:
-        return GrowfsError(f"{path}: another growfs is starting with this cache; wait for it, or pass another --cache-dir")
+        return GrowfsError(f"{path}: another growfs is starting with this cache; wait, or pass another --cache-dir")
     folder = daemon["mountpoint"]
     return GrowfsError(
         f"{path}: in use by the growfs with pid {daemon['pid']}, mounted on {folder}; any number of jobs may read it,"
