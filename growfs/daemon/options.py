@@ -301,7 +301,6 @@ class Options:
             (self.exact and self.rotation != default.rotation, "--exact and --rotation contradict each other"),
             (self.exact and self.turnover != default.turnover, "--exact and --turnover contradict each other"),
             (self.exact and self.show_files, "--exact decides how many files are listed; leave out --show-files"),
-            (self.exact and self.peers, "--exact cannot be used with --peers; --partition gives each node a share"),
             (
                 self.exact and self.producer,
                 "--exact cannot be used with --producer: it needs the size of each file",

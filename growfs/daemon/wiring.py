@@ -32,6 +32,7 @@ from growfs.fuse.links import LinksEngine
 from growfs.fuse.mounting import file_system, is_remote
 from growfs.remote.filter import PathFilter
 from growfs.remote.stores.registry import choose_client
+from growfs.rotation.division import owner
 from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.readers import Readers
@@ -122,6 +123,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         parts = Parts(
             workers, database, catalog, store, first, options.part_size, options.start,
             lambda *arguments: space.mark(*arguments),  # noqa: PLW0108  # `space` is created below
+            peers.share if peers else None,
         )  # fmt: skip
     order: DrawOrder = parts or pass_order
     waiting = WaitingClaims()
@@ -347,4 +349,5 @@ def _build_peers(
         return None
     listening("--peer-addr", *options.peer_addr).close()  # fails early; a worker does the listening
     settings = PeerSettings(options.peers, options.peer_addr, token, options.peer_bandwidth)
-    return Peers(settings, workers, database, catalog, store, first.place)
+    owns = partial(owner, first.seed, first.group) if options.exact else None
+    return Peers(settings, workers, database, catalog, store, first.place, owns)

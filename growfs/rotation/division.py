@@ -24,7 +24,7 @@ from growfs.errors import GrowfsError
 from growfs.rotation.directories import hidden_below, with_parents
 from growfs.rotation.draw_order import BEAT_FILES
 from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, PassPosition, divide
-from growfs.rotation.pass_order import groups_of
+from growfs.rotation.pass_order import group_of, groups_of, share_number
 from growfs.rotation.rules import PartContents
 
 ROWS = 10_000
@@ -138,12 +138,14 @@ def find_due(
     begun: PassPosition | None,
     is_left: bool,
     coming: Sequence[PassPosition],
+    share: tuple[int, int] | None,
     beat: Callable[[], None],
 ) -> Due:
     """The files to be cached while one part is read, and others are to follow.
 
     begun: the part that began last, if any. is_left: it need not be cached any more. coming: the parts to be cached
-    besides it, the next one first. Their divisions are stored.
+    besides it, the next one first. Their divisions are stored. share: (number, of how many) of this node, which comes
+    before the files of other nodes.
     """
     positions = [*([begun] if begun and not is_left else []), *coming]
     with closing(read_only(catalog)) as connection:
@@ -171,6 +173,8 @@ def find_due(
         left = unneeded & BitMap64(map(abs, parts[begun.pass_].of(begun.part))) if begun else BitMap64()
         sizes = _sizes(connection, BitMap64(map(abs, missing)) | first)
         first &= BitMap64(sizes)  # the others have left the catalog
+        if share:
+            missing = _own_first(connection, missing, first, current.division.pass_, share)
         return Due(
             always_missing,
             missing,
@@ -185,6 +189,25 @@ def find_due(
 
 def _ids(connection: sqlite3.Connection, rest: str) -> BitMap64:
     return BitMap64(id for (id,) in connection.execute(f"SELECT id FROM {rest}"))
+
+
+def _own_first(
+    connection: sqlite3.Connection, missing: array[int], first: BitMap64, pass_: ExactPass, share: tuple[int, int]
+) -> array[int]:
+    """These groups in order, but of the files of the next part, and then of the others, those of the share first."""
+    number, count = share
+    groups = list(groups_of(missing))
+    foreign = BitMap64()
+    for text in _batches(group[0] for group in groups):
+        rows = with_paths(query_of(connection), "n.id", "json_each(?) wanted JOIN node n ON n.id = wanted.value", text)
+        foreign.update(id for path, id in rows if owner(pass_.seed, pass_.group, path, count) != number)
+    groups.sort(key=lambda group: (first.isdisjoint(BitMap64(group)), group[0] in foreign))
+    return array("q", itertools.chain.from_iterable((group[0], *(-id for id in group[1:])) for group in groups))
+
+
+def owner(seed: int, group: str | None, path: str, count: int) -> int:
+    """Which of `count` nodes fetches a file from the remote, and the others from that node."""
+    return share_number(seed, count, group_of(group, path))
 
 
 def _incomplete(ids: Iterable[int], lacking: BitMap64) -> Iterator[int]:

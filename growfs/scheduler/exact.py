@@ -45,7 +45,8 @@ class Parts:
     anew which files are to be cached.
 
     first: what decides the order of the first pass. part_size: the room for streamed files. start: the part to begin
-    with; None to go on after the last one. mark: as Space.mark.
+    with; None to go on after the last one. mark: as Space.mark. share_of_node: returns the share of the files that this
+    node fetches before others, (number, of how many), because other nodes have the rest; None if there are none.
     """
 
     keeps_last = False
@@ -61,6 +62,7 @@ class Parts:
         part_size: CacheSize,
         start: PassPosition | None,
         mark: Callable[[Sequence[int], Sequence[int], Sequence[int], Callable[[], bool]], Awaitable[bool]],
+        share_of_node: Callable[[], Awaitable[tuple[int, int]]] | None,
     ) -> None:
         self.changed = Signal[[]]()
         self.failure: GrowfsError | None = None
@@ -72,6 +74,7 @@ class Parts:
         self._first = first
         self._part_size = part_size
         self._mark = mark
+        self._share_of_node = share_of_node
         self._progressed = Signal[[]]()
         self._divisions: dict[int, Division] = {}
         self._begun: PassPosition | None = None
@@ -156,7 +159,8 @@ class Parts:
             ahead = [coming] if begun and not is_left else [coming, division.after(coming.part)]
             for position in ahead:
                 await self._divided(position.pass_)
-            function = partial(find_due, self._db.path, begun, is_left, ahead)
+            share = await self._share_of_node() if self._share_of_node else None
+            function = partial(find_due, self._db.path, begun, is_left, ahead, share)
             try:
                 due = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
             except GrowfsError as error:

@@ -76,7 +76,8 @@ class PeerSettings:
 class Peers:
     """Owns the known state of the other nodes, the position of this one, and the worker that serves them.
 
-    place: of a path, as Pass.place.
+    place: of a path, as Pass.place. owner: with --exact, the number of the node that fetches a file from the remote, by
+    its path and the number of nodes; None if the nodes follow one another around the circle.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Peers:
         catalog: Catalog,
         store: Store,
         place: Callable[[str], float],
+        owner: Callable[[str, int], int] | None = None,
     ) -> None:
         self.sources = settings.sources
         self._settings = settings
@@ -95,6 +97,7 @@ class Peers:
         self._catalog = catalog
         self._store = store
         self._place = place
+        self._owner = owner
         self._node = uuid.uuid4().hex
         self._head: float | None = None
         self._out_of_order = BitMap64()
@@ -146,9 +149,7 @@ class Peers:
         """The place where this node begins, once that is decided."""
         if self._start is not None:
             return self._start
-        with trio.move_on_after(FIRST_LOOK_S):
-            while not self._is_serving:
-                await self._looked.wait()
+        await self._look()
         names, own = sorted(self._names()), self._own_name()
         start = first_place(names.index(own), len(names), self._final_span(), list(self._others.values()))
         await self._database.write_with_retry(lambda writer: set_meta(writer, START, str(start)))
@@ -159,10 +160,30 @@ class Peers:
                 await trio.sleep(LOOK_AGAIN_S)
         return start
 
+    async def share(self) -> tuple[int, int]:
+        """(number, of how many) of this node among those that answer, by which each owns a share of the files."""
+        await self._look()
+        names = self._answering()
+        return names.index(self._own_name()), len(names)
+
+    async def _look(self) -> None:
+        """Return once the other nodes were asked for their positions, or after FIRST_LOOK_S."""
+        with trio.move_on_after(FIRST_LOOK_S):
+            while not self._is_serving:
+                await self._looked.wait()
+
+    def _answering(self) -> list[str]:
+        """The addresses of the nodes that answer, and of this one, in the same order on all nodes."""
+        return sorted({*self._seen.positions, self._own_name()})
+
     # Files that the others have, or are about to draw.
 
     def holders(self, path: str) -> tuple[str, ...]:
         """The nodes that may have a file, the most likely first."""
+        if self._owner:
+            names = self._answering()
+            owner = names[self._owner(path, len(names))]
+            return () if owner == self._own_name() else (owner,)
         own = self._position()
         if own is None or not self._others:
             return ()

@@ -11,16 +11,20 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from growfs.disk import BLOCK
 from growfs.fuse.mounting import mounted_at, unmount
 from growfs.status_and_metrics import PeersStatus
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only
+from tests.fuse.reader import Reader
+from tests.fuse.rotation_helpers import epoch
 from tests.harness import Growfs, make_tree, until
 from tests.s3.proxy import proxy_to
 from tests.servers import S3Server, free_port, serving
@@ -449,3 +453,28 @@ def test_a_mount_without_peers_gets_none_later(growfs: Growfs, tmp_path: Path) -
     growfs.mount(tmp_path / "remote")
     done = growfs.run("set", growfs.mountpoint, "peers=127.0.0.1:7070", check=False)
     assert (done.returncode, "mounted without --peers" in done.stderr) == (1, True)
+
+
+@pytest.mark.promise(47)
+def test_nodes_with_the_same_parts_get_files_from_each_other(nodes: Nodes) -> None:
+    """With --exact. Each node owns half of the files, and the other one gets them from it if it has them by then."""
+    tree = make_tree(nodes.remote, directories=2, files=200, size=BLOCK)
+    flags = "--exact", "--cache-size", len(tree) * BLOCK // 2, "--part-size", "60%", "--no-wait"
+    slow = "--bandwidth", "400kB/s"  # the other node is faster than the remote
+    running = [nodes.start(number, *flags, *slow) for number in (0, 1)]
+    with ExitStack() as stack:
+        readers = [stack.enter_context(Reader(node.mountpoint)) for node in running]
+        listed: list[str] = []
+        is_last = False
+        while not is_last:
+            with ThreadPoolExecutor(2) as pool:
+                parts = [*pool.map(epoch, readers)]
+            assert parts[0] == parts[1], "the nodes train on the same parts"
+            listed += parts[0]
+            exact = running[0].status()["exact"]
+            is_last = exact["part"] == exact["parts"]
+    assert sorted(listed) == sorted(tree)
+    fetched = [node.status()["fetch"] for node in running]
+    from_remote = sum(fetch["files_total"] - fetch["peer_files_total"] for fetch in fetched)
+    assert from_remote < 1.8 * len(tree), "twice, if each node fetched all"
+    assert all(fetch["peer_files_total"] for fetch in fetched), "each node serves the other"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import trio
 
 from growfs.cache.database import Database
-from growfs.rotation.division import Due, divide_catalog, find_due, save_division
+from growfs.rotation.division import Due, divide_catalog, find_due, owner, save_division
 from growfs.rotation.parts import Division, ExactPass, PassPosition
 from tests.unit.local_cache import LocalCache, file
 
 BLOCK = 4096
 
 
-async def divided(cache: LocalCache) -> tuple[Division, list[list[int]]]:
-    """The first pass over 40 files of a block in a cache of 20, and the streamed ids of each part."""
-    await cache.list([file(f"a/{number:02}.bin") for number in range(40)])
-    pass_ = ExactPass(seed=0, number=1, cache_bytes=20 * BLOCK, part_bytes=4 * BLOCK)
+async def divided(cache: LocalCache, files: int = 40) -> tuple[Division, list[list[int]]]:
+    """The first pass over files of a block in a cache for half of them, and the streamed ids of each part."""
+    await cache.list([file(f"a/{number:03}.bin") for number in range(files)])
+    pass_ = ExactPass(seed=0, number=1, cache_bytes=files // 2 * BLOCK, part_bytes=files // 10 * BLOCK)
     division, ids = divide_catalog(cache.database.path, pass_, lambda: None)
     cache.database.write_now(lambda writer: save_division(writer, division, ids))
     return division, [[*ids[part.start : part.kept]] for part in division.parts]
@@ -39,7 +39,7 @@ async def test_a_part_that_a_job_has_left_may_go_and_is_not_mistaken_for_an_olde
 
     def due(is_left: bool) -> Due:
         coming = following if is_left else following[:1]
-        return find_due(cache.database.path, begun, is_left, coming, lambda: None)
+        return find_due(cache.database.path, begun, is_left, coming, None, lambda: None)
 
     read, left = due(is_left=False), due(is_left=True)
     assert sorted(read.unneeded) == sorted(left.unneeded) == sorted(streamed[1])
@@ -48,6 +48,27 @@ async def test_a_part_that_a_job_has_left_may_go_and_is_not_mistaken_for_an_olde
     assert not set(streamed[4]) & {*read.missing}
     assert set(streamed[4]) < {*left.missing}
     assert len(division.parts) > 5
+
+
+async def test_a_node_fetches_its_own_files_first(cache: LocalCache) -> None:
+    """The other nodes get them from it. The files of the next part still come before those of later ones."""
+    await divided(cache, files=400)
+    coming = [PassPosition(1, 1), PassPosition(1, 2)]
+    alone, one, other = (
+        find_due(cache.database.path, None, False, coming, share, lambda: None) for share in (None, (0, 2), (1, 2))
+    )
+    first = {*alone.first}
+    assert len(first) > 4
+    for due in (one, other):
+        assert sorted(due.missing) == sorted(alone.missing)
+        assert {*due.missing[: len(first)]} == first
+    own = {id for id in alone.missing if owner(0, None, node_path(cache.database, id), 2) == 0}
+    for due, its in ((one, own), (other, {*alone.missing} - own)):
+        for part in (due.missing[: len(first)], due.missing[len(first) :]):
+            owned = [id in its for id in part]
+            assert owned == sorted(owned, reverse=True)
+            assert any(owned)
+            assert not all(owned)
 
 
 async def test_marks_for_another_part_than_the_one_that_began_are_not_made(cache: LocalCache) -> None:
