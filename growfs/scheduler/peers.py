@@ -113,7 +113,7 @@ class Peers:
         self._is_serving = False
         self._sent_bytes = 0
         start = database.meta(START)
-        self._start = None if start is None else float(start)
+        self._start = None if start is None or owner else float(start)  # stored by a mount without --exact
 
     def status(self) -> PeersStatus:
         """The peers section of the status."""

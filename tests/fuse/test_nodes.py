@@ -478,3 +478,14 @@ def test_nodes_with_the_same_parts_get_files_from_each_other(nodes: Nodes) -> No
     from_remote = sum(fetch["files_total"] - fetch["peer_files_total"] for fetch in fetched)
     assert from_remote < 1.8 * len(tree), "twice, if each node fetched all"
     assert all(fetch["peer_files_total"] for fetch in fetched), "each node serves the other"
+
+
+def test_exact_passes_do_not_go_around_the_circle_of_an_earlier_mount(nodes: Nodes) -> None:
+    """Otherwise draws would wait for nodes that never follow."""
+    make_tree(nodes.remote, directories=1, files=4, size=SIZE)
+    node = nodes.start_with_all(0)
+    node.umount()
+    known = "--peers", ",".join(nodes.addresses), "--peer-addr", nodes.addresses[0], "--peer-token-file", nodes.token
+    node.mount(nodes.remote, *known, "--exact")
+    until(lambda: node.status()["peers"]["serving"])
+    assert json.loads(nodes.get(0, "/position")[1])["position"] is None
