@@ -70,8 +70,9 @@ def answers(
 
 def _required(request: Any, *names: str) -> None:
     """Raise UsageError if one of these fields is missing."""
+    present = {field.name for field, _ in request.ListFields()}
     for name in names:
-        if not getattr(request, name):
+        if name not in present:
             raise UsageError(f"the request has no {name}; kubelet always sends it")
 
 
@@ -101,9 +102,7 @@ class NodeService(services.NodeServicer):
 
     @answers
     def NodePublishVolume(self, request: csi.NodePublishVolumeRequest) -> csi.NodePublishVolumeResponse:
-        _required(request, "volume_id", "target_path")
-        if not request.HasField("volume_capability"):
-            raise UsageError("the request has no volume_capability; kubelet always sends it")
+        _required(request, "volume_id", "target_path", "volume_capability")
         if request.volume_capability.HasField("block"):
             raise UsageError("growfs has files; write volumeMode: Filesystem")
         for flag in request.volume_capability.mount.mount_flags:

@@ -24,7 +24,7 @@ from growfs.errors import GrowfsError
 from growfs.rotation.directories import hidden_below, with_parents
 from growfs.rotation.draw_order import BEAT_FILES
 from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, PassPosition, divide
-from growfs.rotation.pass_order import group_of, groups_of, share_number
+from growfs.rotation.pass_order import group_of, groups_of, ids_of, share_number
 from growfs.rotation.rules import PartContents
 
 ROWS = 10_000
@@ -202,7 +202,7 @@ def _own_first(
         rows = with_paths(query_of(connection), "n.id", "json_each(?) wanted JOIN node n ON n.id = wanted.value", text)
         foreign.update(id for path, id in rows if owner(pass_.seed, pass_.group, path, count) != number)
     groups.sort(key=lambda group: (first.isdisjoint(BitMap64(group)), group[0] in foreign))
-    return array("q", itertools.chain.from_iterable((group[0], *(-id for id in group[1:])) for group in groups))
+    return array("q", ids_of(groups))
 
 
 def owner(seed: int, group: str | None, path: str, count: int) -> int:
@@ -212,10 +212,7 @@ def owner(seed: int, group: str | None, path: str, count: int) -> int:
 
 def _incomplete(ids: Iterable[int], lacking: BitMap64) -> Iterator[int]:
     """The groups with a file that is to be fetched, as ids of an order."""
-    for group in groups_of(ids):
-        if any(id in lacking for id in group):
-            yield group[0]
-            yield from (-id for id in group[1:])
+    return ids_of(group for group in groups_of(ids) if any(id in lacking for id in group))
 
 
 def _sizes(connection: sqlite3.Connection, ids: BitMap64) -> dict[int, int]:

@@ -127,6 +127,13 @@ def groups_of(ids: Iterable[int]) -> Iterator[list[int]]:
         yield group
 
 
+def ids_of(groups: Iterable[Sequence[int]]) -> Iterator[int]:
+    """The ids of an order, from groups: the inverse of `groups_of`."""
+    for first, *others in groups:
+        yield first
+        yield from (-id for id in others)
+
+
 def draw_key(seed: int, number: int, path: str) -> int:
     """The place of path in pass number, as an unsigned 64-bit integer (BLAKE2b, RFC 7693, keyed)."""
     keyed = _keyed_hash(seed, number).copy()

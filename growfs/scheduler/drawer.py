@@ -16,7 +16,7 @@ from pyroaring import BitMap64
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
 from growfs.errors import DiskFailed, DiskFull, NoRoom, NotMade
-from growfs.rotation.pass_order import groups_of
+from growfs.rotation.pass_order import groups_of, ids_of
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Download, Priority, SizeEstimate
 from growfs.scheduler.readiness import PrefetchState
@@ -125,10 +125,10 @@ class Drawer:
         self._state.finish(id)
 
     def _note_failed(self, ids: Sequence[int]) -> None:
-        first, *others = ids
+        first = ids[0]
         if first not in self._failed_ids:  # otherwise another of the group failed before
             self._failed_ids.add(first)
-            self._failed.extend((first, *(-id for id in others)))
+            self._failed.extend(ids_of([ids]))
 
     # Draws.
 
