@@ -68,6 +68,10 @@ class RemoteDenied(RemoteError):
     """The credentials are missing, wrong or not sufficient (HTTP 401 and 403)."""
 
 
+class CredentialsRefused(RemoteDenied):
+    """The store refused the credentials themselves, as wrong or expired."""
+
+
 class BucketMissing(RemoteDenied):
     """There is no such bucket (S3 NoSuchBucket), perhaps only for a moment: that says nothing about its files."""
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from growfs.errors import (
+    CredentialsRefused,
     GrowfsError,
     RemoteBusy,
     RemoteChanged,
@@ -91,11 +92,11 @@ class Problem:
         status = self._store.status_of(link)
         return _is_busy(status) or bool(words & (self._store.busy_codes | self._store.unreachable | _BUSY))
 
-    def denied(self, what: str, advice: str = "") -> RemoteDenied:
+    def denied(self, what: str, advice: str = "", kind: type[RemoteDenied] = RemoteDenied) -> RemoteDenied:
         """The error for a refusal by the store. what: the reason. advice: if not to give other credentials."""
         found = self._store.known_credentials()
         found = found and f"; credentials: {self._store.clean(found)}"
-        return RemoteDenied(f"{self.where}: {what}{found}; {advice or self._store.login_advice()}")
+        return kind(f"{self.where}: {what}{found}; {advice or self._store.login_advice()}")
 
     def without_credentials(self, why: str = "") -> RemoteDenied:
         """The error for missing credentials. why: the library's message, if it is more specific."""
@@ -112,7 +113,7 @@ def translate(error: BaseException, where: str, store: StoreRemote) -> GrowfsErr
     if problem.words & store.no_credentials:
         return problem.without_credentials(problem.detail)
     if problem.words & store.wrong_credentials:
-        return problem.denied(f"the credentials are wrong or have expired ({problem.detail})")
+        return problem.denied(f"the credentials are wrong or have expired ({problem.detail})", kind=CredentialsRefused)
     return _common_error(problem, store)
 
 

@@ -313,7 +313,7 @@ def test_credentials_that_expire_are_renewed(
         bucket.proxy.fault = issuer.choose
         growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0")
         fill(growfs, bucket)
-        for files in (12, 18):  # what is refused early a second time within half a minute waits for that
+        for files in (12, 18, 24):
             issued = issuer.issued
             issuer.revoke()
             for number in range(files - 6, files):

@@ -23,6 +23,7 @@ from typing import Any
 
 from growfs.errors import (
     BucketMissing,
+    CredentialsRefused,
     GrowfsError,
     RemoteBusy,
     RemoteChanged,
@@ -70,7 +71,7 @@ CHUNK_BYTES = 256 * 1024
 UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no order and no StartAfter
 RENEW_S, RENEW_S_MAX = 30.0, 3600.0
 """How long to wait before looking for new credentials again after access was denied; doubled each time that they did
-not help. A client with new ones takes 12 MB."""
+not help. There is no wait if the last ones helped, and are now refused themselves."""
 RESTORED = {"OptionalObjectAttributes": ["RestoreStatus"]}
 """A listing parameter that makes it report which archived objects can be read."""
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # connection options of botocore
@@ -183,10 +184,11 @@ class S3Remote(FsspecRemote):
             self._lists_other_etags = True
             found = super().fetch(task)
         except RemoteDenied as error:
-            if self._served_since > began or not self._has_renewed_credentials(began):
+            if self._served_since > began or not self._has_renewed_credentials(began, error):
                 raise  # the credentials are valid, or there are no others
             if received:  # a part was refused
                 raise RemoteBusy(str(error)) from None  # so that it is retried from the start
+            began = time.monotonic()
             found = super().fetch(task)
         self._served_since = max(self._served_since, began)
         return found
@@ -198,7 +200,7 @@ class S3Remote(FsspecRemote):
         now = self.stat(file.path)
         return file in listing.from_library(reply, prefix).files and file[:3] == now[:3] and file.version != now.version
 
-    def _has_renewed_credentials(self, since: float) -> bool:
+    def _has_renewed_credentials(self, since: float, refusal: RemoteDenied) -> bool:
         """Look for credentials anew, as in a new process. Returns whether that was done after `since` (monotonic).
 
         The library renews them only shortly before their announced expiry, and the store may refuse them earlier.
@@ -207,7 +209,8 @@ class S3Remote(FsspecRemote):
             return False  # there are no others
         with self._client_lock:
             helped = self._served_since > self._renewed_at
-            if self._renewed_at < since and time.monotonic() > self._renewed_at + self._renew_pause_s:
+            pause_s = 0.0 if helped and isinstance(refusal, CredentialsRefused) else self._renew_pause_s
+            if self._renewed_at < since and time.monotonic() > self._renewed_at + pause_s:
                 self._renew_pause_s = RENEW_S if helped else min(2 * self._renew_pause_s, RENEW_S_MAX)
                 if client := self.__dict__.get("_plain_client"):
                     with suppress(Exception):  # problems with them are reported where they are looked for
@@ -353,13 +356,14 @@ class S3Remote(FsspecRemote):
             try:
                 page = listing.get(connection, self._page_request(parameters), prefix, self._refused_code)
                 self._threads.library.note_own()
+                self._served_since = max(self._served_since, began)
                 return page
             except (HttpError, ConnectionFailed) as error:
                 if isinstance(error, ConnectionTimedOut) and connection.timeouts.read_s < PAGE_READ_S:
                     longer = connection.timeouts.doubled()
                     self._page_timeouts = max(self._page_timeouts, longer, key=lambda timeouts: timeouts.read_s)
                 translated = self.translated(error)
-                if not isinstance(translated, RemoteDenied) or not self._has_renewed_credentials(began):
+                if not isinstance(translated, RemoteDenied) or not self._has_renewed_credentials(began, translated):
                     raise translated from None
                 return self._list_page(connection, parameters, prefix)
             except FallBack as reason:
