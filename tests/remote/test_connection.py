@@ -363,6 +363,10 @@ def test_an_address_that_does_not_answer_is_not_waited_for(
         connection = Connection(timeouts=Timeouts(connect_s=100, read_s=10))
         assert get(connection, "http://store.example/x", target) == BODY
         connection.close()
+        for next_address_s in [0.001] * 40 + [100] * 5:  # by then, each has been tried, and the good one comes first
+            monkeypatch.setattr("growfs.remote.http.connection.NEXT_ADDRESS_S", next_address_s)
+            assert get(connection, "http://store.example/x", target) == BODY
+            connection.close()
         quick = Connection(timeouts=Timeouts(connect_s=0.3, read_s=10))
         found.pop()
         with pytest.raises(ConnectionTimedOut):

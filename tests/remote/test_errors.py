@@ -16,6 +16,7 @@ from fsspec.registry import _registry
 
 from growfs.errors import (
     BucketMissing,
+    CredentialsRefused,
     GrowfsError,
     RemoteBusy,
     RemoteChanged,
@@ -180,7 +181,7 @@ def xml(code: str) -> bytes:
         (500, "InternalError", RemoteBusy),
         (502, "", RemoteBusy),
         (400, "RequestTimeout", RemoteBusy),
-        (400, "ExpiredToken", RemoteDenied),
+        (400, "ExpiredToken", CredentialsRefused),
         (403, "AccessDenied", RemoteDenied),
         (403, "InvalidObjectState", RemoteError),
         (400, "KMS.DisabledException", RemoteDenied),

@@ -17,6 +17,7 @@ import json
 import random
 import re
 import signal
+import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -79,6 +80,8 @@ class Noise:
     """How long it is available in between."""
     certificate: str | None = None
     """The path of a file with a certificate and its key."""
+    dead: Sequence[str] = ()
+    """Other addresses of this machine, at which the same port does not answer."""
 
 
 @dataclass
@@ -116,8 +119,11 @@ class NoisyS3:
     async def serve(self, ready: Callable[[str], None]) -> None:
         """Serve until cancelled. ready: called with the URL."""
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=1000)
-        address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        port = listeners[0].socket.getsockname()[1]
+        address = f"127.0.0.1:{port}"
         async with trio.open_nursery() as nursery:
+            for host in self.noise.dead:
+                nursery.start_soon(_leave_unanswered, host, port)
             if self.noise.away_s:
                 nursery.start_soon(self._come_and_go)
             if self.noise.certificate is None:
@@ -257,6 +263,13 @@ def etag(number: int) -> str:
 
 def _head(status: int, length: int, more: list[str]) -> bytes:
     return "\r\n".join([f"HTTP/1.1 {status} x", f"Content-Length: {length}", *more, "", ""]).encode()
+
+
+async def _leave_unanswered(host: str, port: int) -> None:
+    """Occupy a port so that the kernel drops all connections to it: they do not fit in its queue."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family, backlog=0), socket.create_connection((host, port)):
+        await trio.sleep_forever()
 
 
 def _response(status: int, body: bytes) -> bytes:

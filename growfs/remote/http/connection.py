@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from growfs.remote.http.proxy import Proxy, proxy_for
@@ -69,6 +69,8 @@ UNANSWERED_S_MAX = 20
 """The kernel gives up on a connection when sent data is not acknowledged for this long (TCP_USER_TIMEOUT, tcp(7))."""
 NEXT_ADDRESS_S = 0.25
 """How long one address of a host is tried before the next is tried in parallel (RFC 8305, 5)."""
+SILENT_S = 600.0
+"""For how long an address that did not answer is tried after the others of its host."""
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 REDIRECTS_MAX = 10
 _PUBLIC_HEADERS = {"accept", "accept-encoding", "user-agent"}
@@ -505,6 +507,8 @@ def _open(host: str, port: int, timeouts: Timeouts) -> socket.socket:
     random.shuffle(found)
     families = [[entry for entry in found if (entry[0] == preferred) is first] for first in (True, False)]
     addresses = [entry for pair in zip_longest(*families) for entry in pair if entry]
+    silent_since = time.monotonic() - SILENT_S
+    addresses.sort(key=lambda entry: _silent_at.get(entry[4], -math.inf) > silent_since)
     sock = _race([(family, address) for family, _, _, _, address in addresses], timeouts.connect_s)
     sock.settimeout(timeouts.connect_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -515,13 +519,25 @@ def _open(host: str, port: int, timeouts: Timeouts) -> socket.socket:
     return sock
 
 
+class _Attempt(NamedTuple):
+    """A connection that is being made. until: when it is given up."""
+
+    sock: socket.socket
+    address: Any
+    until: float
+
+
+_silent_at: dict[Any, float] = {}
+"""When an address did not answer, although another one that was tried after it did."""
+
+
 def _race(addresses: list[tuple[int, Any]], timeout_s: float) -> socket.socket:
     """A socket to the first address that answers: each is tried NEXT_ADDRESS_S after the previous one (RFC 8305).
 
     Raises OSError if none does, each within timeout_s.
     """
     left = deque(addresses)
-    trying: dict[int, tuple[socket.socket, float]] = {}
+    trying: dict[int, _Attempt] = {}
     poll = select.poll()
     error: OSError = OSError("it has no address")
     next_at = time.monotonic()
@@ -540,23 +556,24 @@ def _race(addresses: list[tuple[int, Any]], timeout_s: float) -> socket.socket:
                     sock.close()
                     error = OSError(code, os.strerror(code))
                     continue
-                trying[sock.fileno()] = sock, now + timeout_s
+                trying[sock.fileno()] = _Attempt(sock, address, now + timeout_s)
                 next_at = now + NEXT_ADDRESS_S
                 poll.register(sock, select.POLLOUT)
-            wakes_at = min([until for _, until in trying.values()] + ([next_at] if left else []))
+            wakes_at = min([attempt.until for attempt in trying.values()] + ([next_at] if left else []))
             ready = [number for number, _ in poll.poll(1000 * max(0.0, wakes_at - now))]
-            for number in ready or [number for number, (_, until) in trying.items() if time.monotonic() >= until]:
-                sock, _ = trying[number]
-                if ready and not (code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
-                    del trying[number]
-                    return sock
+            for number in ready or [number for number, it in trying.items() if time.monotonic() >= it.until]:
+                attempt = trying.pop(number)
+                if ready and not (code := attempt.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+                    silent = [earlier for earlier in trying.values() if earlier.until < attempt.until]
+                    _silent_at.update((earlier.address, now) for earlier in silent)
+                    return attempt.sock
                 error = OSError(code, os.strerror(code)) if ready else TimeoutError("timed out")
                 poll.unregister(number)
-                trying.pop(number)[0].close()
+                attempt.sock.close()
                 next_at = now
     finally:
-        for sock, _ in trying.values():
-            sock.close()
+        for attempt in trying.values():
+            attempt.sock.close()
     raise error
 
 
