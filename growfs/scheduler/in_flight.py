@@ -394,7 +394,10 @@ class SizeEstimate:
         of the known needs may exceed `bytes`.
         """
         known = list(map(self._known, nodes))
-        guesses = sum(map(self.is_guess, nodes)) or len(nodes)
+        guesses = sum(map(self.is_guess, nodes))
+        if not (guesses or self._exceeded):  # as for most files
+            return known
+        guesses = guesses or len(nodes)
         part = max(disk.BLOCK, (bytes - sum(known)) // guesses // disk.BLOCK * disk.BLOCK)
         return [min(disk.allocation(self.need(node)), size + part) for node, size in zip(nodes, known, strict=True)]
 
