@@ -15,6 +15,7 @@ from tools.peers.results import FILE, Results
 
 LEFT_OUT = {
     "goofys, GeeseFS, Mountpoint for S3": "no package of Debian or PyPI",
+    "JuiceFS (catalog)": "it mounts only what was written into its own format",
     "LitData": "its downloader refuses a store without TLS, and this one has none",
 }
 
@@ -45,11 +46,13 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
         parser.error(f"there are no results in {file}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     results = Results.load(file) if arguments.add or arguments.page else Results()
-    if not arguments.page:
-        measure(arguments, machine, results)
     results.left_out |= LEFT_OUT
     results.note = arguments.note or results.note
-    results.save(file)
+    try:
+        if not arguments.page:
+            measure(arguments, machine, results)
+    finally:
+        results.save(file)
     page.write(results, arguments.out)
     return 0 if results.runs else 1
 
