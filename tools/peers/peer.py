@@ -379,9 +379,11 @@ PEERS = (
     Peer(
         "MONAI SmartCacheDataset",
         "data set in Python, a window of the data in memory, which moves in each epoch",
-        "trains on each fetched file several times, but first fills its cache; needs memory instead of a disk",
+        "trains on each fetched file several times, but waits for its cache to fill, and then for the replacements;"
+        " needs memory instead of a disk",
         documents="https://docs.monai.io/en/stable/data.html#smartcachedataset",
-        flags="cache_num=SIZE, replace_rate=0.2, 8 threads, copy_cache=False; the transform fetches a file with boto3",
+        flags="cache_num of SIZE with the replacements, replace_rate=0.2, 8 threads, copy_cache=False;"
+        " Lambda of a function that fetches a file with boto3",
         source="smartcache",
         **library("monai"),
     ),

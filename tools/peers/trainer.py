@@ -173,11 +173,13 @@ def smartcache(spec: Spec) -> Iterator[list[int]]:
     from monai.transforms import Lambda
 
     keys, fetch = shards_in(spec)
+    replaced = 0.2  # as growfs; the link delivers as much in an epoch of the cached files
     dataset = SmartCacheDataset(
         keys,
         Lambda(fetch, track_meta=False),
-        replace_rate=0.2,  # as growfs; the link delivers as much in an epoch of the cached files
-        cache_num=spec["cache_bytes"] // (spec["per_shard"] * spec["sample_bytes"]),
+        replace_rate=replaced,
+        # The replacements are in memory, too, before they take their places.
+        cache_num=int(spec["cache_bytes"] / (1 + replaced) / (spec["per_shard"] * spec["sample_bytes"])),
         num_init_workers=THREADS,
         num_replace_workers=THREADS,
         progress=False,
