@@ -15,7 +15,7 @@ from tools.peers.results import FILE, Results
 
 LEFT_OUT = {
     "goofys, GeeseFS, Mountpoint for S3": "no package of Debian or PyPI",
-    "JuiceFS (catalog)": "it mounts only what was written into its own format",
+    "JuiceFS (a large bucket)": "it shows only files in its own format",
     "LitData": "its downloader refuses a store without TLS, and this one has none",
 }
 
