@@ -78,6 +78,7 @@ def measure(arguments: argparse.Namespace, machine: dict[str, object], results: 
     for name in arguments.case or CASES:
         with temporary_folder() as folder:
             CASES[name](Setting(folder, arguments.quick, arguments.rounds, found, results))
+        results.save(arguments.out / FILE.name)
 
 
 def described(peer: Peer) -> dict[str, str]:
