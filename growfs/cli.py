@@ -529,7 +529,7 @@ def plan(exact: bool, part_size: str | None, draw: Path | None, as_json: bool, *
     console.print(planning.table(workload, found))
     if nodes:
         console.print(planning.nodes_table(nodes))
-    for line in planning.advice(workload, found[0]):
+    for line in planning.whole_epochs(found) + planning.advice(workload, found[0]):
         click.echo(line)
     if not nodes and (hint := whole_epochs.exact_hint(workload, room, found[0])):
         click.echo(hint)

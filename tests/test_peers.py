@@ -10,8 +10,9 @@ import pytest
 
 from tools.peers import page
 from tools.peers.cases import CASES, LARGER
+from tools.peers.peer import PEERS
 from tools.peers.results import FILE, Results
-from tools.peers.trainer import samples_of
+from tools.peers.trainer import IMPORTS, SOURCES, samples_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,6 +31,12 @@ def test_the_html_page_has_the_figures_and_the_plot_of_the_results() -> None:
     plot = (FILE.parent / page.PLOT).read_text()
     pytest.importorskip("markdown")
     assert (FILE.parent / "side-by-side.html").read_text() == page.html(page.markdown(Results.load(FILE)), plot)
+
+
+def test_each_peer_has_a_name_and_a_source_of_its_own() -> None:
+    assert len({peer.name for peer in PEERS}) == len(PEERS)
+    assert {peer.source for peer in PEERS} == set(SOURCES)
+    assert set(IMPORTS) <= set(SOURCES)
 
 
 def test_a_shard_has_the_samples_that_were_written(tmp_path: Path) -> None:

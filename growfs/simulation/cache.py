@@ -31,7 +31,7 @@ from growfs.rotation.rules import (
     turnover_order,
 )
 
-POLICIES = ("growfs", "lru", "fifo", "random", "never")
+POLICIES = ("growfs", "lru", "mru", "fifo", "random", "never")
 HOLDS_S = 180.0
 """Holds are recomputed at least this often, because a reader may have fallen silent."""
 
@@ -131,9 +131,10 @@ class Cache:
 
 
 class Replacing(Cache):
-    """A folder in which each new file replaces the least recently used file, the oldest, a random one, or none.
+    """A folder in which each new file replaces the least or most recently used file, the oldest, a random one, or none.
 
-    Owns `folders[EVERYWHERE]` as its queue: the first is evicted next.
+    Owns `folders[EVERYWHERE]` as its queue: the first is evicted next. With "mru" it is the last of `_used`: the file
+    that was opened last. Files that were never opened stay.
     """
 
     def __init__(self, files: Sequence[File], limit: int, settings: MountSettings) -> None:
@@ -142,6 +143,7 @@ class Replacing(Cache):
         self._random = random.Random(settings.seed)
         self._places: list[int] = []
         self._place_of: dict[int, int] = {}
+        self._used: dict[int, None] = {}
 
     def admit(self, id: int) -> None:
         """Make a file resident."""
@@ -152,15 +154,16 @@ class Replacing(Cache):
     def remove(self, id: int) -> None:
         """Evict a file."""
         super().remove(id)
+        self._used.pop(id, None)
         place, last = self._place_of.pop(id), self._places.pop()
         if last != id:
             self._places[place], self._place_of[last] = last, place
 
     def opened(self, id: int) -> None:
         """A resident file is opened."""
-        if self._policy == "lru":
-            queue = self.folders[EVERYWHERE]
-            del queue[id]
+        if self._policy in ("lru", "mru"):
+            queue = self.folders[EVERYWHERE] if self._policy == "lru" else self._used
+            queue.pop(id, None)
             queue[id] = None
 
     def make_room(self, need: int, now: float, missed: bool = False) -> bool:
@@ -173,7 +176,8 @@ class Replacing(Cache):
                 if victim in self.busy:
                     continue
             else:
-                victim = next((id for id in self.folders[EVERYWHERE] if id not in self.busy), None)
+                queue = reversed(self._used) if self._policy == "mru" else self.folders[EVERYWHERE]
+                victim = next((id for id in queue if id not in self.busy), None)
             if victim is None:
                 return False
             self.remove(victim)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from growfs.errors import GrowfsError
 from growfs.rotation.parts import CatalogFile, Division, ExactPass, divide
-from growfs.simulation.plan import DIRECTORIES, PolicyResult, Workload, timespan
+from growfs.simulation.plan import DIRECTORIES, PolicyResult, Workload, duration, timespan
 from growfs.units import CacheSize, flag_size
 
 MODEL_FILES = 12_000
@@ -33,8 +33,6 @@ GROWTH, CLOSE = 1.25, 1.02
 """The smallest cache without waits is sought in steps of the first factor, and found up to the second one."""
 SOONER = 0.9
 """Rotation is compared with passes that take at most this share of its time: the rest may be rounding."""
-
-UNITS_S = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,21 +177,15 @@ def exact_table(workload: Workload, found: Sequence[ExactResult]) -> Table:
         "parts of a pass": [f"{row.parts:,}" for row in found],
         "files of a part": [f"{row.part_files:,.{int(row.part_files < 10)}f}" for row in found],
         "size of a part": [str(format_size(row.part_bytes)) for row in found],
-        "first listing waits": [_duration(row.first_part_s) for row in found],
+        "first listing waits": [duration(row.first_part_s) for row in found],
     }
     for name, passes in (("first pass", [row.first for row in found]), ("later pass", [row.later for row in found])):
         lines[f"{name}: fetched"] = [str(format_size(row.fetched_bytes)) for row in passes]
-        lines[f"{name}: takes"] = [_duration(row.s) for row in passes]
+        lines[f"{name}: takes"] = [duration(row.s) for row in passes]
         lines[f"{name}: utilization"] = [f"{row.utilization:.1%}" for row in passes]
     for name, cells in lines.items():
         columns.add_row(name, *cells, end_section=name in ("first listing waits", "first pass: utilization"))
     return columns
-
-
-def _duration(s: float) -> str:
-    """A duration in its largest unit: shorter than `timespan` gives it."""
-    unit, unit_s = next((row for row in UNITS_S if s >= row[1]), UNITS_S[-1])
-    return f"{s / unit_s:,.1f} {unit}"
 
 
 def exact_advice(found: Sequence[ExactResult]) -> str:

@@ -31,10 +31,11 @@ REPEATS_MAX = 4.0
 """With more opens of each fetched file, accuracy falls off, both in published results and in simulations."""
 TOLERANCE = 1.05
 SEEN = 0.99
+UNITS_S = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 DAYS_FROM_S = 3 * 86_400
 """Runs longer than this are drawn in days, others in hours."""
 FOREVER_S = 1e4 * 365 * 86400
-TITLES = {"growfs": "growfs", "lru": "LRU", "fifo": "FIFO", "random": "random", "never": "never evict"}
+TITLES = {"growfs": "growfs", "lru": "LRU", "mru": "MRU", "fifo": "FIFO", "random": "random", "never": "never evict"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ class PolicyResult:
     """Opens of each file fetched in that half; None if none was."""
     all_seen_days: float | None
     """Until 99% of the data was seen; None if never."""
+    whole_epoch_bytes: int | None
+    """Bytes fetched per epoch if each epoch reads all files; see `whole_epoch_bytes`."""
     points: list[Point]
 
 
@@ -146,6 +149,7 @@ def simulate_policy(workload: Workload, policy: str) -> PolicyResult:
         all_seen_days=None
         if policy == "never" and limit < SEEN * workload.data_bytes
         else _all_seen_days(points, half),
+        whole_epoch_bytes=whole_epoch_bytes(workload, policy),
         points=points,
     )
 
@@ -220,12 +224,12 @@ def table(workload: Workload, found: list[PolicyResult]) -> Table:
     columns = Table(
         "policy",
         *(
-            f"seen after\n{workload.epochs:,} epochs",
-            "that takes",
-            "opens that\ndo not wait",
+            f"seen\nafter {workload.epochs:,}\nepochs",
+            "that\ntakes",
+            "opens\nthat do\nnot wait",
             "fetched\nper epoch",
-            "opens per\nfetch",
-            f"{SEEN:.0%} seen\nafter",
+            "opens\nper\nfetch",
+            f"{SEEN:.0%}\nseen\nafter",
         ),
         title=(
             f"{format_size(workload.data_bytes)} in {workload.files:,.0f} files,"
@@ -238,18 +242,54 @@ def table(workload: Workload, found: list[PolicyResult]) -> Table:
         columns.add_row(
             TITLES[row.policy],
             f"{row.seen:.1%}" if row.seen >= 0.01 else f"{100 * row.seen:.2g}%",
-            timespan(row.days),
+            duration(row.days * 86400),
             f"{row.local:.1%}",
             str(format_size(round(row.epoch_bytes))),
             "-" if row.repeats is None else f"{row.repeats:.1f}",
-            "never" if days is None else timespan(days),
+            "never" if days is None else duration(days * 86400),
         )
     return columns
+
+
+def whole_epoch_bytes(workload: Workload, policy: str) -> int | None:
+    """Bytes fetched in each epoch after the first, if every epoch reads all files, in a new random order. None if there
+    is no formula for the policy.
+
+    Each file is read once. So those that are not fetched were cached when the epoch began, and no cache, even one that
+    knows all reads in advance (Belady, https://doi.org/10.1147/sj.52.0078), saves more than its size. MRU saves that
+    much, and so does never evicting (https://arxiv.org/abs/2007.06775).
+
+    LRU has a file if all files read since its last read fit. Let x and y be the shares of the epochs, the last and the
+    current one, without the reads in between: independent and uniform. The reads in between are of a share 1 - x y of
+    the files. P(1 - x y < c) = c + (1 - c) ln(1 - c).
+    """
+    cached = workload.cache_bytes / workload.data_bytes
+    if policy in ("mru", "never"):
+        return workload.data_bytes - workload.cache_bytes
+    if policy == "lru":
+        saved = cached + (1 - cached) * math.log(1 - cached) if cached < 1 else 1.0
+        return round((1 - saved) * workload.data_bytes)
+    return None
+
+
+def whole_epochs(found: list[PolicyResult]) -> list[str]:
+    """A line on epochs of all files, if they do not all fit the cache."""
+    of = {row.policy: row.whole_epoch_bytes for row in found}
+    if not of["mru"]:
+        return []
+    least, lru = format_size(of["mru"]), format_size(of["lru"])
+    return [f"an epoch of all files fetches at least {least} with any policy, {lru} with LRU"]
 
 
 def timespan(days: float) -> str:
     """A duration in its two largest units."""
     return str(format_timespan(round(days * 86400), max_units=2))
+
+
+def duration(s: float) -> str:
+    """A duration in its largest unit: shorter than `timespan` gives it."""
+    unit, unit_s = next((row for row in UNITS_S if s >= row[1]), UNITS_S[-1])
+    return f"{s / unit_s:,.1f} {unit}"
 
 
 def repeats_too_often(workload: Workload, found: PolicyResult) -> bool:

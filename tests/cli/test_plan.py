@@ -35,7 +35,7 @@ def plan(growfs: Growfs, *arguments: str) -> dict[str, dict[str, Any]]:
 def test_ten_petabytes_take_seconds(growfs: Growfs) -> None:
     output = growfs.run("plan", *HUGE, *READ, timeout_s=30).stdout
     assert "10 PB in 100,000,000 files" in output
-    for policy in ("growfs", "LRU", "FIFO", "random", "never evict"):
+    for policy in ("growfs", "LRU", "MRU", "FIFO", "random", "never evict"):
         assert policy in output
     assert "warning" not in output
 
@@ -94,6 +94,20 @@ def test_policies_that_evict_files_in_use_make_readers_wait(growfs: Growfs) -> N
     assert rows["growfs"]["seen"] == 1
 
 
+def test_evicting_what_was_just_read_hardly_makes_one_reader_wait(growfs: Growfs) -> None:
+    rows = plan(growfs, *SMALL, *READ)
+    assert rows["mru"]["local"] > 0.9
+    assert rows["mru"]["repeats"] < rows["growfs"]["repeats"]
+
+
+def test_the_least_that_epochs_of_all_files_fetch_is_printed(growfs: Growfs) -> None:
+    """800 GB of 1 TB do not fit; LRU saves 0.2 + 0.8 ln 0.8 = 2.1%."""
+    output = growfs.run("plan", *SMALL, *READ).stdout
+    assert "an epoch of all files fetches at least 800 GB with any policy, 978.51 GB with LRU" in output
+    rows = plan(growfs, *SMALL, *READ)
+    assert [rows[policy]["whole_epoch_bytes"] for policy in ("mru", "growfs")] == [800 * 10**9, None]
+
+
 @pytest.mark.parametrize(
     ("nodes", "cache", "first", "later"), [(8, "200GB", 1, 0), (1000, "2GB", 1, 0), (4, "40GB", 1, 1), (4, "2TB", 1, 0)]
 )
@@ -131,6 +145,7 @@ def test_data_that_fits_the_cache_is_all_seen(growfs: Growfs) -> None:
     output = growfs.run("plan", *arguments).stdout
     assert "warning" not in output
     assert "--exact" not in output
+    assert "an epoch of all files" not in output
 
 
 @pytest.mark.parametrize(

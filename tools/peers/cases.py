@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
+from growfs.errors import GrowfsError
 from tools.benchmarks.measure import BenchError, make_file, run, temporary_folder
 from tools.benchmarks.noisy_s3 import FOLDER_KEYS, Noise
 from tools.benchmarks.recipe_data import images
@@ -54,6 +56,11 @@ class Setting:
             words = (sizes[name] for name in ("samples", "sample_bytes", "per_shard"))
             run([environment.PYTHON, Path(__file__).with_name("data.py"), bucket, *words], **environment.VARIABLES)
         with rclone_server(bucket.parent, self.folder / "server.log", hashes=False, etags=ETAGS) as server:
+            for convert in {peer.convert for peer in self.peers if peer.convert}:
+                try:
+                    convert(server.endpoint, bucket)
+                except BenchError as error:  # the runs of these peers will fail, and are noted then
+                    print(f"  failed: {error}", file=sys.stderr, flush=True)
             yield server.endpoint, bucket
 
     def attempt(self, case: str, peer: Peer, name: str, measured: Callable[[Path], dict[str, Any]]) -> None:
@@ -62,7 +69,7 @@ class Setting:
         with temporary_folder() as folder:
             try:
                 self.results.add(case, peer.name, name, measured(folder))
-            except (BenchError, OSError, ValueError) as error:
+            except (BenchError, GrowfsError, OSError, ValueError, SubprocessError) as error:
                 self.results.left_out[f"{peer.name} ({case}, {name})"] = str(error).splitlines()[0][:200]
                 print(f"  failed: {error}", file=sys.stderr, flush=True)
 
@@ -192,7 +199,7 @@ def catalog(setting: Setting) -> None:
     for keys in KEYS[:1] if setting.quick else KEYS:
         with noisy_server(Noise(keys, KEY_BYTES), setting.folder / "noise.log") as endpoint:
             for _ in range(setting.rounds):
-                for peer in (peer for peer in setting.mounts if peer.has_cache):
+                for peer in (peer for peer in setting.mounts if peer.has_cache and not peer.convert):
                     measured = partial(look_up, peer, endpoint, keys, CATALOG_CACHE)
                     setting.attempt(CATALOG, peer, f"{keys:,} keys", measured)
 

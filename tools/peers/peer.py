@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,6 +80,10 @@ class Peer:
     """Whether it has a cache whose size can be limited; if not, the size of the cache does not matter."""
     fills_by_itself: bool = False
     """Whether it downloads without being read."""
+    convert: Callable[[str, Path], None] | None = None
+    """Writes the data set in its own format, if it has one, before the clock starts: the endpoint of the server, and
+    the bucket as a folder.
+    """
     unavailable: Callable[[], str | None] = lambda: None
     """The reason why it cannot run on this machine, or None if it can."""
 
@@ -110,10 +114,9 @@ def rclone_limit(size: str) -> dict[str, str]:
     return {"vfs-cache-max-size": size, "vfs-cache-poll-interval": "100ms"}
 
 
-RCLONE_FLAGS = " ".join(
-    f"--{name}" if value == "true" else f"--{name} {value}"
-    for name, value in (RCLONE_TUNED | rclone_limit("SIZE")).items()
-)
+def shown(flags: dict[str, str]) -> str:
+    """Flags as one types them."""
+    return " ".join(f"--{name}" if value == "true" else f"--{name} {value}" for name, value in flags.items())
 
 
 @contextmanager
@@ -130,31 +133,35 @@ S3FS_FREE_MB = 4
 """s3fs keeps this much free; the file system of the cache is larger by that."""
 
 
-def s3fs_unavailable() -> str | None:
-    """The reason why s3fs cannot run: it needs root, for its cache."""
+def missing_with_small_disk(program: str | Path) -> str | None:
+    """The reason why a program whose cache needs a small disk cannot run, or None."""
     if os.geteuid():
         return "limiting its cache takes a file system of its own, and so root"
-    return environment.missing_program("s3fs")
+    return environment.missing_program(program)
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[None]:
+    """A new folder on a file system of this many bytes, for a cache that only the free space limits."""
+    folder.mkdir()
+    run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder])
+    try:
+        yield
+    finally:
+        run(["umount", "-l", folder])
 
 
 @contextmanager
 def run_s3fs(room: Room) -> Iterator[dict[str, Any]]:
-    """s3fs-fuse with its cache in a tmpfs of the cache's size: it has no limit of its own, but checks for free space
-    and empties its cache if there is none.
-    """
+    """s3fs-fuse. Its cache has no limit of its own, but is emptied if there is no free space."""
     keys = room.folder / "keys"
-    room.cache.mkdir()
     keys.touch(0o600)
     keys.write_text(f"{ACCESS_KEY}:{SECRET_KEY}")
     flags = f"url={room.endpoint},passwd_file={keys},use_cache={room.cache},ensure_diskfree={S3FS_FREE_MB}"
-    size = room.cache_bytes + (S3FS_FREE_MB << 20)
-    run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", room.cache])
-    try:
-        source = f"{room.bucket}:/{room.prefix}"
-        with room.mount(["s3fs", source, room.mountpoint, "-f", "-o", f"{S3FS_FLAGS},{flags}"]):
-            yield {"folder": str(room.mountpoint), "cached": str(room.cache)}
-    finally:
-        run(["umount", "-l", room.cache])
+    source = f"{room.bucket}:/{room.prefix}"
+    command = ["s3fs", source, room.mountpoint, "-f", "-o", f"{S3FS_FLAGS},{flags}"]
+    with small_disk(room.cache, room.cache_bytes + (S3FS_FREE_MB << 20)), room.mount(command):
+        yield {"folder": str(room.mountpoint), "cached": str(room.cache)}
 
 
 FSSPEC_SCRIPT = (
@@ -170,6 +177,56 @@ def run_fsspec(room: Room) -> Iterator[dict[str, Any]]:
     words = [room.endpoint, f"{room.bucket}/{room.prefix}/", room.mountpoint]
     with room.mount([environment.PYTHON, "-c", FSSPEC_SCRIPT, *words]):
         yield {"folder": str(room.mountpoint)}
+
+
+JUICEFS_FLAGS = {
+    **dict.fromkeys(("read-only", "hide-internal", "no-bgjob", "no-usage-report", "no-syslog"), "true"),
+    "backup-meta": "0",
+    **dict.fromkeys(("open-cache", "attr-cache", "entry-cache", "dir-entry-cache"), "24h"),
+    "free-space-ratio": "0.01",
+}
+
+
+def juicefs_metadata(bucket: Path) -> str:
+    """The URL of the metadata of the JuiceFS file system with the same files as a bucket, which is a folder."""
+    return f"sqlite3://{bucket.parents[1] / 'juicefs.db'}"
+
+
+def juicefs_convert(endpoint: str, bucket: Path) -> None:
+    """Copy a bucket into a new JuiceFS file system, whose data is in another bucket."""
+    data, metadata = bucket.with_name("juicefs"), juicefs_metadata(bucket)
+    data.mkdir()
+    keys = ["--access-key", ACCESS_KEY, "--secret-key", SECRET_KEY, "--trash-days", 0]
+    store = ["--storage", "s3", "--bucket", f"{endpoint}/{data.name}", *keys]
+    run([environment.JUICEFS, "format", *store, metadata, "files"])
+    run([environment.JUICEFS, "sync", "--exclude", "mds/", f"{bucket}/", "jfs://METADATA/"], METADATA=metadata)
+
+
+@contextmanager
+def run_juicefs(room: Room, eviction: str) -> Iterator[dict[str, Any]]:
+    """JuiceFS with its metadata in SQLite on the local disk. Without eviction it ignores --cache-size and caches until
+    the disk is full, so its disk is as small as the cache.
+    """
+    limit = {"cache-size": f"{room.cache_bytes >> 10}K", "cache-eviction": eviction}
+    places = {"cache-dir": f"{room.cache}", "subdir": f"/{room.prefix}", "bucket": f"{room.endpoint}/juicefs"}
+    flags = JUICEFS_FLAGS | limit | places | {"metrics": "127.0.0.1:0"}
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    disk = small_disk(room.cache, room.cache_bytes) if eviction == "none" else nullcontext()
+    with disk, room.mount([environment.JUICEFS, "mount", *words, juicefs_metadata(room.plain), room.mountpoint]):
+        yield {"folder": str(room.mountpoint)}
+
+
+def juicefs(eviction: str) -> dict[str, Any]:
+    """The common part of both peers that are JuiceFS."""
+    missing = missing_with_small_disk if eviction == "none" else environment.missing_program
+    return {
+        "version": lambda: run([environment.JUICEFS, "version"]).split()[2].partition("+")[0],
+        "running": partial(run_juicefs, eviction=eviction),
+        "documents": "https://juicefs.com/docs/community/guide/cache/",
+        "flags": shown(JUICEFS_FLAGS | {"cache-size": "SIZE", "cache-eviction": eviction}),
+        "convert": juicefs_convert,
+        "unavailable": partial(missing, environment.JUICEFS),
+    }
 
 
 @contextmanager
@@ -235,7 +292,7 @@ PEERS = (
         lambda: run([rclone_binary(), "version"]).split()[1],
         run_rclone,
         documents="https://rclone.org/commands/rclone_mount/#vfs-file-caching",
-        flags=RCLONE_FLAGS,
+        flags=shown(RCLONE_TUNED | rclone_limit("SIZE")),
     ),
     Peer(
         "s3fs-fuse",
@@ -245,7 +302,7 @@ PEERS = (
         run_s3fs,
         documents="https://manpages.debian.org/bookworm/s3fs/s3fs.1.en.html",
         flags=f"-o {S3FS_FLAGS},use_cache=DIR,ensure_diskfree={S3FS_FREE_MB}",
-        unavailable=s3fs_unavailable,
+        unavailable=partial(missing_with_small_disk, "s3fs"),
     ),
     Peer(
         "fsspec.fuse",
@@ -257,6 +314,18 @@ PEERS = (
         flags="foreground=True, threads=False (its defaults)",
         has_cache=False,
         unavailable=lambda: environment.missing_module("fuse"),  # fusepy, which needs libfuse 2
+    ),
+    Peer(
+        "JuiceFS",
+        "FUSE, own format, cache of blocks: evicts the older of two random ones",
+        "evicts blocks that the epoch still needs; the import of the data is not counted",
+        **juicefs("2-random"),
+    ),
+    Peer(
+        "JuiceFS, no eviction",
+        "the same, but keeps the first blocks, until its disk is full: one of the cache's size",
+        "fetches the blocks that do not fit, in each epoch; the import of the data is not counted",
+        **juicefs("none"),
     ),
     Peer(
         "MosaicML Streaming",
@@ -287,6 +356,36 @@ PEERS = (
         source="webdataset",
         has_cache=False,
         **library("webdataset"),
+    ),
+    Peer(
+        "Multi-Storage Client, mru",
+        "client in Python, cache of whole files that evicts the most recently used",
+        "fetches the files that do not fit, in each epoch; makes room once a second, so its cache is larger in between",
+        documents="https://nvidia.github.io/multi-storage-client/user_guide/cache.html",
+        flags="eviction_policy=mru, size=SIZE, refresh_interval=1, check_source_version=false; 8 threads",
+        source="msc_mru",
+        **library("multi-storage-client"),
+    ),
+    Peer(
+        "Multi-Storage Client, no eviction",
+        "the same, but keeps everything, whatever its size",
+        "needs room for all the data; fetches each file once",
+        documents="https://nvidia.github.io/multi-storage-client/user_guide/cache.html",
+        flags="eviction_policy=no_eviction, check_source_version=false; 8 threads",
+        source="msc_no_eviction",
+        has_cache=False,
+        **library("multi-storage-client"),
+    ),
+    Peer(
+        "MONAI SmartCacheDataset",
+        "data set in Python, a window of the data in memory, which moves in each epoch",
+        "trains on each fetched file several times, but waits for its cache to fill, and then for the replacements;"
+        " needs memory instead of a disk",
+        documents="https://docs.monai.io/en/stable/data.html#smartcachedataset",
+        flags="cache_num of SIZE with the replacements, replace_rate=0.2, 8 threads, copy_cache=False;"
+        " Lambda of a function that fetches a file with boto3",
+        source="smartcache",
+        **library("monai"),
     ),
     Peer(
         "never evict",

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -103,25 +104,38 @@ def parts(spec: Spec) -> Iterator[list[int]]:
         yield samples_of(ahead.get(), spec["sample_bytes"])
 
 
-def keep(spec: Spec) -> Iterator[list[int]]:
-    """A cache that never evicts: the first files stay, and the rest is fetched each time (MinIO in CoorDL,
-    https://arxiv.org/abs/2007.06775).
-    """
+def shards_in(spec: Spec) -> tuple[list[str], Callable[[str], bytes]]:
+    """The keys of all shards, and a function that fetches one, on any thread."""
     import boto3
     from botocore.config import Config
 
     config = Config(max_pool_connections=THREADS, s3={"addressing_style": "path"})
     client = boto3.client("s3", endpoint_url=spec["endpoint"], region_name="us-east-1", config=config)
-    folder, lock, free = Path(spec["cache_dir"]), threading.Lock(), [spec["cache_bytes"]]
-    folder.mkdir(parents=True, exist_ok=True)
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=spec["bucket"], Prefix="shards/")
     keys = [row["Key"] for page in pages for row in page["Contents"]]
+    return keys, lambda key: bytes(client.get_object(Bucket=spec["bucket"], Key=key)["Body"].read())
+
+
+def shuffled(items: list[str]) -> Iterator[str]:
+    """All items in random order, over and over."""
+    while True:
+        random.shuffle(items)
+        yield from items
+
+
+def keep(spec: Spec) -> Iterator[list[int]]:
+    """A cache that never evicts: the first files stay, and the rest is fetched each time (MinIO in CoorDL,
+    https://arxiv.org/abs/2007.06775).
+    """
+    folder, lock, free = Path(spec["cache_dir"]), threading.Lock(), [spec["cache_bytes"]]
+    folder.mkdir(parents=True, exist_ok=True)
+    keys, fetch = shards_in(spec)
 
     def get(key: str) -> bytes:
         local = folder / key.replace("/", "_")
         if local.exists():
             return read_file(str(local))
-        content = bytes(client.get_object(Bucket=spec["bucket"], Key=key)["Body"].read())
+        content = fetch(key)
         with lock:
             is_kept = free[0] >= len(content)
             free[0] -= len(content) * is_kept
@@ -130,13 +144,53 @@ def keep(spec: Spec) -> Iterator[list[int]]:
             local.with_suffix(".new").rename(local)
         return content
 
-    def passes() -> Iterator[str]:
-        while True:
-            random.shuffle(keys)
-            yield from keys
-
-    for content in in_parallel(get, passes()):
+    for content in in_parallel(get, shuffled(keys)):
         yield samples_of(content, spec["sample_bytes"])
+
+
+def multi_storage(spec: Spec, policy: str) -> Iterator[list[int]]:
+    """NVIDIA's Multi-Storage Client: https://nvidia.github.io/multi-storage-client/user_guide/cache.html."""
+    from multistorageclient import StorageClient, StorageClientConfig
+
+    store = {"endpoint_url": spec["endpoint"], "base_path": spec["bucket"], "region_name": "us-east-1"}
+    cache = {
+        "location": spec["cache_dir"],
+        "size": f"{max(1, round(spec['cache_bytes'] / (1 << 20)))}M",
+        "cache_line_size": "1M",  # for reads of parts of a file; by default larger than this cache
+        "check_source_version": False,  # else it asks the store before each read of a cached file
+        "eviction_policy": {"policy": policy, "refresh_interval": 1},  # in seconds, the least
+    }
+    profile = {"storage_provider": {"type": "s3", "options": store}, "caching_enabled": True}
+    client = StorageClient(StorageClientConfig.from_dict({"profiles": {"s3": profile}, "cache": cache}, profile="s3"))
+    keys = [row.key for row in client.list(path="shards/")]
+    for content in in_parallel(client.read, shuffled(keys)):
+        yield samples_of(content, spec["sample_bytes"])
+
+
+def smartcache(spec: Spec) -> Iterator[list[int]]:
+    """MONAI's SmartCacheDataset: https://docs.monai.io/en/stable/data.html#smartcachedataset."""
+    from monai.data import DataLoader, SmartCacheDataset
+    from monai.transforms import Lambda
+
+    keys, fetch = shards_in(spec)
+    replaced = 0.2  # as growfs; the link delivers as much in an epoch of the cached files
+    dataset = SmartCacheDataset(
+        keys,
+        Lambda(fetch, track_meta=False),
+        replace_rate=replaced,
+        # The replacements are in memory, too, before they take their places.
+        cache_num=int(spec["cache_bytes"] / (1 + replaced) / (spec["per_shard"] * spec["sample_bytes"])),
+        num_init_workers=THREADS,
+        num_replace_workers=THREADS,
+        progress=False,
+        copy_cache=False,
+    )
+    numbers = partial(samples_of, sample_bytes=spec["sample_bytes"])
+    loader = DataLoader(dataset, batch_size=None, shuffle=True, collate_fn=numbers)
+    dataset.start()
+    while True:
+        yield from loader
+        dataset.update_cache()
 
 
 def mosaicml(spec: Spec) -> Iterator[list[int]]:
@@ -221,13 +275,19 @@ SOURCES: dict[str, Callable[[Spec], Iterator[list[int]]]] = {
     "parts": parts,
     "keep": keep,
     "mosaicml": mosaicml,
+    "msc_mru": partial(multi_storage, policy="mru"),
+    "msc_no_eviction": partial(multi_storage, policy="no_eviction"),
     "s3torch": s3torch,
+    "smartcache": smartcache,
     "webdataset": webdataset,
 }
 IMPORTS = {
     "keep": ("boto3",),
     "mosaicml": ("streaming",),
+    "msc_mru": ("multistorageclient.providers.s3",),
+    "msc_no_eviction": ("multistorageclient.providers.s3",),
     "s3torch": ("s3torchconnector", "torch.utils.data"),
+    "smartcache": ("boto3", "monai.data", "monai.transforms"),
     "webdataset": ("webdataset", "torch.utils.data"),
 }
 
