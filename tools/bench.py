@@ -38,6 +38,7 @@ from tools.benchmarks.stalls import stalls
 from tools.benchmarks.start import start
 from tools.benchmarks.stores import stores
 from tools.benchmarks.while_filling import while_filling
+from tools.dlio import main as dlio
 from tools.peers import main as peers
 
 BENCHMARKS: dict[str, Callable[[Setting, Figures], str]] = {
@@ -129,6 +130,8 @@ def main() -> int:
         signal.signal(number, stop)
     if sys.argv[1:2] == ["peers"]:
         return peers.main(sys.argv[2:], machine())
+    if sys.argv[1:2] == ["dlio"]:
+        return dlio.main(sys.argv[2:], machine())
     parser = argparse.ArgumentParser(
         prog="tools/bench", description="Measure growfs on this machine; `tools/bench peers` compares it with others."
     )
