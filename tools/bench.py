@@ -125,15 +125,14 @@ def stop(signum: int, frame: object) -> NoReturn:
 
 
 def main() -> int:
-    """Run the named benchmarks (by default, all), or the comparison of `peers`."""
+    """Run the named benchmarks (by default, all), or one of the comparisons."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    if sys.argv[1:2] == ["peers"]:
-        return peers.main(sys.argv[2:], machine())
-    if sys.argv[1:2] == ["dlio"]:
-        return dlio.main(sys.argv[2:], machine())
+    for name, comparison in (("peers", peers), ("dlio", dlio)):
+        if sys.argv[1:2] == [name]:
+            return comparison.main(sys.argv[2:], machine())
     parser = argparse.ArgumentParser(
-        prog="tools/bench", description="Measure growfs on this machine; `tools/bench peers` compares it with others."
+        prog="tools/bench", description="Measure growfs on this machine; `tools/bench peers` and `tools/bench dlio` compare it with others."
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(BENCHMARKS)} (default: all)"

@@ -40,7 +40,6 @@ PART_SIZE = "50%"
 """Of the cache. Each part is a run of DLIO, which takes time to start."""
 
 
-
 # 1. Everything is cached.
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tools.benchmarks.measure import BenchError, temporary_folder
 from tools.dlio import environment, page
-from tools.dlio.cases import CASES, INGEST_FACTOR, PEERS_OF_DLIO, SHARE, make_data, ways
+from tools.dlio.cases import CASES, PEERS_OF_DLIO, SHARE, is_other, make_data, ways
 from tools.dlio.profiles import PROFILES
 from tools.dlio.runner import running
-from tools.peers.cases import Setting
+from tools.peers.cases import INGEST_FACTOR, Setting
 from tools.peers.main import described
 from tools.peers.peer import BUCKET
 from tools.peers.results import Results
@@ -70,7 +70,8 @@ def measure(arguments: argparse.Namespace, results: Results) -> None:
             results.left_out[peer.name] = reason
         else:
             peers.append(peer)
-    results.peers = {peer.name: described(peer) for peer in (*ways(peers), *peers)}
+    ordered = sorted((*ways(peers), *peers), key=is_other)  # growfs first
+    results.peers = {peer.name: described(peer) for peer in ordered}
     wanted = arguments.profile or ([QUICK_PROFILE] if arguments.quick else [profile.name for profile in PROFILES])
     profiles = [profile for profile in PROFILES if profile.name in wanted]
     if arguments.quick:

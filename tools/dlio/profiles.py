@@ -2,7 +2,7 @@
 
 Each takes one of DLIO's own workloads, for an NVIDIA A100, and overrides what is in the table. The samples of resnet50
 and cosmoflow have the size that they have there, and the accelerator is as fast. Those of unet3d are a twentieth as
-large, and the accelerator takes a tenth of the bytes, because decompressing them is the limit of two cores.
+large, and the accelerator takes a tenth of the bytes, because two cores cannot read more of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ class Profile:
     """A workload, and how much of it runs."""
 
     name: str
+    reader: str
     target: float
     """The utilization that DLIO requires."""
     files: int
@@ -73,14 +74,18 @@ class Profile:
 
 
 PROFILES = (
-    Profile("resnet50", 0.9, 80, 40, 114_660, batch=40, step_s=0.0435, epochs=3, slower=1),
-    Profile("cosmoflow", 0.7, 160, 1, 2_828_486, batch=1, step_s=0.00551, epochs=6, slower=3),
+    Profile("resnet50", "TensorFlow, TFRecord", 0.9, 80, 40, 114_660, batch=40, step_s=0.0435, epochs=3, slower=1),
+    Profile("cosmoflow", "TensorFlow, TFRecord", 0.7, 160, 1, 2_828_486, batch=1, step_s=0.00551, epochs=6, slower=3),
     Profile(
-        *("unet3d", 0.9, 80, 1, 7_330_031),
+        *("unet3d", "PyTorch, npz", 0.9, 80, 1, 7_330_031),
         batch=1,
         step_s=0.0455,
         epochs=3,
         slower=1,
-        more=("dataset.record_length=7330031", "dataset.record_length_stdev=3417090", "dataset.record_length_resize=104857"),
+        more=(
+            "dataset.record_length=7330031",
+            "dataset.record_length_stdev=3417090",
+            "dataset.record_length_resize=104857",
+        ),
     ),
 )

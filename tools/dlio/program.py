@@ -27,6 +27,7 @@ RATE = re.compile(r"Throughput \(samples/second\): ([\d.]+)")
 STARTED = "Max steps per epoch"
 """Logged after DLIO has listed the folder."""
 MODULES = (
+    "dlio_benchmark.main",
     "dlio_benchmark.framework.tf_framework",
     "dlio_benchmark.framework.torch_framework",
     "dlio_benchmark.data_loader.tf_data_loader",
@@ -100,8 +101,6 @@ def main() -> None:
     import mpi4py
 
     mpi4py.rc.initialize = False  # DLIO does that itself, in the fork
-    import dlio_benchmark.main
-
     for module in MODULES:
         __import__(module)
     print("ready", flush=True)
