@@ -11,17 +11,18 @@ import pytest
 from tools.dlio import page
 from tools.dlio.cases import CASES
 from tools.dlio.profiles import PROFILES
+from tools.peers.page import PERFORMANCE
 from tools.peers.results import Results
 
 ROOT = Path(__file__).parent.parent
 
 
 def test_the_section_has_the_figures_of_the_results() -> None:
-    performance = page.PERFORMANCE.read_text()
+    performance = PERFORMANCE.read_text()
     assert page.with_section(performance, page.markdown(Results.load(page.FILE))) == performance
 
 
-def test_a_part_of_a_profile_has_full_batches() -> None:
+def test_a_file_of_a_profile_is_whole_batches() -> None:
     for profile in PROFILES:
         assert profile.samples_per_file % profile.batch == 0
 

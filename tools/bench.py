@@ -128,11 +128,12 @@ def main() -> int:
     """Run the named benchmarks (by default, all), or one of the comparisons."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    for name, comparison in (("peers", peers), ("dlio", dlio)):
+    for name, compare in (("peers", peers.main), ("dlio", dlio.main)):
         if sys.argv[1:2] == [name]:
-            return comparison.main(sys.argv[2:], machine())
+            return compare(sys.argv[2:], machine())
     parser = argparse.ArgumentParser(
-        prog="tools/bench", description="Measure growfs on this machine; `tools/bench peers` and `tools/bench dlio` compare it with others."
+        prog="tools/bench",
+        description="Measure growfs here; `tools/bench peers` and `tools/bench dlio` compare it with others.",
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(BENCHMARKS)} (default: all)"

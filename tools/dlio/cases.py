@@ -83,14 +83,13 @@ def ways(peers: Sequence[Peer]) -> Iterator[Peer]:
             yield replace(peer, running=partial(read_once, peer))
 
 
-def cached(setting: Setting, runner: Runner, profiles: Sequence[Profile]) -> None:
+def cached(setting: Setting, runner: Runner, profile: Profile) -> None:
     """A run of DLIO with several epochs over each way."""
     with setting.bucket() as (endpoint, bucket):
         for _ in range(setting.rounds):
-            for profile in profiles:
-                for peer in ways(setting.peers):
-                    measured = partial(read_cached, runner, profile, peer, endpoint, bucket)
-                    setting.attempt(CACHED, peer, profile.name, measured)
+            for peer in ways(setting.peers):
+                measured = partial(read_cached, runner, profile, peer, endpoint, bucket)
+                setting.attempt(CACHED, peer, profile.name, measured)
 
 
 def read_cached(
@@ -112,17 +111,17 @@ def read_cached(
 # 2. A third is cached, behind a link.
 
 
-def third_cached(setting: Setting, runner: Runner, profiles: Sequence[Profile]) -> None:
+def third_cached(setting: Setting, runner: Runner, profile: Profile) -> None:
     """Passes over the data from an empty cache. Each run of DLIO is an epoch, of which it lists the files once."""
+    profile = profile.slowed()
+    link, prefix = Link(RTT_S, int(profile.rate / INGEST_FACTOR)), f"{profile.name}/train"
     with setting.bucket() as (endpoint, bucket):
         for _ in range(setting.rounds):
-            for profile in (each.slowed() for each in profiles):
-                prefix = f"{profile.name}/train"
-                link = Link(RTT_S, int(profile.rate / INGEST_FACTOR))
+            for peer in setting.peers:
                 cache_bytes = int(size_of(bucket / prefix) * SHARE)
-                for peer in setting.peers:
-                    stage = Stage(for_dlio(peer, profile), endpoint, bucket, link, cache_bytes, prefix)
-                    setting.attempt(THIRD, peer, profile.name, partial(train, runner, profile, stage))
+                stage = Stage(for_dlio(peer, profile), endpoint, bucket, link, cache_bytes, prefix)
+                passes = 1 if setting.quick else EXACT_PASSES if peer.source == "parts" else PASSES
+                setting.attempt(THIRD, peer, profile.name, partial(train, runner, profile, stage, passes))
 
 
 def for_dlio(peer: Peer, profile: Profile) -> Peer:
@@ -134,7 +133,7 @@ def for_dlio(peer: Peer, profile: Profile) -> Peer:
     return replace(peer, running=partial(run_growfs, more_flags=flags)) if flags else peer
 
 
-def train(runner: Runner, profile: Profile, stage: Stage, folder: Path) -> dict[str, Any]:
+def train(runner: Runner, profile: Profile, stage: Stage, passes: int, folder: Path) -> dict[str, Any]:
     """Passes over as many samples as the data set has. Raises BenchError."""
     counts, is_exact, is_rotating = folder / "counts", stage.peer.source == "parts", stage.peer.name == GROWFS_ROTATING
     names = set(os.listdir(stage.plain / stage.prefix))
@@ -147,7 +146,7 @@ def train(runner: Runner, profile: Profile, stage: Stage, folder: Path) -> dict[
             found: dict[str, Any] = {"ready_s": time.monotonic() - began, "epochs": [], "passes": []}
             data = data_folder(folder, Path(more["folder"]))
             opens.watch(Path(more["folder"]), OPEN)
-            for _ in range(EXACT_PASSES if is_exact else PASSES):
+            for _ in range(passes):
                 began, before = time.monotonic(), COUNTS.unpack(counts.read_bytes())[0]
                 files, waited_s, opened, is_over = 0, 0.0, set[str](), False
                 while not is_over:
@@ -208,4 +207,4 @@ def machine_cpu_s() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-CASES: dict[str, Callable[[Setting, Runner, Sequence[Profile]], None]] = {CACHED: cached, THIRD: third_cached}
+CASES: dict[str, Callable[[Setting, Runner, Profile], None]] = {CACHED: cached, THIRD: third_cached}

@@ -12,7 +12,7 @@ from tools.benchmarks.measure import BenchError, temporary_folder
 from tools.dlio import environment, page
 from tools.dlio.cases import CASES, PEERS_OF_DLIO, SHARE, is_other, make_data, ways
 from tools.dlio.profiles import PROFILES
-from tools.dlio.runner import running
+from tools.dlio.runner import Runner
 from tools.peers.cases import INGEST_FACTOR, Setting
 from tools.peers.main import described
 from tools.peers.peer import BUCKET
@@ -33,6 +33,7 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
     parser.add_argument("--profile", action="append", choices=names, help="run only this one; may be repeated")
     parser.add_argument("--case", action="append", choices=CASES, help="measure only this case; may be repeated")
     parser.add_argument("--rounds", type=int, default=1, help="how often to measure each figure (default: 1)")
+    parser.add_argument("--add", action="store_true", help="keep the results that are there, and add to them")
     parser.add_argument("--page", action="store_true", help="measure nothing, write the page from the results")
     parser.add_argument("--note", metavar="TEXT", help="a sentence for the page, on the state of the machine")
     parser.add_argument(
@@ -42,14 +43,14 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
     file = arguments.out / FILE.name
     if arguments.rounds < 1:
         parser.error("--rounds is at least 1")
-    if arguments.page and not file.exists():
+    if (arguments.add or arguments.page) and not file.exists():
         parser.error(f"there are no results in {file}")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    results = Results.load(file) if arguments.page else Results(machine=machine, quick=arguments.quick)
+    results = Results.load(file) if arguments.add or arguments.page else Results()
     results.note = arguments.note or results.note
     try:
         if not arguments.page:
-            measure(arguments, results)
+            measure(arguments, machine, results)
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
     finally:
@@ -59,9 +60,9 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
     return 0 if results.runs else 1
 
 
-def measure(arguments: argparse.Namespace, results: Results) -> None:
+def measure(arguments: argparse.Namespace, machine: dict[str, object], results: Results) -> None:
     """Run the selected cases with the peers that work here."""
-    version = environment.install()
+    results.machine, results.quick, version = machine, arguments.quick, environment.install()
     peers = []
     for peer in PEERS_OF_DLIO:
         if arguments.quick and peer.name not in QUICK_PEERS:
@@ -76,12 +77,13 @@ def measure(arguments: argparse.Namespace, results: Results) -> None:
     profiles = [profile for profile in PROFILES if profile.name in wanted]
     if arguments.quick:
         profiles = [profile.fewer() for profile in profiles]
-    results.cases = {"dlio": {"version": version, "share": SHARE, "ingest": INGEST_FACTOR}}
+    results.cases |= {"dlio": {"version": version, "share": SHARE, "ingest": INGEST_FACTOR}}
     results.cases |= {profile.name: {**asdict(profile), "slowed_s": profile.slowed().step_s} for profile in profiles}
-    with temporary_folder() as folder, running(folder) as runner:
+    with temporary_folder() as folder, Runner(folder) as runner:
+        setting = Setting(folder, arguments.quick, arguments.rounds, peers, results)
         for profile in profiles:
             print(f"DLIO writes {profile.name}", file=sys.stderr, flush=True)
             make_data(runner, profile, folder / "remote" / BUCKET)
-        setting = Setting(folder, arguments.quick, arguments.rounds, peers, results)
-        for name in arguments.case or CASES:
-            CASES[name](setting, runner, profiles)
+            for name in arguments.case or CASES:
+                CASES[name](setting, runner, profile)
+                results.save(arguments.out / FILE.name)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +15,31 @@ from tools.dlio.profiles import Profile
 
 PROGRAM = Path(__file__).with_name("program.py")
 RUN_S_MAX = 120.0
-"""A run that takes longer is stopped; epochs that it finished count."""
+"""A run that takes longer is stopped."""
 SLACK_S = 60.0
 """For what program.py does besides, such as waiting for a part."""
 
 
 class Runner:
-    """A process that starts DLIO. group: counts its CPU time. log: its messages, with those of a DLIO that failed."""
+    """Runs program.py until the block's end, and starts it again if it has ended. folder: for what it and DLIO write.
 
-    def __init__(self, process: subprocess.Popen[str], group: Cgroup, log: Path) -> None:
-        self._process, self._log = process, log
-        self.group = group
+    group: counts its CPU time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._log = folder, folder / "dlio.log"
+        self.group = Cgroup("-dlio")
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Runner:
+        self.group.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+        self.group.__exit__()
 
     def run(
         self, profile: Profile, data: Path, *, files: int, epochs: int = 1, generate: bool = False, part: bool = False
@@ -37,51 +49,47 @@ class Runner:
         generate: write the files instead. part: begin the next part of a mount with --exact, and read that; the first
         line says which it is. Raises BenchError if there is not a line for each epoch.
         """
-        overrides = list(profile.overrides(data, self._log.parent / "output", files, epochs, generate))
+        overrides = list(profile.overrides(data, self._folder / "output", files, epochs, generate))
         folder = str(data / "train") if part else None
-        spec = {"overrides": overrides, "epochs": epochs, "seconds": RUN_S_MAX, "part": folder}
-        assert self._process.stdin
-        assert self._process.stdout
-        timer = threading.Timer(RUN_S_MAX + SLACK_S, self._process.kill)
+        words = {"overrides": overrides, "epochs": epochs, "seconds": RUN_S_MAX, "part": folder}
+        if not self._process or self._process.poll() is not None:
+            self._process = self._started()
+        process, lines = self._process, []
+        assert process.stdin
+        assert process.stdout
+        timer = threading.Timer(RUN_S_MAX + SLACK_S, process.kill)
         timer.start()
         try:
-            self._process.stdin.write(json.dumps(spec) + "\n")
-            self._process.stdin.flush()
-            lines = [json.loads(line) for line in iter(self._process.stdout.readline, "\n") if line]
+            process.stdin.write(json.dumps(words) + "\n")
+            process.stdin.flush()
+            while (line := process.stdout.readline()).startswith("{"):
+                lines.append(json.loads(line))
         finally:
             timer.cancel()
         if not generate and len(lines) < epochs + part:
-            raise BenchError(f"DLIO: {last_line(self._log)}")
+            raise BenchError(f"DLIO: {self._last_line()}")
         return lines
 
-
-@contextmanager
-def running(folder: Path) -> Iterator[Runner]:
-    """Start program.py. folder: for its log, and what DLIO writes."""
-    log = folder / "log"
-    with log.open("wb") as output, Cgroup("-dlio") as group:
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            [str(word) for word in group.command([PYTHON, PROGRAM])],
-            stdin=pipe,
-            stdout=pipe,
-            stderr=output,
-            text=True,
-            start_new_session=True,
-            env=environment() | VARIABLES,
-            cwd=folder,
-        )
+    def _started(self) -> subprocess.Popen[str]:
+        """A process that has imported DLIO."""
+        with self._log.open("wb") as output:
+            process = subprocess.Popen(
+                [str(word) for word in self.group.command([PYTHON, PROGRAM])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                start_new_session=True,
+                env=environment() | VARIABLES,
+                cwd=self._folder,
+            )
         assert process.stdout
-        try:
-            if process.stdout.readline().strip() != "ready":
-                raise BenchError(f"DLIO: {last_line(log)}")
-            yield Runner(process, group, log)
-        finally:
+        if process.stdout.readline().strip() != "ready":
             process.kill()
-            process.wait()
+            raise BenchError(f"DLIO: {self._last_line()}")
+        return process
 
-
-def last_line(log: Path) -> str:
-    """The last line of a log, which is usually the error."""
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it ended without a message"
+    def _last_line(self) -> str:
+        """The last line of the log, which is usually the error."""
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it ended without a message"

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
+from growfs.errors import GrowfsError
 from tools.benchmarks.measure import BenchError, make_file, run, temporary_folder
 from tools.benchmarks.noisy_s3 import FOLDER_KEYS, Noise
 from tools.benchmarks.recipe_data import images
@@ -62,7 +64,7 @@ class Setting:
         with temporary_folder() as folder:
             try:
                 self.results.add(case, peer.name, name, measured(folder))
-            except (BenchError, OSError, ValueError) as error:
+            except (BenchError, GrowfsError, OSError, ValueError, SubprocessError) as error:
                 self.results.left_out[f"{peer.name} ({case}, {name})"] = str(error).splitlines()[0][:200]
                 print(f"  failed: {error}", file=sys.stderr, flush=True)
 
