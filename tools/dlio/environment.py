@@ -12,7 +12,7 @@ FOLDER = ROOT / "build" / "dlio"
 PYTHON = FOLDER / "bin" / "python"
 PACKAGES = (
     "dlio-benchmark==2.0.0",
-    "pydftracer==1.0.2",
+    "pydftracer==1.0.2",  # has no wheel for Python 3.13
     "hydra-core==1.3.2",
     "omegaconf>=2.3",
     "antlr4-python3-runtime==4.9.3",  # as hydra-core requires
@@ -41,7 +41,7 @@ def install() -> str:
     if not done.exists() or done.read_text() != "\n".join(PACKAGES):
         print("installing DLIO (pip)", file=sys.stderr, flush=True)
         pip = [sys.executable, "-m", "pip", "--python", PYTHON, "install", "--quiet", "--no-input", "--no-deps"]
-        run([*pip, *PACKAGES])
+        run([*pip, "--only-binary", "pydftracer", *PACKAGES])
         INDEXER.write_text("#!/bin/sh\n")
         INDEXER.chmod(0o755)
         done.write_text("\n".join(PACKAGES))
