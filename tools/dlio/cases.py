@@ -28,8 +28,8 @@ GROWFS_ROTATING, GROWFS_EXACT, DISK = "growfs", "growfs --exact", "local disk"
 """Names of peers."""
 SHARE = 1 / 3
 """Of the data set, in the cache."""
-QUARTERS = 4
-"""A rotating mount lists a quarter of the files. So there is room for the next ones, and four runs of DLIO train on as
+RUNS = 5
+"""A rotating mount lists a fifth of the files. So there is room for the next ones, and five runs of DLIO train on as
 many samples as the data set has."""
 PASSES = 3
 EXACT_PASSES = 2
@@ -83,13 +83,12 @@ def ways(peers: Sequence[Peer]) -> Iterator[Peer]:
             yield replace(peer, running=partial(read_once, peer))
 
 
-def cached(setting: Setting, runner: Runner, profile: Profile) -> None:
+def cached(setting: Setting, runner: Runner, profile: Profile, endpoint: str, bucket: Path) -> None:
     """A run of DLIO with several epochs over each way."""
-    with setting.bucket() as (endpoint, bucket):
-        for _ in range(setting.rounds):
-            for peer in ways(setting.peers):
-                measured = partial(read_cached, runner, profile, peer, endpoint, bucket)
-                setting.attempt(CACHED, peer, profile.name, measured)
+    for _ in range(setting.rounds):
+        for peer in ways(setting.peers):
+            measured = partial(read_cached, runner, profile, peer, endpoint, bucket)
+            setting.attempt(CACHED, peer, profile.name, measured)
 
 
 def read_cached(
@@ -111,23 +110,22 @@ def read_cached(
 # 2. A third is cached, behind a link.
 
 
-def third_cached(setting: Setting, runner: Runner, profile: Profile) -> None:
+def third_cached(setting: Setting, runner: Runner, profile: Profile, endpoint: str, bucket: Path) -> None:
     """Passes over the data from an empty cache. Each run of DLIO is an epoch, of which it lists the files once."""
     profile = profile.slowed()
     link, prefix = Link(RTT_S, int(profile.rate / INGEST_FACTOR)), f"{profile.name}/train"
-    with setting.bucket() as (endpoint, bucket):
-        for _ in range(setting.rounds):
-            for peer in setting.peers:
-                cache_bytes = int(size_of(bucket / prefix) * SHARE)
-                stage = Stage(for_dlio(peer, profile), endpoint, bucket, link, cache_bytes, prefix)
-                passes = 1 if setting.quick else EXACT_PASSES if peer.source == "parts" else PASSES
-                setting.attempt(THIRD, peer, profile.name, partial(train, runner, profile, stage, passes))
+    cache_bytes = int(size_of(bucket / prefix) * SHARE)
+    for _ in range(setting.rounds):
+        for peer in setting.peers:
+            stage = Stage(for_dlio(peer, profile), endpoint, bucket, link, cache_bytes, prefix)
+            passes = 1 if setting.quick else EXACT_PASSES if peer.source == "parts" else PASSES
+            setting.attempt(THIRD, peer, profile.name, partial(train, runner, profile, stage, passes))
 
 
 def for_dlio(peer: Peer, profile: Profile) -> Peer:
     """The peer with the flags that DLIO needs."""
     flags = {
-        GROWFS_ROTATING: ("--show-files", str(profile.files // QUARTERS), "--settle", SETTLE),
+        GROWFS_ROTATING: ("--show-files", str(profile.files // RUNS), "--settle", SETTLE),
         GROWFS_EXACT: (*EXACT, "--part-size", PART_SIZE),
     }.get(peer.name)
     return replace(peer, running=partial(run_growfs, more_flags=flags)) if flags else peer
@@ -150,7 +148,7 @@ def train(runner: Runner, profile: Profile, stage: Stage, passes: int, folder: P
                 began, before = time.monotonic(), COUNTS.unpack(counts.read_bytes())[0]
                 files, waited_s, opened, is_over = 0, 0.0, set[str](), False
                 while not is_over:
-                    expected = profile.files // QUARTERS if is_rotating else profile.files
+                    expected = profile.files // RUNS if is_rotating else profile.files
                     *parts, epoch = runner.run(profile, data, files=expected, part=is_exact)
                     opened.update(event.name for event in opens.read())
                     expected = parts[0]["files"] if parts else expected
@@ -207,4 +205,4 @@ def machine_cpu_s() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-CASES: dict[str, Callable[[Setting, Runner, Profile], None]] = {CACHED: cached, THIRD: third_cached}
+CASES: dict[str, Callable[[Setting, Runner, Profile, str, Path], None]] = {CACHED: cached, THIRD: third_cached}

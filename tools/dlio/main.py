@@ -13,6 +13,7 @@ from tools.dlio import environment, page
 from tools.dlio.cases import CASES, PEERS_OF_DLIO, SHARE, is_other, make_data, ways
 from tools.dlio.profiles import PROFILES
 from tools.dlio.runner import Runner
+from tools.peers import environment as peers_environment
 from tools.peers.cases import INGEST_FACTOR, Setting
 from tools.peers.main import described
 from tools.peers.peer import BUCKET
@@ -31,6 +32,9 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a profile with few files: only shows that it runs")
     parser.add_argument("--profile", action="append", choices=names, help="run only this one; may be repeated")
+    parser.add_argument(
+        "--peer", action="append", choices=[peer.name for peer in PEERS_OF_DLIO], help="only this one; may be repeated"
+    )
     parser.add_argument("--case", action="append", choices=CASES, help="measure only this case; may be repeated")
     parser.add_argument("--rounds", type=int, default=1, help="how often to measure each figure (default: 1)")
     parser.add_argument("--add", action="store_true", help="keep the results that are there, and add to them")
@@ -63,27 +67,32 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
 def measure(arguments: argparse.Namespace, machine: dict[str, object], results: Results) -> None:
     """Run the selected cases with the peers that work here."""
     results.machine, results.quick, version = machine, arguments.quick, environment.install()
+    peers_environment.create()
+    for line in () if arguments.quick else peers_environment.install():
+        print(f"not installed: {line}", file=sys.stderr)
     peers = []
     for peer in PEERS_OF_DLIO:
-        if arguments.quick and peer.name not in QUICK_PEERS:
+        if peer.name not in (arguments.peer or (QUICK_PEERS if arguments.quick else [peer.name])):
             continue
         if reason := peer.unavailable():
             results.left_out[peer.name] = reason
         else:
             peers.append(peer)
     ordered = sorted((*ways(peers), *peers), key=is_other)  # growfs first
-    results.peers = {peer.name: described(peer) for peer in ordered}
+    results.peers |= {peer.name: described(peer) for peer in ordered}
     wanted = arguments.profile or ([QUICK_PROFILE] if arguments.quick else [profile.name for profile in PROFILES])
     profiles = [profile for profile in PROFILES if profile.name in wanted]
     if arguments.quick:
         profiles = [profile.fewer() for profile in profiles]
     results.cases |= {"dlio": {"version": version, "share": SHARE, "ingest": INGEST_FACTOR}}
     results.cases |= {profile.name: {**asdict(profile), "slowed_s": profile.slowed().step_s} for profile in profiles}
-    with temporary_folder() as folder, Runner(folder) as runner:
-        setting = Setting(folder, arguments.quick, arguments.rounds, peers, results)
+    with temporary_folder() as place, Runner(place) as runner:
         for profile in profiles:
             print(f"DLIO writes {profile.name}", file=sys.stderr, flush=True)
-            make_data(runner, profile, folder / "remote" / BUCKET)
-            for name in arguments.case or CASES:
-                CASES[name](setting, runner, profile)
-                results.save(arguments.out / FILE.name)
+            with temporary_folder() as folder:
+                setting = Setting(folder, arguments.quick, arguments.rounds, peers, results)
+                make_data(runner, profile, folder / "remote" / BUCKET)
+                with setting.bucket() as (endpoint, bucket):
+                    for name in arguments.case or CASES:
+                        CASES[name](setting, runner, profile, endpoint, bucket)
+                        results.save(arguments.out / FILE.name)

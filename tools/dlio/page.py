@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from tools.dlio.cases import CACHED, GROWFS_EXACT, GROWFS_ROTATING, PART_SIZE, QUARTERS, SETTLE, THIRD
+from tools.dlio.cases import CACHED, GROWFS_EXACT, GROWFS_ROTATING, PART_SIZE, RUNS, SETTLE, THIRD
 from tools.peers import page
 from tools.peers.page import PERFORMANCE, REST, table, wrapped
 from tools.peers.peer import EXACT
@@ -71,15 +72,15 @@ def link_used(run: Run, sizes: Sizes) -> float:
 
 
 UTILIZATION = Row("utilization, mean", mean("utilization"), "{:.1%}")
-RATE = Row("samples/s, mean", mean("samples_per_s"), "{:,.0f}")
+RATE = Row("samples/s, mean", mean("samples_per_s"), "{:,.1f}")
 COMMON = (
     Row("utilization, epoch 1", first("utilization"), "{:.1%}"),
     UTILIZATION,
-    Row("samples/s, epoch 1", first("samples_per_s"), "{:,.0f}"),
+    Row("samples/s, epoch 1", first("samples_per_s"), "{:,.1f}"),
     RATE,
 )
 READY = Row("mounted after, s", lambda run, _: float(run["ready_s"]), "{:.1f}", -1)
-DIFFERENT_PER_S = Row("different samples/s", different_per_s, "{:,.0f}")
+DIFFERENT_PER_S = Row("different samples/s", different_per_s, "{:,.1f}")
 ROWS = {
     CACHED: COMMON,
     THIRD: (
@@ -125,7 +126,7 @@ def markdown(results: Results) -> str:
         "profiles": profile_table(results),
         "flags": f"--show-files N --settle {SETTLE}",
         "exact_flags": f"{' '.join(EXACT)} --part-size {PART_SIZE}",
-        "quarters": QUARTERS,
+        "runs": RUNS,
         "start_s": min(starts, default=0),
         "left_out": f"\nNot measured:\n\n{missing}" if missing else "",
     }
@@ -200,8 +201,13 @@ def reasons(results: Results, case: str) -> str:
             own, best = (max(ways, key=lambda way: found[way]) for ways in (ours, list(found)))
             if row.form.format(found[best]) != row.form.format(found[own]):
                 why = reason(results, case, row, (name, sizes), own, best)
-                lines.append(f"- {name}, {row.name}: {best} is first. {why}\n")
+                lines.append(in_list(f"{name}, {row.name}: {best} is first. {why}"))
     return "".join(lines) or "growfs is first in all rows.\n"
+
+
+def in_list(text: str) -> str:
+    """An item of a list, in lines of 120 characters."""
+    return textwrap.fill(f"- {text}", 120, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
 def reason(results: Results, case: str, row: Row, profile: tuple[str, Sizes], own: str, best: str) -> str:
@@ -209,7 +215,7 @@ def reason(results: Results, case: str, row: Row, profile: tuple[str, Sizes], ow
     name, sizes = profile
     ours, theirs = (results.of(case, way, name)[0] for way in (own, best))
     if row is READY:
-        files = sizes["files"] // QUARTERS
+        files = sizes["files"] // RUNS
         return (
             f"It fetches when it is read. {GROWFS_EXACT} has fetched its first part by then, and {GROWFS_ROTATING}"
             f" {files} files, so that DLIO finds them: {files * file_bytes(sizes) / 1e6:.0f} MB."
