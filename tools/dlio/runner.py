@@ -80,7 +80,7 @@ class Runner:
                 stderr=output,
                 text=True,
                 start_new_session=True,
-                env=environment() | VARIABLES,
+                env=environment() | VARIABLES | {"TMPDIR": str(self._folder)},  # it is killed, and leaves files
                 cwd=self._folder,
             )
         assert process.stdout
