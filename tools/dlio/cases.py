@@ -72,12 +72,13 @@ def read_once(peer: Peer, room: Room) -> Iterator[dict[str, Any]]:
 
 
 def ways(peers: Sequence[Peer]) -> Iterator[Peer]:
-    """The peers as they show files that are all cached: growfs in each of its ways, then the others."""
+    """The peers as they show files that are all cached: growfs in each of its ways, after the disk, then the others."""
     growfs, disk = (peer for peer in PEERS if peer.name in (GROWFS_ROTATING, DISK))
-    yield disk
-    for engine in ENGINES:
-        yield replace(growfs, name=f"growfs, {engine}", running=partial(by_engine, engine))
-    yield replace(growfs, name="growfs fill", running=filled)
+    if growfs in peers:
+        yield disk
+        for engine in ENGINES:
+            yield replace(growfs, name=f"growfs, {engine}", running=partial(by_engine, engine))
+        yield replace(growfs, name="growfs fill", running=filled)
     for peer in peers:
         if is_other(peer):
             yield replace(peer, running=partial(read_once, peer))

@@ -57,6 +57,7 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
             measure(arguments, machine, results)
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
+        return 1
     finally:
         if results.runs:
             results.save(file)
@@ -91,8 +92,12 @@ def measure(arguments: argparse.Namespace, machine: dict[str, object], results: 
             print(f"DLIO writes {profile.name}", file=sys.stderr, flush=True)
             with temporary_folder() as folder:
                 setting = Setting(folder, arguments.quick, arguments.rounds, peers, results)
-                make_data(runner, profile, folder / "remote" / BUCKET)
-                with setting.bucket() as (endpoint, bucket):
-                    for name in arguments.case or CASES:
-                        CASES[name](setting, runner, profile, endpoint, bucket)
-                        results.save(arguments.out / FILE.name)
+                try:
+                    make_data(runner, profile, folder / "remote" / BUCKET)
+                    with setting.bucket() as (endpoint, bucket):
+                        for name in arguments.case or CASES:
+                            CASES[name](setting, runner, profile, endpoint, bucket)
+                            results.save(arguments.out / FILE.name)
+                except (BenchError, OSError) as error:
+                    results.left_out[profile.name] = str(error).splitlines()[0]
+                    print(f"  failed: {error}", file=sys.stderr, flush=True)
