@@ -38,6 +38,7 @@ from tools.benchmarks.stalls import stalls
 from tools.benchmarks.start import start
 from tools.benchmarks.stores import stores
 from tools.benchmarks.while_filling import while_filling
+from tools.dlio import main as dlio
 from tools.peers import main as peers
 
 BENCHMARKS: dict[str, Callable[[Setting, Figures], str]] = {
@@ -124,13 +125,15 @@ def stop(signum: int, frame: object) -> NoReturn:
 
 
 def main() -> int:
-    """Run the named benchmarks (by default, all), or the comparison of `peers`."""
+    """Run the named benchmarks (by default, all), or one of the comparisons."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    if sys.argv[1:2] == ["peers"]:
-        return peers.main(sys.argv[2:], machine())
+    for name, compare in (("peers", peers.main), ("dlio", dlio.main)):
+        if sys.argv[1:2] == [name]:
+            return compare(sys.argv[2:], machine())
     parser = argparse.ArgumentParser(
-        prog="tools/bench", description="Measure growfs on this machine; `tools/bench peers` compares it with others."
+        prog="tools/bench",
+        description="Measure growfs here; `tools/bench peers` and `tools/bench dlio` compare it with others.",
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(BENCHMARKS)} (default: all)"

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 
 from tools.benchmarks.measure import ROOT, BenchError, run
 
@@ -60,11 +61,11 @@ def missing_program(program: object) -> str | None:
     return None if shutil.which(str(program)) else f"{program} is not installed"
 
 
-def create() -> None:
-    """Create the environment if it is missing. It suffices for growfs, rclone and the local disk."""
-    if not PYTHON.exists():
-        run([sys.executable, "-m", "venv", "--without-pip", FOLDER])
-        (site,) = FOLDER.glob("lib/python*/site-packages")
+def create(folder: Path = FOLDER) -> None:
+    """Create an environment if it is missing. It suffices for growfs, rclone and the local disk."""
+    if not (folder / "bin" / "python").exists():
+        run([sys.executable, "-m", "venv", "--without-pip", folder])
+        (site,) = folder.glob("lib/python*/site-packages")
         project = sysconfig.get_path("purelib")
         (site / "project.pth").write_text(f"import site; site.addsitedir({project!r})\n")  # with its own .pth files
 

@@ -1,0 +1,103 @@
+"""The command `tools/bench dlio`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tools.benchmarks.measure import BenchError, temporary_folder
+from tools.dlio import environment, page
+from tools.dlio.cases import CASES, PEERS_OF_DLIO, SHARE, is_other, make_data, ways
+from tools.dlio.profiles import PROFILES
+from tools.dlio.runner import Runner
+from tools.peers import environment as peers_environment
+from tools.peers.cases import INGEST_FACTOR, Setting
+from tools.peers.main import described
+from tools.peers.peer import BUCKET
+from tools.peers.results import Results
+
+FILE = page.FILE
+QUICK_PROFILE, QUICK_PEERS = "resnet50", ("growfs", "growfs --exact", "rclone mount")
+
+
+def main(given: Sequence[str], machine: dict[str, object]) -> int:
+    """Measure, and write the page. machine: properties that the figures depend on."""
+    names = [profile.name for profile in PROFILES]
+    parser = argparse.ArgumentParser(
+        prog="tools/bench dlio",
+        description="Run the benchmark DLIO over growfs and other mounts, and write a section of docs/performance.md.",
+    )
+    parser.add_argument("--quick", action="store_true", help="a profile with few files: only shows that it runs")
+    parser.add_argument("--profile", action="append", choices=names, help="run only this one; may be repeated")
+    parser.add_argument(
+        "--peer", action="append", choices=[peer.name for peer in PEERS_OF_DLIO], help="only this one; may be repeated"
+    )
+    parser.add_argument("--case", action="append", choices=CASES, help="measure only this case; may be repeated")
+    parser.add_argument("--rounds", type=int, default=1, help="how often to measure each figure (default: 1)")
+    parser.add_argument("--add", action="store_true", help="keep the results that are there, and add to them")
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the page from the results")
+    parser.add_argument("--note", metavar="TEXT", help="a sentence for the page, on the state of the machine")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", default=FILE.parent, help="where the results go (default: docs)"
+    )
+    arguments = parser.parse_args(given)
+    file = arguments.out / FILE.name
+    if arguments.rounds < 1:
+        parser.error("--rounds is at least 1")
+    if (arguments.add or arguments.page) and not file.exists():
+        parser.error(f"there are no results in {file}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    results = Results.load(file) if arguments.add or arguments.page else Results()
+    results.note = arguments.note or results.note
+    try:
+        if not arguments.page:
+            measure(arguments, machine, results)
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if results.runs:
+            results.save(file)
+            page.write(results, arguments.out)
+    return 0 if results.runs else 1
+
+
+def measure(arguments: argparse.Namespace, machine: dict[str, object], results: Results) -> None:
+    """Run the selected cases with the peers that work here."""
+    results.machine, results.quick, version = machine, arguments.quick, environment.install()
+    peers_environment.create()
+    for line in () if arguments.quick else peers_environment.install():
+        print(f"not installed: {line}", file=sys.stderr)
+    peers = []
+    for peer in PEERS_OF_DLIO:
+        if peer.name not in (arguments.peer or (QUICK_PEERS if arguments.quick else [peer.name])):
+            continue
+        if reason := peer.unavailable():
+            results.left_out[peer.name] = reason
+        else:
+            peers.append(peer)
+    ordered = sorted((*ways(peers), *peers), key=is_other)  # growfs first
+    results.peers |= {peer.name: described(peer) for peer in ordered}
+    wanted = arguments.profile or ([QUICK_PROFILE] if arguments.quick else [profile.name for profile in PROFILES])
+    profiles = [profile for profile in PROFILES if profile.name in wanted]
+    if arguments.quick:
+        profiles = [profile.fewer() for profile in profiles]
+    results.cases |= {"dlio": {"version": version, "share": SHARE, "ingest": INGEST_FACTOR}}
+    results.cases |= {profile.name: {**asdict(profile), "slowed_s": profile.slowed().step_s} for profile in profiles}
+    with temporary_folder() as place, Runner(place) as runner:
+        for profile in profiles:
+            print(f"DLIO writes {profile.name}", file=sys.stderr, flush=True)
+            with temporary_folder() as folder:
+                setting = Setting(folder, arguments.quick, arguments.rounds, peers, results)
+                try:
+                    make_data(runner, profile, folder / "remote" / BUCKET)
+                    with setting.bucket() as (endpoint, bucket):
+                        for name in arguments.case or CASES:
+                            CASES[name](setting, runner, profile, endpoint, bucket)
+                            results.save(arguments.out / FILE.name)
+                except (BenchError, OSError) as error:
+                    results.left_out[profile.name] = str(error).splitlines()[0]
+                    print(f"  failed: {error}", file=sys.stderr, flush=True)

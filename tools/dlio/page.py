@@ -1,0 +1,257 @@
+"""What `tools/bench dlio` writes from its results: a section of docs/performance.md. page.template has the text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, pstdev
+from typing import Any
+
+from tools.dlio.cases import CACHED, GROWFS_EXACT, GROWFS_ROTATING, PART_SIZE, RUNS, SETTLE, THIRD
+from tools.peers import page
+from tools.peers.page import PERFORMANCE, REST, table, wrapped
+from tools.peers.peer import EXACT
+from tools.peers.results import Results, spread
+
+FILE = PERFORMANCE.with_name("dlio.json")
+TEMPLATE = Path(__file__).with_name("page.template")
+BEGIN = "<!-- tools/bench dlio writes this section -->\n"
+
+Run = dict[str, Any]
+"""The figures of a run."""
+Sizes = dict[str, Any]
+"""Those of a profile, as in the results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure of each way to read the files. better: 1 if more is better, -1 if less is, 0 if neither."""
+
+    name: str
+    value: Callable[[Run, Sizes], float]
+    form: str
+    better: int = 1
+
+
+def first(figure: str) -> Callable[[Run, Sizes], float]:
+    """A figure of the first epoch."""
+    return lambda run, _: float(run["epochs"][0][figure])
+
+
+def mean(figure: str) -> Callable[[Run, Sizes], float]:
+    """The mean of a figure over all epochs, as DLIO takes it."""
+    return lambda run, _: fmean(epoch[figure] for epoch in run["epochs"])
+
+
+def later(passes: list[dict[str, float]], figure: str) -> float:
+    """The sum of a figure over the passes after the first, or over the first if there is no other."""
+    return sum(each[figure] for each in passes[1:] or passes)
+
+
+def busy(run: Run, sizes: Sizes) -> float:
+    """The fraction of all the time in which the accelerator computes, after the first pass."""
+    steps = later(run["passes"], "files") * sizes["samples_per_file"] / sizes["batch"]
+    return float(steps * sizes["slowed_s"] / later(run["passes"], "wall_s"))
+
+
+def different(run: Run, sizes: Sizes) -> float:
+    """The fraction of the files that DLIO opened, in a pass after the first."""
+    return later(run["passes"], "different") / len(run["passes"][1:] or run["passes"]) / int(sizes["files"])
+
+
+def different_per_s(run: Run, sizes: Sizes) -> float:
+    """Different samples in a pass for each second of it."""
+    return later(run["passes"], "different") * int(sizes["samples_per_file"]) / later(run["passes"], "wall_s")
+
+
+def link_used(run: Run, sizes: Sizes) -> float:
+    """The fraction of the bytes that the link could bring in the passes after the first."""
+    return later(run["passes"], "remote_bytes") / later(run["passes"], "wall_s") / float(sizes["link_rate"])
+
+
+UTILIZATION = Row("utilization, mean", mean("utilization"), "{:.1%}")
+RATE = Row("samples/s, mean", mean("samples_per_s"), "{:,.1f}")
+COMMON = (
+    Row("utilization, epoch 1", first("utilization"), "{:.1%}"),
+    UTILIZATION,
+    Row("samples/s, epoch 1", first("samples_per_s"), "{:,.1f}"),
+    RATE,
+)
+READY = Row("mounted after, s", lambda run, _: float(run["ready_s"]), "{:.1f}", -1)
+DIFFERENT_PER_S = Row("different samples/s", different_per_s, "{:,.1f}")
+ROWS = {
+    CACHED: COMMON,
+    THIRD: (
+        READY,
+        *COMMON,
+        Row("computes, of all the time", busy, "{:.0%}"),
+        Row("different, in a pass", different, "{:.0%}"),
+        DIFFERENT_PER_S,
+        Row("the link is used", link_used, "{:.0%}", 0),
+    ),
+}
+
+
+def write(results: Results, folder: Path) -> None:
+    """Write the text into docs/performance.md if the folder is docs/, and else into dlio.md."""
+    text = markdown(results)
+    if folder.resolve() == PERFORMANCE.parent:
+        PERFORMANCE.write_text(with_section(PERFORMANCE.read_text(), text))
+    else:
+        (folder / "dlio.md").write_text(text)
+
+
+def with_section(performance: str, section: str) -> str:
+    """docs/performance.md with this section."""
+    before, rest = performance.split(BEGIN)
+    return f"{before}{BEGIN}\n{section}\n{REST}{rest.split(REST)[1]}"
+
+
+def markdown(results: Results) -> str:
+    """The section."""
+    machine, dlio = results.machine, results.cases["dlio"]
+    remarks = f"{results.note}\n\n" if results.note else ""
+    if results.quick:
+        remarks += "**This was `--quick`: it shows only that everything runs.**\n\n"
+    missing = page.left_out(results)
+    starts = [epoch["started_s"] for run in results.runs if run["case"] == THIRD for epoch in run["figures"]["epochs"]]
+    values = {
+        **machine,
+        **dlio,
+        "date": results.date,
+        "memory_gb": machine["memory_bytes"] / 1e9,
+        "remarks": remarks,
+        "profiles": profile_table(results),
+        "flags": f"--show-files N --settle {SETTLE}",
+        "exact_flags": f"{' '.join(EXACT)} --part-size {PART_SIZE}",
+        "runs": RUNS,
+        "start_s": min(starts, default=0),
+        "left_out": f"\nNot measured:\n\n{missing}" if missing else "",
+    }
+    head, *sections = TEMPLATE.read_text().split("=== ")
+    parts = [head.format_map(values)]
+    for case, _, text in (section.partition("\n") for section in sections):
+        if case == "all" or results.has(case):
+            tables = {} if case == "all" else {"table": case_table(results, case), "reasons": reasons(results, case)}
+            parts.append(text.format_map(values | tables))
+    return "\n\n".join(map(wrapped, "".join(parts).strip().split("\n\n"))) + "\n"
+
+
+def profiles(results: Results) -> Iterator[tuple[str, Sizes]]:
+    """The profiles that ran."""
+    for name, sizes in results.cases.items():
+        if name != "dlio":
+            taken = sizes["batch"] * sizes["sample_bytes"]
+            rates = {"rate": taken / sizes["step_s"], "slowed_rate": taken / sizes["slowed_s"]}
+            yield name, sizes | rates | {"link_rate": rates["slowed_rate"] / results.cases["dlio"]["ingest"]}
+
+
+def profile_table(results: Results) -> str:
+    """The sizes of the profiles."""
+    rows = (
+        [
+            name,
+            sizes["reader"],
+            f"{sizes['files']} of {sizes['samples_per_file']} samples",
+            f"{sizes['sample_bytes'] / 1e6:.2f} MB",
+            f"{sizes['batch']}",
+            f"{sizes['rate'] / 1e6:.0f} MB/s",
+            f"{sizes['slowed_rate'] / 1e6:.0f} MB/s",
+            f"{sizes['target']:.0%}",
+        ]
+        for name, sizes in profiles(results)
+    )
+    return table(
+        ["", "reader", "files", "a sample", "batch", "accelerator takes", "with a link", "target for utilization"], rows
+    )
+
+
+def case_table(results: Results, case: str) -> str:
+    """For each profile and figure, a row with all ways."""
+    ways = results.named(case)
+    rows = []
+    for name, sizes in profiles(results):
+        for row in ROWS[case]:
+            cells = []
+            for way in ways:
+                found = [row.value(run, sizes) for run in results.of(case, way, name)]
+                cells.append(spread(found, row.form) if found else "")
+            rows.append([f"{name}: {row.name}", *cells])
+    return table(["", *ways], rows)
+
+
+# Why growfs is not first.
+
+
+def reasons(results: Results, case: str) -> str:
+    """A list of the rows in which growfs is not first, each with the reason, from what was measured."""
+    lines = []
+    for name, sizes in profiles(results):
+        for row in ROWS[case]:
+            found = {
+                way: median(row.value(run, sizes) for run in runs) * row.better
+                for way in results.named(case)
+                if (runs := results.of(case, way, name))
+            }
+            ours = [way for way in found if is_growfs(way)]
+            if not row.better or not ours:
+                continue
+            own, best = (max(ways, key=lambda way: found[way]) for ways in (ours, list(found)))
+            if row.form.format(found[best]) != row.form.format(found[own]):
+                why = reason(results, case, row, (name, sizes), own, best)
+                lines.append(in_list(f"{name}, {row.name}: {best} is first. {why}"))
+    return "".join(lines) or "growfs is first in all rows.\n"
+
+
+def in_list(text: str) -> str:
+    """An item of a list, in lines of 120 characters."""
+    return textwrap.fill(f"- {text}", 120, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+
+
+def reason(results: Results, case: str, row: Row, profile: tuple[str, Sizes], own: str, best: str) -> str:
+    """A sentence."""
+    name, sizes = profile
+    ours, theirs = (results.of(case, way, name)[0] for way in (own, best))
+    if row is READY:
+        files = sizes["files"] // RUNS
+        return (
+            f"It fetches when it is read. {GROWFS_EXACT} has fetched its first part by then, and {GROWFS_ROTATING}"
+            f" {files} files, so that DLIO finds them: {files * file_bytes(sizes) / 1e6:.0f} MB."
+        )
+    if case == THIRD:
+        return (
+            f"It uses {link_used(theirs, sizes):.0%} of the link, and {own} {link_used(ours, sizes):.0%}. Of its time,"
+            f" {own} takes {waiting(ours):.0%} to start DLIO and list {len(ours['epochs'])} times, and {best}"
+            f" {waiting(theirs):.0%} for {len(theirs['epochs'])}."
+        )
+    figure = "utilization" if "utilization" in row.name else "samples_per_s"
+    apart = abs(row.value(theirs, sizes) - row.value(ours, sizes))
+    noise = max(pstdev(epoch[figure] for epoch in run["epochs"]) for run in (ours, theirs))
+    if apart <= noise:
+        return (
+            f"{own} is as close as the epochs of a run are to each other ({row.form.format(noise)} standard deviation)."
+        )
+    own_ms, best_ms = (
+        1e3 * run["cpu_s"] / sizes["files"] / sizes["samples_per_file"] / sizes["epochs"] for run in (ours, theirs)
+    )
+    return (
+        f"DLIO takes {own_ms:.1f} ms of CPU for a sample over {own}, and {best_ms:.1f} over {best};"
+        f" {ours['cores']:.1f} cores were busy, with {best} {theirs['cores']:.1f}."
+    )
+
+
+def is_growfs(way: str) -> bool:
+    """Whether it is one of growfs."""
+    return way.split(",")[0].split()[0] == GROWFS_ROTATING
+
+
+def file_bytes(sizes: Sizes) -> int:
+    """The size of a file, on average."""
+    return int(sizes["samples_per_file"]) * int(sizes["sample_bytes"])
+
+
+def waiting(run: Run) -> float:
+    """The fraction of the time of all passes in which DLIO starts and lists."""
+    return float(sum(each["started_s"] for each in run["passes"]) / sum(each["wall_s"] for each in run["passes"]))
