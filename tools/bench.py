@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,6 +63,13 @@ BENCHMARKS: dict[str, Callable[[Setting, Figures], str]] = {
     "nodes": nodes,
 }
 """Each runs its measurements, and returns the title of its figures."""
+
+COMPARISONS: dict[str, Sequence[Callable[[Sequence[str], dict[str, object]], int]]] = {
+    "peers": (peers.main,),
+    "dlio": (dlio.main,),
+    "comparisons": (peers.main, dlio.main),
+}
+"""Commands of their own, which write parts of docs/performance.md. Each gets its arguments and the machine."""
 
 FIELDS = ("name", "measured", "unit", "rounds", "noise", "target", "met")
 """The fields of a figure, as written by --json."""
@@ -128,12 +135,12 @@ def main() -> int:
     """Run the named benchmarks (by default, all), or one of the comparisons."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    for name, compare in (("peers", peers.main), ("dlio", dlio.main)):
-        if sys.argv[1:2] == [name]:
-            return compare(sys.argv[2:], machine())
+    if compare := COMPARISONS.get(" ".join(sys.argv[1:2])):
+        return max([main_of(sys.argv[2:], machine()) for main_of in compare])
     parser = argparse.ArgumentParser(
         prog="tools/bench",
-        description="Measure growfs here; `tools/bench peers` and `tools/bench dlio` compare it with others.",
+        description="Measure growfs on this machine. `tools/bench peers` and `tools/bench dlio` compare it with other"
+        " tools; `tools/bench comparisons` runs both.",
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(BENCHMARKS)} (default: all)"

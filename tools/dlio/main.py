@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from tools.benchmarks.measure import BenchError, temporary_folder
 from tools.dlio import environment, page
 from tools.dlio.cases import CASES, PEERS_OF_DLIO, SHARE, is_other, make_data, ways
 from tools.dlio.profiles import PROFILES
 from tools.dlio.runner import Runner
+from tools.peers import command
 from tools.peers import environment as peers_environment
 from tools.peers.cases import INGEST_FACTOR, Setting
 from tools.peers.main import described
@@ -25,33 +25,17 @@ QUICK_PROFILE, QUICK_PEERS = "resnet50", ("growfs", "growfs --exact", "rclone mo
 
 def main(given: Sequence[str], machine: dict[str, object]) -> int:
     """Measure, and write the page. machine: properties that the figures depend on."""
+    options = command.parser(
+        "tools/bench dlio",
+        "Run the benchmark DLIO over growfs and other mounts, and write a section of docs/performance.md.",
+        "a profile with few files",
+        CASES,
+        PEERS_OF_DLIO,
+    )
     names = [profile.name for profile in PROFILES]
-    parser = argparse.ArgumentParser(
-        prog="tools/bench dlio",
-        description="Run the benchmark DLIO over growfs and other mounts, and write a section of docs/performance.md.",
-    )
-    parser.add_argument("--quick", action="store_true", help="a profile with few files: only shows that it runs")
-    parser.add_argument("--profile", action="append", choices=names, help="run only this one; may be repeated")
-    parser.add_argument(
-        "--peer", action="append", choices=[peer.name for peer in PEERS_OF_DLIO], help="only this one; may be repeated"
-    )
-    parser.add_argument("--case", action="append", choices=CASES, help="measure only this case; may be repeated")
-    parser.add_argument("--rounds", type=int, default=1, help="how often to measure each figure (default: 1)")
-    parser.add_argument("--add", action="store_true", help="keep the results that are there, and add to them")
-    parser.add_argument("--page", action="store_true", help="measure nothing, write the page from the results")
-    parser.add_argument("--note", metavar="TEXT", help="a sentence for the page, on the state of the machine")
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", default=FILE.parent, help="where the results go (default: docs)"
-    )
-    arguments = parser.parse_args(given)
+    options.add_argument("--profile", action="append", choices=names, help="run only this one; may be repeated")
+    arguments, results = command.begin(options, given, FILE)
     file = arguments.out / FILE.name
-    if arguments.rounds < 1:
-        parser.error("--rounds is at least 1")
-    if (arguments.add or arguments.page) and not file.exists():
-        parser.error(f"there are no results in {file}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    results = Results.load(file) if arguments.add or arguments.page else Results()
-    results.note = arguments.note or results.note
     try:
         if not arguments.page:
             measure(arguments, machine, results)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from tools.benchmarks.measure import temporary_folder
-from tools.peers import environment, page
+from tools.peers import command, environment, page
 from tools.peers.cases import CASES, Setting
 from tools.peers.peer import PEERS, QUICK, Peer
 from tools.peers.results import FILE, Results
@@ -22,32 +21,16 @@ LEFT_OUT = {
 
 def main(given: Sequence[str], machine: dict[str, object]) -> int:
     """Measure, and write the page. machine: properties that the figures depend on."""
-    parser = argparse.ArgumentParser(
-        prog="tools/bench peers",
-        description="Measure growfs alongside other tools, and write the end of docs/performance.md from that.",
+    options = command.parser(
+        "tools/bench peers",
+        "Measure growfs alongside other tools, and write the end of docs/performance.md from that.",
+        "two peers, small sizes",
+        CASES,
+        PEERS,
     )
-    parser.add_argument("--quick", action="store_true", help="two peers, small sizes: only shows that it runs")
-    parser.add_argument("--case", action="append", choices=CASES, help="measure only this case; may be repeated")
-    parser.add_argument(
-        "--peer", action="append", choices=[peer.name for peer in PEERS], help="only this peer; may be repeated"
-    )
-    parser.add_argument("--rounds", type=int, default=1, help="how often to measure each figure (default: 1)")
-    parser.add_argument("--add", action="store_true", help="keep the results that are there, and add to them")
-    parser.add_argument("--page", action="store_true", help="measure nothing, write the page from the results")
-    parser.add_argument("--note", metavar="TEXT", help="a sentence for the page, on the state of the machine")
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", default=FILE.parent, help="where the results go (default: docs)"
-    )
-    arguments = parser.parse_args(given)
+    arguments, results = command.begin(options, given, FILE)
     file = arguments.out / FILE.name
-    if arguments.rounds < 1:
-        parser.error("--rounds is at least 1")
-    if (arguments.add or arguments.page) and not file.exists():
-        parser.error(f"there are no results in {file}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    results = Results.load(file) if arguments.add or arguments.page else Results()
     results.left_out |= LEFT_OUT
-    results.note = arguments.note or results.note
     try:
         if not arguments.page:
             measure(arguments, machine, results)

@@ -1,0 +1,42 @@
+"""The common part of the commands `tools/bench peers` and `tools/bench dlio`: their options, and their results."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tools.peers.peer import Peer
+from tools.peers.results import Results
+
+
+def parser(
+    prog: str, description: str, quick: str, cases: Iterable[str], peers: Iterable[Peer]
+) -> argparse.ArgumentParser:
+    """The options of a command. quick: what --quick measures."""
+    options = argparse.ArgumentParser(prog=prog, description=description)
+    options.add_argument("--quick", action="store_true", help=f"{quick}: only shows that it runs")
+    options.add_argument("--case", action="append", choices=[*cases], help="measure only this case; may be repeated")
+    names = [peer.name for peer in peers]
+    options.add_argument("--peer", action="append", choices=names, help="only this peer; may be repeated")
+    options.add_argument("--rounds", type=int, default=1, help="how often to measure each figure (default: 1)")
+    options.add_argument("--add", action="store_true", help="keep the results that are there, and add to them")
+    options.add_argument("--page", action="store_true", help="measure nothing, write the page from the results")
+    options.add_argument("--note", metavar="TEXT", help="a sentence for the page, on the state of the machine")
+    options.add_argument("--out", type=Path, metavar="FOLDER", help="where the results go (default: docs)")
+    return options
+
+
+def begin(options: argparse.ArgumentParser, given: Sequence[str], file: Path) -> tuple[argparse.Namespace, Results]:
+    """The arguments, with `out` set, and the results to add to. file: where results are by default."""
+    arguments = options.parse_args(given)
+    arguments.out = arguments.out or file.parent
+    if arguments.rounds < 1:
+        options.error("--rounds is at least 1")
+    kept = arguments.out / file.name
+    if (arguments.add or arguments.page) and not kept.exists():
+        options.error(f"there are no results in {kept}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    results = Results.load(kept) if arguments.add or arguments.page else Results()
+    results.note = arguments.note or results.note
+    return arguments, results
