@@ -52,7 +52,7 @@ MNIST.
 ![accuracy, relative to training with everything local]({plot})
 
 There are {train:,} training images, of which {resident} fit in the cache. Each of the {repetitions} repetitions draws
-other images from MNIST's 60,000 (with the same number of each class), and has other initial weights, which are the same
+other images from MNIST's 60,000 (as many of each class), and has other initial weights, which are the same
 for all ways to read, and other random orders. The accuracy is that on all of MNIST's 10,000 test images. The network
 has two layers of convolutions (8 and 16 channels) and a linear one. The batch size is {batch}. The optimizer is Adam,
 and its learning rate falls to zero along a cosine, over as many steps as a run makes. Training with everything local
