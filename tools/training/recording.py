@@ -32,7 +32,7 @@ from tools.training.results import EXACT, GROWFS, LRU
 
 CACHE_BYTES = RESIDENT * FILE_BYTES
 RTT_S = 0.01
-RESPONSE_BYTES = FILE_BYTES + 400
+RESPONSE_BYTES = FILE_BYTES + 768
 """A file on the link, with the headers of the response: with these, the link delivers a file in the intended time."""
 START_S_MAX = 60
 SHIM = ROOT / "tests" / "frameworks" / "shim"
