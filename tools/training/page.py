@@ -155,6 +155,11 @@ def name(row: Row) -> str:
     return f"{row.way}, {row.opens_per_fetch}" if row.way == GROWFS else row.way
 
 
+def opens(number: int) -> str:
+    """A number of opens."""
+    return f"{number} open{'s' * (number > 1)}"
+
+
 def samples_table(found: Findings) -> str:
     """The ways that read as many samples. growfs starts with the first files, so it reads a few fewer."""
     rows = [
@@ -178,7 +183,7 @@ def time_table(found: Findings) -> str:
     """The ways that read for as long, for each link."""
     rows = [
         [
-            f"{link} opens",
+            opens(link),
             row.way,
             f"{1 - found.steps(row):.0%}",
             f"{np.mean(row.samples):,.0f}",
@@ -234,7 +239,7 @@ def section(found: Findings) -> str:
         of_samples = row if row.way in (GROWFS, STATIC) else found.row(row.way)
         rows.append(
             [
-                f"{row.way}, {row.opens_per_fetch} opens" if row.opens_per_fetch else row.way,
+                f"{row.way}, {opens(row.opens_per_fetch)}" if row.opens_per_fetch else row.way,
                 f"{max(0, 1 - found.steps(row)):.0%}",
                 found.difference(of_samples, 1) if of_samples else "the same samples",
                 found.difference(row, 1),

@@ -132,7 +132,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def shown(values: Sequence[float], sign: str = "", digits: int = 2) -> str:
     """The interval as text. sign: "+" to also show the sign of gains."""
     mean, half = interval(values)
-    return f"{mean:{sign}.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
+    mean = round(mean, digits) + 0.0  # no negative zero
+    return f"{mean:{sign if mean else ''}.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
 
 
 def verdicts(found: Findings) -> str:
