@@ -26,7 +26,7 @@ REPETITIONS = 30
 EPOCHS, EPOCHS_QUICK = 10, 1
 """The length of training with everything local. Others train for as many samples, or for as long."""
 OPENS_PER_FETCH = (10, 4, 2, 1)
-LINKS = (10, 4)
+LINKS = (10, 4, 2)
 """The links on which those that wait are tested. With a file for each open, none of them would have to."""
 WAITING: dict[str, Callable[[int, int], Order]] = {EXACT: orders.exact, LRU: orders.lru, KEEPING: orders.keeping}
 FILE = "experiments.json"

@@ -5,7 +5,6 @@ sentence of the README.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -281,7 +280,8 @@ def with_section(sizing: str, found: Findings) -> str:
 def with_sentence(readme: str, found: Findings) -> str:
     """README with the sentence from these results."""
     blocks = readme.split("\n\n")
-    (place,) = (place for place, block in enumerate(blocks) if "In an experiment on MNIST" in block)
-    paragraph = SENTENCE.sub(lambda _: sentence(found), " ".join(blocks[place].split()))
-    blocks[place] = textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
+    for place, block in enumerate(blocks):
+        paragraph, found_here = SENTENCE.subn(lambda _: sentence(found), " ".join(block.split()))
+        if found_here:
+            blocks[place] = wrapped(paragraph)
     return "\n\n".join(blocks)
