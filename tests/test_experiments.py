@@ -34,6 +34,7 @@ def test_the_pages_have_the_figures_of_the_results(committed: Findings) -> None:
     sizing, readme = page.SIZING.read_text(), page.README.read_text()
     assert page.with_section(sizing, committed) == sizing
     assert page.with_sentence(readme, committed) == readme
+    assert page.sentence(committed) in " ".join(readme.split())
 
 
 def test_the_plot_has_the_figures_of_the_results(committed: Findings) -> None:
@@ -51,6 +52,15 @@ def test_the_results_are_those_of_all_ways_to_read(committed: Findings) -> None:
     for row in expected:
         assert committed.row(row.way, row.opens_per_fetch, row.in_time)
     assert {row.way for row in committed.rows if row.mounted} == {GROWFS, EXACT, LRU}
+
+
+def test_the_mounts_read_much_as_simulated(committed: Findings) -> None:
+    for row in (row for row in committed.rows if row.mounted):
+        simulated = committed.row(row.way, row.opens_per_fetch, in_time=True)
+        assert simulated
+        assert row.samples == pytest.approx(simulated.samples, rel=0.3)
+        assert row.opens_of_each == pytest.approx(simulated.opens_of_each, rel=0.3)
+        assert row.seen[0] == pytest.approx(np.mean(simulated.seen, axis=0), abs=0.25)
 
 
 def test_rotation_opens_each_fetched_file_as_often_as_it_should_and_never_waits() -> None:
