@@ -71,13 +71,14 @@ def recordings(epochs: int, mounts: Iterable[str], add: bool) -> dict[str, Readi
     """The orders of the mounts that work here. add: whether those of an earlier run will do."""
     found = {}
     RECORDINGS.mkdir(parents=True, exist_ok=True)
+    until_s = epochs * TRAIN / OPENS_PER_S
     for way in mounts:
-        file = RECORDINGS / f"{way}.json"
+        file = RECORDINGS / f"{way}, {until_s:.0f} s.json"  # one of --quick is shorter
         if not add:
             file.unlink(missing_ok=True)
         if file.exists():
             found[way] = Reading.load(file)
-        elif reading := record(way, epochs * TRAIN / OPENS_PER_S):
+        elif reading := record(way, until_s):
             reading.save(file)
             found[way] = reading
     return found
