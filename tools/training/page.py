@@ -107,10 +107,10 @@ mount. Then the model was trained in these orders, in all repetitions.
 
 {table}
 
-The last column is the difference in accuracy between training in the recorded order and in the simulated ones. The
-mounts read or fetch somewhat less than simulated, because listing, planning and evicting take no time in the
-simulation. With so small a cache, an epoch of growfs takes two seconds, so they count here. The simulated LRU mount is
-the fastest that the link allows.
+The last column is the difference in accuracy between training in the recorded order and in the simulated ones. growfs
+fetches somewhat less than simulated, because listing, planning and evicting take no time in the simulation. With so
+small a cache an epoch takes two seconds, so they count here. The simulated LRU mount uses all of the link, and
+`rclone mount` does not.
 """
 
 
