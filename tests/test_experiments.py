@@ -1,111 +1,107 @@
-"""tools/experiments runs and trains on the samples it reports. Accuracies are its result, so they are not checked."""
+"""tools/experiments: its pages are what its results say, its orders are as described, and a quick run works."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
-from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from tests.forkserver import FORK_ALL_VARIABLE
 from tests.frameworks.harness import ENV, FORKS
-from tests.needs import SET_UP
 
-ROOT = Path(__file__).parents[1]
-NEEDED = ("torch", "sklearn", "matplotlib")
-WAYS = {
-    "everything local",
-    *(f"growfs, {opens_per_fetch}" for opens_per_fetch in (10, 4, 2, 1)),
-    "LRU, 4",
-    "never evict",
-    *(f"stream, repeated, {opens_per_fetch}" for opens_per_fetch in (10, 4, 2, 1)),
-    "stream, once",
-}
+pytest.importorskip("torch")
+pytest.importorskip("scipy")
+pytest.importorskip("matplotlib")
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(any(find_spec(name) is None for name in NEEDED), reason=f"needs {', '.join(NEEDED)}; {SET_UP}"),
-]
+from tools import experiments
+from tools.training import orders, page
+from tools.training.mnist import BATCH, RESIDENT, TRAIN
+from tools.training.orders import OPENS_PER_S, take
+from tools.training.results import EXACT, GROWFS, KEEPING, LOCAL, LRU, STATIC, Findings
 
-
-def rows(page: str) -> list[dict[str, str]]:
-    """The rows of all tables of a page, by column name; the first column is named `way`."""
-    table, names = [], ["way"]
-    for line in page.splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if line.startswith("| way to read"):
-            names[1:] = cells[1:]
-        elif line.startswith("| "):
-            table.append(dict(zip(names, cells, strict=True)))
-    return table
-
-
-def share(cell: str) -> float:
-    return float(cell.removesuffix("%")) / 100
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folder of a quick run, forked from a process that has imported its libraries."""
-    folder = tmp_path_factory.mktemp("experiments")
-    words = ["-m", "tools.experiments", "--quick", "--out", str(folder)]
+def committed() -> Findings:
+    """The committed results."""
+    return Findings.load(page.DOCS / experiments.FILE)
+
+
+def test_the_pages_have_the_figures_of_the_results(committed: Findings) -> None:
+    assert (page.DOCS / "experiments.md").read_text() == page.markdown(committed)
+    sizing, readme = page.SIZING.read_text(), page.README.read_text()
+    assert page.with_section(sizing, committed) == sizing
+    assert page.with_sentence(readme, committed) == readme
+    assert page.sentence(committed) in " ".join(readme.split())
+
+
+def test_the_plot_has_the_figures_of_the_results(committed: Findings) -> None:
+    plot = (page.DOCS / page.PLOT).read_text()
+    for way in (STATIC, EXACT):
+        row = committed.row(way)
+        assert row
+        assert f"{way}: {committed.difference(row, 1)}" in plot
+
+
+def test_the_results_are_those_of_all_ways_to_read(committed: Findings) -> None:
+    assert not committed.quick
+    assert all(len(row.accuracies) == experiments.REPETITIONS for row in committed.rows)
+    expected = [row for row, _ in experiments.ways(experiments.EPOCHS, {})]
+    for row in expected:
+        assert committed.row(row.way, row.opens_per_fetch, row.in_time)
+    assert {row.way for row in committed.rows if row.mounted} == {GROWFS, EXACT, LRU}
+
+
+def test_the_mounts_read_much_as_simulated(committed: Findings) -> None:
+    for row in (row for row in committed.rows if row.mounted):
+        simulated = committed.row(row.way, row.opens_per_fetch, in_time=True)
+        assert simulated
+        assert row.samples == pytest.approx(simulated.samples, rel=0.3)
+        assert row.opens_of_each == pytest.approx(simulated.opens_of_each, rel=0.3)
+        assert row.seen[0] == pytest.approx(np.mean(simulated.seen, axis=0), abs=0.25)
+
+
+def test_rotation_opens_each_fetched_file_as_often_as_it_should_and_never_waits() -> None:
+    for number in (10, 4):
+        reading = take(orders.rotating(number, 0), 5 * TRAIN)
+        assert len(reading.samples) / reading.fetched == pytest.approx(number, rel=0.03)
+        assert np.diff(reading.at_s).max() == pytest.approx(1 / OPENS_PER_S)
+        assert reading.seen_after() == pytest.approx(min(1, 5 / number), abs=0.05)
+
+
+def test_a_pass_of_exact_has_each_sample_once() -> None:
+    reading = take(orders.exact(2, 0), 2 * TRAIN)
+    for pass_ in np.split(reading.samples, 2):
+        assert sorted(pass_) == list(range(TRAIN))
+    assert TRAIN < reading.fetched < 2 * TRAIN - 0.7 * RESIDENT  # most of the cache keeps its files
+
+
+def test_readers_that_fetch_each_sample_are_as_fast_as_the_link() -> None:
+    until_s = 2 * TRAIN / OPENS_PER_S
+    lru, keeping = (take(order(4, 0), 2 * TRAIN, until_s) for order in (orders.lru, orders.keeping))
+    assert lru.fetched == pytest.approx(2 * TRAIN / 4, abs=1)
+    assert len(lru.samples) - lru.fetched < 0.02 * TRAIN
+    assert lru.fetched == keeping.fetched
+    assert len(keeping.samples) >= len(lru.samples)
+
+
+def test_a_static_subset_is_as_large_as_the_cache() -> None:
+    assert take(orders.static(0), TRAIN).seen_after() == RESIDENT / TRAIN
+
+
+@pytest.mark.long
+def test_a_quick_run_trains_in_every_way(tmp_path: Path) -> None:
+    words = ["-m", "tools.experiments", "--quick", "--out", str(tmp_path)]
     done = FORKS.run(words, {**ENV, FORK_ALL_VARIABLE: "1"}, timeout_s=200)
     assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def by_way(quick: Path) -> dict[str, dict[str, str]]:
-    """The rows of the quick run."""
-    return {row["way"]: row for row in rows((quick / "experiments.md").read_text())}
-
-
-@pytest.mark.long
-def test_every_way_to_read_has_a_row(by_way: dict[str, dict[str, str]]) -> None:
-    assert set(by_way) == WAYS
-
-
-@pytest.mark.long
-def test_every_way_trains_for_the_same_steps_except_the_stream_that_ends(by_way: dict[str, dict[str, str]]) -> None:
-    steps = {way: int(row["steps"]) for way, row in by_way.items()}
-    assert steps.pop("stream, once") == steps["everything local"] // 4
-    assert len(set(steps.values())) == 1
-
-
-@pytest.mark.long
-def test_fetches_per_open_are_as_configured(by_way: dict[str, dict[str, str]]) -> None:
-    for way, row in by_way.items():
-        name, _, number = way.rpartition(", ")
-        if name in ("growfs", "stream, repeated"):
-            assert 0.8 / int(number) < float(row["fetches per open"]) < 1.05 / int(number), way
-    assert float(by_way["LRU, 4"]["fetches per open"]) > 0.25  # a file that was evicted unread is fetched again
-    assert float(by_way["never evict"]["fetches per open"]) == 0
-
-
-@pytest.mark.long
-def test_a_static_subset_is_a_tenth_of_the_data_and_rotation_covers_all(by_way: dict[str, dict[str, str]]) -> None:
-    seen = {way: share(row["data seen"]) for way, row in by_way.items()}
-    assert seen["never evict"] == 0.1
-    assert all(seen[way] > 0.9 for way in seen if way.startswith(("everything", "growfs", "stream, repeated")))
-
-
-@pytest.mark.long
-def test_only_opens_of_the_lru_cache_wait(by_way: dict[str, dict[str, str]]) -> None:
-    waited = {way for way, row in by_way.items() if share(row["opens that waited"])}
-    assert waited == {"LRU, 4"}
-
-
-@pytest.mark.long
-def test_every_way_learns_more_than_guessing(by_way: dict[str, dict[str, str]]) -> None:
-    for way, row in by_way.items():
-        assert 50 < float(row["accuracy, %"]) <= 100, way  # guessing gives 10
-
-
-@pytest.mark.long
-def test_the_plot_shows_the_rotation(quick: Path) -> None:
-    assert b"growfs" in ElementTree.tostring(ElementTree.parse(quick / "experiments.svg").getroot())
-
-
-def test_the_committed_results_cover_these_ways() -> None:
-    assert {row["way"] for row in rows((ROOT / "docs" / "experiments.md").read_text())} == WAYS
+    found = Findings.load(tmp_path / experiments.FILE)
+    assert [row.way for row in found.rows if row.mounted] == [GROWFS]
+    for row in found.rows:
+        assert all(0.97 * TRAIN < count <= TRAIN for count in row.samples) or (row.in_time and row.way != GROWFS)
+        assert row.accuracies[0] > 70 or row.samples[0] < TRAIN / 3  # guessing gives 10
+    assert {row.way for row in found.rows} == {LOCAL, GROWFS, EXACT, STATIC, LRU, KEEPING}
+    assert "--quick" in (tmp_path / "experiments.md").read_text()
+    assert (tmp_path / page.PLOT).read_text().startswith("<?xml")
+    assert found.rows[0].samples == [TRAIN - TRAIN % BATCH]

@@ -24,13 +24,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from queue import Queue
-from typing import Any
+from typing import Any, TypeVar
 
 HEADER = 512
 """The size of a tar block."""
 THREADS = 8
 PROCESSES = 2
 Spec = dict[str, Any]
+T = TypeVar("T")
 
 
 def number(sample: bytes) -> int:
@@ -44,10 +45,10 @@ def samples_of(shard: bytes, sample_bytes: int) -> list[int]:
     return [number(shard[at + HEADER :]) for at in range(0, len(shard) // each * each, each)]
 
 
-def in_parallel(read: Callable[[Any], bytes], items: Iterator[Any]) -> Iterator[bytes]:
+def in_parallel(read: Callable[[Any], T], items: Iterator[Any]) -> Iterator[T]:
     """Read the items on threads, as many ahead as there are threads, in order."""
     with ThreadPoolExecutor(THREADS) as pool:
-        ahead: deque[Future[bytes]] = deque()
+        ahead: deque[Future[T]] = deque()
         for item in items:
             ahead.append(pool.submit(read, item))
             if len(ahead) > THREADS:

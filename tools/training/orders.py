@@ -1,121 +1,186 @@
-"""The order of the samples, for each way to read a data set of which a tenth is local.
+"""The order of the samples, for each way to read a data set of which a tenth fits on the disk.
 
-The cached files come from growfs.simulation, which runs the mount's own rules. Its reader lists, opens each listed file
-once in random order, and lists again; an open takes one second, plus its wait on a miss.
+Each way is simulated: an infinite sequence of opens, with the time at which training takes the sample, and the number
+of files fetched so far. Training reads OPENS_PER_S samples a second if it does not wait, and the link delivers a file
+in the time of a fixed number of opens. Every cache is empty at the start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import json
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from growfs.rotation.parts import CatalogFile, ExactPass, divide
 from growfs.simulation.cache import File, MountSettings
 from growfs.simulation.simulator import Simulation
-from tools.training.digits import RESIDENT, TRAIN, Numbers
+from tools.training.mnist import BATCH, CLASSES, RESIDENT, TRAIN, Numbers, labels
 
-FILE_BYTES = 8192
-"""Each sample is a file of this size."""
+FILE_BYTES = 4096
+"""Each sample is a file of this size, a block of the disk."""
+OPENS_PER_S = 250
+PART_SHARE = 0.2
+"""`--part-size`. The default, 5% of so small a cache, would make parts of 28 files."""
+AHEAD = 2 * BATCH
+"""How many samples a data loader fetches ahead of training."""
+
+
+class Opened(NamedTuple):
+    """A sample that training takes."""
+
+    sample: int
+    at_s: float
+    fetched: int
+    """Files fetched until then."""
+
+
+Order = Iterator[Opened]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The reads of one training run. samples: indices, in the order of the opens.
-
-    fill: fetches before the first open. fetches: fetches after it. waited: opens that waited for a fetch.
-    """
+    """The reads of one training run. samples: indices, in order. at_s: when training took each of them."""
 
     samples: Numbers
-    fill: int
-    fetches: int
-    waited: int = 0
+    at_s: NDArray[np.float64]
+    fetched: int
 
-    @property
-    def fetches_per_open(self) -> float:
-        """Fetches per open, without the first fill."""
-        return self.fetches / len(self.samples)
+    @classmethod
+    def load(cls, file: Path) -> Reading:
+        """Read a file that `save` wrote."""
+        values = json.loads(file.read_text())
+        return cls(np.array(values["samples"], np.int64), np.array(values["at_s"]), values["fetched"])
 
-    @property
-    def fetched(self) -> float:
-        """All fetches, including the first fill, as a multiple of the data."""
-        return (self.fill + self.fetches) / TRAIN
+    def save(self, file: Path) -> None:
+        """Write it to a file."""
+        values = {"samples": self.samples.tolist(), "at_s": self.at_s.tolist(), "fetched": self.fetched}
+        file.write_text(json.dumps(values))
 
-    @property
-    def seen(self) -> float:
-        """The fraction of the data that was used for training."""
-        return len(np.unique(self.samples)) / TRAIN
+    def seen_after(self, s: float = float("inf")) -> float:
+        """The fraction of the data that training had taken by then."""
+        return len(np.unique(self.samples[self.at_s <= s])) / TRAIN
 
 
-def everything(opens: int, seed: int) -> Reading:
+def take(order: Order, opens: int, until_s: float = float("inf")) -> Reading:
+    """The first opens, until a time."""
+    taken = itertools.takewhile(lambda opened: opened.at_s <= until_s, itertools.islice(order, opens))
+    samples, at_s, fetched = zip(*taken, strict=True)
+    return Reading(np.array(samples, np.int64), np.array(at_s), fetched[-1])
+
+
+def everything(seed: int) -> Order:
     """All data is local; each epoch reads it in a new random order."""
-    return Reading(_take(_shuffled(np.random.default_rng(seed)), opens), TRAIN, 0)
+    for number, sample in enumerate(_shuffled(seed, range(TRAIN)), 1):
+        yield Opened(sample, number / OPENS_PER_S, TRAIN)
 
 
-def cached(policy: str, opens_per_fetch: int, labels: Numbers, opens: int, seed: int) -> Reading:
-    """A cache of a tenth of the data, full at the first listing, with a policy of growfs.simulation.
+def static(seed: int) -> Order:
+    """A subset that is local."""
+    subset = np.random.default_rng((seed, 1)).permutation(TRAIN)[:RESIDENT]
+    for number, sample in enumerate(_shuffled(seed, subset.tolist()), 1):
+        yield Opened(sample, number / OPENS_PER_S, RESIDENT)
 
-    The remote delivers a file in the time of that many opens, so no policy can fetch more; fetches for misses are
-    additional. The turnover is the one for which a fraction t of the cache is replaced while the rest, 1 - t, is listed
-    and read.
+
+def rotating(opens_per_fetch: int, seed: int) -> Order:
+    """A mount of growfs, by growfs.simulation. The reader lists, opens each listed file once in random order, and lists
+    again. It begins when each class has a file.
+
+    The turnover is the one for which a fraction t of the cache is replaced while the rest, 1 - t, is listed and read.
     """
-    files = [File(int(label) + 1, f"{label}/{sample:04}", FILE_BYTES) for sample, label in enumerate(labels)]
+    files = [File(int(label) + 1, f"{label}/{sample:05}.png", FILE_BYTES) for sample, label in enumerate(labels())]
     simulation = Simulation(
         files,
         RESIDENT * FILE_BYTES,
-        bandwidth=FILE_BYTES / opens_per_fetch,
-        settings=MountSettings(policy, seed, 1 / (1 + opens_per_fetch)),
+        bandwidth=FILE_BYTES * OPENS_PER_S / opens_per_fetch,
+        settings=MountSettings("growfs", seed, 1 / (1 + opens_per_fetch)),
     )
-    while sum(simulation.fetches) < RESIDENT:
-        simulation.sleep(1)
-    fill = sum(simulation.fetches)
-    waited = 0
-
-    def samples() -> Iterator[int]:
-        nonlocal waited
-        rng = np.random.default_rng(seed)
-        reader = simulation.reader()
-        while True:
-            for sample in rng.permutation(reader.list()):
-                wait = reader.open(int(sample))
-                waited += wait > 0
-                simulation.sleep(1 + wait)
-                yield int(sample)
-
-    read = _take(samples(), opens)
-    return Reading(read, fill, sum(simulation.fetches) - fill, waited)
-
-
-def stream(opens_per_fetch: int, opens: int, seed: int) -> Reading:
-    """Stream samples in random order, pass after pass, through a shuffle buffer of a tenth of the data.
-
-    It makes as many fetches and steps as the rotating cache, so each fetched sample is trained on several times ("data
-    echoing", Choi et al., 2019): a step draws from the buffer at random, and a sample that was drawn often enough is
-    replaced by the next.
-    """
-    rng = np.random.default_rng(seed)
-    source = _shuffled(np.random.default_rng((seed, 1)))
-    fetches = 0
-
-    def samples() -> Iterator[int]:
-        nonlocal fetches
-        buffer = [next(source) for _ in range(RESIDENT)]
-        left = [opens_per_fetch] * RESIDENT
-        while True:
-            place = int(rng.integers(RESIDENT))
-            yield buffer[place]
-            left[place] -= 1
-            if not left[place]:
-                buffer[place], left[place] = next(source), opens_per_fetch
-                fetches += 1
-
-    return Reading(_take(samples(), opens), RESIDENT, fetches)
-
-
-def _shuffled(rng: np.random.Generator) -> Iterator[int]:
+    while sum(map(bool, simulation.cache.folders.values())) <= CLASSES:  # they have one folder more, of all files
+        simulation.sleep(1 / OPENS_PER_S)
+    generator = np.random.default_rng(seed)
+    reader = simulation.reader()
     while True:
-        yield from map(int, rng.permutation(TRAIN))
+        for sample in generator.permutation(reader.list()).tolist():
+            simulation.sleep(reader.open(sample) + 1 / OPENS_PER_S)
+            yield Opened(sample, simulation.now, int(simulation.remote_bytes // FILE_BYTES))
 
 
-def _take(samples: Iterator[int], count: int) -> Numbers:
-    return np.fromiter(samples, np.int64, count)
+def exact(opens_per_fetch: int, seed: int) -> Order:
+    """A mount of growfs with --exact: the parts are growfs's own, each read in random order.
+
+    The cache has room for two parts, so a part is fetched once the part before the last one has been read.
+    """
+    files = [
+        CatalogFile(id, f"{label}/{id:05}.png", FILE_BYTES, FILE_BYTES, False) for id, label in enumerate(labels(), 1)
+    ]
+    generator = np.random.default_rng(seed)
+    link_s = now = before = 0.0
+    fetched = 0
+    for number in itertools.count(1):
+        cache_bytes = RESIDENT * FILE_BYTES
+        division, ids = divide(files, ExactPass(seed, number, cache_bytes, int(PART_SHARE * cache_bytes)))
+        for part in division.parts:
+            lacking = (part.end if number == 1 else part.kept) - part.start
+            link_s = max(link_s, before) + lacking * opens_per_fetch / OPENS_PER_S
+            fetched += lacking
+            before, now = now, max(now, link_s)
+            for id in generator.permutation(ids[part.start : part.end]).tolist():
+                now += 1 / OPENS_PER_S
+                yield Opened(id - 1, now, fetched)
+
+
+def lru(opens_per_fetch: int, seed: int) -> Order:
+    """A mount that lists everything, with an LRU cache."""
+    cached = OrderedDict[int, None]()
+
+    def is_cached(sample: int) -> bool:
+        if sample in cached:
+            cached.move_to_end(sample)
+            return True
+        if len(cached) == RESIDENT:
+            cached.popitem(last=False)
+        cached[sample] = None
+        return False
+
+    return _waiting(opens_per_fetch, seed, is_cached)
+
+
+def keeping(opens_per_fetch: int, seed: int) -> Order:
+    """A mount that lists everything, keeps the first files, and fetches the others each time."""
+    kept = set[int]()
+
+    def is_cached(sample: int) -> bool:
+        if sample in kept:
+            return True
+        if len(kept) < RESIDENT:
+            kept.add(sample)
+        return False
+
+    return _waiting(opens_per_fetch, seed, is_cached)
+
+
+def _waiting(opens_per_fetch: int, seed: int, is_cached: Callable[[int], bool]) -> Order:
+    """Read everything in random order, and fetch what is not cached, up to AHEAD samples before training takes it."""
+    now = link_s = 0.0
+    fetched = 0
+    taken = deque([0.0] * AHEAD, AHEAD)
+    for sample in _shuffled(seed, range(TRAIN)):
+        if not is_cached(sample):
+            link_s = max(link_s, taken[0]) + opens_per_fetch / OPENS_PER_S
+            fetched += 1
+            now = max(now, link_s)
+        now += 1 / OPENS_PER_S
+        taken.append(now)
+        yield Opened(sample, now, fetched)
+
+
+def _shuffled(seed: int, samples: range | list[int]) -> Iterator[int]:
+    generator = np.random.default_rng(seed)
+    while True:
+        yield from generator.permutation(samples).tolist()

@@ -1,18 +1,19 @@
-"""Reports the results: means with confidence intervals, as a table and as a plot."""
+"""The results: all repetitions of each way to read, means with confidence intervals, tables and the plot."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import stdtrit
 
-from tools.training.digits import BATCH
-from tools.training.orders import Reading
+from tools.training.mnist import TRAIN
+from tools.training.orders import OPENS_PER_S, Reading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,26 +21,103 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 GOAL_POINTS, GOAL_OPENS_MAX = 0.3, 4
 """The goal: a rotating cache is within this many points of everything local, with at most this many opens per fetch."""
-COLOURS = {"growfs": "tab:blue", "stream, repeated": "tab:orange", "LRU": "tab:green"}
+LOCAL, STATIC, GROWFS, EXACT, LRU, KEEPING = (
+    *("everything local", "static subset"),
+    *("growfs", "growfs --exact", "LRU mount", "never evict"),
+)
+COLORS = {GROWFS: "tab:blue", EXACT: "tab:cyan", KEEPING: "tab:orange", LRU: "tab:green"}
+SEEN_AFTER = (1, 2, 5, 10)
+"""After how many epochs' time the coverage is shown."""
 
 
 @dataclass(slots=True)
 class Row:
-    """All repetitions of one way to read. opens_per_fetch: the nominal ratio; None if it does not apply.
+    """All repetitions of one way to read. The lists have a value for each.
 
-    accuracies: percent. differences: points, compared with everything local in the same repetition.
+    opens_per_fetch: in the time of how many opens the link delivers a file; None if that does not matter. in_time:
+    whether training ends after a time, and not after a number of samples.
     """
 
     way: str
-    opens_per_fetch: int | None
-    readings: list[Reading] = field(default_factory=list)
+    opens_per_fetch: int | None = None
+    in_time: bool = False
+    mounted: bool = False
+    samples: list[int] = field(default_factory=list)
+    fetched: list[int] = field(default_factory=list)
+    seen: list[list[float]] = field(default_factory=list)
+    """For each of SEEN_AFTER, the fraction of the data."""
     accuracies: list[float] = field(default_factory=list)
-    differences: list[float] = field(default_factory=list)
+    """In percent."""
+
+    def add(self, reading: Reading, accuracy: float) -> None:
+        """Add a repetition."""
+        self.samples.append(len(reading.samples))
+        self.fetched.append(reading.fetched)
+        self.seen.append([round(reading.seen_after(epochs * TRAIN / OPENS_PER_S), 4) for epochs in SEEN_AFTER])
+        self.accuracies.append(round(accuracy, 2))
 
     @property
-    def name(self) -> str:
-        """The text of the first column."""
-        return f"{self.way}, {self.opens_per_fetch}" if self.opens_per_fetch else self.way
+    def opens_of_each(self) -> float:
+        """The opens of each fetched file."""
+        return float(np.sum(self.samples) / np.sum(self.fetched))
+
+
+@dataclass(slots=True)
+class Findings:
+    """The content of the results' file."""
+
+    quick: bool
+    epochs: int
+    rows: list[Row]
+
+    @classmethod
+    def load(cls, file: Path) -> Findings:
+        """Read the file."""
+        values = json.loads(file.read_text())
+        return cls(**values | {"rows": [Row(**row) for row in values["rows"]]})
+
+    def save(self, file: Path) -> None:
+        """Write the file, a line for each row."""
+        values = asdict(self)
+        rows = ",\n".join(map(json.dumps, values.pop("rows")))
+        file.write_text(f'{json.dumps(values)[:-1]}, "rows": [\n{rows}\n]}}\n')
+
+    def take_over(self, earlier: Findings) -> None:
+        """Begin with the repetitions of an earlier run."""
+        for row in self.rows:
+            if known := earlier.row(row.way, row.opens_per_fetch, row.in_time, row.mounted):
+                row.samples, row.fetched, row.seen = known.samples, known.fetched, known.seen
+                row.accuracies = known.accuracies
+
+    @property
+    def repetitions(self) -> int:
+        """How many repetitions all rows have."""
+        return min(len(row.accuracies) for row in self.rows)
+
+    def row(
+        self, way: str, opens_per_fetch: int | None = None, in_time: bool = False, mounted: bool = False
+    ) -> Row | None:
+        """The row of a way to read, if it was tested."""
+        wanted = (way, opens_per_fetch, in_time, mounted)
+        found = [row for row in self.rows if (row.way, row.opens_per_fetch, row.in_time, row.mounted) == wanted]
+        return found[0] if found else None
+
+    def links(self) -> list[int]:
+        """The links on which ways that wait were tested."""
+        return [row.opens_per_fetch for row in self.rows if row.way == LRU and not row.mounted and row.opens_per_fetch]
+
+    def differences(self, row: Row, other: Row | None = None) -> list[float]:
+        """The differences in accuracy, in points, to the other row in the same repetition; by default to all local."""
+        others = (other or self.rows[0]).accuracies
+        return [mine - theirs for mine, theirs in zip(row.accuracies, others, strict=False)]
+
+    def difference(self, row: Row, digits: int = 2) -> str:
+        """The mean difference to everything local, as text."""
+        return "" if row.way == LOCAL else shown(self.differences(row), "+", digits)
+
+    def steps(self, row: Row) -> float:
+        """The steps, as a share of those of everything local."""
+        return float(np.mean(row.samples) / np.mean(self.rows[0].samples))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -51,85 +129,67 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean, float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * error
 
 
-def table(rows: Iterable[Row]) -> str:
-    """The table in Markdown."""
-    lines = [
-        "| way to read, opens per fetch | steps | fetches per open | fetched, times the data | data seen"
-        " | opens that waited | accuracy, % | difference to everything local, points |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for row in rows:
-        shares = [
-            (len(one.samples) / BATCH, one.fetches_per_open, one.fetched, one.seen, one.waited / len(one.samples))
-            for one in row.readings
-        ]
-        forms = ("{:,.0f}", "{:.3f}", "{:.1f}", "{:.1%}", "{:.1%}")
-        cells = [form.format(mean) for form, mean in zip(forms, np.mean(shares, axis=0), strict=True)]
-        is_other = any(row.differences) or row.opens_per_fetch
-        cells += [shown(row.accuracies), shown(row.differences, "+") if is_other else ""]
-        lines.append(f"| {' | '.join([row.name, *cells])} |")
-    return "\n".join(lines) + "\n"
-
-
-def shown(values: Sequence[float], sign: str = "") -> str:
+def shown(values: Sequence[float], sign: str = "", digits: int = 2) -> str:
     """The interval as text. sign: "+" to also show the sign of gains."""
     mean, half = interval(values)
-    return f"{mean:{sign}.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")
+    mean = round(mean, digits) + 0.0  # no negative zero
+    return f"{mean:{sign if mean else ''}.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
 
 
-def verdict(rows: Iterable[Row]) -> list[str]:
+def verdicts(found: Findings) -> str:
     """For each row of growfs that the goal covers, a line on whether it is met."""
     lines = []
-    for row in rows:
-        if row.way.startswith("growfs") and row.opens_per_fetch and row.opens_per_fetch <= GOAL_OPENS_MAX:
-            mean, half = interval(row.differences)
+    for row in found.rows:
+        if row.way == GROWFS and row.opens_per_fetch and row.opens_per_fetch <= GOAL_OPENS_MAX:
+            mean, half = interval(found.differences(row))
             met = "met" if mean >= -GOAL_POINTS else "missed"
             if math.isnan(half):
                 met = "unknown from one repetition"
             elif abs(mean + GOAL_POINTS) < half:
                 met += ", with the goal inside the interval"
-            lines.append(f"- {row.name}: {shown(row.differences, '+')} points: {met}.")
-    return lines
+            through = " through a mount" * row.mounted
+            lines.append(f"- growfs, {row.opens_per_fetch}{through}: {found.difference(row)} points: {met}.\n")
+    return "".join(lines)
 
 
-def draw(rows_by_epochs: dict[int, list[Row]], path: Path) -> None:
-    """Plot the differences to everything local over the opens per fetch, for each length of training."""
+def draw(found: Findings, path: Path) -> None:
+    """Plot the differences to everything local: after as many samples, and after the same time."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     # Equal results give equal files: no date, no random names. Text stays text, which is smaller.
     with mpl.rc_context({"svg.hashsalt": "growfs", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(4 * len(rows_by_epochs) + 0.5, 3.4), layout="constrained")
-        axes = figure.subplots(1, len(rows_by_epochs), sharey=True, squeeze=False)[0]
-        for axis, (epochs, rows) in zip(axes, rows_by_epochs.items(), strict=True):
-            draw_length(axis, epochs, rows)
-        axes[0].set_ylabel("accuracy, difference from everything local")
-        axes[-1].legend(fontsize=8, loc="lower left")
+        figure = Figure(figsize=(8.5, 3.4), layout="constrained")
+        samples, in_time = figure.subplots(1, 2)
+        samples.set_title("the same number of samples", fontsize=9)
+        samples.axhline(-GOAL_POINTS, color="grey", linewidth=0.8, linestyle="--", label=f"goal: -{GOAL_POINTS}")
+        _line(samples, found, [row for row in found.rows if row.way == GROWFS and not row.mounted], 0)
+        notes = [row for row in found.rows if row.way in (EXACT, STATIC) and not row.in_time]
+        note = "\n".join(f"{row.way}: {found.difference(row, 1)}" for row in notes)
+        samples.text(0.97, 0.97, note, transform=samples.transAxes, ha="right", va="top", fontsize=8)
+        samples.set_xlabel("opens of each fetched file")
+        samples.set_ylabel("accuracy, difference from all local, points")
+        in_time.set_title("the same time", fontsize=9)
+        for number, way in enumerate(COLORS):
+            rows = [row for row in found.rows if row.way == way and row.in_time and not row.mounted]
+            _line(in_time, found, [row for row in rows if row.opens_per_fetch in found.links()], number)
+        in_time.set_xlabel("the link delivers a file in the time of so many opens")
+        for axis, ticks in ((samples, _ratios(found.rows)), (in_time, found.links())):
+            axis.axhline(0, color="black", linewidth=0.8)
+            axis.set_xscale("log")
+            axis.set_xticks(ticks, map(str, ticks))
+            axis.minorticks_off()
+            axis.legend(fontsize=8, loc="lower left")
         figure.savefig(path, metadata={"Date": None})
 
 
-def draw_length(axis: Axes, epochs: int, rows: list[Row]) -> None:
-    """Plot one length of training."""
-    axis.set_title(f"{epochs} epochs' worth of steps", fontsize=9)
-    axis.axhline(0, color="black", linewidth=0.8)
-    axis.axhline(-GOAL_POINTS, color="grey", linewidth=0.8, linestyle="--", label=f"goal: -{GOAL_POINTS}")
-    for number, (way, colour) in enumerate(COLOURS.items()):
-        # At the measured ratio: an LRU cache fetches more than the nominal one.
-        points = [
-            (1 / float(np.mean([one.fetches_per_open for one in row.readings])), interval(row.differences))
-            for row in rows
-            if row.way == way
-        ]
-        x = [mean * 1.03**number for mean, _ in points]  # side by side, so the bars do not overlap
-        means, halves = zip(*(of for _, of in points), strict=True)
-        bars = [0 if math.isnan(half) else half for half in halves]
-        style: dict[str, Any] = {"marker": "o", "markersize": 4, "capsize": 3, "linewidth": 1}
-        axis.errorbar(x, means, bars, color=colour, label=way, **style)
-    axis.set_xscale("log")
-    axis.set_xticks([1, 2, 4, 10], ["1", "2", "4", "10"])
-    axis.minorticks_off()
-    axis.set_xlabel("opens per fetch")
-    for row in rows:
-        if row.way == "never evict":
-            note = f"never evict: {interval(row.differences)[0]:+.1f}"
-            axis.text(0.62, 0.03, note, transform=axis.transAxes, ha="center", fontsize=8)
+def _ratios(rows: Iterable[Row]) -> list[int]:
+    return sorted({row.opens_per_fetch for row in rows if row.opens_per_fetch})
+
+
+def _line(axis: Axes, found: Findings, rows: list[Row], number: int) -> None:
+    points = [(row.opens_per_fetch, *interval(found.differences(row))) for row in rows if row.opens_per_fetch]
+    x = [ratio * 1.02**number for ratio, _, _ in points]  # side by side, so the bars do not overlap
+    bars = [0 if math.isnan(half) else half for _, _, half in points]
+    style: dict[str, Any] = {"marker": "o", "markersize": 4, "capsize": 3, "linewidth": 1}
+    axis.errorbar(x, [mean for _, mean, _ in points], bars, color=COLORS[rows[0].way], label=rows[0].way, **style)

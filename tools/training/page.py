@@ -1,0 +1,293 @@
+"""What tools/experiments writes from its results: docs/experiments.md, the plot, a section of docs/sizing.md, and a
+sentence of the README.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from tools.benchmarks.measure import ROOT
+from tools.peers.page import table, wrapped
+from tools.training import results
+from tools.training.mnist import BATCH, RESIDENT, TRAIN
+from tools.training.orders import AHEAD, OPENS_PER_S, PART_SHARE
+from tools.training.recording import RTT_S
+from tools.training.results import (
+    CONFIDENCE,
+    GOAL_OPENS_MAX,
+    GOAL_POINTS,
+    GROWFS,
+    LRU,
+    SEEN_AFTER,
+    STATIC,
+    Findings,
+    Row,
+    shown,
+)
+
+DOCS = ROOT / "docs"
+README, SIZING = ROOT / "README.md", DOCS / "sizing.md"
+PLOT = "experiments.svg"
+BEGIN = "<!-- tools/experiments writes this section -->\n"
+SENTENCE = re.compile(r"In an experiment on MNIST.*?(?= \[Sizing\])")
+USUAL = 4
+"""The opens of each fetched file with the default turnover."""
+
+ABOUT = """
+# Accuracy of training through a rotating cache
+
+`tools/experiments` wrote this page.{quick}
+
+This experiment tests whether a model that trains through a rotating cache becomes as accurate as one that trains on all
+of the data: after as many samples, and after the same time behind a slow link. A small convolutional network learns
+MNIST.
+
+![accuracy, relative to training with everything local]({plot})
+
+There are {train:,} training images, of which {resident} fit in the cache. Each of the {repetitions} repetitions draws
+other images from MNIST's 60,000 (as many of each class), and has other initial weights, which are the same
+for all ways to read, and other random orders. The accuracy is that on all of MNIST's 10,000 test images. The network
+has two layers of convolutions (8 and 16 channels) and a linear one. The batch size is {batch}. The optimizer is Adam,
+and its learning rate falls to zero along a cosine, over as many steps as a run makes. Training with everything local
+takes {epochs} epochs.
+
+The figures are means, ± half of the {confidence:.0%} confidence interval (Student's t) over the repetitions. The
+differences are paired, so the effects of the images and the initial weights cancel. The network is small and
+trained briefly, so the differences count here, and not the accuracies.
+
+The orders of the samples are simulated, except in [the last section](#through-real-mounts), which compares them with
+those of real mounts. Each image is a file. Training reads {opens} images a second unless it waits, and the cache is
+empty at the start.
+
+- everything local: each epoch shuffles all of the data.
+- growfs: the rules of a mount (`growfs.simulation`). The reader lists, opens each listed file once in random order, and
+  lists again. For d opens of each fetched file, the link delivers a file in the time of d opens, and the turnover is
+  1 / (1 + d). Training begins when each class has a file.
+- growfs --exact: growfs's own parts, each read in random order, with `--part-size {part:.0%}`. The link fetches a part
+  while the last one is read.
+- LRU mount: it lists everything. The reader reads it in random order, and fetches up to {ahead} images ahead.
+- never evict: the same, but the cache keeps the files that came first.
+- static subset: the images that fit in the cache, and no others.
+"""
+
+SAMPLES = """
+## The same number of samples
+
+An LRU mount and "never evict" are not in this table: their reader reads the same samples as one that has everything
+local, only later.
+
+{table}
+
+The goal: within {goal_points} points of everything local at {goal_opens} opens of each fetched file.
+
+{verdicts}"""
+
+IN_TIME = """
+## The same time
+
+Training ends after the time that {epochs} epochs take with everything local. "Waits" is the share of this time in which
+training does not read. A reader that waits makes fewer steps, and its learning rate falls to zero sooner. In a longer
+run it would lose less: after enough steps, more of them hardly help.
+
+{table}
+"""
+
+MOUNTED = """
+## Through real mounts
+
+The images are PNG files, each padded to 4 kB, in a folder for each class, in a bucket of a real S3 server behind an
+emulated link with a round trip of {rtt:.0f} ms. The link delivers a file in the time of {usual} opens. torchvision's
+`ImageFolder` reads them through `growfs mount`, `growfs mount --exact`, and `rclone mount` with a cache of the same
+size, at most {opens} images a second, for {seconds:.0f} s. Which images it read, and when, was recorded once for each
+mount. Then the model was trained in these orders, in all repetitions.
+
+{table}
+
+The last column is the difference in accuracy between training in the recorded order and in the simulated ones. growfs
+fetches somewhat less than simulated, because listing, planning and evicting take no time in the simulation. With so
+small a cache an epoch takes two seconds, so they count here. The simulated LRU mount uses all of the link, and
+`rclone mount` does not.
+"""
+
+
+def write(found: Findings, folder: Path) -> None:
+    """Write the page and the plot into a folder. Also write the other documents if that is docs/."""
+    (folder / "experiments.md").write_text(markdown(found))
+    results.draw(found, folder / PLOT)
+    if folder.resolve() == DOCS:
+        SIZING.write_text(with_section(SIZING.read_text(), found))
+        README.write_text(with_sentence(README.read_text(), found))
+
+
+def markdown(found: Findings) -> str:
+    """The page."""
+    values = {
+        "quick": "\n\n**This was `--quick`: it shows only that everything runs.**" if found.quick else "",
+        "plot": PLOT,
+        "train": TRAIN,
+        "resident": RESIDENT,
+        "repetitions": found.repetitions,
+        "batch": BATCH,
+        "epochs": found.epochs,
+        "confidence": CONFIDENCE,
+        "opens": OPENS_PER_S,
+        "part": PART_SHARE,
+        "ahead": AHEAD,
+        "goal_points": GOAL_POINTS,
+        "goal_opens": GOAL_OPENS_MAX,
+        "verdicts": results.verdicts(found),
+        "rtt": RTT_S * 1000,
+        "usual": USUAL,
+        "seconds": found.epochs * TRAIN / OPENS_PER_S,
+    }
+    parts = [(ABOUT, ""), (SAMPLES, samples_table(found)), (IN_TIME, time_table(found))]
+    if any(row.mounted for row in found.rows):
+        parts.append((MOUNTED, mounted_table(found)))
+    text = "\n\n".join(text.strip().format(**values, table=table).strip() for text, table in parts)
+    return "\n\n".join(map(wrapped, text.split("\n\n"))) + "\n"
+
+
+def name(row: Row) -> str:
+    """The first column."""
+    return f"{row.way}, {row.opens_per_fetch}" if row.way == GROWFS else row.way
+
+
+def short_name(row: Row) -> str:
+    """The first column in docs/sizing.md."""
+    if row.mounted:
+        return f"{row.way}, a real mount, {row.opens_of_each:.1f} opens"
+    return f"{row.way}, {opens(row.opens_per_fetch)}" if row.opens_per_fetch else row.way
+
+
+def opens(number: int) -> str:
+    """A number of opens."""
+    return f"{number} open{'s' * (number > 1)}"
+
+
+def samples_table(found: Findings) -> str:
+    """The ways that read as many samples. growfs starts with the first files, so it reads a few fewer."""
+    rows = [
+        [
+            name(row),
+            f"{np.mean(row.samples):,.0f}",
+            f"{np.mean(row.fetched) / TRAIN:.1f}",
+            f"{row.opens_of_each:.1f}",
+            f"{np.mean(row.seen, axis=0)[-1]:.1%}",
+            shown(row.accuracies),
+            found.difference(row),
+        ]
+        for row in found.rows
+        if not row.mounted and (row.way == GROWFS or not row.in_time)
+    ]
+    head = "way to read, opens of each fetched file", "samples", "fetched, times the data", "opens of each, measured"
+    return table([*head, "data seen", "accuracy, %", "difference to everything local, points"], rows).strip()
+
+
+def time_table(found: Findings) -> str:
+    """The ways that read for as long, for each link."""
+    rows = [
+        [
+            opens(link),
+            row.way,
+            f"{1 - found.steps(row):.0%}",
+            f"{np.mean(row.samples):,.0f}",
+            f"{np.mean(row.seen, axis=0)[-1]:.1%}",
+            shown(row.accuracies),
+            found.difference(row),
+        ]
+        for link in found.links()
+        for row in found.rows
+        if not row.mounted and row.in_time and row.opens_per_fetch == link
+    ]
+    head = "the link delivers a file in the time of", "way to read", "waits", "samples", "data seen"
+    return table([*head, "accuracy, %", "difference to everything local, points"], rows).strip()
+
+
+def mounted_table(found: Findings) -> str:
+    """The mounts, and the simulation of each."""
+
+    def lines() -> Iterable[list[str]]:
+        for row in (row for row in found.rows if row.mounted):
+            simulated = found.row(row.way, row.opens_per_fetch, in_time=True)
+            assert simulated
+            for label, each in (("mounted", row), ("simulated", simulated)):
+                yield [
+                    f"{row.way}, {label}",
+                    f"{np.mean(each.samples):,.0f}",
+                    f"{each.opens_of_each:.2f}",
+                    *(f"{share:.1%}" for share in np.mean(each.seen, axis=0)),
+                    shown(each.accuracies),
+                    shown(found.differences(row, simulated), "+") if each is row else "",
+                ]
+
+    seen = [f"seen after {epochs}" for epochs in SEEN_AFTER]
+    seen[-1] += " epochs' time"
+    return table(["", "samples", "opens of each fetched file", *seen, "accuracy, %", "difference"], lines()).strip()
+
+
+def section(found: Findings) -> str:
+    """The section of docs/sizing.md."""
+    about = (
+        f"In an experiment on MNIST, yes, if each fetched file is opened no more than about {USUAL} times. A small"
+        f" convolutional network learns from {TRAIN:,} images, with a cache for a tenth of them, in"
+        f" {found.repetitions} repetitions. The table shows the difference in accuracy from training with all data"
+        f" local: after as many samples, and after the same time behind a link that delivers a file in the time of so"
+        " many opens. The reads are simulated, except those of the real mount."
+    )
+    rows = []
+    for row in found.rows:
+        always_shown = row.way in (GROWFS, STATIC)
+        if always_shown or (row.in_time and row.opens_per_fetch == USUAL and not row.mounted):
+            samples = row if always_shown else found.row(row.way)
+            rows.append(
+                [
+                    short_name(row),
+                    f"{max(0, 1 - found.steps(row)):.0%}",
+                    found.difference(samples, 1) if samples else "the same samples",
+                    found.difference(row, 1),
+                ]
+            )
+    head = ("how the data is read", "training waits", "the same number of samples, points", "the same time, points")
+    where = (
+        "[The experiment](experiments.md) has all results, and what they are when `ImageFolder` reads through real"
+        " mounts. `tools/experiments` repeats it."
+    )
+    return f"{wrapped(about)}\n\n{table(head, rows)}\n{wrapped(where)}\n"
+
+
+def sentence(found: Findings) -> str:
+    """The sentence of the README."""
+    growfs, lru = (found.row(way, USUAL, in_time=True) for way in (GROWFS, LRU))
+    assert growfs
+    assert lru
+    return (
+        "In an experiment on MNIST, a model that trained through a simulated mount with a tenth of the images came"
+        f" within {less(found, growfs)} points of the accuracy with all of them local, when each fetched file was"
+        f" opened about {USUAL} times. In the same time on the same link, an LRU mount lost {less(found, lru)} points,"
+        " because training waited."
+    )
+
+
+def less(found: Findings, row: Row) -> str:
+    """By how many points a way is less accurate than everything local."""
+    return shown([-difference for difference in found.differences(row)], digits=1)
+
+
+def with_section(sizing: str, found: Findings) -> str:
+    """docs/sizing.md with the section from these results."""
+    before, _, rest = sizing.partition(BEGIN)
+    return f"{before}{BEGIN}\n{section(found)}\n{rest[rest.index('## ') :]}"
+
+
+def with_sentence(readme: str, found: Findings) -> str:
+    """README with the sentence from these results."""
+    blocks = readme.split("\n\n")
+    for place, block in enumerate(blocks):
+        paragraph, found_here = SENTENCE.subn(lambda _: sentence(found), " ".join(block.split()))
+        if found_here:
+            blocks[place] = wrapped(paragraph)
+    return "\n\n".join(blocks)

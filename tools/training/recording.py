@@ -1,0 +1,157 @@
+"""Records the order in which a program reads MNIST through a real mount, behind an emulated link.
+
+The images are PNG files in a folder for each class. Each is padded to FILE_BYTES, so that it takes as much of the disk
+as of the link. growfs reads the names from a manifest, and rclone lists before the time begins, since the names of so
+small files are a seventh of the traffic.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from tools.benchmarks.link_emulator import COUNTS
+from tools.benchmarks.measure import ROOT, BenchError, environment
+from tools.benchmarks.mounts import foreground, mounted, rclone_mount_command
+from tools.benchmarks.servers import behind_link, rclone_server
+from tools.training.mnist import RESIDENT, Bytes, chosen, labels
+from tools.training.orders import FILE_BYTES, OPENS_PER_S, PART_SHARE, Reading
+from tools.training.results import EXACT, GROWFS, LRU
+
+CACHE_BYTES = RESIDENT * FILE_BYTES
+RTT_S = 0.01
+RESPONSE_BYTES = FILE_BYTES + 768
+"""A file on the link, with the headers of the response: with these, the link delivers a file in the intended time."""
+START_S_MAX = 60
+SHIM = ROOT / "tests" / "frameworks" / "shim"
+"""Lets torchvision be imported."""
+PADDING = "padding"
+CHUNK_BYTES = 13 + len(PADDING)
+"""What a PNG takes for a text, besides the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """The bucket, and a folder to work in."""
+
+    endpoint: str
+    manifest: Path
+    folder: Path
+
+
+def padded(image: Bytes) -> bytes:
+    """An image as a PNG of FILE_BYTES."""
+    picture = Image.fromarray(image)
+    plain = io.BytesIO()
+    picture.save(plain, "png")
+    text, padded = PngInfo(), io.BytesIO()
+    text.add_text(PADDING, " " * (FILE_BYTES - CHUNK_BYTES - len(plain.getvalue())))
+    picture.save(padded, "png", pnginfo=text)
+    return padded.getvalue()
+
+
+def write_images(folder: Path) -> None:
+    """Write the images of the first repetition, numbered as in a split."""
+    for number, (label, image) in enumerate(zip(labels(), chosen(0), strict=True)):
+        path = folder / str(label) / f"{number:05}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(padded(image))
+        os.utime(path, (time.time() - 60,) * 2)
+
+
+@contextmanager
+def growfs_mount(opens_per_fetch: int, remote: Remote, *flags: object) -> Iterator[Path]:
+    """A mount with the turnover for this link."""
+    limits = ["--cache-size", CACHE_BYTES, "--refresh", 0, "--turnover", f"{100 / (1 + opens_per_fetch):g}%"]
+    where = ["--endpoint-url", remote.endpoint, "--manifest", remote.manifest]
+    with mounted("s3://mnist/train", remote.folder, *where, *limits, *flags) as mount:
+        yield mount.mountpoint
+
+
+def exact_mount(opens_per_fetch: int, remote: Remote) -> AbstractContextManager[Path]:
+    """A mount with --exact."""
+    return growfs_mount(opens_per_fetch, remote, "--exact", "--part-size", f"{PART_SHARE:.0%}")
+
+
+@contextmanager
+def rclone_mount(opens_per_fetch: int, remote: Remote) -> Iterator[Path]:
+    """`rclone mount`, whose cache evicts the least recently used files."""
+    source = f":s3,provider=Other,env_auth,endpoint='{remote.endpoint}':mnist/train"
+    limit = {"vfs-cache-max-size": f"{CACHE_BYTES}B", "vfs-cache-poll-interval": "100ms"}
+    mountpoint = remote.folder / "mnt"
+    command = rclone_mount_command(source, mountpoint, remote.folder / "cache", **limit)
+    with foreground(command, mountpoint, remote.folder / "mount.log"):
+        yield mountpoint
+
+
+Mounting = Callable[[int, Remote], AbstractContextManager[Path]]
+MOUNTS: dict[str, tuple[Mounting, str]] = {
+    GROWFS: (growfs_mount, "again"),
+    EXACT: (exact_mount, "parts"),
+    LRU: (rclone_mount, "all"),
+}
+"""The mount of each way to read, and how reader.py reads it."""
+
+
+def record(way: str, opens_per_fetch: int, until_s: float, folder: Path) -> Reading:
+    """Read through a fresh mount for this time. folder: empty."""
+    mount, how = MOUNTS[way]
+    train, counts, manifest = folder / "buckets" / "mnist" / "train", folder / "counts", folder / "manifest.csv"
+    write_images(train)
+    names = (path.relative_to(train) for path in sorted(train.rglob("*.png")))
+    manifest.write_text("path,size\n" + "".join(f"{name},{FILE_BYTES}\n" for name in names))
+    rate = RESPONSE_BYTES * OPENS_PER_S // opens_per_fetch
+    with (
+        rclone_server(train.parents[1], folder / "server.log", hashes=False) as server,
+        behind_link(server.endpoint, RTT_S, rate, folder / "link.log", counts) as link,
+        mount(opens_per_fetch, Remote(link.endpoint, manifest, folder)) as mountpoint,
+    ):
+        answer, bytes = read([str(mountpoint), how, str(until_s)], counts, folder / "reader.log")
+    found = json.loads(answer)
+    at_s = np.array(found["at_s"])
+    return Reading(
+        np.array(found["samples"], np.int64)[at_s <= until_s], at_s[at_s <= until_s], bytes // RESPONSE_BYTES
+    )
+
+
+def read(words: Sequence[str], counts: Path, log: Path) -> tuple[str, int]:
+    """Run reader.py; returns what it prints, and the bytes that the link has delivered, without a first listing."""
+
+    def received() -> int:
+        return int(COUNTS.unpack(counts.read_bytes())[0])
+
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tools.training.reader", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=ROOT,
+            env=environment() | {"PYTHONPATH": f"{SHIM}:{ROOT}", "OMP_NUM_THREADS": "1"},
+        )
+    with process:
+        assert process.stdout
+        try:
+            process.stdout.readline()
+            before = received() if "all" in words else 0
+            answer, _ = process.communicate("begin\n", float(words[-1]) + START_S_MAX)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            answer = ""
+        finally:
+            process.kill()
+    if not answer:
+        raise BenchError(f"the reader failed: {log.read_text().strip()[-500:]}")
+    return answer, received() - before
