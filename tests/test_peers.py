@@ -22,9 +22,9 @@ def test_the_pages_have_the_figures_of_the_results() -> None:
     performance = page.PERFORMANCE.read_text()
     assert page.REST in performance
     assert page.with_section(performance, page.markdown(results)) == performance
-    readme = page.README.read_text()
-    assert page.readme_table(results) in readme
-    assert page.with_table(readme, results) == readme
+    for document, table_of in page.PAGES_WITH_TABLE.items():
+        text = document.read_text()
+        assert page.with_table(text, table_of(results)) == text, document
 
 
 def test_the_html_page_has_the_figures_and_the_plot_of_the_results() -> None:

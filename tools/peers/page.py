@@ -20,6 +20,7 @@ from tools.peers.results import Results, spread
 TEMPLATE = Path(__file__).with_name("page.template")
 README = Path(__file__).parents[2] / "README.md"
 PERFORMANCE = README.parent / "docs" / "performance.md"
+COMPARISON = PERFORMANCE.with_name("comparison.md")
 BEGIN = "<!-- tools/bench peers -->\n"
 REST = "<!-- tools/bench peers writes the rest of this page -->\n"
 IN_README = (
@@ -57,7 +58,8 @@ def write(results: Results, folder: Path) -> None:
         plot = (folder / PLOT).read_text()
     (folder / "side-by-side.html").write_text(html(text, plot))
     if folder.resolve() == PERFORMANCE.parent:
-        README.write_text(with_table(README.read_text(), results))
+        for page, table_of in PAGES_WITH_TABLE.items():
+            page.write_text(with_table(page.read_text(), table_of(results)))
         PERFORMANCE.write_text(with_section(PERFORMANCE.read_text(), text))
     else:
         (folder / "side-by-side.md").write_text(text)
@@ -249,10 +251,26 @@ def readme_table(results: Results) -> str:
     return table(["", "disk, of the data set", *(head for head, _, _ in columns)], rows) if results.has(LARGER) else ""
 
 
-def with_table(readme: str, results: Results) -> str:
-    """README with the table from these results."""
-    before, rest = readme.split(BEGIN)
-    return f"{before}{BEGIN}{readme_table(results)}\n{rest.partition(chr(10) * 2)[2]}"
+def never_evict_table(results: Results) -> str:
+    """The table of docs/comparison.md: growfs in both ways, and the reader that never evicts, for each cache."""
+    peers = ("growfs", "growfs --exact", "never evict")
+    busy, per_s = UTILIZATION[1], different_per_s
+    rows = []
+    for share in (name for name in CACHE_NAMES if results.of(LARGER, "growfs", name)):
+        found = [results.of(LARGER, peer, share) for peer in peers]
+        cells = [f"{median(map(busy, runs)):.0%}, {median(map(per_s, runs)):,.0f}" if runs else "" for runs in found]
+        rows.append([share, *cells])
+    return table(["cached", f"{peers[0]}: accelerator busy, different samples/s", *peers[1:]], rows)
+
+
+PAGES_WITH_TABLE: dict[Path, Callable[[Results], str]] = {README: readme_table, COMPARISON: never_evict_table}
+"""Other documents with figures from the results."""
+
+
+def with_table(page: str, rows: str) -> str:
+    """A document with this table after the mark."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}{rows}\n{rest.partition(chr(10) * 2)[2]}"
 
 
 def with_section(page: str, section: str) -> str:
