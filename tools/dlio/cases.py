@@ -146,6 +146,7 @@ def train(runner: Runner, profile: Profile, stage: Stage, passes: int, folder: P
             data = data_folder(folder, Path(more["folder"]))
             opens.watch(Path(more["folder"]), OPEN)
             for _ in range(passes):
+                drop_page_cache()
                 began, before = time.monotonic(), COUNTS.unpack(counts.read_bytes())[0]
                 files, waited_s, opened, is_over = 0, 0.0, set[str](), False
                 while not is_over:
@@ -193,6 +194,12 @@ def data_folder(at: Path, train: Path) -> Path:
     (at / "data" / "valid").mkdir(parents=True)
     (at / "data" / "train").symlink_to(train)
     return at / "data"
+
+
+def drop_page_cache() -> None:
+    """Make the kernel forget what was read: a data set that is larger than the cache is larger than the memory, too."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("1")
 
 
 def size_of(folder: Path) -> int:
