@@ -57,6 +57,8 @@ class Case:
 
 SMALL = Noise(keys=20_000, size=10_000, latency_s=0.05)
 DEAD = ("::1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
+SERVER_NAME = "store.test"
+"""A name with these addresses, and the server's."""
 LARGE = Noise(keys=3, size=100_000_000, connection_bytes_per_s=1e6)
 CASES = [
     *(Case(f"small files over {ms} ms", replace(SMALL, latency_s=ms / 1000)) for ms in (1, 50, 200)),
@@ -69,8 +71,6 @@ CASES = [
     Case("small files over 50 ms, TLS", SMALL, with_tls=True),
     Case("100 small files, four dead addresses", replace(SMALL, keys=100, latency_s=0.0, dead=DEAD), True),
 ]
-
-SERVER_NAME = "store.test"
 
 QUICK_CASES = [
     Case("small files, 1% refused", replace(SMALL, keys=200, refused=0.01)),

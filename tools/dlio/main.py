@@ -13,9 +13,7 @@ from tools.dlio.cases import CASES, PEERS_OF_DLIO, SHARE, is_other, make_data, w
 from tools.dlio.profiles import PROFILES
 from tools.dlio.runner import Runner
 from tools.peers import command
-from tools.peers import environment as peers_environment
 from tools.peers.cases import INGEST_FACTOR, Setting
-from tools.peers.main import described
 from tools.peers.peer import BUCKET
 from tools.peers.results import Results
 
@@ -52,19 +50,9 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
 def measure(arguments: argparse.Namespace, machine: dict[str, object], results: Results) -> None:
     """Run the selected cases with the peers that work here."""
     results.machine, results.quick, version = machine, arguments.quick, environment.install()
-    peers_environment.create()
-    for line in () if arguments.quick else peers_environment.install():
-        print(f"not installed: {line}", file=sys.stderr)
-    peers = []
-    for peer in PEERS_OF_DLIO:
-        if peer.name not in (arguments.peer or (QUICK_PEERS if arguments.quick else [peer.name])):
-            continue
-        if reason := peer.unavailable():
-            results.left_out[peer.name] = reason
-        else:
-            peers.append(peer)
+    peers = command.prepare(arguments, results, PEERS_OF_DLIO, QUICK_PEERS)
     ordered = sorted((*ways(peers), *peers), key=is_other)  # growfs first
-    results.peers |= {peer.name: described(peer) for peer in ordered}
+    results.peers |= {peer.name: command.described(peer) for peer in ordered}
     wanted = arguments.profile or ([QUICK_PROFILE] if arguments.quick else [profile.name for profile in PROFILES])
     profiles = [profile for profile in PROFILES if profile.name in wanted]
     if arguments.quick:

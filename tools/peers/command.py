@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
+from tools.peers import environment
 from tools.peers.peer import Peer
 from tools.peers.results import Results
 
@@ -40,3 +42,36 @@ def begin(options: argparse.ArgumentParser, given: Sequence[str], file: Path) ->
     results = Results.load(kept) if arguments.add or arguments.page else Results()
     results.note = arguments.note or results.note
     return arguments, results
+
+
+def prepare(
+    arguments: argparse.Namespace, results: Results, candidates: Iterable[Peer], quick: Container[str]
+) -> list[Peer]:
+    """Install the peers, and return the wanted ones that work here. quick: the names of those that --quick measures.
+
+    The reason why another does not work goes to the results.
+    """
+    environment.create()
+    for line in () if arguments.quick else environment.install():
+        print(f"not installed: {line}", file=sys.stderr)
+    found = []
+    for peer in candidates:
+        if peer.name not in (arguments.peer or (quick if arguments.quick else [peer.name])):
+            continue
+        if reason := peer.unavailable():
+            results.left_out[peer.name] = reason
+        else:
+            results.left_out.pop(peer.name, None)
+            found.append(peer)
+    return found
+
+
+def described(peer: Peer) -> dict[str, str]:
+    """The description of a peer on the page."""
+    return {
+        "about": peer.about,
+        "version": peer.version(),
+        "flags": peer.flags,
+        "documents": peer.documents,
+        "note": peer.note,
+    }

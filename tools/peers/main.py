@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from tools.benchmarks.measure import temporary_folder
-from tools.peers import command, environment, page
+from tools.peers import command, page
 from tools.peers.cases import CASES, Setting
-from tools.peers.peer import PEERS, QUICK, Peer
+from tools.peers.peer import PEERS, QUICK
 from tools.peers.results import FILE, Results
 
 LEFT_OUT = {
@@ -43,33 +42,10 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
 def measure(arguments: argparse.Namespace, machine: dict[str, object], results: Results) -> None:
     """Run the selected cases with the peers that work here."""
     results.machine, results.quick = machine, arguments.quick
-    environment.create()
-    for line in () if arguments.quick else environment.install():
-        print(f"not installed: {line}", file=sys.stderr)
-    wanted = arguments.peer or [peer.name for peer in (QUICK if arguments.quick else PEERS)]
-    found = []
-    for peer in PEERS:
-        if peer.name not in wanted:
-            continue
-        if reason := peer.unavailable():
-            results.left_out[peer.name] = reason
-        else:
-            results.left_out.pop(peer.name, None)
-            found.append(peer)
-    known = results.peers | {peer.name: described(peer) for peer in found}
+    found = command.prepare(arguments, results, PEERS, [peer.name for peer in QUICK])
+    known = results.peers | {peer.name: command.described(peer) for peer in found}
     results.peers = {peer.name: known[peer.name] for peer in PEERS if peer.name in known}
     for name in arguments.case or CASES:
         with temporary_folder() as folder:
             CASES[name](Setting(folder, arguments.quick, arguments.rounds, found, results))
         results.save(arguments.out / FILE.name)
-
-
-def described(peer: Peer) -> dict[str, str]:
-    """The description of a peer on the page."""
-    return {
-        "about": peer.about,
-        "version": peer.version(),
-        "flags": peer.flags,
-        "documents": peer.documents,
-        "note": peer.note,
-    }

@@ -49,8 +49,8 @@ MNIST.
 ![accuracy, relative to training with everything local]({plot})
 
 There are {train:,} training images, of which {resident} fit in the cache. Each of the {repetitions} repetitions draws
-other images from MNIST's 60,000 (as many of each class), and has other initial weights, which are the same
-for all ways to read, and other random orders. The accuracy is that on all of MNIST's 10,000 test images. The network
+other images from MNIST's 60,000, as many of each class. It also has other initial weights and other random orders. The
+weights are the same for all ways to read. The accuracy is that on all of MNIST's 10,000 test images. The network
 has two layers of convolutions (8 and 16 channels) and a linear one. The batch size is {batch}. The optimizer is Adam,
 and its learning rate falls to zero along a cosine, over as many steps as a run makes. Training with everything local
 takes {epochs} epochs.
@@ -99,11 +99,11 @@ run it would lose less: after enough steps, more of them hardly help.
 MOUNTED = """
 ## Through real mounts
 
-The images are PNG files, each padded to 4 kB, in a folder for each class, in a bucket of a real S3 server behind an
-emulated link with a round trip of {rtt:.0f} ms. The link delivers a file in the time of {usual} opens. torchvision's
-`ImageFolder` reads them through `growfs mount`, `growfs mount --exact`, and `rclone mount` with a cache of the same
-size, at most {opens} images a second, for {seconds:.0f} s. Which images it read, and when, was recorded once for each
-mount. Then the model was trained in these orders, in all repetitions.
+The images are PNG files, each padded to 4 kB, in a folder for each class. They are in a bucket of a real S3 server,
+behind an emulated link with a round trip of {rtt:.0f} ms. The link delivers a file in the time of {usual} opens.
+torchvision's `ImageFolder` reads them through `growfs mount`, `growfs mount --exact`, and `rclone mount` with a cache
+of the same size, at most {opens} images a second, for {seconds:.0f} s. Which images it read, and when, was recorded
+once for each mount. Then the model was trained in these orders, in all repetitions.
 
 {table}
 
@@ -265,10 +265,10 @@ def sentence(found: Findings) -> str:
     assert growfs
     assert lru
     return (
-        "In an experiment on MNIST, a model that trained through a simulated mount with a tenth of the images came"
-        f" within {less(found, growfs)} points of the accuracy with all of them local, when each fetched file was"
-        f" opened about {USUAL} times. In the same time on the same link, an LRU mount lost {less(found, lru)} points,"
-        " because training waited."
+        "In an experiment on MNIST, a model trained through a simulated mount with a tenth of the images, and opened"
+        f" each fetched file about {USUAL} times. It came within {less(found, growfs)} points of the accuracy with all"
+        f" images local. In the same time on the same link, an LRU mount lost {less(found, lru)} points, because"
+        " training waited."
     )
 
 
