@@ -68,13 +68,14 @@ def main() -> None:
     print("ready", flush=True)
     spec: dict[str, Any] = json.loads(sys.stdin.readline())
     seen: set[str] = set()
-    epochs = 0
+    epochs = images = 0
     while len(seen) < spec["files"]:
         paths = [str(path) for path in Path(spec[spec["at"]]).rglob("*.*") if path.is_file()]
         epoch(paths, spec["processes"], decodes)
         seen.update(paths)
-        epochs += 1
-    print(json.dumps({"all_seen_s": time.monotonic() - spec["began"], "epochs": epochs}), flush=True)
+        epochs, images = epochs + 1, images + len(paths)
+    all_seen_s = time.monotonic() - spec["began"]
+    print(json.dumps({"all_seen_s": all_seen_s, "epochs": epochs, "images": images}), flush=True)
     for _ in range(spec["passes"]):
         began = time.monotonic()
         paths = [str(path) for path in Path(spec[spec["at"]]).rglob("*.*") if path.is_file()]

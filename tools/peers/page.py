@@ -104,6 +104,7 @@ MEMORY: Column = ("daemon, MB", lambda run: run["daemon_mb"], "{:.0f}")
 TABLES: dict[str, list[Column]] = {
     IMAGES: [
         ("all seen after, s", lambda run: run["all_seen_s"], "{:.1f}"),
+        ("images/s until then", lambda run: run["images"] / run["all_seen_s"], "{:,.0f}"),
         ("then images/s", lambda run: run["passes"][-1]["files_per_s"], "{:,.0f}"),
         MEMORY,
     ],
@@ -114,6 +115,7 @@ TABLES: dict[str, list[Column]] = {
         ("filled, MB/s", lambda run: run["bytes_per_s"] / 1e6, "{:.0f}"),
     ],
     CATALOG: [
+        ("first file, s", lambda run: run["first_file_s"], "{:.2f}"),
         ("first name, s", lambda run: run["ready_s"], "{:.2f}"),
         ("each other name, ms", lambda run: run["other_ms"], "{:.2f}"),
         MEMORY,
