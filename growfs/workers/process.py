@@ -15,11 +15,11 @@ NICENESS = 10
 """A tenth of a core, beside a process of normal priority that never rests. With the highest, 19, it is a hundredth."""
 IDLE_GROUP = "growfs"
 STARVATION_CHECK_S = 1.0
-STARVED_RATIO = 4
+STARVED_RATIO = 2
 """A process is starved if it waited for a core for over half of the time between two checks, and for this many times as
 long as it ran."""
-IDLE_PAUSE_S = 30.0
-"""A starved process leaves the idle group for this long, and is only nice meanwhile."""
+STARVED_PAUSE_S = 30.0
+"""A starved process stays out of the idle group for this long, and is only nice meanwhile."""
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2) has no wrapper in libc
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_CLASS_IDLE = 3 << 13
@@ -72,8 +72,7 @@ def lower_priority() -> None:
             break
     with contextlib.suppress(OSError):  # the kernel has no control groups
         if group := idle_group():
-            _join(group)
-            threading.Thread(target=_leave_when_starved, args=(group,), daemon=True).start()
+            threading.Thread(target=_be_idle_unless_starved, args=(group,), daemon=True).start()
 
 
 def lower_disk_priority(thread: int = 0) -> None:
@@ -115,13 +114,15 @@ def _make_idle(group: Path) -> bool:
     return False
 
 
-def _leave_when_starved(group: Path) -> None:
-    """Leave the group for a while when starved: an idle group gets next to nothing on a machine that is always busy."""
+def _be_idle_unless_starved(group: Path) -> None:
+    """Join the group, but not on a machine that is always busy, where an idle group gets next to nothing."""
     while True:
-        if _is_starved():
-            _join(group.parent)
-            time.sleep(IDLE_PAUSE_S)
+        if not _is_starved():
             _join(group)
+            while not _is_starved():
+                pass
+            _join(group.parent)
+        time.sleep(STARVED_PAUSE_S)
 
 
 def _join(group: Path) -> None:
