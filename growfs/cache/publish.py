@@ -57,22 +57,20 @@ class StagedFile:
     """
 
 
-Renamed = dict[Path, "Path | None"]
-"""Paths of staged files renamed before the commit, each with another name of the file that was replaced, if any."""
-
-
 @dataclass(slots=True)
 class Published:
     """The result of publishing files."""
 
-    last_seq: int
-    """The last admission."""
+    renamed: dict[Path, Path | None] = field(default_factory=dict)
+    """The paths of the files, each with another name of the file that it replaced, if any."""
     admitted: dict[int, int] = field(default_factory=dict)
     """Bytes on the disk, by the id of the staged node."""
     replaced: list[Removed] = field(default_factory=list)
     """The old versions that are gone."""
     refused: dict[int, OSError] = field(default_factory=dict)
     """Errors OF_ONE_PATH, by the id of the staged node."""
+    last_seq: int = 0
+    """The last admission."""
 
 
 class QueuePlace(NamedTuple):
@@ -104,10 +102,9 @@ class Publisher:
         self._leaving = leaving
 
     def publish(
-        self, writer: sqlite3.Connection, staged: Sequence[StagedFile], pass_number: int, renamed: Renamed
-    ) -> Published:
-        """Admit staged files. renamed: collects the renames, for `undo` or `finish`."""
-        done = Published(self.last_seq)
+        self, writer: sqlite3.Connection, staged: Sequence[StagedFile], pass_number: int, done: Published
+    ) -> None:
+        """Admit staged files. done: collects the results, for `finish`, and for `undo` if this or the commit fails."""
         group_positions: dict[tuple[int, ...], int] = {}
         residents: list[tuple[object, ...]] = []
         nodes: list[tuple[object, ...]] = []
@@ -120,7 +117,7 @@ class Publisher:
                 continue
             path = self._files / file.path
             try:
-                renamed[path] = self._rename(file, path)
+                done.renamed[path] = self._rename(file, path)
             except OSError as error:
                 if error.errno not in OF_ONE_PATH or file.group:  # a group is admitted as a whole or not at all
                     raise
@@ -140,7 +137,7 @@ class Publisher:
             bytes = done.admitted[file.node.id] = disk.allocated(stat)
             row = id, file.node.parent, extension(file.node.name), *place
             residents.append((*row, bytes, stat.st_ino, stat.st_mtime_ns, file.fetched.digest))
-            nodes.append((file.fetched.size, file.fetched.file.mtime_ns, pass_number, id))
+            nodes.append((file.fetched.size, file.fetched.mtime_ns, pass_number, id))
         writer.executemany(INSERT_RESIDENT, residents)
         writer.executemany("UPDATE node SET size = ?, mtime_ns = coalesce(?, mtime_ns), drawn = ? WHERE id = ?", nodes)
         writer.executemany(
@@ -149,7 +146,6 @@ class Publisher:
         )
         done.last_seq = self.last_seq
         disk.fault_point("PUBLISH_COMMIT")
-        return done
 
     @staticmethod
     def _rename(file: StagedFile, path: Path) -> Path | None:
@@ -227,18 +223,18 @@ class Publisher:
                 (id, parent, seq, seq),
             )
 
-    def undo(self, renamed: Renamed) -> None:
+    def undo(self, done: Published) -> None:
         """Remove files whose rows were not committed, and restore those that they replaced."""
-        for path, old in renamed.items():
+        for path, old in done.renamed.items():
             with self._log_failure(path):
                 if old:
                     disk.rename("PUBLISH_UNDO", old, path)
                 else:
                     disk.unlink("PUBLISH_UNDO", path)
 
-    def finish(self, renamed: Renamed) -> None:
+    def finish(self, done: Published) -> None:
         """Remove the old versions after the rows of the new ones are committed."""
-        for path, old in renamed.items():
+        for path, old in done.renamed.items():
             if old:
                 with self._log_failure(old):
                     self._replace_links(path, old.with_suffix(".new"))

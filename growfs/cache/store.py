@@ -21,7 +21,7 @@ from growfs import disk
 from growfs.cache.catalog import NODE, Catalog, Changes, Node, Removed
 from growfs.cache.database import SPARE_BYTES_MAX, Database
 from growfs.cache.open_files import OpenFile, OpenFiles
-from growfs.cache.publish import Publisher, Renamed, StagedFile, last_admitted, mark_durable
+from growfs.cache.publish import Published, Publisher, StagedFile, last_admitted, mark_durable
 from growfs.cache.recovery import set_identity, verify_content, verify_on_medium
 from growfs.cache.schema import set_last_known, set_meta
 from growfs.errors import TooManyOpen
@@ -282,31 +282,28 @@ class Store:
         """Change how much of the disk is left free for other programs."""
         self.min_free = min_free
 
-    async def admit(self, staged: list[StagedFile], refused: dict[int, OSError] | None = None) -> set[int]:
-        """Publish files, in this order, in one transaction; returns the ids that became resident.
+    async def admit(self, staged: list[StagedFile]) -> Published:
+        """Publish files, in this order, in one transaction.
 
-        Files whose version the catalog no longer has are left out. Raises OSError or sqlite3.Error if the disk refuses;
-        then none of them is resident. In either case their reservations end. refused: collects, by node id, the errors
-        of files whose path alone the disk refuses; the others are admitted.
+        Files whose version the catalog no longer has are left out, and so are files whose path alone the disk refuses.
+        Raises OSError or sqlite3.Error if the disk refuses more; then none of them is resident. In either case their
+        reservations end.
         """
         for file in staged:
             if file.renews:
                 self.track(file.node.id)
-        renamed: Renamed = {}
-        pass_number = self._catalog.pass_number
+        done, pass_number = Published(), self._catalog.pass_number
         try:
-            done = await self._db.write(
-                lambda writer: self._publisher.publish(writer, staged, pass_number, renamed),
-                lambda _: self._publisher.finish(renamed),
+            await self._db.write(
+                lambda writer: self._publisher.publish(writer, staged, pass_number, done),
+                lambda _: self._publisher.finish(done),
             )
         except (OSError, sqlite3.Error):
-            await self._db.run_in_writer(lambda: self._publisher.undo(renamed))
+            await self._db.run_in_writer(lambda: self._publisher.undo(done))
             raise
         finally:
             for file in staged:
                 file.reserved.spend()
-        if refused is not None:
-            refused.update(done.refused)
         self._durable = False
         self.last_seq = max(self.last_seq, done.last_seq)
         self._count_gone(done.replaced)
@@ -320,7 +317,7 @@ class Store:
         if done.replaced:
             self.replaced.notify(done.replaced)
         self.admitted.notify()
-        return set(done.admitted)
+        return done
 
     async def evict(self, ids: list[int], return_to_pass: bool = False) -> int:
         """Evict files; returns the bytes that they took. An open file stays readable until its last close.

@@ -19,7 +19,6 @@ import trio
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol, replies, structs
 from growfs.fuse.mounting import MountRow, MountSpec, force_unmount
-from growfs.fuse.probe import close_backing, open_backing
 from growfs.fuse.protocol import HEADER, FuseRequest, Opcode, OpenFlag
 from growfs.fuse.session import Session
 from growfs.proc import is_ending
@@ -310,7 +309,7 @@ class PassthroughEngine:
         backing_id = self._backing_ids.get(id)
         if backing_id is None:
             try:
-                backing_id = open_backing(self._session.fd, self._vfs.content(handle)[0])
+                backing_id = self._session.open_backing(self._vfs.content(handle)[0])
             except OSError as error:
                 log.warning("a file is read through the daemon, because the kernel refuses passthrough: %s", error)
                 backing_id = NO_BACKING
@@ -328,7 +327,7 @@ class PassthroughEngine:
     def drop_descriptor(self, id: int) -> None:
         """Called when a file's descriptor was closed."""
         if (backing_id := self._backing_ids.pop(id, NO_BACKING)) != NO_BACKING:
-            close_backing(self._session.fd, backing_id)
+            self._session.close_backing(backing_id)
 
     def _read(self, request: FuseRequest) -> None:
         """READ arrives for virtual files, files without a backing id, and any file after POSIX_FADV_WILLNEED."""

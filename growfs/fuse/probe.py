@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import platform
-import sys
 import tempfile
 import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 from growfs.errors import GrowfsError
-from growfs.fuse import protocol, structs
+from growfs.fuse import protocol
 from growfs.fuse.mounting import DEVICE, MountSpec, mount_rows
 from growfs.fuse.session import Session
 
@@ -51,7 +49,7 @@ def why_not_passthrough(folder: Path, stack_depth: int = protocol.STACK_DEPTH_MA
             return _reason(error, "FUSE cannot be mounted")
         with tempfile.TemporaryFile(dir=folder) as file:
             try:
-                close_backing(device, open_backing(device, file.fileno()))
+                session.close_backing(session.open_backing(file.fileno()))
             except OSError as error:
                 return _reason(error, f"{folder}: its file system refuses passthrough")
     return None
@@ -85,17 +83,6 @@ def try_mount(mountpoint: Path) -> bool:
     for error in filter(None, results):
         raise error
     return bool(results)
-
-
-def open_backing(device: int, fd: int) -> int:
-    """Register a file that the kernel may read by itself. Returns its backing id. Raises OSError."""
-    # With a mutable buffer fcntl.ioctl returns the kernel's return value; with bytes it returns a copy of them.
-    return int(fcntl.ioctl(device, protocol.BACKING_OPEN, bytearray(structs.BackingMap.pack(fd, 0))))
-
-
-def close_backing(device: int, id: int) -> None:
-    """Release a backing id. Files opened with it stay readable."""
-    fcntl.ioctl(device, protocol.BACKING_CLOSE, bytearray(id.to_bytes(4, sys.byteorder)))
 
 
 def _reason(error: OSError, what: str) -> str:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import mmap
 import os
 import queue
 import select
+import sys
 import threading
 import time
 from collections import deque
@@ -91,7 +93,7 @@ class Session:
     """Owns the device. Only the serving thread may send replies."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self._fd = fd
         os.set_blocking(fd, False)
         self._deferred: deque[Callable[[], object]] = deque()
         self.cpu_latency = CpuLatencyRequest()
@@ -104,10 +106,10 @@ class Session:
         needed, stack_depth: as for `negotiate`.
         """
         ready = select.poll()
-        ready.register(self.fd, select.POLLIN)
+        ready.register(self._fd, select.POLLIN)
         if not ready.poll(HANDSHAKE_S * 1000):
             raise GrowfsError("the kernel's FUSE does not begin the session; look at its log (dmesg)")
-        request = protocol.parse_request(os.read(self.fd, protocol.MIN_READ_BUFFER))
+        request = protocol.parse_request(os.read(self._fd, protocol.MIN_READ_BUFFER))
         if request.opcode != protocol.Opcode.INIT:
             raise GrowfsError(f"the kernel's FUSE begins the session with request {request.opcode}")
         try:
@@ -134,7 +136,7 @@ class Session:
             monitor.boost.enable(False)
 
     async def _loop(self, handle: Callable[[bytes], object], on_idle: Callable[[], bool], monitor: TaskMonitor) -> None:
-        fd, read, size, count = self.fd, os.read, protocol.MIN_READ_BUFFER, self.cpu_latency.count
+        fd, read, size, count = self._fd, os.read, protocol.MIN_READ_BUFFER, self.cpu_latency.count
         poll, only_fd = select.poll(), [(fd, select.POLLIN)]
         for descriptor in (fd, *monitor.descriptors()):
             poll.register(descriptor, select.POLLIN)
@@ -177,7 +179,7 @@ class Session:
         monitor.boost.enable(True)
         if poll.poll(POLL_S_MAX * 1000) == only_fd:
             return yielded_at
-        await trio.lowlevel.wait_readable(self.fd)
+        await trio.lowlevel.wait_readable(self._fd)
         return time.monotonic()
 
     def defer(self, work: Callable[[], object]) -> None:
@@ -191,14 +193,23 @@ class Session:
         """
         try:
             if content is None:
-                os.write(self.fd, message)
+                os.write(self._fd, message)
             else:
-                os.writev(self.fd, (message, content))
+                os.writev(self._fd, (message, content))
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV, errno.ECONNABORTED):
                 raise
             return False
         return True
+
+    def open_backing(self, fd: int) -> int:
+        """Register a file that the kernel may read by itself. Returns its backing id. Raises OSError."""
+        # With a mutable buffer fcntl.ioctl returns the kernel's return value; with bytes it returns a copy of them.
+        return int(fcntl.ioctl(self._fd, protocol.BACKING_OPEN, bytearray(structs.BackingMap.pack(fd, 0))))
+
+    def close_backing(self, id: int) -> None:
+        """Release a backing id. Files opened with it stay readable."""
+        fcntl.ioctl(self._fd, protocol.BACKING_CLOSE, bytearray(id.to_bytes(4, sys.byteorder)))
 
     def notify(self, message: bytes) -> None:
         """Send a notification from the notifier thread: the kernel may block it until requests are answered."""
@@ -221,7 +232,7 @@ class Session:
                 message.set()
                 continue
             try:
-                os.write(self.fd, message)
+                os.write(self._fd, message)
             except OSError as error:
                 if error.errno in (errno.ENODEV, errno.EBADF, errno.ECONNABORTED):
                     return
@@ -234,12 +245,12 @@ class Session:
         while self._notifier.is_alive():  # its last notification may wait for a lookup, which waits for an answer
             self._refuse_all()
             self._notifier.join(NOTIFIER_POLL_S)
-        os.close(self.fd)
+        os.close(self._fd)
 
     def _refuse_all(self) -> None:
         try:
             while True:
-                request = protocol.parse_request(os.read(self.fd, protocol.MIN_READ_BUFFER))
+                request = protocol.parse_request(os.read(self._fd, protocol.MIN_READ_BUFFER))
                 self.send(replies.error_reply(request.unique, errno.EIO))
         except (OSError, structs.Malformed):  # EAGAIN: no request waits; ENODEV: none can come
             return

@@ -113,9 +113,10 @@ class FetchTask:
 class Fetched(NamedTuple):
     """A file that was written to the local disk."""
 
-    file: RemoteFile
     size: int
     """In bytes."""
+    mtime_ns: int | None
+    """The time of the last modification, if the remote tells."""
     digest: str
     """In the form of growfs.remote.digest."""
     from_peer: bool = False

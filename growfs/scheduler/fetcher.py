@@ -26,7 +26,7 @@ import trio
 
 from growfs import disk
 from growfs.cache.catalog import Node
-from growfs.cache.publish import StagedFile
+from growfs.cache.publish import Published, StagedFile
 from growfs.cache.store import Reservation, Store
 from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteError, RemoteMissing, TooLarge
 from growfs.remote.http.threads import PART_BYTES_MAX
@@ -426,7 +426,7 @@ class Fetcher:
             if not batch:
                 self._admission_due = trio.Event()
                 continue
-            errors: dict[int, OSError] = {}
+            published = Published()
             failure: Exception | None = None
             # A new version has another id than the old one, which is the id that a beginning generation knows.
             has_renewed = any(download.renews for download in batch)
@@ -434,14 +434,13 @@ class Fetcher:
             try:
                 async with unchanged:
                     staged = [download.staged for download in batch if download.staged]
-                    admitted = await self._store.admit(staged, errors)
+                    published = await self._store.admit(staged)
             except Exception as error:
                 if not isinstance(error, (OSError, sqlite3.Error)):
                     log.exception("files could not be added to the cache: a bug in growfs")
                 failure = error
-                admitted = set()
             for download in batch:
-                if download.node.id in admitted:
+                if download.node.id in published.admitted:
                     download.reserved = download.staged = None
                     download.move(DownloadState.ADMITTED)
                     self.counters.files += 1
@@ -450,7 +449,7 @@ class Fetcher:
             for download in batch:
                 self._admission_queue.give_back(download.group)
                 if download.state is DownloadState.FETCHED:  # otherwise it failed along with another of its group
-                    self._handle_refusal(download, failure or errors.get(download.node.id))
+                    self._handle_refusal(download, failure or published.refused.get(download.node.id))
 
     def _handle_refusal(self, download: Download, refused: Exception | None) -> None:
         """Handle a fetched file that was not admitted. refused: the disk's error, if it refused the file."""

@@ -122,8 +122,8 @@ class Downloader:
             os.utime(target, ns=(mtime_ns, mtime_ns))
         os.chmod(target, 0o444)
         if streamed.bytes == found.size:  # otherwise some bytes did not pass through this process
-            return Fetched(found, found.size, streamed.text(), from_peer)
-        return Fetched(found, target.stat().st_size, digest.of(target), from_peer)
+            return Fetched(found.size, found.mtime_ns, streamed.text(), from_peer)
+        return Fetched(target.stat().st_size, found.mtime_ns, digest.of(target), from_peer)
 
     def _failed(self, request: FetchRequest, error: GrowfsError) -> FetchFailed:
         """The failure to report. If the remote no longer has this version, it is asked for its current one."""

@@ -15,7 +15,7 @@ NICENESS = 10
 """A tenth of a core, beside a process of normal priority that never rests. With the highest, 19, it is a hundredth."""
 IDLE_GROUP = "growfs"
 STARVATION_CHECK_S = 1.0
-STARVED_RATIO = 2
+STARVED_RATIO = 4
 """A process is starved if it waited for a core for over half of the time between two checks, and for this many times as
 long as it ran."""
 STARVED_PAUSE_S = 30.0

@@ -189,7 +189,7 @@ class Worker:
         mtime_ns = found.mtime_ns or 0
         os.utime(target, ns=(mtime_ns, mtime_ns))
         os.chmod(target, 0o444)
-        return Fetched(found._replace(size=len(content)), len(content), digest.of(target))
+        return Fetched(len(content), found.mtime_ns, digest.of(target))
 
     async def aclose(self) -> None:
         pass

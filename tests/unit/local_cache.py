@@ -128,20 +128,18 @@ class LocalCache:
         file.write_bytes(content)
         reserved = self.store.reserve(len(content))
         assert reserved is not None, "the cache is full"
-        fetched = RemoteFile(path, len(content), node.mtime_ns, node.version)
-        return StagedFile(node, path, file, Fetched(fetched, len(content), digest.of(file)), reserved)
+        return StagedFile(node, path, file, Fetched(len(content), node.mtime_ns, digest.of(file)), reserved)
 
     async def admit(self, *paths: str, content: bytes = b"x" * 100) -> None:
         """Admit files."""
         for path in paths:
-            assert await self.store.admit([self.stage(path, content)])
+            assert (await self.store.admit([self.stage(path, content)])).admitted
 
     async def renew(self, path: str, content: bytes, version: str = "v2") -> None:
         """Replace a resident file by a newer version."""
         staged = self.stage(path, content)
-        fetched = staged.fetched._replace(file=staged.fetched.file._replace(version=version))
-        staged = replace(staged, node=replace(staged.node, version=version), fetched=fetched, renews=True)
-        assert await self.store.admit([staged])
+        staged = replace(staged, node=replace(staged.node, version=version), renews=True)
+        assert (await self.store.admit([staged])).admitted
 
     async def shrink(self, limit_bytes: int) -> bool:
         """Change the quota; whether the cache is within it then."""

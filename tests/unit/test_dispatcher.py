@@ -76,7 +76,7 @@ class Worker:
         files: list[tuple[int, Fetched | FetchFailed]] = []
         for path in paths or tuple(self.requests):
             request = self.requests.pop(path)
-            files.append((request.id, Fetched(request.file, request.file.size or 0, "0")))
+            files.append((request.id, Fetched(request.file.size or 0, request.file.mtime_ns, "0")))
         bytes = sum(result.size for _, result in files if isinstance(result, Fetched))
         self._sender.send_nowait(FetchProgress(bytes, 0, files, 0, sent_at=trio.current_time()))
 
@@ -368,7 +368,7 @@ async def test_a_worker_that_reports_failure_is_closed_and_its_files_fail() -> N
         requests = dict(first.requests)
         first.report(Failed(UsageError("no such option")))
         first.report(
-            FetchProgress(0, 0, [(requests["a"].id, Fetched(requests["a"].file, SIZE, "0"))], 0)
+            FetchProgress(0, 0, [(requests["a"].id, Fetched(SIZE, None, "0"))], 0)
         )  # a file that it had begun to fetch
         await quiet()
         assert scene.errors == {"a": "no such option", "b": "no such option"}

@@ -6,19 +6,29 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from growfs.workers.process import IDLE_GROUP, KEEP_PRIORITY_VARIABLE, idle_group
+from growfs.workers.process import IDLE_GROUP, KEEP_PRIORITY_VARIABLE, NICENESS, STARVATION_CHECK_S, idle_group
 from tests.harness import until
 
+LOWER = "from growfs.workers.process import lower_priority; lower_priority()"
+JOIN = f"""
+import time
+while ":/{IDLE_GROUP}" not in open("/proc/self/cgroup").read():
+    time.sleep(0.1)
+"""
 SPIN = "while True: pass"
+LOOKS = 3
+pytestmark = pytest.mark.skipif(not idle_group(), reason="there can be no idle control group here")
 
 
-@pytest.mark.skipif(not idle_group(), reason="there can be no idle control group here")
-def test_a_starved_process_leaves_the_idle_group() -> None:
-    """A process of normal niceness uses its core, the only one it may run on, all the time."""
+@pytest.fixture
+def run() -> Iterator[Callable[[str], int]]:
+    """Starts a program in Python on a core that all of them share, and returns its number."""
     env = {name: value for name, value in os.environ.items() if name != KEEP_PRIORITY_VARIABLE}
     core = min(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
@@ -30,8 +40,25 @@ def test_a_starved_process_leaves_the_idle_group() -> None:
             stack.callback(process.kill)
             return process.pid
 
-        worker = run(f"from growfs.workers.process import lower_priority; lower_priority()\n{SPIN}")
-        group = Path(f"/proc/{worker}/cgroup")
-        until(lambda: f":/{IDLE_GROUP}\n" in group.read_text())
-        run(SPIN)
-        until(lambda: f":/{IDLE_GROUP}\n" not in group.read_text(), timeout_s=60)
+        yield run
+
+
+def is_idle(pid: int) -> bool:
+    return f":/{IDLE_GROUP}\n" in Path(f"/proc/{pid}/cgroup").read_text()
+
+
+def test_a_starved_process_leaves_the_idle_group(run: Callable[[str], int]) -> None:
+    worker = run(f"{LOWER}\n{JOIN}\n{SPIN}")
+    until(lambda: is_idle(worker), timeout_s=60)
+    run(SPIN)
+    until(lambda: not is_idle(worker), timeout_s=60)
+
+
+def test_a_starved_process_does_not_join_the_idle_group(run: Callable[[str], int]) -> None:
+    """It would get a hundredth of a core until it has noticed that."""
+    run(SPIN)
+    worker = run(f"{LOWER}\n{SPIN}")
+    until(lambda: os.getpriority(os.PRIO_PROCESS, worker) == NICENESS)
+    for _ in range(LOOKS):
+        time.sleep(STARVATION_CHECK_S)
+        assert not is_idle(worker)

@@ -137,7 +137,7 @@ class RefusingPool:
             await self.gate.wait()
             return FetchProgress(0, 0, [(request.id, FetchFailed(RemoteError("403")))], 0)
         request.target.write_bytes(b"x" * SIZE)
-        return FetchProgress(SIZE, 0, [(request.id, Fetched(request.file, SIZE, "0"))], 0)
+        return FetchProgress(SIZE, 0, [(request.id, Fetched(SIZE, request.file.mtime_ns, "0"))], 0)
 
 
 class NoVersions:

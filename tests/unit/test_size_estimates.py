@@ -27,7 +27,7 @@ class MeasuringPool(RefusingPool):
             error = SizeExceeded(f"{request.file.path}: larger than {request.size_max} bytes")
             return FetchProgress(0, 0, [(request.id, FetchFailed(error))], 0)
         request.target.write_bytes(b"x" * SIZE)
-        return FetchProgress(SIZE, 0, [(request.id, Fetched(request.file, SIZE, "0"))], 0)
+        return FetchProgress(SIZE, 0, [(request.id, Fetched(SIZE, request.file.mtime_ns, "0"))], 0)
 
 
 async def test_a_drawn_file_that_is_larger_than_expected_waits_for_the_room_that_others_give_back(

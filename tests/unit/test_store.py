@@ -181,7 +181,7 @@ async def test_a_staged_file_of_an_old_version_is_not_admitted(cache: LocalCache
     await list_files(cache, "a/1", "a/2")
     staged = [cache.stage("a/1", b"x"), cache.stage("a/2", b"x")]
     await cache.list([file("a/1", version="v2"), file("a/2")])
-    assert await cache.store.admit(staged) == {cache.node("a/2").id}
+    assert set((await cache.store.admit(staged)).admitted) == {cache.node("a/2").id}
     assert cache.resident() == set(cache.cached()) == {"a/2"}
     assert cache.store.reserved_bytes == 0
     assert list((cache.folder / "partial").iterdir()) == []
@@ -201,9 +201,7 @@ async def test_where_one_file_of_several_cannot_be_published_none_is(cache: Loca
 async def test_where_a_new_version_cannot_be_published_the_old_one_stays(cache: LocalCache) -> None:
     await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1", content=b"old")
-    newer = file("a/1", 3, "v2")
-    staged_file = cache.stage("a/1", b"new")
-    staged_file = replace(staged_file, renews=True, fetched=staged_file.fetched._replace(file=newer))
+    staged_file = replace(cache.stage("a/1", b"new"), renews=True)
     lost = cache.stage("a/2", b"x")
     lost.file.unlink()
     with pytest.raises(FileNotFoundError):
@@ -216,7 +214,7 @@ async def test_a_resident_file_survives_the_admission_of_a_second_copy(cache: Lo
     await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1", content=b"whole")
     staged = [cache.stage("a/2", b"x"), cache.stage("a/1", b"whole")]
-    assert await cache.store.admit(staged) == {cache.node("a/2").id}
+    assert set((await cache.store.admit(staged)).admitted) == {cache.node("a/2").id}
     assert cache.cached() == {"a/1": b"whole", "a/2": b"x"}
     assert cache.resident() == {"a/1", "a/2"}
     assert cache.store.used_bytes == 2 * BLOCK
@@ -561,10 +559,9 @@ async def test_a_path_that_cannot_be_published_fails_alone(
         rename(label, source, target)
 
     monkeypatch.setattr(disk, "rename", refuse)
-    refused: dict[int, OSError] = {}
-    admitted = await cache.store.admit([cache.stage(path, b"x" * 100) for path in ("a/1", "b/2")], refused)
-    assert admitted == {cache.node("a/1").id}
-    assert [error.errno for error in refused.values()] == [refusal]
+    done = await cache.store.admit([cache.stage(path, b"x" * 100) for path in ("a/1", "b/2")])
+    assert set(done.admitted) == {cache.node("a/1").id}
+    assert [error.errno for error in done.refused.values()] == [refusal]
     assert cache.resident() == {"a/1"}
 
 

@@ -47,13 +47,15 @@ class TurnoverScene:
         self.store.limit_bytes += len(names) * BLOCK
         staged = [self.cache.stage(path(name), b"x" * BLOCK) for name in names]
         group = tuple(map(self.id, names))
-        assert await self.store.admit([replace(staged_file, group=group) for staged_file in staged]) == set(group)
+        done = await self.store.admit([replace(staged_file, group=group) for staged_file in staged])
+        assert set(done.admitted) == set(group)
 
     async def admit_into_group(self, name: str, *group: str) -> None:
         """Admit a file into the group of others, which may be resident."""
         self.store.limit_bytes += BLOCK
         staged_file = self.cache.stage(path(name), b"x" * BLOCK)
-        assert await self.store.admit([replace(staged_file, group=tuple(map(self.id, group)))])
+        done = await self.store.admit([replace(staged_file, group=tuple(map(self.id, group)))])
+        assert done.admitted
 
     async def begin(self, delist: int = 0, lasting_holds: Holds | None = None, opened: str | None = None) -> Generation:
         """Begin a generation that delists this many blocks; if not 0, at least two.
