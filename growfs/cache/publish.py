@@ -312,8 +312,8 @@ def mark_durable(writer: sqlite3.Connection, admitted: tuple[int, int]) -> None:
     writer.execute("UPDATE resident SET durable = 1 WHERE durable = 0 AND seq <= ? AND id <= ?", admitted)
 
 
-# One statement for a batch: sqlite3 gives up the interpreter's lock at each row of executemany, and waits to get it back,
-# which took a tenth of the CPU time of a small file.
+# One statement for a batch: sqlite3 gives up the interpreter's lock at each row of executemany, and waits to get it
+# back, which took a tenth of the CPU time of a small file.
 _RESIDENT = ", ".join(f"json_extract(value, '$[{column}]')" for column in range(11))
 INSERT_RESIDENTS = (
     "INSERT INTO resident (id, parent, suffix, seq, queue_position, delisted, opened, bytes, ino, file_mtime_ns,"

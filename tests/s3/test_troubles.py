@@ -373,15 +373,15 @@ def test_a_mount_returns_while_a_long_listing_goes_on(growfs: Growfs, rclone_s3:
 
 @pytest.mark.promise(7, 15)
 def test_a_mount_does_not_wait_for_the_listing_of_too_many_directories(
-    growfs: Growfs, rclone_s3: S3Server, prefix: str
+    growfs: Growfs, moto: S3Server, prefix: str
 ) -> None:
     """The first page of the listing has 11,000."""
-    growfs.env.update(rclone_s3.env)
-    for number in range(1100):
-        rclone_s3.put(f"{prefix}/{number:05}/1/2/3/4/5/6/7/8/9/10/x", b"x" * 20_000)
-    with proxy_to(rclone_s3.endpoint_url) as proxy:
+    growfs.env.update(moto.env)
+    for number in range(1001):
+        moto.put(f"{prefix}/{number:05}/1/2/3/4/5/6/7/8/9/10/x", b"x" * 20_000)
+    with proxy_to(moto.endpoint_url) as proxy:
         proxy.hold(lambda request: request.is_later_page)
-        growfs.mount(f"s3://{rclone_s3.bucket}/{prefix}", "--endpoint-url", proxy.url, "--cache-size", "2MB")
+        growfs.mount(f"s3://{moto.bucket}/{prefix}", "--endpoint-url", proxy.url, "--cache-size", "2MB")
         status = growfs.status()
         assert (status["state"], status["remote"]["listed"]) == ("listing", False)
         assert "more than 10,000 directories" in status["unpromised"]
