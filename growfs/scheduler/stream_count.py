@@ -15,6 +15,9 @@ STREAMS_FIRST_SMALL = 32
 """If the first file is small. Most of its time is a round trip, which occupies a stream but hardly the link. So streams
 are doubled each period while that helps: near a store a few are enough, and with 200 ms, 256 streams fetch 1,280 files
 a second."""
+DOUBLINGS_FAILED_MAX = 2
+"""After so many that did not help, streams are no longer doubled. The first one may fail because of the start: a mount
+waits for its first files, and new connections need a round trip before their first request."""
 SMALL_BYTES = 128 << 10
 STREAMS_FIRST_LARGE = 24
 """If the first file is large. New connections become fast by doubling the data sent in each round trip (RFC 5681): with
@@ -65,7 +68,7 @@ class ConcurrencyController:
         self._before: tuple[int, float] | None = None  # streams and rate before the step that is being tried
         self._rest = FIRST_REST_PERIODS
         self._declined = False  # fewer lowered the rate the last time
-        self._doubles = False  # a step doubles the streams
+        self._doublings = 0  # how many more may fail; while there are any, a step doubles the streams
         self._up = False
 
     @property
@@ -82,7 +85,7 @@ class ConcurrencyController:
         """Begin to fetch a file. The first one is taken as typical. bytes: its size, if known."""
         if bytes is not None and not self._has_begun:
             if bytes <= SMALL_BYTES:
-                self._wanted, self._doubles, self._rest = STREAMS_FIRST_SMALL, True, 1
+                self._wanted, self._doublings, self._rest = STREAMS_FIRST_SMALL, DOUBLINGS_FAILED_MAX, 1
             elif bytes >= LARGE_BYTES:
                 self._wanted = STREAMS_FIRST_LARGE
         self._has_begun = True
@@ -101,7 +104,7 @@ class ConcurrencyController:
     def update(self, bytes_per_s: float, was_busy: bool) -> int:
         """End a period; returns the number of streams from now on. was_busy: there was more to fetch than streams."""
         if self.is_throttled:
-            self._before, self._rest, self._doubles = None, REST_PERIODS, False
+            self._before, self._rest, self._doublings = None, REST_PERIODS, 0
         elif not was_busy or not bytes_per_s:
             pass  # the period shows nothing; a step that is being tried is judged later
         elif self._before:
@@ -113,8 +116,8 @@ class ConcurrencyController:
         return self.streams
 
     def _step(self, rate: float) -> None:
-        step = self._wanted if self._doubles else max(1, self._wanted // STEP_SHARE)
-        streams = self._wanted + (step if self._doubles or self._up or self._wanted == STREAMS_MIN else -step)
+        step = self._wanted if self._doublings else max(1, self._wanted // STEP_SHARE)
+        streams = self._wanted + (step if self._doublings or self._up or self._wanted == STREAMS_MIN else -step)
         self._before = self._wanted, rate
         self._wanted = min(max(streams, STREAMS_MIN), STREAMS_MAX)
 
@@ -126,6 +129,8 @@ class ConcurrencyController:
         required = GAIN_MIN * change if change > 0 else -LOSS_MAX
         if change and rate >= before * (1 + required):
             self._step(rate if change > 0 else max(rate, before))  # another step in the same direction
+        elif self._doublings > 1:
+            self._wanted, self._rest, self._doublings = streams, REPEAT_PERIODS, self._doublings - 1
         else:
             decline = (1 - rate / before) / -change if change < 0 else 0.0
             declined = decline >= GAIN_MIN
@@ -134,7 +139,7 @@ class ConcurrencyController:
             self._wanted = streams
             self._rest = REPEAT_PERIODS if repeats else 0 if decline >= LIMITED_SHARE else REST_PERIODS
             self._declined = declined
-            self._doubles = False
+            self._doublings = 0
 
 
 class WorkerCount:

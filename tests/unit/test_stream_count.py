@@ -103,6 +103,17 @@ def test_streams_for_small_files_are_as_many_as_the_round_trip_needs_within_seco
     assert min(enough, STREAMS_MAX) <= streams <= max(STREAMS_FIRST_SMALL, 2 * enough)
 
 
+@pytest.mark.parametrize("quiet", [0, 1, 2])
+def test_one_slow_period_does_not_end_the_doubling(quiet: int) -> None:
+    """At its start, a mount may have less to fetch for a moment."""
+    link = Link(1000, 1, deviation=0)
+    controller = ConcurrencyController()
+    controller.begin_file(SMALL_BYTES)
+    link.drive(controller, quiet)
+    controller.update(link.rate(controller.streams) / 4, True)
+    assert max(link.drive(controller, 10)) == STREAMS_MAX
+
+
 def test_streams_that_are_not_needed_any_more_are_reduced() -> None:
     controller = ConcurrencyController()
     Link(100, 1).drive(controller, PERIODS)
