@@ -139,8 +139,9 @@ class Publisher:
             residents.append((*row, bytes, stat.st_ino, stat.st_mtime_ns, file.fetched.digest))
             nodes.append((file.fetched.size, file.fetched.mtime_ns, pass_number, id))
         writer.execute(INSERT_RESIDENTS, (json.dumps(residents),))
-        writer.execute(UPDATE_NODES, (json.dumps(nodes),))
-        writer.execute(COUNT_FETCHES, (json.dumps([id for *_, id in nodes]),))
+        rows = json.dumps(nodes)
+        writer.execute(UPDATE_NODES, (rows,))
+        writer.execute(COUNT_FETCHES, (rows,))
         done.last_seq = self.last_seq
         disk.fault_point("PUBLISH_COMMIT")
 
@@ -324,7 +325,7 @@ UPDATE_NODES = (
     " drawn = json_extract(value, '$[2]') FROM json_each(?) WHERE node.id = json_extract(value, '$[3]')"
 )
 COUNT_FETCHES = (
-    "INSERT INTO usage (id, fetches) SELECT value, 1 FROM json_each(?) WHERE true"
+    "INSERT INTO usage (id, fetches) SELECT json_extract(value, '$[3]'), 1 FROM json_each(?) WHERE true"
     " ON CONFLICT DO UPDATE SET fetches = fetches + 1"
 )
 

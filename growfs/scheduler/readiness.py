@@ -379,7 +379,7 @@ class StartGate:
         seeds = self._prefetch.seeds
         first = "the frozen files, " if self._catalog.freezes and seeds.frozen_complete else ""
         first += "a file of each directory and " if seeds.seeds_complete else ""
-        may_be_enough = is_listed or self._is_listing_late or self._has_too_many_directories
+        may_be_enough = is_listed or self._unlisted_reason is not None
         if everything or (may_be_enough and self._prefetch.is_whole):
             return "every file"
         if may_be_enough and enough:
@@ -391,22 +391,23 @@ class StartGate:
         return None
 
     @property
-    def _is_listing_late(self) -> bool:
-        waited_s = trio.current_time() - self._began_at
-        return not self._catalog_sync.complete and waited_s > self._condition.list_timeout_s
-
-    @property
-    def _has_too_many_directories(self) -> bool:
-        """Whether it is clear, before the listing is complete, that not every directory can have a file first."""
-        return not self._catalog_sync.complete and self._catalog.directories > SEED_DIRECTORIES_MAX
+    def _unlisted_reason(self) -> str | None:
+        """Why the mount no longer waits for the first listing, nor for a file of each directory; None if it does, or if
+        the listing is complete.
+        """
+        if self._catalog_sync.complete:
+            return None
+        if self._catalog.directories > SEED_DIRECTORIES_MAX:
+            return f"more than {SEED_DIRECTORIES_MAX:,} directories are too many to fetch a file of each first"
+        if trio.current_time() - self._began_at > self._condition.list_timeout_s:
+            return f"the listing was not complete after {self._condition.list_timeout_s:g} s"
+        return None
 
     def _are_first_files_complete(self, state: MountState, ended: bool) -> bool:
         """Whether the frozen files and a file of each directory are cached, or are not to be waited for."""
         seeds = self._prefetch.seeds
-        if self._has_too_many_directories:
-            seeds.give_up(f"more than {SEED_DIRECTORIES_MAX:,} directories are too many to fetch a file of each first")
-        if self._is_listing_late:
-            seeds.give_up(f"the listing was not complete after {self._condition.list_timeout_s:g} s")
+        if reason := self._unlisted_reason:
+            seeds.give_up(reason)
         waits_for_tomorrow = state is MountState.HELD and self._budget.is_spent
         if self._catalog.freezes and not (seeds.frozen_complete or waits_for_tomorrow):
             if state is MountState.ERROR or self._is_away:

@@ -20,7 +20,7 @@ from tools.benchmarks.servers import behind_link
 from tools.dlio.profiles import Profile
 from tools.dlio.runner import Runner
 from tools.peers.cases import INGEST_FACTOR, Setting
-from tools.peers.peer import EXACT, PEERS, Peer, Room, run_growfs
+from tools.peers.peer import EXACT, PEERS, Peer, Room, with_flags
 from tools.peers.runs import Link, Stage
 
 CACHED, THIRD = "cached", "a third cached"
@@ -129,7 +129,7 @@ def for_dlio(peer: Peer, profile: Profile) -> Peer:
         GROWFS_ROTATING: ("--show-files", str(profile.files // RUNS), "--settle", SETTLE),
         GROWFS_EXACT: (*EXACT, "--part-size", PART_SIZE),
     }.get(peer.name)
-    return replace(peer, running=partial(run_growfs, more_flags=flags)) if flags else peer
+    return with_flags(peer, flags) if flags else peer
 
 
 def train(runner: Runner, profile: Profile, stage: Stage, passes: int, folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from subprocess import SubprocessError
@@ -18,7 +18,7 @@ from tools.benchmarks.noisy_s3 import FOLDER_KEYS, Noise
 from tools.benchmarks.recipe_data import images
 from tools.benchmarks.servers import noisy_server, rclone_server
 from tools.peers import environment
-from tools.peers.peer import BUCKET, Peer, run_growfs
+from tools.peers.peer import BUCKET, Peer, with_flags
 from tools.peers.results import Results
 from tools.peers.runs import Link, Stage, beside, look_up, read, train
 
@@ -211,7 +211,7 @@ def starts(peer: Peer) -> Iterator[tuple[str, Peer]]:
     """The peer as it is, and growfs in a hurry, too, with its flags."""
     yield "", peer
     if peer.name == "growfs":
-        yield f", {EARLY}", replace(peer, running=partial(run_growfs, more_flags=EARLY.split()))
+        yield f", {EARLY}", with_flags(peer, EARLY.split())
 
 
 CASES: dict[str, Callable[[Setting], None]] = {

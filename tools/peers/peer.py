@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,11 @@ def run_growfs(room: Room, more_flags: Sequence[str] = ()) -> Iterator[dict[str,
     url = f"s3://{room.bucket}/{room.prefix}"
     with mounted(url, room.folder, *flags, start=lambda words: run(room.group.command(words))) as mount:
         yield {"folder": str(mount.mountpoint), "cached": str(mount.files)}
+
+
+def with_flags(growfs: Peer, flags: Sequence[str]) -> Peer:
+    """growfs with more flags."""
+    return replace(growfs, running=partial(run_growfs, more_flags=flags))
 
 
 EXACT = ("--exact",)
