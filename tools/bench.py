@@ -29,6 +29,7 @@ from rich.text import Text
 import growfs
 from tools.benchmarks import cached, filling, training
 from tools.benchmarks.first import first
+from tools.benchmarks.gpu import gpu
 from tools.benchmarks.measure import ENGINES, NOISE_MAX, BenchError, Figure, Figures, Setting, temporary_folder
 from tools.benchmarks.mounts import working_engines
 from tools.benchmarks.nodes import nodes
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[Setting, Figures], str]] = {
     "walk": cached.walk,
     "frameworks": training.frameworks,
     "recipes": training.recipes,
+    "gpu": gpu,
     "rotation": rotation,
     "idle": cached.idle,
     "start": start,

@@ -136,6 +136,7 @@ class Dispatcher:
         self._period_bytes = self._period_files = self._period_answered = self._period_throttled = 0
         self._reported_at: float | None = None  # when the last report was sent; None after a pause without work
         self._bytes_rate = self._files_rate = 0.0  # each second, in the last period
+        self._latency_s = math.inf  # the least time that a file took
         self._share_limits()
 
     @property
@@ -387,6 +388,7 @@ class Dispatcher:
         self._period_files += len(message.files)
         self._period_answered += message.answered
         self._period_throttled += message.throttled
+        self._latency_s = min(self._latency_s, message.latency_s)
         self.received.notify(message.bytes)
         self.received_from_peers.notify(message.peer_bytes)
         self.library_files += message.library_files
@@ -424,12 +426,11 @@ class Dispatcher:
             cpu_s = {slot: slot.cpu_s for slot in self._slots if slot.downloads and not slot.is_for_readers}
             await trio.sleep(PERIOD_S)
             took_s = trio.current_time() - began
-            if reported_at and self._reported_at:  # results may have kept the daemon from reading reports in between
-                reports_s = self._reported_at - reported_at
-                self._bytes_rate = self._period_bytes / reports_s if reports_s else 0.0
-            else:
-                self._bytes_rate = self._period_bytes / took_s
-            self._files_rate = self._period_files / took_s
+            # Results may have kept the daemon from reading reports in between.
+            reports_s = self._reported_at - reported_at if reported_at and self._reported_at else took_s
+            self._bytes_rate, self._files_rate = (
+                count / reports_s if reports_s else 0.0 for count in (self._period_bytes, self._period_files)
+            )
             self._changed.notify()
             if self._has_producer:
                 continue
@@ -442,6 +443,7 @@ class Dispatcher:
             if shares := [(slot.cpu_s - before) / took_s for slot, before in cpu_s.items()]:
                 self._worker_count.update(sum(shares) / len(shares))
             before = self._concurrency.streams
+            self._concurrency.note_files(self._files_rate, self._latency_s)
             self._concurrency.note_requests(self._period_answered, self._period_throttled)
             streams = self._concurrency.update(self._bytes_rate, bool(self._queue))
             if streams < before and self._concurrency.is_throttled:

@@ -1,8 +1,8 @@
 """How many requests run at a time, and how many workers send them.
 
 More requests while that raises the rate, fewer when the store refuses many of them. The number moves up and down in
-steps of a quarter, kept if the measured rate justifies them; for small files it is doubled before that, as in TCP slow
-start. A store refuses some requests at any number, so only their share counts.
+steps of a quarter, kept if the measured rate justifies them; for small files it is doubled before that, while they wait
+for the latency. A store refuses some requests at any number, so only their share counts.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import math
 STREAMS_MIN = 1
 STREAMS_FIRST = 16
 STREAMS_FIRST_SMALL = 32
-"""If the first file is small. Most of its time is a round trip, which occupies a stream but hardly the link. So streams
-are doubled each period while that helps: near a store a few are enough, and with 200 ms, 256 streams fetch 1,280 files
-a second."""
-DOUBLINGS_FAILED_MAX = 2
-"""After so many that did not help, streams are no longer doubled. The first one may fail because of the start: a mount
-waits for its first files, and new connections need a round trip before their first request."""
+"""If the first file is small. Most of its time is a round trip, which occupies a stream but hardly the link. Near a
+store these are enough; with 200 ms, 256 streams fetch 1,280 files a second."""
+LATENT_SHARE = 0.25
+"""If the latency alone occupies this share of the streams, they are doubled: neither the link nor a CPU is busy yet.
+A store's latency varies, and the least is used, so the share is well below 1 from the start."""
 SMALL_BYTES = 128 << 10
 STREAMS_FIRST_LARGE = 24
 """If the first file is large. New connections become fast by doubling the data sent in each round trip (RFC 5681): with
@@ -68,8 +67,9 @@ class ConcurrencyController:
         self._before: tuple[int, float] | None = None  # streams and rate before the step that is being tried
         self._rest = FIRST_REST_PERIODS
         self._declined = False  # fewer lowered the rate the last time
-        self._doublings = 0  # how many more may fail; while there are any, a step doubles the streams
         self._up = False
+        self._is_starting = False  # streams are doubled while the latency occupies them
+        self._latent = 0.0
 
     @property
     def streams(self) -> int:
@@ -85,10 +85,17 @@ class ConcurrencyController:
         """Begin to fetch a file. The first one is taken as typical. bytes: its size, if known."""
         if bytes is not None and not self._has_begun:
             if bytes <= SMALL_BYTES:
-                self._wanted, self._doublings, self._rest = STREAMS_FIRST_SMALL, DOUBLINGS_FAILED_MAX, 1
+                self._wanted, self._is_starting = STREAMS_FIRST_SMALL, True
             elif bytes >= LARGE_BYTES:
                 self._wanted = STREAMS_FIRST_LARGE
         self._has_begun = True
+
+    def note_files(self, files_per_s: float, latency_s: float) -> None:
+        """Note the rate of files, and the least time that one took; infinite if the remote has not delivered any.
+
+        Their product is the number of streams that the latency alone occupies (Little's law).
+        """
+        self._latent = files_per_s * latency_s if latency_s < math.inf else 0.0
 
     def note_requests(self, answered: int, throttled: int) -> None:
         """Note the outcome of a period's requests: how many were answered, and how many refused with 503 or 429."""
@@ -104,9 +111,12 @@ class ConcurrencyController:
     def update(self, bytes_per_s: float, was_busy: bool) -> int:
         """End a period; returns the number of streams from now on. was_busy: there was more to fetch than streams."""
         if self.is_throttled:
-            self._before, self._rest, self._doublings = None, REST_PERIODS, 0
+            self._before, self._rest, self._is_starting = None, REST_PERIODS, False
         elif not was_busy or not bytes_per_s:
             pass  # the period shows nothing; a step that is being tried is judged later
+        elif self._is_starting:
+            self._is_starting = self._latent >= LATENT_SHARE * self._wanted and self._wanted < STREAMS_MAX
+            self._wanted = min(self._wanted * (1 + self._is_starting), STREAMS_MAX)
         elif self._before:
             self._judge(bytes_per_s)
         elif self._rest:
@@ -116,8 +126,8 @@ class ConcurrencyController:
         return self.streams
 
     def _step(self, rate: float) -> None:
-        step = self._wanted if self._doublings else max(1, self._wanted // STEP_SHARE)
-        streams = self._wanted + (step if self._doublings or self._up or self._wanted == STREAMS_MIN else -step)
+        step = max(1, self._wanted // STEP_SHARE)
+        streams = self._wanted + (step if self._up or self._wanted == STREAMS_MIN else -step)
         self._before = self._wanted, rate
         self._wanted = min(max(streams, STREAMS_MIN), STREAMS_MAX)
 
@@ -129,8 +139,6 @@ class ConcurrencyController:
         required = GAIN_MIN * change if change > 0 else -LOSS_MAX
         if change and rate >= before * (1 + required):
             self._step(rate if change > 0 else max(rate, before))  # another step in the same direction
-        elif self._doublings > 1:
-            self._wanted, self._rest, self._doublings = streams, REPEAT_PERIODS, self._doublings - 1
         else:
             decline = (1 - rate / before) / -change if change < 0 else 0.0
             declined = decline >= GAIN_MIN
@@ -139,7 +147,6 @@ class ConcurrencyController:
             self._wanted = streams
             self._rest = REPEAT_PERIODS if repeats else 0 if decline >= LIMITED_SHARE else REST_PERIODS
             self._declined = declined
-            self._doublings = 0
 
 
 class WorkerCount:

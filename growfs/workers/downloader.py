@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -45,6 +46,7 @@ class Downloader:
         self._finished: list[tuple[int, Fetched | FetchFailed]] = []
         self._bytes = self._peer_bytes = self._answered = self._library_files = 0
         self._throttled = self._unfinished = 0
+        self._latency_s = math.inf
         self._failure: GrowfsError | None = None
         self._is_report_due = self._progressed = False
         threading.Thread(target=self._report, daemon=True).start()
@@ -116,7 +118,9 @@ class Downloader:
             from_peer = self._jobs[request.id].has_other_source = False
             if self._threads.is_held:
                 raise RemoteBusy(f"{file.path}: the remote is away, and no other node has it")
+            began = time.monotonic()
             found = self._remote.fetch(task)
+            self._latency_s = min(self._latency_s, time.monotonic() - began)
         mtime_ns = found.mtime_ns or file.mtime_ns
         if mtime_ns is not None:
             os.utime(target, ns=(mtime_ns, mtime_ns))
@@ -155,6 +159,7 @@ class Downloader:
                 report = FetchProgress(
                     self._bytes, self._throttled, self._finished, time.process_time(), self._failure, time.monotonic(),
                     self._peer_bytes, answered - self._answered, library_files - self._library_files, library.gave_up,
+                    self._latency_s,
                 )  # fmt: skip
                 self._bytes = self._peer_bytes = self._throttled = 0
                 self._answered, self._library_files, self._failure = answered, library_files, None

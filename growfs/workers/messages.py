@@ -6,6 +6,7 @@ socket. So unpickling is safe here.
 
 from __future__ import annotations
 
+import math
 import pickle
 import socket
 import struct
@@ -178,6 +179,8 @@ class FetchProgress:
     """How many files the store's library fetched."""
     gave_up: str = ""
     """Why the library now makes all requests of this worker; empty if it does not."""
+    latency_s: float = math.inf
+    """The least time in which the remote has delivered a file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -71,14 +72,14 @@ class Worker:
         self.closed = True
         self._sender.close()
 
-    def report_fetched(self, *paths: str) -> None:
+    def report_fetched(self, *paths: str, latency_s: float = math.inf) -> None:
         """Report these files as fetched; without paths, all."""
         files: list[tuple[int, Fetched | FetchFailed]] = []
         for path in paths or tuple(self.requests):
             request = self.requests.pop(path)
             files.append((request.id, Fetched(request.file.size or 0, request.file.mtime_ns, "0")))
         bytes = sum(result.size for _, result in files if isinstance(result, Fetched))
-        self._sender.send_nowait(FetchProgress(bytes, 0, files, 0, sent_at=trio.current_time()))
+        self._sender.send_nowait(FetchProgress(bytes, 0, files, 0, sent_at=trio.current_time(), latency_s=latency_s))
 
     def report(self, message: Any) -> None:
         self._sender.send_nowait(message)
@@ -242,6 +243,19 @@ async def test_producers_have_one_file_ahead_and_more_when_files_take_no_time(cl
         await quiet()
         ahead = round(20 / PERIOD_S * AHEAD_S)
         assert [len(worker.requests) for worker in scene.pool.all] == [ahead] * 2
+
+
+@pytest.mark.parametrize(("latency_s", "more"), [(PERIOD_S / 2, 2), (PERIOD_S / 200, 1), (math.inf, 1)])
+async def test_small_files_get_more_streams_while_they_wait_for_the_store(
+    latency_s: float, more: int, clock: trio.testing.MockClock
+) -> None:
+    async with start_scene(1) as scene:
+        scene.enqueue(*names(5 * AHEAD_FILES))
+        await quiet()
+        (worker,) = scene.pool.all
+        worker.report_fetched(*list(worker.requests)[:STREAMS_FIRST_SMALL], latency_s=latency_s)
+        await trio.sleep(1.1 * PERIOD_S)
+        assert scene.dispatcher.streams == more * STREAMS_FIRST_SMALL
 
 
 async def test_a_worker_is_sent_only_a_few_files_ahead() -> None:

@@ -13,23 +13,25 @@ from tools.benchmarks.measure import ROOT, BenchError, environment
 
 PROGRAM = Path(__file__).with_name("reader.py")
 SHIM = ROOT / "tests" / "frameworks" / "shim"  # lets torchvision be imported
+FIXED = {"PYTHONPATH": str(SHIM), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
 
 class ReaderProcess:
     """A process without any growfs code that runs commands, one line of JSON each. It is killed at the block's end.
 
-    One process runs many measurements, so none of them includes its start.
+    One process runs many measurements, so none of them includes its start. program: reads the commands. variables:
+    added to its environment.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: Path = PROGRAM, **variables: str) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the process
         self._process = subprocess.Popen(
-            [sys.executable, PROGRAM],
+            [sys.executable, program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env={**environment(), "PYTHONPATH": str(SHIM), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
+            env=environment() | FIXED | variables,
             cwd="/",
         )
 
