@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from growfs.version import __version__ as __version__
+
 TYPE_CHECKING = False  # as in `typing`, which takes longer to import than everything that this file needs
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 
     from growfs.client.mount import Mount
     from growfs.client.verify import Verified
-
-__version__ = "0.2.0"
 
 
 def mount(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from growfs import disk
 from growfs.errors import GrowfsError, Unreadable
+from growfs.version import __version__
 
 if TYPE_CHECKING:
     import sqlite3
@@ -83,14 +84,12 @@ class CacheFolder:
 
     def announce(self, url: str, mountpoint: Path) -> None:
         """Record which daemon uses the cache."""
-        from importlib.metadata import version  # most commands do not need it
-
         daemon = {
             "pid": os.getpid(),
             "mountpoint": str(mountpoint),
             "url": url,
             "started": time.time(),
-            "version": version("growfs"),
+            "version": __version__,
             "format": FORMAT,
         }
         disk.write_text("ANNOUNCE", self.path / ANNOUNCED, json.dumps(daemon) + "\n")

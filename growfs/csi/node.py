@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +28,7 @@ from growfs.errors import GrowfsError
 from growfs.fuse.mounting import MountRow, create_mountpoint, is_dead, mounted_at, mounts, unmount
 from growfs.status_and_metrics import MountState, MountStatus
 from growfs.syscalls import bind_mount, memfd_create
+from growfs.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class NodeMounts:
         if row is None:
             raise GrowfsError(f"{base}: was unmounted by another program; it is to be mounted again")
         # It may be that of a driver that was killed while it mounted. An older version was ready long ago.
-        while daemon_of(row.cache).get("version") == version("growfs") and not status_of(row.cache, ANSWER_S).ready:
+        while daemon_of(row.cache).get("version") == __version__ and not status_of(row.cache, ANSWER_S).ready:
             if target in self._leaving:
                 raise GrowfsError(f"{target}: {GIVEN_UP}")
             time.sleep(POLL_S)

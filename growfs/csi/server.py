@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +26,7 @@ from growfs.daemon.options import Options
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import check_fuse
 from growfs.syscalls import check_kernel
+from growfs.version import __version__
 
 DRIVER = "growfs.csi"
 THREADS = 256
@@ -81,7 +81,7 @@ class IdentityService(services.IdentityServicer):
 
     @answers
     def GetPluginInfo(self, request: csi.GetPluginInfoRequest) -> csi.GetPluginInfoResponse:
-        return csi.GetPluginInfoResponse(name=DRIVER, vendor_version=version("growfs"))
+        return csi.GetPluginInfoResponse(name=DRIVER, vendor_version=__version__)
 
     @answers
     def GetPluginCapabilities(self, request: csi.GetPluginCapabilitiesRequest) -> csi.GetPluginCapabilitiesResponse:
@@ -175,7 +175,7 @@ def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defau
             f"{endpoint}: cannot be listened on; name a socket in a folder that exists: --endpoint"
         ) from None
     server.start()
-    log.info("%s %s serves %s on %s", DRIVER, version("growfs"), node_id, endpoint)
+    log.info("%s %s serves %s on %s", DRIVER, __version__, node_id, endpoint)
     signal.signal(signal.SIGTERM, lambda *_: server.stop(GRACE_S))
     while server.wait_for_termination(SWEEP_S):
         try:

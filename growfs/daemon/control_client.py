@@ -16,6 +16,7 @@ from typing import Any
 from growfs.cache.cache_folder import FORMAT, daemon_of
 from growfs.errors import GrowfsError, UsageError
 from growfs.status_and_metrics import MountStatus
+from growfs.version import __version__
 
 SOCKET = "control.sock"
 ANSWER_S = 600.0
@@ -133,12 +134,10 @@ def status_of(folder: Path, answer_s: float = ANSWER_S) -> MountStatus:
 
 
 def _other_version(folder: Path) -> GrowfsError:
-    from importlib.metadata import version  # not needed for other answers
-
     daemon = daemon_of(folder)
     return GrowfsError(
         f"{daemon.get('mountpoint', folder)}: mounted by another version of growfs ({daemon.get('version', 'unknown')};"
-        f" this is {version('growfs')}); use that one, or unmount it and mount it again"
+        f" this is {__version__}); use that one, or unmount it and mount it again"
     )
 
 

@@ -7,7 +7,6 @@ import logging
 import os
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 from growfs.cache.cache_folder import CacheFolder
@@ -51,6 +50,7 @@ from growfs.scheduler.rotating import PassOrder, RotationPlanner
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.status_and_metrics import MountInfo, MountStatus
 from growfs.units import CacheSize
+from growfs.version import __version__
 from growfs.vfs.filesystem import Misses, Vfs
 from growfs.vfs.virtual import VirtualFolder
 from growfs.workers.pool import WorkerPool
@@ -238,7 +238,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     # The users' view and controls.
 
     mount = MountInfo(
-        version=version("growfs"),
+        version=__version__,
         url=url,
         mountpoint=str(request.mountpoint),
         cache_dir=str(folder.path),

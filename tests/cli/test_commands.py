@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +104,12 @@ def test_version(growfs: Growfs) -> None:
     import growfs as package
 
     assert package.__version__ in growfs.run("--version").stdout
+
+
+def test_it_runs_as_a_module(growfs: Growfs) -> None:
+    """For example where a package's commands are not on the PATH."""
+    done = subprocess.check_output([sys.executable, "-m", "growfs", "--version"], text=True)
+    assert done == growfs.run("--version").stdout
 
 
 @pytest.mark.parametrize("command", ["status", "umount", "pause", "resume"])

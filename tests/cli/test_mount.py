@@ -36,7 +36,7 @@ from tests.cli.support import (
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import GROWFS, Growfs, make_tree, until
 
-SCRIPT = [sys.executable, "-c", "import growfs; growfs.main()"]
+SCRIPT = [sys.executable, "-m", "growfs"]
 """What the installed command does. It starts the daemon before it reads the command line."""
 TREE = {f"{folder}/{number}": b"x" * 1000 for folder in "abc" for number in range(4)}
 

@@ -20,7 +20,7 @@ from growfs.fuse.mounting import mounted_at, unmount
 from tools.benchmarks.measure import ENGINES, BenchError, cpu_s, run, wait_until
 from tools.benchmarks.servers import rclone_binary, running
 
-GROWFS = [sys.executable, "-c", "import growfs; growfs.main()"]
+GROWFS = [sys.executable, "-m", "growfs"]
 CACHE_SIZE = "8GB"
 
 

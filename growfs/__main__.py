@@ -1,0 +1,5 @@
+"""`python -m growfs`: the `growfs` command, wherever the interpreter finds growfs."""
+
+import growfs
+
+growfs.main()
