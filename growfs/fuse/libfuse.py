@@ -66,6 +66,8 @@ class LibfuseEngine(pyfuse3.Operations):
         self._vfs = vfs
         self._cpu_latency = CpuLatencyRequest()
         self._mounted: MountRow | None = None
+        # Notifications that are still queued when the file system is unmounted fail.
+        logging.getLogger("pyfuse3").addFilter(lambda record: self._mounted is not None)
 
     def mount(self, spec: MountSpec) -> None:
         """Attach to the mountpoint. Raises GrowfsError."""

@@ -222,6 +222,8 @@ class Fetcher:
             return  # it is cached by now, or gone
         if not download.urgent:
             self._prioritize(download.group)
+        if claim := self._claims.get(download):
+            claim.wait_anew(self._miss_timeout_s)
         with trio.move_on_after(self._miss_timeout_s):
             await download.finished.wait()
         if not download.finished.is_set():

@@ -84,7 +84,13 @@ class Claim:
     least: int = 0
     """The fewest bytes worth a try at the last look, rounded up to blocks."""
     waits_since: float | None = None
-    """When it first found no room, in trio's time."""
+    """When it first found no room, in trio's time, or when its last reader came."""
+
+    def wait_anew(self, patience_s: float) -> None:
+        """Wait for at least that long from now on: another reader needs the files."""
+        self.patience_s = max(self.patience_s, patience_s)
+        if self.waits_since is not None:
+            self.waits_since = trio.current_time()
 
 
 class WaitingClaims:

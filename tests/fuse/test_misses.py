@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -193,6 +194,24 @@ def test_a_miss_gives_enospc_while_every_file_is_open(growfs: Growfs, tmp_path: 
     files.pop().close()
     growfs.run("set", growfs.mountpoint, "miss-timeout=60")
     assert missing[0].read_bytes()
+    for file in files:
+        file.close()
+
+
+@pytest.mark.promise(3)
+def test_a_reader_waits_for_room_as_long_as_if_it_were_alone(growfs: Growfs, tmp_path: Path) -> None:
+    """Another one that came before it waits for the same file, and gives up earlier."""
+    local, missing = mount_full_cache(growfs, tmp_path, 3, "--miss-timeout", "2")
+    files = [path.open("rb") for path in local]
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(error_of, missing[0])
+        time.sleep(1.2)
+        second = threads.submit(missing[0].read_bytes)
+        assert first.result(60) == errno.ENOSPC
+        time.sleep(0.3)
+        assert not second.done()
+        files.pop().close()
+        assert second.result(60)
     for file in files:
         file.close()
 

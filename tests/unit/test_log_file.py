@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from growfs.daemon.log_file import LOG_BYTES_MAX, OUTPUT_BYTES_PER_S, Allowance
+from tests.needs import need
 
 PROGRAM = """
 import logging, os, sys, time
@@ -50,3 +51,18 @@ def test_an_allowance_is_for_each_second() -> None:
     assert allowance.take(60, 1.9) == (0, 0)
     assert allowance.take(60, 2.0) == (60, 80)
     assert allowance.take(40, 9.0) == (40, 0)
+
+
+UNMOUNTED = """
+import logging
+from growfs.fuse.libfuse import LibfuseEngine
+engine, log = LibfuseEngine(None), logging.getLogger("pyfuse3")
+for engine._mounted in (object(), None):
+    log.error("a notification failed, mounted: %s", engine._mounted is not None)
+"""
+
+
+def test_notifications_that_fail_once_it_is_unmounted_are_not_logged() -> None:
+    need("pyfuse3")
+    done = subprocess.run([sys.executable, "-c", UNMOUNTED], timeout=60, check=True, capture_output=True, text=True)
+    assert done.stderr == "a notification failed, mounted: True\n"
