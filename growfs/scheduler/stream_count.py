@@ -116,7 +116,8 @@ class ConcurrencyController:
             pass  # the period shows nothing; a step that is being tried is judged later
         elif self._is_starting:
             self._is_starting = self._latent >= LATENT_SHARE * self._wanted and self._wanted < STREAMS_MAX
-            self._wanted = min(self._wanted * (1 + self._is_starting), STREAMS_MAX)
+            if self._is_starting:
+                self._wanted = min(2 * self._wanted, STREAMS_MAX)
         elif self._before:
             self._judge(bytes_per_s)
         elif self._rest:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tools.benchmarks.filling import NAME
 from tools.benchmarks.measure import Figures, Setting, need_modules, need_space, temporary_folder
-from tools.benchmarks.mounts import foreground, mounted, rclone_mount_command
+from tools.benchmarks.mounts import foreground, mounted, rclone_limit, rclone_mount_command
 from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import behind_link, rclone_keys, rclone_server
 
@@ -108,7 +108,7 @@ def shown(name: str, plain: Path, folder: Path, endpoint: str, cache_bytes: int)
     if name == PLAIN:
         yield plain
     elif name == RCLONE:
-        limit = {"vfs-cache-max-size": f"{cache_bytes}B", "vfs-cache-poll-interval": "100ms"}
+        limit = rclone_limit(f"{cache_bytes}B")
         command = rclone_mount_command(f":s3:{NAME}", folder / "mnt", folder / "cache", **limit)
         with foreground(command, folder / "mnt", folder / "log", **rclone_keys(endpoint)):
             yield folder / "mnt"

@@ -13,7 +13,7 @@ from typing import Any
 import growfs
 from tools.benchmarks.cgroup import Cgroup
 from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, run
-from tools.benchmarks.mounts import RCLONE_TUNED, foreground, mounted, rclone_mount_command
+from tools.benchmarks.mounts import RCLONE_TUNED, foreground, mounted, rclone_limit, rclone_mount_command
 from tools.benchmarks.servers import rclone_binary, s5cmd_binary
 from tools.peers import environment
 
@@ -112,11 +112,6 @@ EXACT = ("--exact",)
 def run_disk(room: Room) -> Iterator[dict[str, Any]]:
     """The same files on the local disk."""
     yield {"folder": str(room.plain / room.prefix)}
-
-
-def rclone_limit(size: str) -> dict[str, str]:
-    """A limit of the cache, checked ten times a second: the default of once a minute is too rare for a small cache."""
-    return {"vfs-cache-max-size": size, "vfs-cache-poll-interval": "100ms"}
 
 
 def shown(flags: dict[str, str]) -> str:

@@ -24,7 +24,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from tools.benchmarks.link_emulator import COUNTS
 from tools.benchmarks.measure import ROOT, BenchError, environment
-from tools.benchmarks.mounts import foreground, mounted, rclone_mount_command
+from tools.benchmarks.mounts import foreground, mounted, rclone_limit, rclone_mount_command
 from tools.benchmarks.servers import behind_link, rclone_server
 from tools.training.mnist import RESIDENT, Bytes, chosen, labels
 from tools.training.orders import FILE_BYTES, OPENS_PER_S, PART_SHARE, Reading
@@ -89,9 +89,8 @@ def exact_mount(opens_per_fetch: int, remote: Remote) -> AbstractContextManager[
 def rclone_mount(opens_per_fetch: int, remote: Remote) -> Iterator[Path]:
     """`rclone mount`, whose cache evicts the least recently used files."""
     source = f":s3,provider=Other,env_auth,endpoint='{remote.endpoint}':mnist/train"
-    limit = {"vfs-cache-max-size": f"{CACHE_BYTES}B", "vfs-cache-poll-interval": "100ms"}
     mountpoint = remote.folder / "mnt"
-    command = rclone_mount_command(source, mountpoint, remote.folder / "cache", **limit)
+    command = rclone_mount_command(source, mountpoint, remote.folder / "cache", **rclone_limit(f"{CACHE_BYTES}B"))
     with foreground(command, mountpoint, remote.folder / "mount.log"):
         yield mountpoint
 
