@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growfs.remote.stores.s3.key_ranges import (
-    SERIAL_PAGES,
+    BAD_GUESSES_MIN,
     ActiveRange,
     Cursor,
     KeyRange,
@@ -129,11 +129,21 @@ def test_names_of_any_form_are_listed_in_parallel(naming: str) -> None:
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_a_small_bucket_takes_one_request_a_page(naming: str) -> None:
-    for count in (0, 1, PAGE, PAGE + 1, PAGE * SERIAL_PAGES):
+def test_the_names_of_twenty_pages_are_listed_in_a_few_rounds(naming: str) -> None:
+    listing = Listing({NAMINGS[naming](n) for n in range(2000)}, page=100)
+    rounds = list_all(listing, 16)
+    print("rounds", rounds, listing.requests)
+    assert sorted(listing.listed) == listing.names
+    assert rounds <= 12
+    assert listing.requests <= 20 * 1.5 + BAD_GUESSES_MIN
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+def test_a_single_page_takes_one_request(naming: str) -> None:
+    for count in (0, 1, PAGE):
         listing = Listing({NAMINGS[naming](n) for n in range(count)})
         list_all(listing, 16)
-        assert (len(listing.listed), listing.requests) == (count, max(1, -(-count // PAGE)))
+        assert (len(listing.listed), listing.requests) == (count, 1)
 
 
 @pytest.mark.parametrize("names", [["b", "a"], ["a", "a"], ["B", "a", "C"]])

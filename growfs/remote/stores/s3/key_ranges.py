@@ -8,21 +8,30 @@ one request and no names, and the number of bad guesses is limited to a share of
 from __future__ import annotations
 
 import operator
+import string
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
-SERIAL_PAGES = 4  # read one after the other, so a small bucket costs no extra requests
-WASTE_SHARE = 0.3  # of the useful pages: this many requests may return nothing
-REST_PAGES_MIN = 3
+BAD_GUESSES_MIN = 12
+BAD_GUESSES_SHARE = 0.3  # of the pages: a listing may try this many guesses in vain, or BAD_GUESSES_MIN
+REST_PAGES_MIN = 2
 LAST = "\U0010fffd"  # sorts after every character in names; XML can carry it, unlike the two after it
 POINT_BYTES_MAX = 512  # for a guess; an S3 key has at most 1024, including the prefix
-DIGITS = 8  # characters of a name that a guess is made from
-DECIMALS = "0123456789"
-NON_ASCII = [each for each in map(chr, range(0x80, 0x10000, 0x20)) if each.isprintable()]
-"""Samples of all characters that are not ASCII: the few that are seen do not reveal which others there are."""
+DIGITS = 16  # characters of a name that a guess is made from
 SAMPLE_EVERY = 50
+CHARACTER_CLASSES = (
+    set(string.digits),
+    set("0123456789abcdef"),
+    set("0123456789ABCDEF"),
+    set(string.digits + string.ascii_lowercase),
+    set(string.digits + string.ascii_uppercase),
+    set(string.digits + string.ascii_letters),
+)
+NON_ASCII = {each for each in map(chr, range(0x80, 0x10000, 0x20)) if each.isprintable()}
+"""Samples of all characters that are not ASCII: the few that are seen do not reveal which others there are."""
 
 
 class UnorderedListing(Exception):
@@ -50,16 +59,19 @@ class Cursor(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ActiveRange:
-    """A range that at most one reader is reading. first: the first name seen in it; pages: read since that name."""
+    """A range that at most one reader is reading. start: where its first page began; pages: read since then.
+
+    name_before: a name before the range. guess: of `KeyRanges._guess`, until the range changes.
+    """
 
     after: str
     until: str | None
     token: str | None = None
     is_assigned: bool = False
-    first: str | None = None
+    start: str = ""
     pages: int = 0
-    was_split: bool = False
-    lower_hint: str | None = None
+    name_before: str | None = None
+    guess: tuple[float, str | None] | None = None
 
     @property
     def range(self) -> KeyRange:
@@ -70,7 +82,7 @@ class KeyRanges:
     """Owns the ranges, which are disjoint. `record_page` has returned all names that they do not cover.
 
     In serial order there is a single range without an end: its reader goes from token to token, and the order is not
-    checked. pages: read so far. requests_wasted: requests that returned no names.
+    checked. pages: read so far.
     """
 
     def __init__(self, cursor: Cursor | None = None, serial: bool = False) -> None:
@@ -79,12 +91,12 @@ class KeyRanges:
         self._active = [ActiveRange(*key_range) for key_range in left]
         at_origin = (each for each in self._active if each.after == origin.after)
         self._origin = next(at_origin, ActiveRange(*origin))  # keeps its last position after it is read to its end
-        self._alphabet: list[str] = []  # the characters that guesses consist of
-        self._has_non_ascii = False
+        self._seen: list[set[str]] = []  # at each position of the names so far
+        self._alphabets: dict[int, list[str]] = {}
         self._no_split = False  # until the next page arrives
         self.serial = serial
         self.pages = 0
-        self.requests_wasted = 0
+        self._bad_guesses = 0
 
     @property
     def done(self) -> bool:
@@ -135,11 +147,11 @@ class KeyRanges:
         if names and not any_order and not self._are_in_order(requested.after, names):
             raise UnorderedListing
         self._learn(active, names)
-        active.was_split = False
+        active.guess = None
         inside = len(names) if requested.until is None else bisect_right(names, requested.until)
         beyond = inside < len(names) or (inside and names[-1] == requested.until)
         self.pages += bool(inside)
-        self.requests_wasted += not inside
+        self._bad_guesses += not inside and not active.pages
         self._advance(active, names[inside - 1] if inside else requested.after, token, more and not beyond)
         if not inside:
             return None
@@ -172,34 +184,50 @@ class KeyRanges:
         self._no_split = False
         if not names or self.serial:
             return
-        active.first = active.first or names[0]
-        seen = set().union(*names[::SAMPLE_EVERY], names[-1]).difference(self._alphabet)
-        added = [each for each in seen if each.isascii() and each.isprintable()]
-        if not self._has_non_ascii and not all(map(str.isascii, seen)):
-            added += NON_ASCII
-            self._has_non_ascii = True
-        if added:
-            self._alphabet = sorted([*self._alphabet, *added])
+        active.start = active.start or active.after or names[0]
+        for position, characters in enumerate(zip_longest(*names[::SAMPLE_EVERY], names[-1], fillvalue="")):
+            if position == len(self._seen):
+                self._seen.append({""})
+            if not self._seen[position].issuperset(characters):
+                self._seen[position].update(characters)
+                self._alphabets.pop(position, None)
+
+    def _alphabet(self, position: int) -> list[str]:
+        """The characters that names may have at a position, in order.
+
+        These are the ones seen there, and all that are like them: after 0, 1, and 2 there may be a 9. A single one that
+        is not a digit is part of all names, as in "part-00017.parquet".
+        """
+        if position not in self._alphabets:
+            seen = self._seen[position] - {""} if position < len(self._seen) else set()
+            alphabet = {each for each in seen if each.isascii() and each.isprintable()}
+            alphanumeric = set(filter(str.isalnum, alphabet))
+            if alphanumeric and (len(seen) > 1 or alphanumeric <= CHARACTER_CLASSES[0]):
+                alphabet |= next(each for each in CHARACTER_CLASSES if alphanumeric <= each)
+            if not all(map(str.isascii, seen)):
+                alphabet |= NON_ASCII
+            self._alphabets[position] = sorted(alphabet)
+        return self._alphabets[position]
 
     def _split(self) -> ActiveRange | None:
-        if (
-            self.serial
-            or self._no_split
-            or self.pages < SERIAL_PAGES
-            or self.requests_wasted > WASTE_SHARE * self.pages
-        ):
+        if self.serial or self._no_split or not self.pages:
+            return None
+        untested = sum(not each.pages for each in self._active)
+        if self._bad_guesses + untested > max(BAD_GUESSES_MIN, BAD_GUESSES_SHARE * self.pages):
             return None
         best, size, point = None, float(REST_PAGES_MIN), ""
         for each in self._active:
-            rest, guess = self._guess(each) if each.pages and not each.was_split else (0.0, None)
-            if guess is not None and rest >= size:
-                best, size, point = each, rest, guess
+            if each.pages:
+                each.guess = each.guess or self._guess(each)
+                rest, guess = each.guess
+                if guess is not None and rest >= size:
+                    best, size, point = each, rest, guess
         if best is None:
             self._no_split = True
             return None
-        lower_hint = (best.lower_hint or best.first) if best.until is None else best.after
-        upper = ActiveRange(point, best.until, is_assigned=True, lower_hint=lower_hint)
-        best.until, best.was_split = point, True
+        name_before = (best.name_before or best.start) if best.until is None else best.after
+        upper = ActiveRange(point, best.until, is_assigned=True, name_before=name_before)
+        best.until, best.guess = point, None
         self._active.append(upper)
         return upper
 
@@ -210,43 +238,49 @@ class KeyRanges:
         the length of the shared prefix is found by bisection. After that, names are treated as numbers between two
         others.
         """
-        after, until = active.after, active.until
-        first = active.first or after
+        after, until, start = active.after, active.until, active.start
         shared = 0 if until is None else _common_prefix_length(after, until)
-        seen = _common_prefix_length(active.lower_hint or first, after)
+        seen = _common_prefix_length(active.name_before or start, after)
         if seen > shared and (until is None or until[shared:] == LAST):
             rest = float("inf") if until is None else float(active.pages)  # assume as many as were read so far
             point = after[: (shared + seen + 1) // 2] + LAST
         else:
-            low = self._number(after[shared:])
-            high = self._number(LAST if until is None else until[shared:])
-            step = max((low - self._number(first[shared:])) // active.pages, 1)
-            if (until is None or until[shared:] == LAST) and after[shared : shared + 1] in DECIMALS:
-                nine = self._number(DECIMALS[-1] + LAST)  # after a digit, another digit is more likely than a letter
-                high = nine if nine - low >= step * REST_PAGES_MIN else high
+            shared = min(shared, _common_prefix_length(start, after))
+            low = self._number(after, shared)
+            high = self._number(LAST if until is None else until, shared)
+            step = max((low - self._number(start, shared)) // active.pages, 1)
             rest = float("inf") if until is None else (high - low) / step
-            point = after[:shared] + self._text((low + min(step, high - low) + high) // 2, after[shared:])
+            point = after[:shared] + self._text((low + min(step, high - low) + high) // 2, after, shared)
         fits = after < point and (until is None or point < until) and len(point.encode()) <= POINT_BYTES_MAX
         return rest, point if fits else None
 
-    def _number(self, text: str) -> int:
-        """The first characters of text as the digits of a number: 0 for none, the highest digit for LAST."""
-        number, base = 0, len(self._alphabet) + 2
-        for each in text[:DIGITS]:
-            number = number * base + bisect_left(self._alphabet, each) + 1
-        return number * int(base ** max(DIGITS - len(text), 0))
+    def _number(self, text: str, shared: int) -> int:
+        """The characters of text after the shared prefix, as the digits of a number. LAST carries over.
 
-    def _text(self, number: int, after: str) -> str:
-        """A short text with about that number, after `after`."""
-        base = len(self._alphabet) + 2
+        The base of each digit is the number of characters that names may have there. So a position with the same
+        character in all names does not count.
+        """
+        number = 0
+        for position in range(shared, shared + DIGITS):
+            alphabet = self._alphabet(position)
+            number *= max(len(alphabet), 1)
+            if position < len(text):
+                number += bisect_left(alphabet, text[position])
+        return number
+
+    def _text(self, number: int, after: str, shared: int) -> str:
+        """A short text with about that number, after that of `after`: what follows the shared prefix."""
+        digits: list[int] = []
+        for position in reversed(range(shared, shared + DIGITS)):
+            number, digit = divmod(number, max(len(self._alphabet(position)), 1))
+            digits.append(digit)
         text = ""
-        for power in reversed(range(DIGITS)):
-            digit, number = divmod(number, base**power)
-            if not digit:
-                return text
-            more = text > after[: len(text)]
-            text += LAST if digit > len(self._alphabet) else self._alphabet[digit - 1]
-            if more:
+        for position, digit in enumerate(reversed(digits), shared):
+            alphabet = self._alphabet(position)
+            if number or not alphabet:
+                return text + LAST
+            text += alphabet[digit]
+            if text > after[shared : position + 1]:
                 return text
         return text
 

@@ -16,7 +16,7 @@ from growfs.remote.stores.s3.key_ranges import ActiveRange, KeyRange, KeyRanges,
 from growfs.remote.stores.s3.listing import KeyPage
 
 REQUESTS_MAX = 32  # in flight
-REQUESTS_SLOW_MIN = 4  # slow responses alone never reduce the limit below this
+REQUESTS_SLOW_MIN = 4  # the limit at first; slow responses alone never reduce it below this
 SLOWDOWN_MAX = 2.0  # the limit rises while responses take less than this times the fastest one
 PAGES_MAX = 64  # ready or in flight
 
@@ -30,7 +30,7 @@ class ConcurrencyLimit:
     """
 
     def __init__(self) -> None:
-        self._limit = 1.0
+        self._limit = float(REQUESTS_SLOW_MIN)
         self._fastest_s = float("inf")
         self._was_busy = False
 
