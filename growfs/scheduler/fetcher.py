@@ -220,6 +220,7 @@ class Fetcher:
         download = self._downloads.get(node.id)
         if download is None:
             return  # it is cached by now, or gone
+        download.group.awaited_at = trio.current_time()
         if not download.urgent:
             self._prioritize(download.group)
         if claim := self._claims.get(download):
@@ -292,7 +293,7 @@ class Fetcher:
     def _handle_full_disk(self, download: Download, error: DiskFull) -> bool:
         """Retry a miss that found the disk full: others filled it, or the catalog grew. More is evicted now.
 
-        Returns False if no reader waits, or the miss has timed out.
+        Returns False if no reader waits, or not any longer.
         """
         if download.sent_at > self._full_at:  # otherwise it was refused before that room was made
             self._full_at, self._full_error = trio.current_time(), error
@@ -300,9 +301,7 @@ class Fetcher:
                 self._fail_waiting(error)
         if download.state is DownloadState.FAILED:
             return True
-        if download.disk_full is None:
-            download.disk_full_since = trio.current_time()
-        if not download.urgent or trio.current_time() - download.disk_full_since >= self._miss_timeout_s:
+        if not download.urgent or trio.current_time() - download.group.awaited_at >= self._miss_timeout_s:
             return False
         download.disk_full = error
         download.discard()

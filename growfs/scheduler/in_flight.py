@@ -101,6 +101,8 @@ class DownloadGroup:
     """Its place; AdmissionQueue changes it."""
     passed_at: float | None = None
     """When a group drawn after it was first found to be fetched earlier, in trio's time."""
+    awaited_at: float = -math.inf
+    """When the last reader began to wait for one of its files, in trio's time."""
     downloads: list[Download] = field(default_factory=list)
 
     @property
@@ -137,8 +139,6 @@ class Download:
     """In bytes. A worker gives up if the file turns out to be larger."""
     disk_full: DiskFull | None = None
     """The latest error from a full disk."""
-    disk_full_since: float = 0.0
-    """When the first such error occurred, in trio's time."""
     state: DownloadState = DownloadState.QUEUED
     number: int = field(default_factory=itertools.count().__next__)
     """The order in which downloads were started."""

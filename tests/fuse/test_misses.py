@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -200,20 +201,35 @@ def test_a_miss_gives_enospc_while_every_file_is_open(growfs: Growfs, tmp_path: 
 
 @pytest.mark.promise(3)
 def test_a_reader_waits_for_room_as_long_as_if_it_were_alone(growfs: Growfs, tmp_path: Path) -> None:
-    """Another one that came before it waits for the same file, and gives up earlier."""
-    local, missing = mount_full_cache(growfs, tmp_path, 3, "--miss-timeout", "2")
+    local, missing = mount_full_cache(growfs, tmp_path, 3, "--miss-timeout", "3")
     files = [path.open("rb") for path in local]
+    check_second_reader(missing[0], lambda: files.pop().close())
+    for file in files:
+        file.close()
+
+
+@pytest.mark.promise(3)
+def test_a_reader_waits_for_a_full_disk_as_long_as_if_it_were_alone(growfs: Growfs, tmp_path: Path) -> None:
+    refuses = tmp_path / "refuses"
+    growfs.env[SETUP_VARIABLE] = REFUSING_DISK.format(
+        file=refuses, catalog=tmp_path / "catalog", failing=tmp_path / "failing"
+    )
+    _, missing = mount_full_cache(growfs, tmp_path, 2, "--miss-timeout", "3")
+    refuses.touch()
+    check_second_reader(missing[0], refuses.unlink)
+
+
+def check_second_reader(missing: Path, make_room: Callable[[], None]) -> None:
+    """Another reader came before it, waits for the same file, and gives up earlier. The time-out is 3 s."""
     with ThreadPoolExecutor() as threads:
-        first = threads.submit(error_of, missing[0])
-        time.sleep(1.2)
-        second = threads.submit(missing[0].read_bytes)
+        first = threads.submit(error_of, missing)
+        time.sleep(1.8)
+        second = threads.submit(missing.read_bytes)
         assert first.result(60) == errno.ENOSPC
         time.sleep(0.3)
         assert not second.done()
-        files.pop().close()
+        make_room()
         assert second.result(60)
-    for file in files:
-        file.close()
 
 
 @pytest.mark.promise(3)
