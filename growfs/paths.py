@@ -7,8 +7,11 @@ from pathlib import Path
 
 from growfs.errors import UsageError
 
+StrPath = str | os.PathLike[str]
+"""A path in either form, as the functions of `os` take it."""
 
-def absolute_path(path: str | os.PathLike[str]) -> Path:
+
+def absolute_path(path: StrPath) -> Path:
     """A path made absolute; ~ stands for the home directory. Raises UsageError if it is relative to nothing."""
     try:
         return Path(path).expanduser().absolute()

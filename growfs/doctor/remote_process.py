@@ -285,7 +285,7 @@ def _requests(probe: RemoteToTry, sample: list[RemoteFile]) -> Iterator[FetchReq
     for id, file in enumerate(sample):
         if (file.size or 0) <= left:
             left -= file.size or 0
-            yield FetchRequest(id, file, probe.folder / str(id), max(left, file.size or 0), urgent=False, number=id)
+            yield FetchRequest(id, file, f"{probe.folder}/{id}", max(left, file.size or 0), urgent=False, number=id)
 
 
 if __name__ == "__main__":

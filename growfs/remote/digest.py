@@ -11,7 +11,8 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
+
+from growfs.paths import StrPath
 
 BUFFER_BYTES = 1 << 20  # 4 MiB exceed a core's cache, which takes a fifth longer
 ALGORITHM = "crc64nvme:"
@@ -75,7 +76,7 @@ class Digest(CrcParts):
         return f"{ALGORITHM}{self.combined()[0]:016x}"
 
 
-def of(path: Path, flags: int = 0) -> str:
+def of(path: StrPath, flags: int = 0) -> str:
     """The digest of a file on disk. flags: additional ones for open(2). Raises OSError."""
     digest = Digest()
     stream = digest.part(0)
@@ -84,7 +85,7 @@ def of(path: Path, flags: int = 0) -> str:
     return digest.text()
 
 
-def _pieces(path: Path, flags: int) -> Iterator[memoryview]:
+def _pieces(path: StrPath, flags: int) -> Iterator[memoryview]:
     """The content of a file, in one buffer that is reused."""
     # Mapping the file would be twice as fast, but an error of the disk would end the process.
     with open(path, "rb", buffering=0, opener=lambda name, mode: os.open(name, mode | flags)) as file:

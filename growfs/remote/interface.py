@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from growfs.paths import StrPath
 from growfs.remote.digest import Digest
 from growfs.remote.retries import Tries
 from growfs.remote.user_functions import Function
@@ -92,12 +93,11 @@ def ignore_progress(count: int) -> None:
     """A progress callback for callers that need none."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchTask:
+class FetchTask(NamedTuple):
     """A task for `Remote.fetch`: write `file`, or one range of it, to the local path `target`."""
 
     file: RemoteFile
-    target: Path
+    target: StrPath
     progress: Progress = ignore_progress
     digest: Digest | None = None
     """Gets the bytes that pass through this process. If its `bytes` are fewer than the file's, some bytes took another

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from urllib.parse import quote
 
 from growfs.remote.digest import Digest
@@ -85,7 +84,7 @@ class PeerClient:
             return RemoteFile(file.path, size, mtime_ns, file.version)
 
         version = quote(file.version)
-        found = self._downloader(peer).fetch(replace(task, tries=None), sign, check, _as_it_is)
+        found = self._downloader(peer).fetch(task._replace(tries=None), sign, check, _as_it_is)
         if digest.text() != sent_digest:
             raise ChecksumMismatch(f"its digest is {digest.text()}, and should be {sent_digest or 'sent with it'}")
         return found[1]

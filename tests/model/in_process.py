@@ -185,7 +185,7 @@ class Worker:
         content = self._remote.content(path)
         if len(content) > request.size_max:
             return FetchFailed(SizeExceeded(f"{path}: larger than {request.size_max} bytes"))
-        target.write_bytes(content)
+        Path(target).write_bytes(content)
         mtime_ns = found.mtime_ns or 0
         os.utime(target, ns=(mtime_ns, mtime_ns))
         os.chmod(target, 0o444)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -67,7 +68,7 @@ class FakeRemote:
         content = self.data[file.path]
         if part:
             content = content[part.offset : part.offset + part.size]
-        with target.open("wb") as out:
+        with open(target, "wb") as out:
             for start in range(0, len(content), self.chunk_bytes):
                 chunk = content[start : start + self.chunk_bytes]
                 self._called("chunk", file.path)
@@ -75,7 +76,7 @@ class FakeRemote:
                 task.progress(len(chunk))
         if file.version and now.version and file.version != now.version:
             raise RemoteChanged(f"fake://{file.path}: is no longer the version that was listed; list again")
-        if target.stat().st_size != (part.size if part else now.size):
+        if os.stat(target).st_size != (part.size if part else now.size):
             raise RemoteBusy(f"fake://{file.path}: cut short")
         return now
 

@@ -44,7 +44,7 @@ def downloader(tmp_path: Path, limits: SharedLimits, reports: queue.Queue[FetchP
 
 
 def fetch_request(folder: Path, id: int, path: str, size_max: int = 1 << 30) -> FetchRequest:
-    return FetchRequest(id, RemoteFile(path, None, None, ""), folder / str(id), size_max, False, id)
+    return FetchRequest(id, RemoteFile(path, None, None, ""), f"{folder}/{id}", size_max, False, id)
 
 
 def results(reports: queue.Queue[FetchProgress], files: int) -> tuple[dict[int, Fetched | FetchFailed], int]:

@@ -136,7 +136,7 @@ class RefusingPool:
         if request.file.path.endswith(".a"):
             await self.gate.wait()
             return FetchProgress(0, 0, [(request.id, FetchFailed(RemoteError("403")))], 0)
-        request.target.write_bytes(b"x" * SIZE)
+        Path(request.target).write_bytes(b"x" * SIZE)
         return FetchProgress(SIZE, 0, [(request.id, Fetched(SIZE, request.file.mtime_ns, "0"))], 0)
 
 

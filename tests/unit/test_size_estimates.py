@@ -26,7 +26,7 @@ class MeasuringPool(RefusingPool):
         if request.size_max < SIZE:
             error = SizeExceeded(f"{request.file.path}: larger than {request.size_max} bytes")
             return FetchProgress(0, 0, [(request.id, FetchFailed(error))], 0)
-        request.target.write_bytes(b"x" * SIZE)
+        Path(request.target).write_bytes(b"x" * SIZE)
         return FetchProgress(SIZE, 0, [(request.id, Fetched(SIZE, request.file.mtime_ns, "0"))], 0)
 
 

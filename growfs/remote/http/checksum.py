@@ -10,8 +10,8 @@ import hashlib
 import re
 from base64 import b64decode
 from contextlib import suppress
-from pathlib import Path
 
+from growfs.paths import StrPath
 from growfs.remote.digest import CrcPart, CrcParts
 from growfs.remote.http.connection import Headers
 
@@ -62,7 +62,7 @@ class _ExpectedCrc:
         """A new part, for the bytes from start to the next part. It replaces an earlier part with the same start."""
         return self._parts.part(start)
 
-    def mismatch(self, total: int, path: Path) -> str | None:
+    def mismatch(self, total: int, path: StrPath) -> str | None:
         """How the file differs from the checksum; None if it does not.
 
         Called after all parts, `total` bytes together, were fed, and the file is at path. Raises ValueError if a part
@@ -87,11 +87,11 @@ class _ExpectedHash:
         self._first = _PartHash(self._name)
         return self._first
 
-    def mismatch(self, total: int, path: Path) -> str | None:
+    def mismatch(self, total: int, path: StrPath) -> str | None:
         first = self._first
         if first.bytes < total:
             buffer = memoryview(bytearray(BUFFER_BYTES))
-            with path.open("rb", buffering=0) as file:
+            with open(path, "rb", buffering=0) as file:
                 file.seek(first.bytes)
                 while count := file.readinto(buffer):
                     first.update(buffer[:count])

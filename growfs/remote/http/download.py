@@ -136,7 +136,7 @@ class RangeDownloader:
         ChecksumMismatch and ConnectionFailed; errors of check and progress; and OSError of the local disk.
         """
         self._slow_streams.start()
-        with task.target.open("wb", buffering=0) as out:
+        with open(task.target, "wb", buffering=0) as out:
             transfer = _FileTransfer(self, task, out.fileno(), sign, check, translate)
             try:
                 transfer.run()

@@ -249,7 +249,10 @@ class TransferThreads:
     # The queue.
 
     def _enqueue(self, job: TransferJob) -> None:
-        insort(self._queue, job, key=lambda job: job.order)
+        if self._queue and job.order < self._queue[-1].order:
+            insort(self._queue, job, key=lambda job: job.order)
+        else:  # by far the most frequent case
+            self._queue.append(job)
         self._wake()
 
     def _dequeue(self, job: TransferJob) -> None:

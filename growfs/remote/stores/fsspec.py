@@ -12,7 +12,6 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -223,7 +222,7 @@ class FsspecRemote(StoreRemote):
             self._threads.throttle(count)
             task.progress(count)
 
-        found = self._by_library(replace(task, progress=throttle))
+        found = self._by_library(task._replace(progress=throttle))
         self._note_library(why if found.size else "", files=1)  # an empty file has no range
         return found
 
@@ -317,7 +316,7 @@ class FsspecRemote(StoreRemote):
     def _by_library(self, task: FetchTask) -> RemoteFile:
         """Fetch by the store's library. task.digest gets no bytes of a file that is read as a whole."""
         file, target = task.file, task.target
-        target.open("wb").close()  # an empty file has no callback, and a bad target is not the remote's error
+        open(target, "wb").close()  # an empty file has no callback, and a bad target is not the remote's error
         if task.byte_range:
             return self._fetch_parts_by_library(task, task.byte_range)
         if self._is_thread_safe and self._has_ranges and (file.size or 0) > self._threads.part_bytes(file.size):
@@ -342,9 +341,9 @@ class FsspecRemote(StoreRemote):
                 raise
 
         with self.translating(file.path, lambda: raised):
-            self.fs.get_file(self._key(file.path), str(target), callback=Callback(hooks={"growfs": meter}))
+            self.fs.get_file(self._key(file.path), os.fspath(target), callback=Callback(hooks={"growfs": meter}))
         now = self.stat(file.path)
-        written = target.stat().st_size
+        written = os.stat(target).st_size
         progress(written - reported)
         return self._verified(file, now, written)
 
@@ -430,7 +429,7 @@ def write_parts(
         with lock:
             task.progress(count)
 
-    with task.target.open("r+b", buffering=0) as out:
+    with open(task.target, "r+b", buffering=0) as out:
         threads.share([partial(copy, out.fileno(), start) for start in range(extent.offset, end, part_bytes)])
 
 

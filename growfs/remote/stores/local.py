@@ -51,7 +51,7 @@ class LocalRemote(StoreRemote):
         most, written = part.size if part else sys.maxsize, 0
         update_digest = task.digest.part(0).update if task.digest else None
         buffer = memoryview(bytearray(CHUNK_BYTES if size is None else max(1, min(size, CHUNK_BYTES))))
-        with self._threads.unsplit(size), task.target.open("wb") as out:
+        with self._threads.unsplit(size), open(task.target, "wb") as out:
             with closing(self.open(file, part.offset if part else 0)) as source:
                 while count := source.readinto(buffer[: most - written]):
                     out.write(buffer[:count])

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -111,11 +111,11 @@ class ArchiveRemote:
         location = MemberLocation.parse(file.version)
         whole = location.byte_range
         if not whole.size:
-            task.target.open("wb").close()
+            open(task.target, "wb").close()
             return file
         archive = RemoteFile(location.archive, None, None, location.archive_version)
         byte_range = ByteRange(whole.offset + part.offset, part.size) if part else whole
-        now = self._remote.fetch(replace(task, file=archive, byte_range=byte_range))
+        now = self._remote.fetch(task._replace(file=archive, byte_range=byte_range))
         return RemoteFile(file.path, whole.size, now.mtime_ns, file.version)
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ class _ProducerRemote(ABC):
         if task.byte_range:
             raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched as a whole")
         mtime_ns = self._pool.produce(file.path, self._source(file), task.target, task.progress)
-        return RemoteFile(file.path, task.target.stat().st_size, mtime_ns or file.mtime_ns, file.version)
+        return RemoteFile(file.path, os.stat(task.target).st_size, mtime_ns or file.mtime_ns, file.version)
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched")

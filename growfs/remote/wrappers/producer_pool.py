@@ -28,6 +28,7 @@ from typing import Any
 from humanfriendly import format_size, format_timespan
 
 from growfs.errors import GrowfsError, NotMade, UsageError
+from growfs.paths import StrPath
 from growfs.remote.interface import Producer, Progress, RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 
@@ -76,7 +77,7 @@ class ProducerPool:
         self._lock = threading.Lock()
         weakref.finalize(self, _end_all, self._idle)
 
-    def produce(self, path: str, source: RemoteFile | int, target: Path, progress: Progress) -> int | None:
+    def produce(self, path: str, source: RemoteFile | int, target: StrPath, progress: Progress) -> int | None:
         """Make a file at target, again if the function fails; returns the mtime_ns of its source.
 
         path: of the file, for messages. source: a remote file, or the number of a sample. progress: called every
@@ -87,7 +88,7 @@ class ProducerPool:
         tries = producer.retries + 1
         for number in range(1, tries + 1):
             try:
-                with self._slots, self._process(target.parent, progress) as process:
+                with self._slots, self._process(Path(target).parent, progress) as process:
                     mtime_ns = process.produce(source, progress)
                     process.deliver(target)
                     return mtime_ns
@@ -161,7 +162,7 @@ class ProducerProcess:
         mtime_ns: int | None = self._answer(timeout_s + GRACE_S if timeout_s else None, progress)
         return mtime_ns
 
-    def deliver(self, target: Path) -> None:
+    def deliver(self, target: StrPath) -> None:
         """Move its file to target, and clear the scratch folder for the next file. Raises ProducerFailed."""
         out = self._folder / OUTPUT_NAME
         found = out.lstat() if os.path.lexists(out) else None

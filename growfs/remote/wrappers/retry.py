@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError
@@ -56,7 +55,7 @@ class RetryingRemote:
 
     def fetch(self, task: FetchTask) -> RemoteFile:
         tries = Tries(self._retries)
-        task = replace(task, tries=tries)
+        task = task._replace(tries=tries)
 
         def attempt() -> RemoteFile:
             task.restart()

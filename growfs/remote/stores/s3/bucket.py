@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any
@@ -177,7 +176,7 @@ class S3Remote(FsspecRemote):
             task.progress(count)
 
         try:
-            found = super().fetch(replace(task, progress=progress))
+            found = super().fetch(task._replace(progress=progress))
         except RemoteChanged:
             if received or self._lists_other_etags or not self._is_listed_otherwise(task.file):
                 raise
@@ -471,7 +470,7 @@ class S3Remote(FsspecRemote):
         file, part = task.file, task.byte_range
         bucket, prefix = self._bucket_and_prefix
         parameters = {"Range": f"bytes={part.offset}-{part.offset + part.size - 1}"} if part else {}
-        with self._threads.unsplit(part.size if part else file.size), task.target.open("wb") as out:
+        with self._threads.unsplit(part.size if part else file.size), open(task.target, "wb") as out:
             reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, **parameters)
             size, written = reply["ContentLength"], 0
             expected = None if part else expected_checksum(reply["ResponseMetadata"]["HTTPHeaders"])

@@ -46,12 +46,11 @@ class ConcurrencyLimit:
         elif self._limit > REQUESTS_SLOW_MIN:
             self._limit -= 1
 
-    def record_busy(self) -> bool:
-        """Note that the server is busy. Returns whether the limit could be reduced."""
-        fewer = self._limit >= 2
-        self._limit = max(1.0, self._limit / 2)
+    def record_busy(self, in_flight: int) -> bool:
+        """Note that the server refused one of these requests. Returns whether fewer at a time are worth a try."""
+        self._limit = max(1.0, min(self._limit, in_flight) / 2)
         self._was_busy = True
-        return fewer
+        return in_flight > 1
 
 
 class ParallelLister:
@@ -152,10 +151,10 @@ class ParallelLister:
 
     def _on_busy(self, active: ActiveRange, error: RemoteBusy) -> None:
         with self._changed:
-            self._in_flight -= 1
             self._ranges.release(active)
-            if not self._concurrency.record_busy():
+            if not self._concurrency.record_busy(self._in_flight):
                 self._failed = self._failed or error
+            self._in_flight -= 1
             self._changed.notify_all()
 
     def _on_refusal(self, active: ActiveRange) -> bool:
