@@ -14,9 +14,8 @@ from collections.abc import Callable
 
 from growfs.syscalls import memfd_create
 
-_PAGE = struct.Struct("=IIQ")  # streams, over all workers; number of workers; bytes/s, 0 for no limit
+_PAGE = struct.Struct("=IId")  # streams of each worker; number of workers; bytes/s of each, 0 for no limit
 
-RATE_MAX = (1 << 64) - 1
 CHECK_INTERVAL_S = 0.1
 """How soon a stream that waits for bandwidth notices a change of the limit."""
 BURST_S = 0.1
@@ -31,16 +30,18 @@ class SharedLimits:
         if fd is None:
             os.ftruncate(self.fd, mmap.PAGESIZE)
         self._page = mmap.mmap(self.fd, mmap.PAGESIZE)
+        if fd is None:
+            self.set(1, 1, 0)
 
     def set(self, streams: int, workers: int, bytes_per_s: int) -> None:
         """Set the limits of all workers together. Only the daemon calls it."""
-        _PAGE.pack_into(self._page, 0, streams, max(1, workers), min(bytes_per_s, RATE_MAX))
+        workers = max(1, workers)
+        _PAGE.pack_into(self._page, 0, max(1, -(-streams // workers)), workers, bytes_per_s / workers)
 
     @property
     def streams(self) -> int:
         """How many requests this worker may have in flight."""
-        streams, workers, _ = self._read()
-        return max(1, -(-streams // workers))
+        return self._read()[0]
 
     @property
     def workers(self) -> int:
@@ -50,12 +51,10 @@ class SharedLimits:
     @property
     def bytes_per_s(self) -> float:
         """How fast this worker may fetch; 0 for no limit."""
-        _, workers, bytes_per_s = self._read()
-        return bytes_per_s / workers
+        return self._read()[2]
 
-    def _read(self) -> tuple[int, int, int]:
-        streams, workers, bytes_per_s = _PAGE.unpack_from(self._page)
-        return streams, workers or 1, bytes_per_s
+    def _read(self) -> tuple[int, int, float]:
+        return _PAGE.unpack_from(self._page)
 
 
 class TokenBucket:

@@ -194,6 +194,9 @@ class TransferThreads:
     def unsplit(self, size: int | None) -> Iterator[None]:
         """The block transfers this many bytes in one piece, which cannot be split among streams."""
         job = self._current_job()
+        if not job.is_large and size is not None and size < UNSPLIT_BYTES_MIN:  # it holds nothing back
+            yield
+            return
         with self._lock:
             self._dequeue(job)
             if (size or 0) >= UNSPLIT_BYTES_MIN:
