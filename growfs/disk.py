@@ -20,6 +20,7 @@ from pathlib import Path
 
 from growfs import btrfs_quota
 from growfs.errors import DiskFailed, DiskFull
+from growfs.paths import StrPath
 
 BLOCK = 4096
 """The unit in which a file system allocates, in bytes; the default of ext4 and XFS."""
@@ -53,7 +54,7 @@ def fault_point(label: str) -> None:
     raise OSError(code, f"{os.strerror(code)} (injected by GROWFS_FAULT)")
 
 
-def rename(label: str, source: Path, target: Path) -> None:
+def rename(label: str, source: StrPath, target: Path) -> None:
     """Rename source to target, replacing it; creates the folders that target needs."""
     fault_point(label)
     try:
@@ -100,10 +101,11 @@ def link_by_path(label: str, path: Path, other: Path) -> bool:
     return True
 
 
-def unlink(label: str, path: Path) -> None:
+def unlink(label: str, path: StrPath) -> None:
     """Remove a file, if it exists."""
     fault_point(label)
-    path.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def symlink(label: str, target: str, path: Path) -> None:

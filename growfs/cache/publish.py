@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from growfs import disk
 from growfs.cache.catalog import Node, Removed
 from growfs.cache.schema import DirectoryPaths, join, query_of
+from growfs.paths import StrPath
 from growfs.remote.interface import Fetched
 from growfs.remote.names import extension
 
@@ -45,7 +46,7 @@ class StagedFile:
 
     node: Node
     path: str
-    file: Path
+    file: StrPath
     fetched: Fetched
     reserved: Reservation
     """Its reservation of the quota."""
@@ -148,7 +149,7 @@ class Publisher:
     @staticmethod
     def _rename(file: StagedFile, path: Path) -> Path | None:
         """Rename a staged file to its path; returns another name of the file that it replaces."""
-        old = file.file.with_suffix(".old") if file.renews else None
+        old = Path(f"{file.file}.old") if file.renews else None
         if old and not disk.link("PUBLISH", path, old):
             old = None
         try:

@@ -459,5 +459,4 @@ def _is_suspect(download: Download) -> bool:
 def _request(download: Download, peers: tuple[str, ...]) -> FetchRequest:
     node = download.node
     file = RemoteFile(download.path, node.size, node.mtime_ns, node.version)
-    target = str(download.target)
-    return FetchRequest(node.id, file, target, download.size_max, download.urgent, download.number, peers)
+    return FetchRequest(node.id, file, download.target, download.size_max, download.urgent, download.number, peers)

@@ -16,6 +16,7 @@ import contextlib
 import enum
 import itertools
 import math
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -127,8 +128,8 @@ class Download:
 
     node: Node
     path: str
-    target: Path
-    """The path that a worker writes it to."""
+    target: str
+    """The path that a worker writes it to. Making a Path takes a tenth of the daemon's time for a small file."""
     group: DownloadGroup
     priority: Priority
     renews: bool = False
@@ -230,7 +231,7 @@ class InFlightTable:
         written = 0
         for download in self._downloads.values():
             with contextlib.suppress(OSError):
-                written += disk.allocated(download.target.stat())
+                written += disk.allocated(os.stat(download.target))
         return written
 
     @property
@@ -245,7 +246,7 @@ class InFlightTable:
 
     def start(self, node: Node, group: DownloadGroup, priority: Priority, renews: bool = False) -> Download:
         """Put a file in flight."""
-        target, path = self._staging / str(node.id), self._catalog.path(node)
+        target, path = f"{self._staging}/{node.id}", self._catalog.path(node)
         download = self._downloads[node.id] = Download(node, path, target, group, priority, renews)
         return download
 
@@ -403,9 +404,10 @@ class SizeEstimate:
 
     def _known(self, node: Node) -> int:
         """Bytes on disk that a file is known to need; some more for one that turned out larger than expected."""
-        need, exceeded = self.need(node), self._exceeded.get(node.id, 0)
-        is_known = not (exceeded or self.is_guess(node))
-        return disk.allocation(need if is_known else min(max(node.size or 0, 5 * exceeded // 4), need))
+        exceeded = self._exceeded.get(node.id, 0)
+        if not (exceeded or self.is_guess(node)):
+            return disk.allocation(node.size or 0)
+        return disk.allocation(min(max(node.size or 0, 5 * exceeded // 4), self.need(node)))
 
     def arrived(self, node: Node, size: int) -> None:
         """Note that a file has turned out to have this size."""

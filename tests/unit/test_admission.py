@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,7 +23,7 @@ from growfs.scheduler.in_flight import (
 
 def download(id: int, group: DownloadGroup, priority: Priority = Priority.DRAW) -> Download:
     node = Node(id, 1, f"{id}", False, 10, None, "v1", 0, 0, None)
-    return Download(node, f"{id}", Path(f"{id}"), group, priority)
+    return Download(node, f"{id}", f"{id}", group, priority)
 
 
 def draw(admission_queue: AdmissionQueue, *ids: int) -> DownloadGroup:

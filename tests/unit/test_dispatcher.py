@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,9 +123,7 @@ class DispatcherScene:
 
     def download(self, path: str, size: int | None = SIZE, urgent: bool = False) -> Download:
         node = Node(next(self._ids), 1, path, False, size, 0, "", 0, 0, None)
-        return Download(
-            node, path, Path("/nowhere") / path, DownloadGroup(), Priority.READER if urgent else Priority.DRAW
-        )
+        return Download(node, path, f"/nowhere/{path}", DownloadGroup(), Priority.READER if urgent else Priority.DRAW)
 
     def enqueue(self, *paths: str, **more: Any) -> list[Download]:
         downloads = [self.download(path, **more) for path in paths]

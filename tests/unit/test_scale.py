@@ -430,7 +430,7 @@ def new_prefetcher(cache: LocalCache, state: PrefetchState) -> Prefetcher:
 
 def failed_download(id: int, error: GrowfsError, group: DownloadGroup | None = None) -> Download:
     node = Node(id, ROOT, "x", False, 1, None, "", 0, 0, None)
-    return Download(node, "x", Path("x"), group or DownloadGroup(is_drawn=True), Priority.DRAW, error=error)
+    return Download(node, "x", "x", group or DownloadGroup(is_drawn=True), Priority.DRAW, error=error)
 
 
 async def test_a_pass_begins_without_a_look_at_each_directory(cache: LocalCache, prefetch: PrefetchState) -> None:
