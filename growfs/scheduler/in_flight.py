@@ -129,7 +129,7 @@ class Download:
     node: Node
     path: str
     target: str
-    """The path that a worker writes it to. Making a Path takes a tenth of the daemon's time for a small file."""
+    """The path that a worker writes it to."""
     group: DownloadGroup
     priority: Priority
     renews: bool = False

@@ -121,7 +121,7 @@ class FetchRequest(NamedTuple):
     id: int
     file: RemoteFile
     target: str
-    """Not a Path, which takes a tenth of the time of a small file."""
+    """A string, because a Path takes 6 us to unpickle."""
     size_max: int
     """In bytes; a larger file fails with SizeExceeded."""
     urgent: bool
