@@ -34,9 +34,10 @@ class SharedLimits:
             self.set(1, 1, 0)
 
     def set(self, streams: int, workers: int, bytes_per_s: int) -> None:
-        """Set the limits of all workers together. Only the daemon calls it."""
+        """Set the limits: those of all workers together, of which each gets its share. Only the daemon calls it."""
         workers = max(1, workers)
-        _PAGE.pack_into(self._page, 0, max(1, -(-streams // workers)), workers, bytes_per_s / workers)
+        page = _PAGE.pack(max(1, -(-streams // workers)), workers, bytes_per_s / workers)
+        self._page[: len(page)] = page  # pack_into would first fill it with zeros, and a worker might read them
 
     @property
     def streams(self) -> int:

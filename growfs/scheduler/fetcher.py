@@ -293,7 +293,7 @@ class Fetcher:
     def _handle_full_disk(self, download: Download, error: DiskFull) -> bool:
         """Retry a miss that found the disk full: others filled it, or the catalog grew. More is evicted now.
 
-        Returns False if no reader waits, or not any longer.
+        Returns False if no reader waits, or none waits any longer.
         """
         if download.sent_at > self._full_at:  # otherwise it was refused before that room was made
             self._full_at, self._full_error = trio.current_time(), error

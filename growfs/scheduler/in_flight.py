@@ -256,7 +256,8 @@ class InFlightTable:
         size_max: the most bytes that a file may have.
         """
         members = await self.members(node, size_max)
-        group = DownloadGroup(ids=tuple(member.id for member in members) if len(members) > 1 else ())
+        ids = tuple(member.id for member in members) if len(members) > 1 else ()
+        group = DownloadGroup(ids=ids, awaited_at=trio.current_time())
         started = []
         for id in [member.id for member in members]:
             member = self._catalog.node(id)  # in its current state

@@ -210,7 +210,8 @@ def test_files_are_served_from_the_first_page_of_a_listing_on(growfs: Growfs, rc
         until(lambda: growfs.status()["remote"]["listed"])
         assert growfs.status()["remote"]["files"] == 2500
         assert (growfs.mountpoint / "02499").read_bytes() == b"02499", "a file of the last page is served"
-        assert len([request for request in proxy.requests if request.is_listing]) == 3
+        pages = [request.target for request in proxy.requests if request.is_listing]
+        assert len(pages) == len(set(pages)), "no page is requested twice"
 
 
 SHORT_PAGES = """
@@ -242,7 +243,8 @@ def test_a_listing_whose_pages_take_longer_than_a_timeout_is_completed(
         growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "50s")
         status = growfs.status()
         assert (status["cache"]["files"], status["remote"]["files"]) == (4, 4)
-        assert len([request for request in proxy.requests if request.is_later_page]) <= 4
+        repeated = Counter(request.target for request in proxy.requests if request.is_later_page)
+        assert max(repeated.values()) <= 4
     assert (status["remote"]["listing_silent_s"], status["last_error"]) == (None, None)
     assert growfs.log().count(f"the listing of {url} is slow: its server has sent no page of it for ") == 1
 

@@ -119,6 +119,17 @@ def test_another_process_sees_the_limits(limits: SharedLimits) -> None:
     assert replies == ["16 16 0\n", "8 8 500000\n", "4 4 500000\n", "1 1 0\n"]
 
 
+def test_a_limit_that_is_being_changed_is_never_read_as_zero(limits: SharedLimits) -> None:
+    limits.set(16, 2, RATE)
+    if not (child := os.fork()):
+        while True:
+            limits.set(16, 2, RATE)
+    seen = {(limits.streams, limits.workers, limits.bytes_per_s) for _ in range(50_000)}
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    assert seen == {(8, 2, RATE / 2)}
+
+
 def test_at_first_a_worker_has_one_stream_and_no_limit_of_the_rate(limits: SharedLimits) -> None:
     assert (limits.streams, limits.bytes_per_s) == (1, 0)
     limits.set(16, 0, RATE)

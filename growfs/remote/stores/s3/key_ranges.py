@@ -2,7 +2,7 @@
 
 Pure: no requests and no threads. Names are in the order of their UTF-8 bytes, which is the order of Python's strings.
 The distribution of names is unknown, so a range is split at a guess, based on the names seen so far. A bad guess costs
-one request and no names, and the number of bad guesses is limited to a share of the good ones.
+one request and no names, and there are twelve bad guesses at most, or as many as a share of the pages if that is more.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
-BAD_GUESSES_MIN = 12
-BAD_GUESSES_SHARE = 0.3  # of the pages: a listing may try this many guesses in vain, or BAD_GUESSES_MIN
+BAD_GUESSES_MAX, BAD_GUESSES_SHARE = 12, 0.3  # a listing may have so many, or this share of its pages if that is more
 REST_PAGES_MIN = 2
 LAST = "\U0010fffd"  # sorts after every character in names; XML can carry it, unlike the two after it
 POINT_BYTES_MAX = 512  # for a guess; an S3 key has at most 1024, including the prefix
@@ -61,7 +60,8 @@ class Cursor(NamedTuple):
 class ActiveRange:
     """A range that at most one reader is reading. start: where its first page began; pages: read since then.
 
-    name_before: a name before the range. guess: of `KeyRanges._guess`, until the range changes.
+    sample: a name from the middle of that page, as the first may be a README. name_before: a name before the range.
+    guess: of `KeyRanges._guess`, until the range changes.
     """
 
     after: str
@@ -69,6 +69,7 @@ class ActiveRange:
     token: str | None = None
     is_assigned: bool = False
     start: str = ""
+    sample: str = ""
     pages: int = 0
     name_before: str | None = None
     guess: tuple[float, str | None] | None = None
@@ -184,7 +185,9 @@ class KeyRanges:
         self._no_split = False
         if not names or self.serial:
             return
-        active.start = active.start or active.after or names[0]
+        if not active.pages:
+            active.sample = names[len(names) // 2]
+            active.start = active.after or active.sample
         for position, characters in enumerate(zip_longest(*names[::SAMPLE_EVERY], names[-1], fillvalue="")):
             if position == len(self._seen):
                 self._seen.append({""})
@@ -213,7 +216,7 @@ class KeyRanges:
         if self.serial or self._no_split or not self.pages:
             return None
         untested = sum(not each.pages for each in self._active)
-        if self._bad_guesses + untested > max(BAD_GUESSES_MIN, BAD_GUESSES_SHARE * self.pages):
+        if self._bad_guesses + untested >= max(BAD_GUESSES_MAX, BAD_GUESSES_SHARE * self.pages):
             return None
         best, size, point = None, float(REST_PAGES_MIN), ""
         for each in self._active:
@@ -241,10 +244,15 @@ class KeyRanges:
         after, until, start = active.after, active.until, active.start
         shared = 0 if until is None else _common_prefix_length(after, until)
         seen = _common_prefix_length(active.name_before or start, after)
+        own = _common_prefix_length(active.sample, after)
+        if own - shared >= DIGITS:  # numbers would not reach the characters that differ
+            seen = own
         if seen > shared and (until is None or until[shared:] == LAST):
             rest = float("inf") if until is None else float(active.pages)  # assume as many as were read so far
             point = after[: (shared + seen + 1) // 2] + LAST
         else:
+            if _common_prefix_length(start, after) < shared:  # it was guessed before the prefix was known
+                start = active.sample
             shared = min(shared, _common_prefix_length(start, after))
             low = self._number(after, shared)
             high = self._number(LAST if until is None else until, shared)
