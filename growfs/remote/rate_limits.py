@@ -16,6 +16,8 @@ from growfs.syscalls import memfd_create
 
 _PAGE = struct.Struct("=IId")  # streams of each worker; number of workers; bytes/s of each, 0 for no limit
 
+RATE_MAX = (1 << 64) - 1
+"""A higher rate is no different, and an integer of any size would not fit the page."""
 CHECK_INTERVAL_S = 0.1
 """How soon a stream that waits for bandwidth notices a change of the limit."""
 BURST_S = 0.1
@@ -34,9 +36,9 @@ class SharedLimits:
             self.set(1, 1, 0)
 
     def set(self, streams: int, workers: int, bytes_per_s: int) -> None:
-        """Set the limits: those of all workers together, of which each gets its share. Only the daemon calls it."""
+        """Set the limits of all workers together; each gets an equal share. Only the daemon calls it."""
         workers = max(1, workers)
-        page = _PAGE.pack(max(1, -(-streams // workers)), workers, bytes_per_s / workers)
+        page = _PAGE.pack(max(1, -(-streams // workers)), workers, min(bytes_per_s, RATE_MAX) / workers)
         self._page[: len(page)] = page  # pack_into would first fill it with zeros, and a worker might read them
 
     @property

@@ -134,7 +134,6 @@ def test_names_of_any_form_are_listed_in_parallel(naming: str) -> None:
 def test_the_names_of_twenty_pages_are_listed_in_a_few_rounds(naming: str) -> None:
     listing = Listing({NAMINGS[naming](n) for n in range(2000)}, page=100)
     rounds = list_all(listing, 16)
-    print("rounds", rounds, listing.requests)
     assert sorted(listing.listed) == listing.names
     assert rounds <= 12
     assert listing.requests <= 20 * 1.5 + BAD_GUESSES_MAX

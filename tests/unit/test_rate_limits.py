@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from growfs.remote import rate_limits as module
-from growfs.remote.rate_limits import BURST_S, SharedLimits, TokenBucket
+from growfs.remote.rate_limits import BURST_S, RATE_MAX, SharedLimits, TokenBucket
 
 RATE = 1_000_000
 TICK_S = 1e-6
@@ -134,6 +134,11 @@ def test_at_first_a_worker_has_one_stream_and_no_limit_of_the_rate(limits: Share
     assert (limits.streams, limits.bytes_per_s) == (1, 0)
     limits.set(16, 0, RATE)
     assert (limits.streams, limits.bytes_per_s) == (16, RATE)
+
+
+def test_a_rate_too_large_for_the_page_becomes_the_maximum(limits: SharedLimits) -> None:
+    limits.set(16, 1, 10**400)
+    assert limits.bytes_per_s == pytest.approx(RATE_MAX)
 
 
 @pytest.mark.promise(34)

@@ -2,7 +2,7 @@
 
 Pure: no requests and no threads. Names are in the order of their UTF-8 bytes, which is the order of Python's strings.
 The distribution of names is unknown, so a range is split at a guess, based on the names seen so far. A bad guess costs
-one request and no names, and there are twelve bad guesses at most, or as many as a share of the pages if that is more.
+one request and no names, and their number is limited.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
-BAD_GUESSES_MAX, BAD_GUESSES_SHARE = 12, 0.3  # a listing may have so many, or this share of its pages if that is more
+BAD_GUESSES_MAX = 12
+BAD_GUESSES_SHARE = 0.3  # of the pages read: if this is more than BAD_GUESSES_MAX, it is the limit
 REST_PAGES_MIN = 2
 LAST = "\U0010fffd"  # sorts after every character in names; XML can carry it, unlike the two after it
 POINT_BYTES_MAX = 512  # for a guess; an S3 key has at most 1024, including the prefix
