@@ -220,11 +220,9 @@ class Fetcher:
         download = self._downloads.get(node.id)
         if download is None:
             return  # it is cached by now, or gone
-        download.group.awaited_at = trio.current_time()
+        download.group.awaited_until = trio.current_time() + self._miss_timeout_s
         if not download.urgent:
             self._prioritize(download.group)
-        if claim := self._claims.get(download):
-            claim.wait_anew(self._miss_timeout_s)
         with trio.move_on_after(self._miss_timeout_s):
             await download.finished.wait()
         if not download.finished.is_set():
@@ -282,6 +280,7 @@ class Fetcher:
             Priority.READER if download.urgent else Priority.DUE,
             lambda: download.lacks_room,
             renews=download.renews,
+            group=download.group,
             patience_s=self._miss_timeout_s if is_awaited else LATE_S,
         )
 
@@ -301,7 +300,7 @@ class Fetcher:
                 self._fail_waiting(error)
         if download.state is DownloadState.FAILED:
             return True
-        if not download.urgent or trio.current_time() - download.group.awaited_at >= self._miss_timeout_s:
+        if not download.urgent or trio.current_time() >= download.group.awaited_until:
             return False
         download.disk_full = error
         download.discard()

@@ -102,8 +102,8 @@ class DownloadGroup:
     """Its place; AdmissionQueue changes it."""
     passed_at: float | None = None
     """When a group drawn after it was first found to be fetched earlier, in trio's time."""
-    awaited_at: float = -math.inf
-    """When the last reader began to wait for one of its files, in trio's time."""
+    awaited_until: float = -math.inf
+    """When the last reader that waits for one of its files gives up, in trio's time."""
     downloads: list[Download] = field(default_factory=list)
 
     @property
@@ -257,7 +257,7 @@ class InFlightTable:
         """
         members = await self.members(node, size_max)
         ids = tuple(member.id for member in members) if len(members) > 1 else ()
-        group = DownloadGroup(ids=ids, awaited_at=trio.current_time())
+        group = DownloadGroup(ids=ids)
         started = []
         for id in [member.id for member in members]:
             member = self._catalog.node(id)  # in its current state

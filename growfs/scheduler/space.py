@@ -39,7 +39,7 @@ from growfs.rotation.eviction import pick_victims
 from growfs.rotation.generations import Generations
 from growfs.rotation.queries import Listed, for_a_draw, for_a_miss, kept_bytes, of_these
 from growfs.rotation.rules import Holds
-from growfs.scheduler.in_flight import Priority, SizeEstimate
+from growfs.scheduler.in_flight import DownloadGroup, Priority, SizeEstimate
 from growfs.scheduler.outage import PEERS_AGAIN_S, Outage
 from growfs.signal import Signal
 from growfs.units import CacheSize
@@ -79,18 +79,21 @@ class Claim:
     """Whether they are drawn: --remote-budget and `pause_draws` hold them back."""
     renews: bool = False
     """Whether they are new versions of cached files."""
+    group: DownloadGroup | None = None
+    """The group in flight that they belong to, if any: they wait for room as long as its readers do."""
     patience_s: float = math.inf
-    """How long it waits before it gives up."""
+    """How long it waits at least before it gives up."""
     least: int = 0
     """The fewest bytes worth a try at the last look, rounded up to blocks."""
     waits_since: float | None = None
-    """When it first found no room, in trio's time, or when its last reader came."""
+    """When it first found no room, in trio's time."""
 
-    def wait_anew(self, patience_s: float) -> None:
-        """Wait for at least that long from now on: another reader needs the files."""
-        self.patience_s = max(self.patience_s, patience_s)
-        if self.waits_since is not None:
-            self.waits_since = trio.current_time()
+    @property
+    def waits_until(self) -> float:
+        """When it gives up, in trio's time."""
+        if self.waits_since is None:
+            return math.inf
+        return max(self.waits_since + self.patience_s, self.group.awaited_until if self.group else -math.inf)
 
 
 class WaitingClaims:
@@ -288,7 +291,7 @@ class Space:
         if claim.patience_s == math.inf:
             return False
         if claim.waits_since is not None:
-            return trio.current_time() - claim.waits_since >= claim.patience_s
+            return trio.current_time() >= claim.waits_until
         return claim.patience_s <= 0 or not await self._may_ever_fit(claim.least)
 
     async def _may_ever_fit(self, bytes: int) -> bool:
@@ -299,8 +302,7 @@ class Space:
     async def _wait(self, claim: Claim, pause_s: float, freed: int) -> None:
         """Return when there may be new room, or the claim has waited long enough. freed: how often there was at the
         last look."""
-        ends_at = math.inf if claim.waits_since is None else claim.waits_since + claim.patience_s
-        with trio.move_on_at(min(trio.current_time() + pause_s, ends_at)):
+        with trio.move_on_at(min(trio.current_time() + pause_s, claim.waits_until)):
             if self._store.space_freed.count == freed:
                 await self._store.space_freed.wait()
             is_patient = claim.priority is not Priority.READER and not self._store.reserved_bytes

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,16 @@ def test_a_reader_waits_for_room_as_long_as_if_it_were_alone(growfs: Growfs, tmp
     check_second_reader(missing[0], lambda: files.pop().close())
     for file in files:
         file.close()
+
+
+@pytest.mark.promise(3)
+def test_a_reader_waits_for_room_for_a_whole_group_as_long_as_if_it_were_alone(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=6, size=SIZE, suffix=".txt")
+    local, missing = mount_full_cache(growfs, tmp_path, 4, "--group", "{stem}", "--miss-timeout", "3")
+    with ExitStack() as files:
+        for path in local:
+            files.enter_context(path.open("rb"))
+        check_second_reader(missing[0], files.close)
 
 
 @pytest.mark.promise(3)
