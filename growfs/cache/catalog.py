@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from growfs.cache.schema import (
     DIRECTORY_CACHE_MAX,
@@ -54,8 +54,7 @@ VERSION = "SELECT CASE is_dir WHEN 0 THEN version END FROM node WHERE parent = ?
 FOLDERS = "FROM node d WHERE d.is_dir = 1 AND EXISTS (SELECT 1 FROM node f WHERE f.parent = d.id AND f.is_dir = 0)"
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """A directory, or one version of a file: a row of the table `node`."""
 
     id: int

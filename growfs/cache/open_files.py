@@ -181,6 +181,8 @@ class OpenFiles:
 
     def collect_orphans(self) -> int:
         """Close orphans that are no longer mapped; returns the bytes that this freed."""
+        if not self._mapped:
+            return 0
         mapped, self._mapped = self._mapped, {}
         return sum(self._release(orphan) for orphan in mapped.values())
 

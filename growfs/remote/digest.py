@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from growfs.paths import StrPath
 
@@ -23,9 +24,7 @@ class CrcParts:
 
     def __init__(self, name: str) -> None:
         """name: 'crc64nvme', 'crc32c' or 'crc32'."""
-        from awscrt import checksums
-
-        self._extend, self._combine = getattr(checksums, name), getattr(checksums, f"combine_{name}")
+        self._extend, self._combine = _functions(name)
         self._parts: dict[int, CrcPart] = {}
 
     def part(self, start: int) -> CrcPart:
@@ -41,6 +40,13 @@ class CrcParts:
                 raise ValueError(f"the bytes from {end} to {start} are missing")
             crc, end = self._combine(crc, part.crc, part.bytes), end + part.bytes
         return crc, end
+
+
+@cache
+def _functions(name: str) -> tuple[Callable[[memoryview, int], int], Callable[[int, int, int], int]]:
+    from awscrt import checksums
+
+    return getattr(checksums, name), getattr(checksums, f"combine_{name}")
 
 
 class CrcPart:

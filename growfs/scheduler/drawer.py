@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import trio
 from pyroaring import BitMap64
@@ -253,6 +252,6 @@ class VersionUpdater:
                 with update as (id, file):
                     if node := self._catalog.node(id):
                         await self._fetcher.update(
-                            replace(node, size=file.size, mtime_ns=file.mtime_ns, version=file.version)
+                            node._replace(size=file.size, mtime_ns=file.mtime_ns, version=file.version)
                         )
             await self._state.changed.wait()

@@ -58,14 +58,14 @@ class Priority(enum.Enum):
     """A file of the pass: it may only evict delisted files that no reader holds."""
 
 
-class DownloadState(enum.Enum):
+class DownloadState(enum.IntEnum):  # its hash is made in C, and a file needs ten
     """The progress of a download."""
 
-    QUEUED = "queued"
-    FETCHING = "fetching"
-    FETCHED = "fetched"
-    ADMITTED = "admitted"
-    FAILED = "failed"
+    QUEUED = enum.auto()
+    FETCHING = enum.auto()
+    FETCHED = enum.auto()
+    ADMITTED = enum.auto()
+    FAILED = enum.auto()
 
 
 MOVES = {
@@ -183,7 +183,7 @@ class Download:
     def move(self, state: DownloadState) -> None:
         """Change state; a transition that is not in MOVES is a bug."""
         if state not in MOVES[self.state]:
-            raise AssertionError(f"{self.path}: {self.state} to {state}")
+            raise AssertionError(f"{self.path}: {self.state.name} to {state.name}")
         self.state = state
 
 

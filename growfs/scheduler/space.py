@@ -84,7 +84,7 @@ class Claim:
     patience_s: float = math.inf
     """How long it waits at least before it gives up."""
     least: int = 0
-    """The fewest bytes worth a try at the last look, rounded up to blocks."""
+    """The fewest bytes worth a try at the last look, rounded up to blocks: fewer than all if sizes are guesses."""
     waits_since: float | None = None
     """When it first found no room, in trio's time."""
 
@@ -193,10 +193,6 @@ class Space:
         """Whether files would not fit together even into an empty cache."""
         return self._sizes.most(nodes) > self._store.max_file_bytes
 
-    def _needs(self, claim: Claim) -> tuple[int, int]:
-        """(bytes to reserve, the fewest worth a try); the second is lower for files whose size is a guess."""
-        return self._sizes.most(claim.nodes), self._sizes.least(claim.nodes)
-
     # Room for a claim.
 
     async def acquire(self, claim: Claim, waits_first: bool = False) -> Reservation | None:
@@ -236,13 +232,12 @@ class Space:
 
     def reserve_free(self, claim: Claim) -> Reservation | None:
         """Reserve the space for a claim from the free space, without waiting or evicting."""
-        need, claim.least = self._needs(claim)
-        if claim.is_draw and not self._may_draw:
-            return None
-        reserved = self._store.reserve(need)
-        if reserved is None and claim.least < need:
-            reserved = self._store.reserve_part(need, claim.least)
-        return reserved
+        is_allowed = self._may_draw or not claim.is_draw
+        need = self._sizes.most(claim.nodes)
+        if is_allowed and (reserved := self._store.reserve(need)):
+            return reserved
+        claim.least = self._sizes.least(claim.nodes)
+        return self._store.reserve_part(need, claim.least) if is_allowed and claim.least < need else None
 
     async def _look(self, claim: Claim) -> Reservation | None:
         """Reserve the space for a claim if there is room now, or room may be made."""
@@ -250,7 +245,7 @@ class Space:
         if reserved is None and await self._store.try_quota(claim.least):
             reserved = self.reserve_free(claim)
         if reserved is None and (self._may_draw or not claim.is_draw) and not self._may_be_given_back(claim):
-            need, claim.least = self._needs(claim)
+            need = self._sizes.most(claim.nodes)
             for size in dict.fromkeys((need, claim.least)):
                 if reserved := await self.reserve_by_eviction(size, claim.priority):
                     break

@@ -58,15 +58,18 @@ class Downloader:
         with self._lock:
             self._unfinished += len(batch.files)
             self._report_due.notify()
-        for request in batch.files:
-            job = self._jobs[request.id] = TransferJob(
+        jobs = {
+            request.id: TransferJob(
                 partial(self._fetch, request),
                 request.file.size,
                 request.urgent,
                 request.number,
                 has_other_source=bool(self._peers and request.peers),
             )
-            self._threads.submit(job)
+            for request in batch.files
+        }
+        self._jobs.update(jobs)
+        self._threads.submit(*jobs.values())
         for id in batch.prioritize:
             if submitted := self._jobs.get(id):
                 self._threads.prioritize(submitted)

@@ -138,7 +138,7 @@ class LocalCache:
     async def renew(self, path: str, content: bytes, version: str = "v2") -> None:
         """Replace a resident file by a newer version."""
         staged = self.stage(path, content)
-        staged = replace(staged, node=replace(staged.node, version=version), renews=True)
+        staged = replace(staged, node=staged.node._replace(version=version), renews=True)
         assert (await self.store.admit([staged])).admitted
 
     async def shrink(self, limit_bytes: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +176,7 @@ async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path
     assert shown
     cache.holds = Holds([{EVERYWHERE: Hold(shown.number, shown.last_seq)}])
     fetcher = fetcher_of(cache)
-    successor = replace(cache.node("d/5.bin"), version="v2")
+    successor = cache.node("d/5.bin")._replace(version="v2")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         nursery.start_soon(fetcher.update, successor)
@@ -209,7 +208,7 @@ async def test_a_new_version_arrives_before_a_generation_is_decided_or_after_it_
     delisted = cache.node(min(before - expected))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
-        nursery.start_soon(fetcher.update, replace(delisted, version="v2"))
+        nursery.start_soon(fetcher.update, delisted._replace(version="v2"))
         await wait_all_tasks_blocked()
         nursery.start_soon(cache.generations.run)
         while cache.node("d/" + delisted.name).version != "v2":

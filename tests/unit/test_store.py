@@ -453,7 +453,7 @@ async def test_a_new_version_is_durable_only_after_the_next_sync(cache: LocalCac
     await cache.admit("a/2")
     await cache.store.make_durable()
     staged_file = cache.stage("a/1", b"y" * 100)
-    await cache.store.admit([replace(staged_file, node=replace(staged_file.node, version="v2"), renews=True)])
+    await cache.store.admit([replace(staged_file, node=staged_file.node._replace(version="v2"), renews=True)])
     query = "SELECT n.name FROM resident r JOIN node n USING (id) WHERE r.durable = 0"
     assert cache.database.rows(query) == [("1",)]
     await cache.store.make_durable()

@@ -20,8 +20,8 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -44,6 +44,9 @@ Headers = dict[str, str]
 """Header values by name in lower case. The values of a repeated header are joined with commas."""
 
 _SENDABLE = re.compile(r"[\x21-\x7e]+")
+_AFTER_HOST = re.compile("[/?#]")
+_STATUS = re.compile("[2-9][0-9]{2}")
+_LENGTH = re.compile("[0-9]{1,19}")
 _UNSENDABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
@@ -105,7 +108,7 @@ class HttpRequest:
     def origin(self) -> tuple[str, str]:
         """(scheme, host and port)"""
         scheme, _, rest = self.url.partition("://")
-        return scheme, re.split("[/?#]", rest, maxsplit=1)[0]
+        return scheme, _AFTER_HOST.split(rest, maxsplit=1)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,22 +208,23 @@ class Connection:
         return response
 
     def _exchange(self, request: HttpRequest, headers: Headers) -> HttpResponse:
-        if request.origin != self._origin:
+        origin = request.origin
+        if origin != self._origin:
             self._turn()
         is_old = time.monotonic() - self._used_at > IDLE_S_MAX
-        if request.origin != self._origin or not self._keeps or is_old or (self._socket and _has_unread(self._socket)):
+        if origin != self._origin or not self._keeps or is_old or (self._socket and _has_unread(self._socket)):
             self._hang_up()
         if self._socket is None and self._uses_proxies:
             self._proxy = proxy_for(request.url)
-        head = _serialized(request, headers, self._proxy)
-        with _translating_errors():
+        head = _serialized(request, origin, headers, self._proxy)
+        with _translating_errors:
             if self._socket is not None:
                 with suppress(ConnectionError, ssl.SSLError, _ServerClosed):
                     return self._send(self._socket, request, head)
                 if self._interrupted:
                     raise ConnectionFailed("interrupted")
                 self._hang_up()
-            self._socket, self._origin = _connect(request, self._tls, self.timeouts, self._proxy), request.origin
+            self._socket, self._origin = _connect(request, self._tls, self.timeouts, self._proxy), origin
             return self._send(self._socket, request, head)
 
     def _send(self, sock: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
@@ -270,7 +274,7 @@ class Connection:
             try:
                 while counted < start + size:
                     least = min(start + size, counted + PIECE_BYTES)
-                    with _translating_errors():
+                    with _translating_errors:
                         slow_at = time.monotonic() + self.timeouts.piece_s
                         while end < least:
                             if time.monotonic() > slow_at:
@@ -305,7 +309,7 @@ class Connection:
             buffer[:count] = self._buffer[start : start + count]
             self._body = start + count, end
         else:
-            with _translating_errors():
+            with _translating_errors:
                 count = self._receive(self._socket, buffer)
             if not count:
                 raise ConnectionFailed(f"the answer was cut short, {left} bytes are missing")
@@ -354,7 +358,7 @@ class Connection:
         assert self._socket is not None
         if len(received) > TEXT_BYTES_MAX:
             raise FallBack("a text that is too long")
-        with _translating_errors():
+        with _translating_errors:
             count = self._receive(self._socket, self._buffer)
         if not count:
             raise ConnectionFailed("the answer was cut short")
@@ -410,8 +414,8 @@ def _has_unread(sock: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _serialized(request: HttpRequest, more: Headers, proxy: Proxy | None) -> bytes:
-    scheme, host = request.origin
+def _serialized(request: HttpRequest, origin: tuple[str, str], more: Headers, proxy: Proxy | None) -> bytes:
+    scheme, host = origin
     target = request.url[len(scheme) + 3 + len(host) :].partition("#")[0] or "/"
     if not target.startswith("/"):
         target = f"/{target}"
@@ -419,7 +423,7 @@ def _serialized(request: HttpRequest, more: Headers, proxy: Proxy | None) -> byt
     if proxy and scheme == "http":  # RFC 9112, 3.2.2
         target = f"http://{host}{target}"
         headers |= _authorization(proxy)
-    names_fit = all(map(_SENDABLE.fullmatch, [target, *headers]))
+    names_fit = all(headers) and _SENDABLE.fullmatch("".join([target, *headers]))
     if not names_fit or _UNSENDABLE.search("".join(headers.values())):
         raise FallBack("a request that cannot be sent")
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -430,7 +434,7 @@ def _parse(head: str) -> HttpResponse:
     first, *lines = head.split("\r\n")
     version, _, status = first.partition(" ")
     code, _, reason = status.partition(" ")
-    if not version.startswith("HTTP/1.") or not re.fullmatch("[2-9][0-9]{2}", code):
+    if not version.startswith("HTTP/1.") or not _STATUS.fullmatch(code):
         raise FallBack("a response that is not HTTP/1.1")
     headers: Headers = {}
     for line in lines:
@@ -441,7 +445,7 @@ def _parse(head: str) -> HttpResponse:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     length = headers.get("content-length", "")
     encoding = headers.get("transfer-encoding", "").lower()
-    known = re.fullmatch("[0-9]{1,19}", length) is not None and not encoding
+    known = _LENGTH.fullmatch(length) is not None and not encoding
     keep_alive = version == "HTTP/1.1" and "close" not in headers.get("connection", "").lower()
     return HttpResponse(int(code), reason, headers, int(length) if known else None, encoding == "chunked", keep_alive)
 
@@ -603,15 +607,21 @@ def _timeval(seconds: float) -> tuple[int, int]:
     return whole, int((seconds - whole) * 1e6)
 
 
-@contextmanager
-def _translating_errors() -> Iterator[None]:
-    try:
-        yield
-    except BlockingIOError:
-        raise ConnectionTimedOut("it fell silent") from None
-    except TimeoutError as error:
-        raise ConnectionTimedOut(str(error)) from None
-    except (OSError, _ServerClosed) as error:
-        raise ConnectionFailed(str(error) or type(error).__name__) from None
-    except ValueError:
-        raise FallBack("a host or a port that cannot be") from None
+class _TranslatingErrors:
+    """A context manager; a class, because one made by `contextmanager` takes 2 us, three times for each file."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, BlockingIOError):
+            raise ConnectionTimedOut("it fell silent") from None
+        if isinstance(error, TimeoutError):
+            raise ConnectionTimedOut(str(error)) from None
+        if isinstance(error, (OSError, _ServerClosed)):
+            raise ConnectionFailed(str(error) or type(error).__name__) from None
+        if isinstance(error, ValueError):
+            raise FallBack("a host or a port that cannot be") from None
+
+
+_translating_errors = _TranslatingErrors()

@@ -49,6 +49,10 @@ MISSING_STATUSES = (404, 410, 416)  # 416: a range of an empty file
 
 log = logging.getLogger(__name__)
 
+_BEGUN = threading.Event()
+"""For files that one thread fetches, of which there are many."""
+_BEGUN.set()
+
 T = TypeVar("T")
 SignRequest = Callable[..., HttpRequest]
 """Returns a freshly signed request for the file: a GET, or the given method. May raise FallBack."""
@@ -136,15 +140,17 @@ class RangeDownloader:
         ChecksumMismatch and ConnectionFailed; errors of check and progress; and OSError of the local disk.
         """
         self._slow_streams.start()
-        with open(task.target, "wb", buffering=0) as out:
-            transfer = _FileTransfer(self, task, out.fileno(), sign, check, translate)
-            try:
-                transfer.run()
-            except (HttpError, ChecksumMismatch, ConnectionFailed) as error:
-                raise translate(error) from None
-            except FallBack:
-                task.restart()
-                raise
+        fd = os.open(task.target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            transfer = _FileTransfer(self, task, fd, sign, check, translate)
+            transfer.run()
+        except (HttpError, ChecksumMismatch, ConnectionFailed) as error:
+            raise translate(error) from None
+        except FallBack:
+            task.restart()
+            raise
+        finally:
+            os.close(fd)
         return transfer.total, transfer.checked
 
     def begin(self, connection: Connection, request: HttpRequest, headers: Headers) -> HttpResponse:
@@ -219,7 +225,7 @@ class _FileTransfer(Generic[T]):
         self._connections: list[Connection] = []
         self._validators: dict[str, str | None] = {}
         self._expected: ExpectedChecksum | None = None
-        self._begun = threading.Event()
+        self._begun = _BEGUN
         self._is_split = False
         self._has_validator = False
 
@@ -234,16 +240,18 @@ class _FileTransfer(Generic[T]):
         threads = self._owner.threads
         length = threads.part_bytes(size)
         if size is not None and size > length and self._owner.splits_at_once:
+            self._begun = threading.Event()
             threads.share([partial(self._fetch_first, size, length), *self._parts(length, size, length)])
         else:
             with self._owner.connection() as connection:
                 response = self._begin(connection, size, length)
-                first = partial(self._receive, connection, self._first_part(response), response)
+                part = self._first_part(response)
                 if self._is_split:
+                    first = partial(self._receive_with_others, connection, part, response)
                     threads.share([first, *self._parts(length, self.total, threads.part_bytes(self.total))])
                 else:
                     with threads.unsplit(self.total):
-                        first()
+                        self._receive(connection, part, response)
         if self._expected and (mismatch := self._expected.mismatch(self.total, self._task.target)):
             raise ChecksumMismatch(mismatch)
 
@@ -256,23 +264,23 @@ class _FileTransfer(Generic[T]):
     def _fetch(self, part: _Part) -> None:
         if not self._begun.is_set() or self._is_split:
             with self._owner.connection() as connection:
-                self._receive(connection, part)
+                self._receive_with_others(connection, part)
 
     def _fetch_first(self, size: int, length: int) -> None:
         with self._owner.connection() as connection, self._registered(connection):
-            response = self._begin(connection, size, length)
+            try:
+                response = self._begin(connection, size, length)
+            finally:
+                self._begun.set()
             self._owner.splits_at_once = self._is_split
             with nullcontext() if self._is_split else self._owner.threads.unsplit(self.total):
                 self._receive(connection, self._first_part(response), response)
 
     def _begin(self, connection: Connection, size: int | None, length: int) -> HttpResponse:
         """Request the file, or its first part if it is large or of unknown size, and check the response's head."""
-        try:
-            response = self._first_response(connection, size, length)
-            self._is_split = self.total > (response.length or 0)
-            return response
-        finally:
-            self._begun.set()
+        response = self._first_response(connection, size, length)
+        self._is_split = self.total > (response.length or 0)
+        return response
 
     def _first_response(self, connection: Connection, size: int | None, part_length: int) -> HttpResponse:
         part, first = self._task.byte_range, self._first
@@ -345,23 +353,27 @@ class _FileTransfer(Generic[T]):
 
     def _receive(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
         """Fetch a part; after a failure, the rest of it. response: the head of its response, if it has arrived."""
-        with self._registered(connection):
-            while True:
-                connection.may_be_cut = part.cuts < CUTS_MAX
-                try:
-                    if response or (response := self._request_part(connection, part)):
-                        self._copy(connection, response, part)
-                        if self._task.tries:
-                            self._task.tries.answered()
+        while True:
+            connection.may_be_cut = part.cuts < CUTS_MAX
+            try:
+                if response or (response := self._request_part(connection, part)):
+                    self._copy(connection, response, part)
+                    if self._task.tries:
+                        self._task.tries.answered()
+                return
+            except (ConnectionFailed, HttpError) as error:
+                self._begun.wait()
+                if self._error or not (self._is_split or self._has_validator):
+                    raise
+                if part.at == part.end:
                     return
-                except (ConnectionFailed, HttpError) as error:
-                    self._begun.wait()
-                    if self._error or not (self._is_split or self._has_validator):
-                        raise
-                    if part.at == part.end:
-                        return
-                    self._pause(error, connection, part)
-                    response = None
+                self._pause(error, connection, part)
+                response = None
+
+    def _receive_with_others(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
+        """As `_receive`, while other threads fetch other parts of the file."""
+        with self._registered(connection):
+            self._receive(connection, part, response)
 
     def _pause(self, error: ConnectionFailed | HttpError, connection: Connection, part: _Part) -> None:
         """Wait until a request may be repeated. Raises error if it may not be."""

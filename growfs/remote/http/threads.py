@@ -114,10 +114,11 @@ class TransferThreads:
         self.stream_bytes_per_s = 0.0
         """The mean rate of a stream that fetches a part of a large file."""
 
-    def submit(self, job: TransferJob) -> None:
-        """Make a thread run the job. An urgent one begins even if the limit is reached."""
+    def submit(self, *jobs: TransferJob) -> None:
+        """Make threads run the jobs. An urgent one begins even if the limit is reached."""
         with self._lock:
-            self._enqueue(job)
+            for job in jobs:
+                self._enqueue(job)
 
     def prioritize(self, job: TransferJob) -> None:
         """Make a submitted job urgent, whether or not it has begun."""
@@ -329,7 +330,8 @@ class TransferThreads:
         job.run()
         with self._lock:
             self._running.remove(job)
-            self._dequeue(job)
+            if job.is_large:  # others are not in the queue
+                self._dequeue(job)
 
     def _help(self, job: TransferJob, part: Callable[[], None]) -> None:
         self._current.job = job

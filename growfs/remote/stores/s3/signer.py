@@ -96,7 +96,7 @@ class _SigningKey:
             raise ValueError("another kind of signature")
         self._access_key, self._secret, self._token = access_key, credentials.secret_key, credentials.token
         self._scope = "/".join(scope)
-        self._of_day = ("", b"")
+        self._of_day = ("", hmac.new(b"", digestmod="sha256"))
 
     def signed(self, base: str, query: str, headers: dict[str, str], method: str) -> dict[str, str]:
         """The headers of a request, including those that sign it."""
@@ -120,20 +120,22 @@ class _SigningKey:
         )
         day, scope = when[:8], f"{when[:8]}/{self._scope}"
         text = f"{_ALGORITHM}\n{when}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
-        signature = hmac.digest(self._key(day), text.encode(), "sha256").hex()
-        headers["Authorization"] = (
-            f"{_ALGORITHM} Credential={self._access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
-        )
+        signing = self._key(day)
+        signing.update(text.encode())
+        credential, signature = f"{self._access_key}/{scope}", signing.hexdigest()
+        headers["Authorization"] = f"{_ALGORITHM} Credential={credential}, SignedHeaders={names}, Signature={signature}"
         return headers
 
-    def _key(self, day: str) -> bytes:
-        of_day, key = self._of_day
+    def _key(self, day: str) -> hmac.HMAC:
+        """An HMAC with the key of a day."""
+        of_day, made = self._of_day
         if of_day != day:
             key = f"AWS4{self._secret}".encode()
             for part in (day, *self._scope.split("/")):
                 key = hmac.digest(key, part.encode(), "sha256")
-            self._of_day = day, key
-        return key
+            made = hmac.new(key, digestmod="sha256")
+            self._of_day = day, made
+        return made.copy()
 
 
 def _headers_of(parameters: dict[str, Any]) -> dict[str, str]:
