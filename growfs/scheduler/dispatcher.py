@@ -43,8 +43,6 @@ SMALL_BYTES = 1 << 20
 """Smaller files are fetched by all workers in parallel: process time limits them more than the link does."""
 SILENCE_S = 5.0
 """If nothing of any file arrives for this long, the remote may be away. Timeouts take half a minute to say so."""
-PERIOD_S = 0.5
-"""How often the number of requests is adjusted."""
 
 
 class WorkerDied:
@@ -424,7 +422,7 @@ class Dispatcher:
             self._period_bytes = self._period_files = self._period_answered = self._period_throttled = 0
             began, reported_at = trio.current_time(), self._reported_at
             cpu_s = {slot: slot.cpu_s for slot in self._slots if slot.downloads and not slot.is_for_readers}
-            await trio.sleep(PERIOD_S)
+            await trio.sleep(self._concurrency.period_s)
             took_s = trio.current_time() - began
             # Results may have kept the daemon from reading reports in between.
             reports_s = self._reported_at - reported_at if reported_at and self._reported_at else took_s

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import math
 
+PERIOD_S = 0.5
+"""How often the number is adjusted."""
+PERIOD_FIRST_S = 0.2
+"""The same while streams are doubled: from 32 to 256 takes three periods in which the link is mostly idle."""
 STREAMS_MIN = 1
 STREAMS_FIRST = 16
 STREAMS_FIRST_SMALL = 32
@@ -17,6 +21,9 @@ store these are enough; with 200 ms, 256 streams fetch 1,280 files a second."""
 LATENT_SHARE = 0.25
 """If the latency alone occupies this share of the streams, they are doubled: neither the link nor a CPU is busy yet.
 A store's latency varies, and the least is used, so the share is well below 1 from the start."""
+BUSY_PERIODS = 2
+"""They are doubled no more after so many periods in which the latency occupied fewer: a single one may have begun just
+before the first files arrived."""
 SMALL_BYTES = 128 << 10
 STREAMS_FIRST_LARGE = 24
 """If the first file is large. New connections become fast by doubling the data sent in each round trip (RFC 5681): with
@@ -68,13 +75,18 @@ class ConcurrencyController:
         self._rest = FIRST_REST_PERIODS
         self._declined = False  # fewer lowered the rate the last time
         self._up = False
-        self._is_starting = False  # streams are doubled while the latency occupies them
+        self._starting = 0  # streams are doubled until the latency has occupied few of them in so many periods
         self._latent = 0.0
 
     @property
     def streams(self) -> int:
         """The current number."""
         return min(self._wanted, int(self._allowed))
+
+    @property
+    def period_s(self) -> float:
+        """How long to measure before the next update."""
+        return PERIOD_FIRST_S if self._starting else PERIOD_S
 
     @property
     def is_throttled(self) -> bool:
@@ -85,7 +97,7 @@ class ConcurrencyController:
         """Begin to fetch a file. The first one is taken as typical. bytes: its size, if known."""
         if bytes is not None and not self._has_begun:
             if bytes <= SMALL_BYTES:
-                self._wanted, self._is_starting = STREAMS_FIRST_SMALL, True
+                self._wanted, self._starting = STREAMS_FIRST_SMALL, BUSY_PERIODS
             elif bytes >= LARGE_BYTES:
                 self._wanted = STREAMS_FIRST_LARGE
         self._has_begun = True
@@ -111,13 +123,15 @@ class ConcurrencyController:
     def update(self, bytes_per_s: float, was_busy: bool) -> int:
         """End a period; returns the number of streams from now on. was_busy: there was more to fetch than streams."""
         if self.is_throttled:
-            self._before, self._rest, self._is_starting = None, REST_PERIODS, False
+            self._before, self._rest, self._starting = None, REST_PERIODS, 0
         elif not was_busy or not bytes_per_s:
             pass  # the period shows nothing; a step that is being tried is judged later
-        elif self._is_starting:
-            self._is_starting = self._latent >= LATENT_SHARE * self._wanted and self._wanted < STREAMS_MAX
-            if self._is_starting:
+        elif self._starting:
+            if self._latent < LATENT_SHARE * self._wanted:
+                self._starting -= 1
+            else:
                 self._wanted = min(2 * self._wanted, STREAMS_MAX)
+                self._starting = BUSY_PERIODS if self._wanted < STREAMS_MAX else 0
         elif self._before:
             self._judge(bytes_per_s)
         elif self._rest:

@@ -23,7 +23,6 @@ from growfs.scheduler.dispatcher import (
     AHEAD_PRODUCED,
     AHEAD_S,
     AHEAD_STREAMS,
-    PERIOD_S,
     SILENCE_S,
     Dispatcher,
     Outcome,
@@ -31,7 +30,7 @@ from growfs.scheduler.dispatcher import (
 )
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadGroup, DownloadState, Priority
 from growfs.scheduler.outage import PEERS_AGAIN_S
-from growfs.scheduler.stream_count import STREAMS_FIRST_SMALL
+from growfs.scheduler.stream_count import PERIOD_FIRST_S, PERIOD_S, STREAMS_FIRST_SMALL
 from growfs.workers.messages import Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, WorkerLost
 
@@ -242,7 +241,7 @@ async def test_producers_have_one_file_ahead_and_more_when_files_take_no_time(cl
         assert [len(worker.requests) for worker in scene.pool.all] == [ahead] * 2
 
 
-@pytest.mark.parametrize(("latency_s", "more"), [(PERIOD_S / 2, 2), (PERIOD_S / 200, 1), (math.inf, 1)])
+@pytest.mark.parametrize(("latency_s", "more"), [(PERIOD_FIRST_S / 2, 4), (PERIOD_FIRST_S / 200, 1), (math.inf, 1)])
 async def test_small_files_get_more_streams_while_they_wait_for_the_store(
     latency_s: float, more: int, clock: trio.testing.MockClock
 ) -> None:
@@ -250,8 +249,9 @@ async def test_small_files_get_more_streams_while_they_wait_for_the_store(
         scene.enqueue(*names(5 * AHEAD_FILES))
         await quiet()
         (worker,) = scene.pool.all
-        worker.report_fetched(*list(worker.requests)[:STREAMS_FIRST_SMALL], latency_s=latency_s)
-        await trio.sleep(1.1 * PERIOD_S)
+        for _ in range(2):
+            worker.report_fetched(*list(worker.requests)[: scene.dispatcher.streams], latency_s=latency_s)
+            await trio.sleep(1.1 * PERIOD_FIRST_S)
         assert scene.dispatcher.streams == more * STREAMS_FIRST_SMALL
 
 
