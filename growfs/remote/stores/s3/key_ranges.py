@@ -49,12 +49,26 @@ class KeyRange(NamedTuple):
 class Cursor(NamedTuple):
     """The rest of a listing. serial: follow the server's own order, page by page.
 
-    origin: the range that was read first, where a serial listing would start.
+    left: in any order. origin: the range that was read first, or its last position.
     """
 
     left: tuple[KeyRange, ...]
     origin: KeyRange
     serial: bool
+
+    def ranges(self) -> list[KeyRange]:
+        """The ranges to read, in order. Computed only when needed, as there is a cursor for each page."""
+        joined: list[KeyRange] = []
+        for key_range in sorted(self.left, key=_position):
+            if joined and joined[-1].until == key_range.after:
+                joined[-1] = joined[-1]._replace(until=key_range.until)
+            else:
+                joined.append(key_range)
+        return joined
+
+    def start(self) -> KeyRange:
+        """The first range that was read, or is to be read: where a serial listing starts."""
+        return self.origin if self.serial else min([self.origin, *self.left], key=_position)
 
 
 @dataclass(slots=True, eq=False)
@@ -89,14 +103,14 @@ class KeyRanges:
 
     def __init__(self, cursor: Cursor | None = None, serial: bool = False) -> None:
         whole = KeyRange("", None)
-        left, origin, serial = cursor or Cursor((whole,), whole, serial)
-        self._active = [ActiveRange(*key_range) for key_range in left]
+        cursor = cursor or Cursor((whole,), whole, serial)
+        self._active, origin = [ActiveRange(*key_range) for key_range in cursor.ranges()], cursor.start()
         at_origin = (each for each in self._active if each.after == origin.after)
         self._origin = next(at_origin, ActiveRange(*origin))  # keeps its last position after it is read to its end
         self._seen: list[set[str]] = []  # at each position of the names so far
         self._alphabets: dict[int, list[str]] = {}
         self._no_split = False  # until the next page arrives
-        self.serial = serial
+        self.serial = cursor.serial
         self.pages = 0
         self._bad_guesses = 0
 
@@ -106,19 +120,8 @@ class KeyRanges:
 
     def cursor(self, undelivered: Iterable[KeyRange] = ()) -> Cursor:
         """The rest to read, including the `undelivered` ranges: those that were read but not returned yet."""
-        left: list[KeyRange] = []
-        if self.serial:
-            left = [*undelivered, *(each.range for each in self._active)][:1]
-            return Cursor(tuple(left), self._origin.range, True)
-        for key_range in sorted(
-            [*undelivered, *(each.range for each in self._active)], key=lambda key_range: key_range.after
-        ):
-            if left and left[-1].until == key_range.after:
-                left[-1] = left[-1]._replace(until=key_range.until)
-            else:
-                left.append(key_range)
-        origin = min([self._origin.range, *left[:1]], key=lambda key_range: key_range.after)
-        return Cursor(tuple(left), origin, False)
+        left = [*undelivered, *(each.range for each in self._active)]
+        return Cursor(tuple(left[:1] if self.serial else left), self._origin.range, self.serial)
 
     def assign(self) -> ActiveRange | None:
         """The next range to read: one without a reader, otherwise half of the largest; None if there is none now."""
@@ -166,7 +169,7 @@ class KeyRanges:
         The `undelivered` ranges are read again. Names of later ranges are returned twice; there are none if the server
         did not start at the requested name.
         """
-        origin = self.cursor(undelivered).origin
+        origin = self.cursor(undelivered).start()
         self.serial = True
         self._origin = ActiveRange(origin.after, None, origin.token)
         self._active = [self._origin]
@@ -292,6 +295,10 @@ class KeyRanges:
             if text > after[shared : position + 1]:
                 return text
         return text
+
+
+def _position(key_range: KeyRange) -> str:
+    return key_range.after
 
 
 def _common_prefix_length(one: str, other: str) -> int:

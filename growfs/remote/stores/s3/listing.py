@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -109,9 +110,15 @@ def seconds_ns(when: Any) -> int | None:
     """Nanoseconds of whole seconds: a listing has milliseconds where HEAD and GET have none (rclone, MinIO)."""
     if isinstance(when, str) and when.endswith("Z"):
         with suppress(ValueError):
-            when = datetime.fromisoformat(when[:19] + "+00:00").timestamp()
+            return _utc_ns(when[:19])
     ns = to_ns(when)
     return None if ns is None else ns // 10**9 * 10**9
+
+
+@lru_cache(maxsize=1024)
+def _utc_ns(seconds: str) -> int | None:
+    """Cached, because many objects were uploaded within the same second."""
+    return to_ns(datetime.fromisoformat(f"{seconds}+00:00").timestamp())
 
 
 @contextmanager
