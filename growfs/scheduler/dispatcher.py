@@ -115,7 +115,8 @@ class Dispatcher:
         self._urgent: deque[Download] = deque()
         self._queue: deque[Download] = deque()
         self._workers = workers
-        self._size = size
+        self.size = size
+        """The maximum number of workers, besides the one for readers."""
         self.bytes_per_s = bytes_per_s
         """The bandwidth of all workers together; 0: unlimited."""
         self.client = client
@@ -140,7 +141,7 @@ class Dispatcher:
     @property
     def streams(self) -> int:
         """The maximum number of parallel requests. A producer makes one file, and has the next one waiting."""
-        return AHEAD_PRODUCED * self._size if self._has_producer else self._concurrency.streams
+        return AHEAD_PRODUCED * self.size if self._has_producer else self._concurrency.streams
 
     def set_bandwidth(self, bytes_per_s: int) -> None:
         """Change the bandwidth of all workers together."""
@@ -283,7 +284,7 @@ class Dispatcher:
         if self._is_for_readers_worker(download) and (readers := self._worker_for_readers(nursery)):
             return readers
         slots = [slot for slot in self._slots if not slot.is_for_readers]
-        most = self._size if self._is_for_any_worker(download) else min(self._worker_count.count, self._size)
+        most = self.size if self._is_for_any_worker(download) else min(self._worker_count.count, self.size)
         free = [slot for slot in slots[:most] if self._can_add(slot, download)]
         best = min(free, key=lambda slot: slot.load, default=None)
         if (best is None or best.downloads) and len(slots) < most:
@@ -293,7 +294,7 @@ class Dispatcher:
                 if not slots:
                     raise
                 log.warning("%s; continuing with %d", error, len(slots))
-                self._size = len(slots)
+                self.size = len(slots)
         return best
 
     def _worker_for_readers(self, nursery: trio.Nursery) -> WorkerSlot | None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from growfs.daemon.options import GROUPS
-from growfs.scheduler.fetcher import WINDOW_FILES
 from tests.blocking_server import blocking_server
 from tests.cli.support import assert_refused, closed, namespace, start_growfs
 from tests.crash.scene import alive
@@ -240,7 +239,8 @@ def test_a_glob_that_matches_nothing_is_refused(complete: Growfs, command: str) 
 
 @pytest.mark.promise(3)
 def test_pause_and_resume(growfs: Growfs) -> None:
-    files = {f"f{number}": b"x" * 100 for number in range(WINDOW_FILES + 40)}  # more than may be in flight
+    growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import fetcher; fetcher.WINDOW_FILES = 300"
+    files = {f"f{number}": b"x" * 100 for number in range(340)}  # more than may be in flight
     with blocking_server(files, *files) as server:
         arguments = ("--cache-dir", growfs.cache_dir, "--wait-files", "1", "--workers", "1")
         with start_growfs(growfs, "mount", server.url, growfs.mountpoint, *arguments) as mounting:

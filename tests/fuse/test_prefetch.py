@@ -13,7 +13,9 @@ import pytest
 
 from growfs.disk import BLOCK
 from growfs.rotation.pass_order import Candidate, Pass, draw_order
+from growfs.scheduler.dispatcher import AHEAD_FILES
 from tests.blocking_server import BlockingServer
+from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only, opened
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import epoch
@@ -61,6 +63,23 @@ def test_the_order_does_not_depend_on_the_number_of_workers(growfs: Growfs, tmp_
     assert orders[0] == orders[1] == orders[2] != orders[3]
     assert set(orders[0]) == set(orders[3]) == set(tree)
     assert len({path.partition("/")[0] for path in orders[0][:4]}) == 4
+
+
+@pytest.mark.promise(14)
+@only("passthrough")
+def test_a_late_file_stops_no_worker(growfs: Growfs, server: BlockingServer) -> None:
+    """Later files are listed after it, but fetched meanwhile; each worker has hundreds of files at a time."""
+    workers = 4
+    server.files = {f"{number:04}": b"%d" % number for number in range(6 * AHEAD_FILES)}
+    server.blocked = set(server.files)
+    growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import in_flight; in_flight.LATE_S = 1000"
+    growfs.mount(server.manifest, "--no-wait", "--workers", workers)
+    late = until(lambda: next((path for path in server.requested if path in server.files), None))
+    server.unblock(*(server.files.keys() - {late}))
+    until(lambda: server.files.keys() <= set(server.requested))
+    assert growfs.status()["cache"]["files"] < len(server.files)
+    server.unblock()
+    growfs.run("wait", growfs.mountpoint, "--all")
 
 
 @pytest.mark.promise(14)

@@ -347,7 +347,7 @@ def test_a_file_of_each_directory_comes_next_once_the_listing_is_complete(
     with proxy_to(moto.endpoint_url) as proxy:
         proxy.hold(lambda request: request.is_later_page or request.is_fetch)
         words = ("mount", url, growfs.mountpoint, "--endpoint-url", proxy.url, "--cache-dir", growfs.cache_dir)
-        with start_growfs(growfs, *words, "--cache-size", "1GB") as mounting:
+        with start_growfs(growfs, *words, "--cache-size", "1GB", "--workers", "1") as mounting:
             until(lambda: any(request.is_fetch for request in proxy.requests))
             proxy.hold(lambda request: request.is_fetch)
             proxy.fault = none  # has those that are held look again
