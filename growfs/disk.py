@@ -54,13 +54,13 @@ def fault_point(label: str) -> None:
     raise OSError(code, f"{os.strerror(code)} (injected by GROWFS_FAULT)")
 
 
-def rename(label: str, source: StrPath, target: Path) -> None:
+def rename(label: str, source: StrPath, target: StrPath) -> None:
     """Rename source to target, replacing it; creates the folders that target needs."""
     fault_point(label)
     try:
         os.rename(source, target)
     except FileNotFoundError:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
         os.rename(source, target)
 
 
@@ -79,7 +79,7 @@ def make_overwritable(path: Path) -> None:
             os.close(fd)
 
 
-def link(label: str, path: Path, other: Path) -> bool:
+def link(label: str, path: StrPath, other: StrPath) -> bool:
     """Give a file a second name, so that it outlives its replacement; False if there is no such file."""
     fault_point(label)
     try:
@@ -89,15 +89,15 @@ def link(label: str, path: Path, other: Path) -> bool:
     return True
 
 
-def link_by_path(label: str, path: Path, other: Path) -> bool:
+def link_by_path(label: str, path: StrPath, other: StrPath) -> bool:
     """As `link`, with a symbolic link.
 
     It is relative: many file systems store a short one in its inode, but use a block for a longer one.
     """
     fault_point(label)
-    if not path.exists():
+    if not os.path.exists(path):
         return False
-    other.symlink_to(os.path.relpath(path, other.parent))
+    os.symlink(os.path.relpath(path, os.path.dirname(other)), other)
     return True
 
 

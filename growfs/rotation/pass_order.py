@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 
 from pyroaring import BitMap64
 
@@ -30,8 +31,7 @@ PART_BITS = 8
 GROUP_FIELDS = ("stem", "name", "parent")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A file of the catalog."""
 
     id: int

@@ -341,11 +341,16 @@ class Dispatcher:
         if download.urgent:
             return True
         bytes, files = slot.load
-        workers = max(1, sum(bool(slot.downloads) for slot in self._slots))
         if self._has_producer:
-            return files < max(AHEAD_PRODUCED, AHEAD_S * self._files_rate / workers)
-        files_max = max(AHEAD_FILES, AHEAD_STREAMS * self._workers.limits.streams)
-        return files < files_max and bytes < max(AHEAD_BYTES, AHEAD_S * self._bytes_rate / workers)
+            return files < max(AHEAD_PRODUCED, AHEAD_S * self._files_rate / self._busy)
+        if files >= max(AHEAD_FILES, AHEAD_STREAMS * self._workers.limits.streams):
+            return False
+        return bytes < AHEAD_BYTES or bytes < AHEAD_S * self._bytes_rate / self._busy
+
+    @property
+    def _busy(self) -> int:
+        """The number of workers with files, but at least 1."""
+        return max(1, sum(bool(slot.downloads) for slot in self._slots))
 
     # From the workers.
 
@@ -411,8 +416,7 @@ class Dispatcher:
 
     def _share_limits(self) -> None:
         """Divide streams and bandwidth among the workers with files."""
-        busy = sum(bool(slot.downloads) for slot in self._slots)
-        self._workers.limits.set(self._concurrency.streams, busy, self.bytes_per_s)
+        self._workers.limits.set(self._concurrency.streams, self._busy, self.bytes_per_s)
 
     async def _adjust(self) -> None:
         silent_s = 0.0

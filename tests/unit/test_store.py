@@ -20,6 +20,7 @@ from growfs.cache.open_files import OpenFile
 from growfs.cache.store import QUOTA_RETRY_S, Reservation
 from growfs.disk import BLOCK
 from growfs.errors import NoRoom
+from growfs.paths import StrPath
 from growfs.rotation.rules import Generation, Holds
 from growfs.scheduler import space
 from growfs.scheduler.in_flight import Priority
@@ -553,8 +554,8 @@ async def test_a_path_that_cannot_be_published_fails_alone(
     await cache.list([file("a/1"), file("b/2")])
     rename = disk.rename
 
-    def refuse(label: str, source: Path, target: Path) -> None:
-        if target.name == "2":
+    def refuse(label: str, source: StrPath, target: StrPath) -> None:
+        if Path(target).name == "2":
             raise OSError(refusal, "refused")
         rename(label, source, target)
 
