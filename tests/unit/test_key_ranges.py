@@ -139,6 +139,14 @@ def test_the_names_of_twenty_pages_are_listed_in_a_few_rounds(naming: str) -> No
     assert listing.requests <= 20 * 1.5 + BAD_GUESSES_MAX
 
 
+def test_a_digit_that_stays_the_same_while_earlier_ones_change_is_not_guessed() -> None:
+    """Each directory has a page of names, so the rest of a directory that has been read would be empty."""
+    listing = Listing({f"d{n // 100:04}/f{n % 100:04}.bin" for n in range(2000)}, page=100)
+    list_all(listing, 16)
+    assert sorted(listing.listed) == listing.names
+    assert listing.requests <= 2 * 20
+
+
 @pytest.mark.parametrize("naming", NAMINGS)
 def test_a_single_page_takes_one_request(naming: str) -> None:
     for count in (0, 1, PAGE):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import string
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,8 @@ class KeyRanges:
         self._origin = next(at_origin, ActiveRange(*origin))  # keeps its last position after it is read to its end
         self._seen: list[set[str]] = []  # at each position of the names so far
         self._alphabets: dict[int, list[str]] = {}
+        self._carry = sys.maxsize
+        """The first position at which a name differed from one before it. Later positions have started over since."""
         self._no_split = False  # until the next page arrives
         self.serial = cursor.serial
         self.pages = 0
@@ -189,6 +192,10 @@ class KeyRanges:
         self._no_split = False
         if not names or self.serial:
             return
+        carry = _common_prefix_length(active.after if active.pages else names[0], names[-1])
+        if carry < self._carry:
+            self._carry = carry
+            self._alphabets.clear()
         if not active.pages:
             active.sample = names[len(names) // 2]
             active.start = active.after or active.sample
@@ -202,14 +209,15 @@ class KeyRanges:
     def _alphabet(self, position: int) -> list[str]:
         """The characters that names may have at a position, in order.
 
-        These are the ones seen there, and all that are like them: after 0, 1, and 2 there may be a 9. A single one that
-        is not a digit is part of all names, as in "part-00017.parquet".
+        These are the ones seen there, and all that are like them: after 0, 1, and 2 there may be a 9. A single one is
+        part of all names if it is not a digit, as in "part-00017.parquet", or if it stayed while one before it changed.
         """
         if position not in self._alphabets:
             seen = self._seen[position] - {""} if position < len(self._seen) else set()
             alphabet = {each for each in seen if each.isascii() and each.isprintable()}
             alphanumeric = set(filter(str.isalnum, alphabet))
-            if alphanumeric and (len(seen) > 1 or alphanumeric <= CHARACTER_CLASSES[0]):
+            may_change = alphanumeric <= CHARACTER_CLASSES[0] and position <= self._carry
+            if alphanumeric and (len(seen) > 1 or may_change):
                 alphabet |= next(each for each in CHARACTER_CLASSES if alphanumeric <= each)
             if not all(map(str.isascii, seen)):
                 alphabet |= NON_ASCII
