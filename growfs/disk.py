@@ -95,7 +95,7 @@ def link_by_path(label: str, path: StrPath, other: StrPath) -> bool:
     It is relative: many file systems store a short one in its inode, but use a block for a longer one.
     """
     fault_point(label)
-    if not os.path.exists(path):
+    if not Path(path).exists():
         return False
     os.symlink(os.path.relpath(path, os.path.dirname(other)), other)
     return True

@@ -41,6 +41,9 @@ AHEAD_PRODUCED = 2
 """Minimum number of files that a producer has: the one that it is making, and the next."""
 SMALL_BYTES = 1 << 20
 """Smaller files are fetched by all workers in parallel: process time limits them more than the link does."""
+IN_FLIGHT_S = 2.0
+"""As many small files are in flight as are fetched in this time, at the last period's rate. A file whose request is
+refused takes about that long, and later files are not listed before it."""
 SILENCE_S = 5.0
 """If nothing of any file arrives for this long, the remote may be away. Timeouts take half a minute to say so."""
 
@@ -114,9 +117,9 @@ class Dispatcher:
         self.failed = Signal[[GrowfsError]]()
         self._urgent: deque[Download] = deque()
         self._queue: deque[Download] = deque()
+        self._is_in_order = True
         self._workers = workers
-        self.size = size
-        """The maximum number of workers, besides the one for readers."""
+        self._size = size
         self.bytes_per_s = bytes_per_s
         """The bandwidth of all workers together; 0: unlimited."""
         self.client = client
@@ -139,9 +142,17 @@ class Dispatcher:
         self._share_limits()
 
     @property
+    def files_wanted(self) -> int:
+        """How many files should be in flight. That is at least twice as many as the workers have: otherwise all of
+        them would wait for the one that has the first file.
+        """
+        ahead = AHEAD_PRODUCED if self._has_producer else AHEAD_FILES
+        return max(2 * ahead * self._size, round(IN_FLIGHT_S * self._files_rate))
+
+    @property
     def streams(self) -> int:
         """The maximum number of parallel requests. A producer makes one file, and has the next one waiting."""
-        return AHEAD_PRODUCED * self.size if self._has_producer else self._concurrency.streams
+        return AHEAD_PRODUCED * self._size if self._has_producer else self._concurrency.streams
 
     def set_bandwidth(self, bytes_per_s: int) -> None:
         """Change the bandwidth of all workers together."""
@@ -173,9 +184,7 @@ class Dispatcher:
         """Queue downloads again, each in its old place."""
         for download in downloads:
             (self._urgent if download.urgent else self._queue).append(download)
-        self._urgent, self._queue = (
-            deque(sorted(queue, key=lambda download: download.number)) for queue in (self._urgent, self._queue)
-        )
+        self._is_in_order = False
         self._changed.notify()
 
     def hold(self, why: GrowfsError) -> None:
@@ -240,7 +249,8 @@ class Dispatcher:
             download.sent_at = trio.current_time()
             slot.downloads[download.node.id] = download
             slot.bytes += download.node.size or 0
-            self._concurrency.begin_file(download.node.size)
+            if not self._has_producer:
+                self._concurrency.begin_file(download.node.size)
             batches.setdefault(slot, []).append(download)
         self._share_limits()
         receivers = [
@@ -268,6 +278,11 @@ class Dispatcher:
 
     def _next(self) -> Download | None:
         """The first queued download; in an outage, the first that other nodes may have."""
+        if not self._is_in_order:  # thousands of downloads may be queued again one by one, after an outage
+            self._urgent, self._queue = (
+                deque(sorted(queue, key=lambda download: download.number)) for queue in (self._urgent, self._queue)
+            )
+            self._is_in_order = True
         for queue in (self._urgent, self._queue):
             while queue and queue[0].state is not DownloadState.QUEUED:  # it failed along with another of its group
                 queue.popleft()
@@ -284,7 +299,7 @@ class Dispatcher:
         if self._is_for_readers_worker(download) and (readers := self._worker_for_readers(nursery)):
             return readers
         slots = [slot for slot in self._slots if not slot.is_for_readers]
-        most = self.size if self._is_for_any_worker(download) else min(self._worker_count.count, self.size)
+        most = self._size if self._is_for_any_worker(download) else min(self._worker_count.count, self._size)
         free = [slot for slot in slots[:most] if self._can_add(slot, download)]
         best = min(free, key=lambda slot: slot.load, default=None)
         if (best is None or best.downloads) and len(slots) < most:
@@ -294,7 +309,7 @@ class Dispatcher:
                 if not slots:
                     raise
                 log.warning("%s; continuing with %d", error, len(slots))
-                self.size = len(slots)
+                self._size = len(slots)
         return best
 
     def _worker_for_readers(self, nursery: trio.Nursery) -> WorkerSlot | None:

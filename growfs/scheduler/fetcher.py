@@ -54,10 +54,8 @@ from growfs.workers.messages import FetchFailed, SizeExceeded
 
 log = logging.getLogger(__name__)
 
-WINDOW_FILES = 2048
-"""Maximum number of drawn groups in flight or waiting for an earlier one, for each worker. That is a second of small
-files: as long as a file whose request was refused holds back later ones. A worker fetches hundreds at a time; with just
-as many in the window, all workers would wait for the one that has its first file."""
+WINDOW_FILES = 1024
+"""Maximum number of drawn groups in flight or waiting for an earlier one, unless the dispatcher wants more."""
 WINDOW_PARTS = 4
 """Their maximum bytes, in parts of files for each stream; but as many groups as there are streams may be larger."""
 LATE_CHECK_S = 1.0
@@ -133,7 +131,7 @@ class Fetcher:
         """Whether a draw has to wait."""
         bytes = self._store.reserved_bytes
         streams = self._dispatcher.streams
-        return len(self._admission_queue) >= WINDOW_FILES * self._dispatcher.size or (
+        return len(self._admission_queue) >= max(WINDOW_FILES, self._dispatcher.files_wanted) or (
             len(self._admission_queue) >= streams and bytes >= WINDOW_PARTS * streams * PART_BYTES_MAX
         )
 
@@ -222,7 +220,7 @@ class Fetcher:
         download = self._downloads.get(node.id)
         if download is None:
             return  # it is cached by now, or gone
-        download.group.awaited_until = trio.current_time() + self._miss_timeout_s
+        download.group.awaited_until = max(download.group.awaited_until, trio.current_time() + self._miss_timeout_s)
         if not download.urgent:
             self._prioritize(download.group)
         with trio.move_on_after(self._miss_timeout_s):

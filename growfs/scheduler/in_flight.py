@@ -58,7 +58,7 @@ class Priority(enum.Enum):
     """A file of the pass: it may only evict delisted files that no reader holds."""
 
 
-class DownloadState(enum.IntEnum):  # its hash is made in C, and a file needs ten
+class DownloadState(enum.IntEnum):  # hashed in C; each file takes ten lookups
     """The progress of a download."""
 
     QUEUED = enum.auto()

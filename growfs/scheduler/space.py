@@ -82,7 +82,7 @@ class Claim:
     group: DownloadGroup | None = None
     """The group in flight that they belong to, if any: they wait for room as long as its readers do."""
     patience_s: float = math.inf
-    """How long it waits at least before it gives up."""
+    """The minimum time that it waits before it gives up."""
     least: int = 0
     """The fewest bytes worth a try at the last look, rounded up to blocks: fewer than all if sizes are guesses."""
     waits_since: float | None = None

@@ -22,7 +22,7 @@ LATENT_SHARE = 0.25
 """If the latency alone occupies this share of the streams, they are doubled: neither the link nor a CPU is busy yet.
 A store's latency varies, and the least is used, so the share is well below 1 from the start."""
 BUSY_PERIODS = 2
-"""They are doubled no more after so many periods in which the latency occupied fewer: a single one may have begun just
+"""Doubling stops after so many periods in which the latency occupied a smaller share. A single one may have begun just
 before the first files arrived."""
 SMALL_BYTES = 128 << 10
 STREAMS_FIRST_LARGE = 24

@@ -341,13 +341,14 @@ def test_a_file_of_each_directory_comes_next_once_the_listing_is_complete(
     """However much of what was known before would be drawn."""
     url = put(moto, prefix, *(f"a/{number}" for number in range(6)), "z/0")
     growfs.env[SETUP_VARIABLE] = (
-        "from growfs.remote.stores.s3 import bucket; from growfs.scheduler import fetcher, passes\n"
-        "bucket.PAGE_FILES_MAX, fetcher.WINDOW_FILES, passes.LISTING_GRACE_S = 6, 1, 0\n"
+        "from growfs.remote.stores.s3 import bucket; from growfs.scheduler import dispatcher, fetcher, passes\n"
+        "bucket.PAGE_FILES_MAX, passes.LISTING_GRACE_S = 6, 0\n"
+        "dispatcher.AHEAD_FILES, fetcher.WINDOW_FILES = 0, 1\n"
     )
     with proxy_to(moto.endpoint_url) as proxy:
         proxy.hold(lambda request: request.is_later_page or request.is_fetch)
         words = ("mount", url, growfs.mountpoint, "--endpoint-url", proxy.url, "--cache-dir", growfs.cache_dir)
-        with start_growfs(growfs, *words, "--cache-size", "1GB", "--workers", "1") as mounting:
+        with start_growfs(growfs, *words, "--cache-size", "1GB") as mounting:
             until(lambda: any(request.is_fetch for request in proxy.requests))
             proxy.hold(lambda request: request.is_fetch)
             proxy.fault = none  # has those that are held look again

@@ -23,6 +23,7 @@ from growfs.scheduler.dispatcher import (
     AHEAD_PRODUCED,
     AHEAD_S,
     AHEAD_STREAMS,
+    IN_FLIGHT_S,
     SILENCE_S,
     Dispatcher,
     Outcome,
@@ -253,6 +254,27 @@ async def test_small_files_get_more_streams_while_they_wait_for_the_store(
             worker.report_fetched(*list(worker.requests)[: scene.dispatcher.streams], latency_s=latency_s)
             await trio.sleep(1.1 * PERIOD_FIRST_S)
         assert scene.dispatcher.streams == more * STREAMS_FIRST_SMALL
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+async def test_more_files_are_wanted_than_workers_have(workers: int, clock: trio.testing.MockClock) -> None:
+    async with start_scene(workers) as scene:
+        assert scene.dispatcher.files_wanted == 2 * workers * AHEAD_FILES
+        scene.enqueue(*names(workers * AHEAD_FILES))
+        await quiet()
+        for worker in scene.pool.all:
+            worker.report_fetched(*list(worker.requests))
+        await trio.sleep(1.1 * PERIOD_FIRST_S)
+        assert scene.dispatcher.files_wanted == round(IN_FLIGHT_S * workers * AHEAD_FILES / PERIOD_FIRST_S)
+
+
+async def test_downloads_queued_again_one_by_one_keep_their_order() -> None:
+    async with start_scene(1) as scene:
+        for download in reversed([scene.download(name) for name in names(5)]):
+            scene.dispatcher.requeue(download)
+        await quiet()
+        (worker,) = scene.pool.all
+        assert list(worker.requests) == names(5)
 
 
 async def test_a_worker_is_sent_only_a_few_files_ahead() -> None:
