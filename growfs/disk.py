@@ -89,15 +89,15 @@ def link(label: str, path: StrPath, other: StrPath) -> bool:
     return True
 
 
-def link_by_path(label: str, path: StrPath, other: StrPath) -> bool:
+def link_by_path(label: str, path: Path, other: Path) -> bool:
     """As `link`, with a symbolic link.
 
     It is relative: many file systems store a short one in its inode, but use a block for a longer one.
     """
     fault_point(label)
-    if not Path(path).exists():
+    if not path.exists():
         return False
-    os.symlink(os.path.relpath(path, os.path.dirname(other)), other)
+    other.symlink_to(os.path.relpath(path, other.parent))
     return True
 
 

@@ -85,7 +85,8 @@ class FolderEngine:
         self._usage = usage
         self._generations = generations
         has_hard_links = trees.has_hard_links(self.folder, self._store.folder)
-        self._files, self._link = self._store.folder / "files", disk.link
+        self._files = self._store.folder / "files"
+        self._link: Callable[[str, Path, Path], bool] = disk.link
         self.reason = "plain files, hard links to the cached ones"
         if not has_hard_links:
             self._files, self._link = self.folder / LINK / "files", disk.link_by_path

@@ -246,6 +246,7 @@ def test_a_listing_whose_pages_take_longer_than_a_timeout_is_completed(
         assert (status["cache"]["files"], status["remote"]["files"]) == (4, 4)
         repeated = Counter(request.target for request in proxy.requests if request.is_later_page)
         assert max(repeated.values()) <= 4
+        assert len(repeated) <= 1 + BAD_GUESSES_MAX
     assert (status["remote"]["listing_silent_s"], status["last_error"]) == (None, None)
     assert growfs.log().count(f"the listing of {url} is slow: its server has sent no page of it for ") == 1
 

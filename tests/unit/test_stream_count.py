@@ -104,7 +104,7 @@ def test_streams_do_not_grow_without_limit_where_more_bring_nothing(seed: int) -
 def test_streams_for_small_files_are_as_many_as_the_round_trip_needs_within_a_second(enough: int, seed: int) -> None:
     controller = ConcurrencyController()
     controller.begin_file(SMALL_BYTES)
-    streams = Link(100 * enough, 100, seed).drive(controller, round(1 / PERIOD_FIRST_S))
+    streams = Link(100 * enough, 100, seed).drive(controller, round(0.8 / PERIOD_FIRST_S))
     assert streams[-1] >= min(enough, STREAMS_MAX)
     assert max(streams) <= max(STREAMS_FIRST_SMALL, 2 * enough / LATENT_SHARE)
 

@@ -50,7 +50,7 @@ MISSING_STATUSES = (404, 410, 416)  # 416: a range of an empty file
 log = logging.getLogger(__name__)
 
 _BEGUN = threading.Event()
-"""For files that one thread fetches, of which there are many."""
+"""An event that is set: for files that are not split at once, which are many. Making one for each takes 5 us."""
 _BEGUN.set()
 
 T = TypeVar("T")

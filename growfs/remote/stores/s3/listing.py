@@ -117,7 +117,7 @@ def seconds_ns(when: Any) -> int | None:
 
 @lru_cache(maxsize=1024)
 def _utc_ns(seconds: str) -> int | None:
-    """Cached, because many objects were uploaded within the same second."""
+    """The time in nanoseconds since 1970. Cached, because many objects were uploaded within the same second."""
     return to_ns(datetime.fromisoformat(f"{seconds}+00:00").timestamp())
 
 

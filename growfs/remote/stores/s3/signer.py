@@ -120,13 +120,13 @@ class _SigningKey:
         )
         day, scope = when[:8], f"{when[:8]}/{self._scope}"
         text = f"{_ALGORITHM}\n{when}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
-        signing = self._key(day)
+        signing = self._hmac(day)
         signing.update(text.encode())
         credential, signature = f"{self._access_key}/{scope}", signing.hexdigest()
         headers["Authorization"] = f"{_ALGORITHM} Credential={credential}, SignedHeaders={names}, Signature={signature}"
         return headers
 
-    def _key(self, day: str) -> hmac.HMAC:
+    def _hmac(self, day: str) -> hmac.HMAC:
         """An HMAC with the key of a day."""
         of_day, made = self._of_day
         if of_day != day:
