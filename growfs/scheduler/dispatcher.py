@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 import trio
 
@@ -136,6 +137,7 @@ class Dispatcher:
         self._in_background = False
         self._changed = Signal[[]]()
         self._period_bytes = self._period_files = self._period_answered = self._period_throttled = 0
+        self._period_streams: list[int] = []  # in use in a worker, for each report
         self._reported_at: float | None = None  # when the last report was sent; None after a pause without work
         self._bytes_rate = self._files_rate = 0.0  # each second, in the last period
         self._latency_s = math.inf  # the least time that a file took
@@ -407,6 +409,7 @@ class Dispatcher:
         self._period_files += len(message.files)
         self._period_answered += message.answered
         self._period_throttled += message.throttled
+        self._period_streams.append(message.streams)
         self._latency_s = min(self._latency_s, message.latency_s)
         self.received.notify(message.bytes)
         self.received_from_peers.notify(message.peer_bytes)
@@ -440,6 +443,7 @@ class Dispatcher:
                 self._reported_at = None
                 await self._changed.wait()
             self._period_bytes = self._period_files = self._period_answered = self._period_throttled = 0
+            self._period_streams.clear()
             began, reported_at = trio.current_time(), self._reported_at
             cpu_s = {slot: slot.cpu_s for slot in self._slots if slot.downloads and not slot.is_for_readers}
             await trio.sleep(self._concurrency.period_s)
@@ -463,7 +467,8 @@ class Dispatcher:
             before = self._concurrency.streams
             self._concurrency.note_files(self._files_rate, self._latency_s)
             self._concurrency.note_requests(self._period_answered, self._period_throttled)
-            streams = self._concurrency.update(self._bytes_rate, bool(self._queue))
+            in_use = self._busy * fmean(self._period_streams or [0])
+            streams = self._concurrency.update(self._bytes_rate, bool(self._queue), in_use)
             if streams < before and self._concurrency.is_throttled:
                 log.info("the store asks for fewer requests: %d at a time", streams)
             self._share_limits()

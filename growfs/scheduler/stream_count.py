@@ -43,6 +43,11 @@ STEP_SHARE = 4
 """A step changes the number of streams by one part in 4."""
 REST_PERIODS = 10
 """Periods between two experiments with another number of streams."""
+SETTLED_SHARE = 1 / 8
+"""Fewer streams are judged by the first period in which, on average, at most this share of the difference was still in
+use: streams finish their parts, and one of 1.5 MB takes 1.5 s at 1 MB/s."""
+SETTLE_PERIODS = 10
+"""After so many periods they are judged nevertheless: misses may use more streams than the number at any time."""
 REPEAT_PERIODS = 1
 """Periods before fewer streams are tried again after they lowered the rate: it may have been lower for another reason,
 such as the end of one file and the start of the next."""
@@ -72,6 +77,7 @@ class ConcurrencyController:
         self._answered = self._throttled = 0.0
         self._has_begun = False
         self._before: tuple[int, float] | None = None  # streams and rate before the step that is being tried
+        self._settling = 0  # periods until the step is judged even if more streams are in use than that
         self._rest = FIRST_REST_PERIODS
         self._declined = False  # fewer lowered the rate the last time
         self._up = False
@@ -120,8 +126,11 @@ class ConcurrencyController:
         elif answered:
             self._allowed = min(max(self._allowed + 1, INCREASE * self._allowed), STREAMS_MAX)
 
-    def update(self, bytes_per_s: float, was_busy: bool) -> int:
-        """End a period; returns the number of streams from now on. was_busy: there was more to fetch than streams."""
+    def update(self, bytes_per_s: float, was_busy: bool, in_use: float) -> int:
+        """End a period; returns the number of streams from now on.
+
+        was_busy: there was more to fetch than streams. in_use: how many streams were in use, on average.
+        """
         if self.is_throttled:
             self._before, self._rest, self._starting = None, REST_PERIODS, 0
         elif not was_busy or not bytes_per_s:
@@ -133,7 +142,9 @@ class ConcurrencyController:
                 self._wanted = min(2 * self._wanted, STREAMS_MAX)
                 self._starting = BUSY_PERIODS if self._wanted < STREAMS_MAX else 0
         elif self._before:
-            self._judge(bytes_per_s)
+            self._settling -= 1
+            if self._settling <= 0 or in_use <= self._wanted + SETTLED_SHARE * (self._before[0] - self._wanted):
+                self._judge(bytes_per_s)
         elif self._rest:
             self._rest -= 1
         else:
@@ -144,6 +155,7 @@ class ConcurrencyController:
         step = max(1, self._wanted // STEP_SHARE)
         streams = self._wanted + (step if self._up or self._wanted == STREAMS_MIN else -step)
         self._before = self._wanted, rate
+        self._settling = SETTLE_PERIODS if streams < self._wanted else 0
         self._wanted = min(max(streams, STREAMS_MIN), STREAMS_MAX)
 
     def _judge(self, rate: float) -> None:

@@ -182,6 +182,8 @@ class FetchProgress:
     """Why the library now makes all requests of this worker; empty if it does not."""
     latency_s: float = math.inf
     """The least time in which the remote has delivered a file."""
+    streams: int = 0
+    """How many streams are in use at the moment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,7 +222,7 @@ def test_no_job_is_lost() -> None:
         thread.start()
     for thread in sources:
         thread.join()
-    assert all_done.wait(WAIT_S), (done, threads._busy, threads._idle)
+    assert all_done.wait(WAIT_S), (done, threads.busy, threads._idle)
 
 
 def test_existing_threads_do_all_jobs_when_no_more_can_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,21 +29,29 @@ NOISE = 0.03
 
 
 class Link:
-    """A link: the rate is the sum of the streams', at most that of the link, with some noise."""
+    """A link: the rate is the sum of the streams', at most that of the link, with some noise.
 
-    def __init__(self, link: float, each: float, seed: int = 1, deviation: float = NOISE) -> None:
-        self.link, self.each, self.deviation = link, each, deviation
+    ending: how many streams can end in a period; the others are in the middle of a part.
+    """
+
+    def __init__(
+        self, link: float, each: float, seed: int = 1, deviation: float = NOISE, ending: int = STREAMS_MAX
+    ) -> None:
+        self.link, self.each, self.deviation, self.ending = link, each, deviation, ending
         self.noise = random.Random(seed)
+        self.in_use = 0
 
     def rate(self, streams: int) -> float:
         return min(self.link, streams * self.each) * self.noise.gauss(1, self.deviation)
 
     def period(self, controller: ConcurrencyController) -> int:
         """A period without refusals. A file is a unit of the rate, so a stream alone takes 1 / each for one."""
-        rate = self.rate(controller.streams)
+        in_use = max(controller.streams, self.in_use - self.ending)
+        self.in_use = in_use
+        rate = self.rate(in_use)
         controller.note_files(rate, 1 / self.each)
         controller.note_requests(controller.streams, 0)
-        return controller.update(rate, True)
+        return controller.update(rate, True, in_use)
 
     def drive(self, controller: ConcurrencyController, periods: int) -> list[int]:
         """The number of streams after each of so many periods."""
@@ -99,6 +107,22 @@ def test_streams_do_not_grow_without_limit_where_more_bring_nothing(seed: int) -
     assert max(streams) < 3 * STREAMS_FIRST
 
 
+@pytest.mark.parametrize("ending", [1, 2, 4])
+def test_streams_count_until_they_have_ended_their_parts(ending: int) -> None:
+    """Otherwise fewer would seem to cost nothing, over connections so slow that a part takes longer than a period."""
+    link = Link(1000, 1, ending=ending)
+    assert min(link.drive(ConcurrencyController(), PERIODS)) >= STREAMS_FIRST - STREAMS_FIRST // STEP_SHARE
+    assert link.in_use > 2 * STREAMS_FIRST
+
+
+def test_misses_do_not_keep_fewer_streams_from_being_judged() -> None:
+    """They may exceed the number at any time."""
+    controller, link = ConcurrencyController(), Link(1000, 5)
+    for _ in range(PERIODS):
+        controller.update(link.rate(controller.streams), True, in_use=STREAMS_MAX)
+    assert controller.streams > STREAMS_FIRST
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("enough", [4, 32, 100, 1000])
 def test_streams_for_small_files_are_as_many_as_the_round_trip_needs_within_a_second(enough: int, seed: int) -> None:
@@ -116,7 +140,7 @@ def test_a_slow_period_does_not_end_the_doubling() -> None:
     for _ in range(3):
         for slow in (1, link.rate(controller.streams) * 1.1 * LATENT_SHARE):
             controller.note_files(slow, 1)
-            controller.update(slow, True)
+            controller.update(slow, True, in_use=0)
     assert controller.streams == STREAMS_MAX
 
 
@@ -127,7 +151,7 @@ def test_streams_are_not_doubled_if_they_do_not_wait_for_the_store(latency_s: fl
     controller.begin_file(SMALL_BYTES)
     for _ in range(5):
         controller.note_files(2000, latency_s)
-        assert controller.update(2000, True) == STREAMS_FIRST_SMALL
+        assert controller.update(2000, True, in_use=0) == STREAMS_FIRST_SMALL
 
 
 def test_streams_that_are_not_needed_any_more_are_reduced() -> None:
@@ -145,7 +169,7 @@ def test_a_few_refusals_change_nothing(share: float, requests: int) -> None:
     for _ in range(PERIODS):
         refused = sum(chance.random() < share for _ in range(requests))
         controller.note_requests(requests - refused, refused)
-        assert controller.update(50, True) == calm.update(50, True)
+        assert controller.update(50, True, in_use=0) == calm.update(50, True, in_use=0)
 
 
 def test_a_store_that_wants_fewer_requests_gets_them_and_recovers_in_seconds() -> None:
@@ -156,7 +180,7 @@ def test_a_store_that_wants_fewer_requests_gets_them_and_recovers_in_seconds() -
     for _ in range(PERIODS):
         served = min(8, controller.streams)
         controller.note_requests(10 * served, 10 * (controller.streams - served))
-        controller.update(served, True)
+        controller.update(served, True, in_use=0)
         if controller.streams <= 8:
             break
     assert 4 <= controller.streams <= 8
@@ -167,24 +191,24 @@ def test_where_everything_is_refused_one_stream_is_left() -> None:
     controller = ConcurrencyController()
     for _ in range(PERIODS):
         controller.note_requests(0, 10)
-        controller.update(0, False)
+        controller.update(0, False, in_use=0)
     assert controller.streams == STREAMS_MIN
 
 
 def test_throttling_does_not_judge_the_step_before() -> None:
     controller = ConcurrencyController()
-    controller.update(100, True)
+    controller.update(100, True, in_use=0)
     controller.note_requests(10, 10)
-    fewer = controller.update(500, True)
+    fewer = controller.update(500, True, in_use=0)
     assert fewer < STREAMS_FIRST
     controller.note_requests(10, 10)
-    assert controller.update(500, True) < fewer
+    assert controller.update(500, True, in_use=0) < fewer
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])
 def test_an_idle_period_changes_nothing(idle: tuple[float, bool]) -> None:
     controller = ConcurrencyController()
-    assert [controller.update(*idle) for _ in range(PERIODS)] == [STREAMS_FIRST] * PERIODS
+    assert [controller.update(*idle, in_use=0) for _ in range(PERIODS)] == [STREAMS_FIRST] * PERIODS
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])
@@ -194,9 +218,9 @@ def test_an_idle_period_does_not_end_the_trial_of_a_step(idle: tuple[float, bool
     controller, steady = ConcurrencyController(), ConcurrencyController()
     link, steady_link = Link(100, 100 / enough), Link(100, 100 / enough)
     for _ in range(3 * PERIODS):
-        streams = controller.update(link.rate(controller.streams), True)
-        assert controller.update(*idle) == streams
-        assert streams == steady.update(steady_link.rate(steady.streams), True)
+        streams = controller.update(link.rate(controller.streams), True, in_use=0)
+        assert controller.update(*idle, in_use=0) == streams
+        assert streams == steady.update(steady_link.rate(steady.streams), True, in_use=0)
 
 
 @pytest.mark.parametrize("each", [0.0, 1.0, 1e12])
@@ -206,4 +230,6 @@ def test_streams_stay_within_their_bounds(each: float) -> None:
     for _ in range(2000):
         rate = controller.streams * each * chance.random()
         controller.note_requests(chance.randrange(100), chance.randrange(20))
-        assert STREAMS_MIN <= controller.update(rate, chance.random() < 0.9) <= STREAMS_MAX
+        assert (
+            STREAMS_MIN <= controller.update(rate, chance.random() < 0.9, chance.random() * STREAMS_MAX) <= STREAMS_MAX
+        )

@@ -108,7 +108,7 @@ class TransferThreads:
         self._unsplit: set[TransferJob] = set()
         """The running jobs for large files that arrive in one piece."""
         self._current = threading.local()
-        self._busy = self._idle = 0
+        self.busy = self._idle = 0
         """Threads that transfer, and all others, including those that are still starting."""
         self._sleeping = 0
         self.stream_bytes_per_s = 0.0
@@ -234,13 +234,13 @@ class TransferThreads:
         """Within the block, this thread does not count, so another one may begin a task."""
         counts = self._current_job() in self._running
         with self._lock:
-            self._busy -= counts
+            self.busy -= counts
             self._wake()
         try:
             yield
         finally:
             with self._lock:
-                self._busy += counts
+                self.busy += counts
 
     def _current_job(self) -> TransferJob:
         """The job that this thread runs. A thread from outside has a job of its own."""
@@ -266,7 +266,7 @@ class TransferThreads:
     def _next(self) -> Callable[[], None] | None:
         """The next task for a free thread; None if there is nothing that it may begin."""
         limit = self._limit()
-        must_wait = self._busy >= limit
+        must_wait = self.busy >= limit
         for job in self._queue:
             if self.is_held and not job.has_other_source:
                 continue
@@ -303,12 +303,12 @@ class TransferThreads:
 
     def _wake(self) -> None:
         """Make one thread look for work; before it begins, it wakes the next one."""
-        if not self._queue or (self._busy >= self._limit() and not self._queue[0].urgent):
+        if not self._queue or (self.busy >= self._limit() and not self._queue[0].urgent):
             return  # it could not begin, and waking it costs a tenth of a small file's time
         if self._idle:
             self._work_arrived.notify()
-        elif self._busy < THREADS_MAX:
-            with suppress(RuntimeError) if self._busy else nullcontext():  # the system allows no more threads
+        elif self.busy < THREADS_MAX:
+            with suppress(RuntimeError) if self.busy else nullcontext():  # the system allows no more threads
                 threading.Thread(target=self._run, daemon=True).start()
                 self._idle += 1
 
@@ -318,11 +318,11 @@ class TransferThreads:
                 while (task := self._next()) is None:
                     self._work_arrived.wait()
                 self._idle -= 1
-                self._busy += 1
+                self.busy += 1
                 self._wake()
             task()
             with self._lock:
-                self._busy -= 1
+                self.busy -= 1
                 self._idle += 1
 
     def _run_job(self, job: TransferJob) -> None:
