@@ -42,9 +42,11 @@ AHEAD_PRODUCED = 2
 """Minimum number of files that a producer has: the one that it is making, and the next."""
 SMALL_BYTES = 1 << 20
 """Smaller files are fetched by all workers in parallel: process time limits them more than the link does."""
+IN_FLIGHT_FILES = 1024
+"""Minimum number of small files in flight or waiting for an earlier one."""
 IN_FLIGHT_S = 2.0
-"""As many small files are in flight as are fetched in this time, at the last period's rate. A file whose request is
-refused takes about that long, and later files are not listed before it."""
+"""They are as many as are fetched in this time, at the last period's rate. A file whose request is refused takes about
+that long, and later files are not listed before it."""
 SILENCE_S = 5.0
 """If nothing of any file arrives for this long, the remote may be away. Timeouts take half a minute to say so."""
 
@@ -145,11 +147,12 @@ class Dispatcher:
 
     @property
     def files_wanted(self) -> int:
-        """How many files should be in flight. That is at least twice as many as the workers have: otherwise all of
-        them would wait for the one that has the first file.
+        """How many files should be in flight or wait for an earlier one.
+
+        At least twice as many as the workers have: otherwise all of them would wait for the one with the first file.
         """
         ahead = AHEAD_PRODUCED if self._has_producer else AHEAD_FILES
-        return max(2 * ahead * self._size, round(IN_FLIGHT_S * self._files_rate))
+        return max(IN_FLIGHT_FILES, 2 * ahead * self._size, round(IN_FLIGHT_S * self._files_rate))
 
     @property
     def streams(self) -> int:

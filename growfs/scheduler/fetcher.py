@@ -54,10 +54,9 @@ from growfs.workers.messages import FetchFailed, SizeExceeded
 
 log = logging.getLogger(__name__)
 
-WINDOW_FILES = 1024
-"""Maximum number of drawn groups in flight or waiting for an earlier one, unless the dispatcher wants more."""
 WINDOW_PARTS = 4
-"""Their maximum bytes, in parts of files for each stream; but as many groups as there are streams may be larger."""
+"""Maximum bytes of the drawn groups in flight or waiting for an earlier one, in parts of files for each stream; but as
+many groups as there are streams may be larger."""
 LATE_CHECK_S = 1.0
 """How often to look for files that hold back others."""
 GONE_S = 3600.0
@@ -131,7 +130,7 @@ class Fetcher:
         """Whether a draw has to wait."""
         bytes = self._store.reserved_bytes
         streams = self._dispatcher.streams
-        return len(self._admission_queue) >= max(WINDOW_FILES, self._dispatcher.files_wanted) or (
+        return len(self._admission_queue) >= self._dispatcher.files_wanted or (
             len(self._admission_queue) >= streams and bytes >= WINDOW_PARTS * streams * PART_BYTES_MAX
         )
 

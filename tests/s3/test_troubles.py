@@ -344,7 +344,7 @@ def test_a_file_of_each_directory_comes_next_once_the_listing_is_complete(
     growfs.env[SETUP_VARIABLE] = (
         "from growfs.remote.stores.s3 import bucket; from growfs.scheduler import dispatcher, fetcher, passes\n"
         "bucket.PAGE_FILES_MAX, passes.LISTING_GRACE_S = 6, 0\n"
-        "dispatcher.AHEAD_FILES, fetcher.WINDOW_FILES = 0, 1\n"
+        "dispatcher.AHEAD_FILES, dispatcher.IN_FLIGHT_FILES = 0, 1\n"
     )
     with proxy_to(moto.endpoint_url) as proxy:
         proxy.hold(lambda request: request.is_later_page or request.is_fetch)

@@ -23,6 +23,7 @@ from growfs.scheduler.dispatcher import (
     AHEAD_PRODUCED,
     AHEAD_S,
     AHEAD_STREAMS,
+    IN_FLIGHT_FILES,
     IN_FLIGHT_S,
     SILENCE_S,
     Dispatcher,
@@ -259,7 +260,7 @@ async def test_small_files_get_more_streams_while_they_wait_for_the_store(
 @pytest.mark.parametrize("workers", [1, 8])
 async def test_more_files_are_wanted_than_workers_have(workers: int, clock: trio.testing.MockClock) -> None:
     async with start_scene(workers) as scene:
-        assert scene.dispatcher.files_wanted == 2 * workers * AHEAD_FILES
+        assert scene.dispatcher.files_wanted == max(IN_FLIGHT_FILES, 2 * workers * AHEAD_FILES)
         scene.enqueue(*names(workers * AHEAD_FILES))
         await quiet()
         for worker in scene.pool.all:
