@@ -187,7 +187,7 @@ def test_a_part_that_fails_goes_on_from_its_last_byte(
     fault: str | int,
     failing: set[int],
 ) -> None:
-    monkeypatch.setattr("growfs.remote.http.connection.PIECE_BYTES", 100)
+    monkeypatch.setattr("growfs.remote.http.connection.PIECE_BYTES", 10 * len(DATA))
     store = FakeStore(DATA)
     refused: list[Request] = []
 

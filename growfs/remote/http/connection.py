@@ -274,19 +274,22 @@ class Connection:
             try:
                 while counted < start + size:
                     least = min(start + size, counted + PIECE_BYTES)
-                    with _translating_errors:
-                        slow_at = time.monotonic() + self.timeouts.piece_s
-                        while end < least:
-                            if time.monotonic() > slow_at:
-                                raise TimeoutError("it sends too slowly")
-                            count = self._receive(self._socket, self._buffer[end : start + size])
-                            if not count:
-                                missing = left - (end - start)
-                                raise ConnectionFailed(f"the answer was cut short, {missing} bytes are missing")
-                            end += count
-                    piece = self._buffer[counted : min(end, start + size)]
-                    counted += len(piece)
-                    on_piece(piece)
+                    try:
+                        with _translating_errors:
+                            slow_at = time.monotonic() + self.timeouts.piece_s
+                            while end < least:
+                                if time.monotonic() > slow_at:
+                                    raise TimeoutError("it sends too slowly")
+                                count = self._receive(self._socket, self._buffer[end : start + size])
+                                if not count:
+                                    missing = left - (end - start)
+                                    raise ConnectionFailed(f"the answer was cut short, {missing} bytes are missing")
+                                end += count
+                    finally:  # the part continues after the last byte that arrived
+                        piece = self._buffer[counted : min(end, start + size)]
+                        counted += len(piece)
+                        if piece:
+                            on_piece(piece)
             finally:
                 block = self._buffer[start:counted]
                 while block:
