@@ -189,6 +189,9 @@ class Connection:
         self._received = 0
         self._waited_s = 0.0
         self._waits_since: float | None = None
+        self._sent_at: float | None = None  # until the head of the response has arrived
+        self.head_s = 0.0
+        """How long the head of the last response took."""
         self._bytes = bytearray(BUFFER_BYTES)
         self._buffer = memoryview(self._bytes)
         self._body = (0, 0)  # the slice of the buffer with the beginning of the body
@@ -230,6 +233,20 @@ class Connection:
     def _send(self, sock: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
         self._keeps = False
         self.sent = request
+        self._sent_at = time.monotonic()
+        try:
+            response = self._receive_head(sock, head)
+            self.head_s = time.monotonic() - self._sent_at
+        finally:
+            self._sent_at = None
+        start, end = self._body
+        if self._proxy and response.status == 407:
+            raise ProxyFailed(self._proxy, f"407 {response.reason}", 407)
+        self._keeps = request.method == "HEAD" and start == end and response.keep_alive
+        self._used_at = time.monotonic()
+        return response
+
+    def _receive_head(self, sock: socket.socket, head: bytes) -> HttpResponse:
         sock.sendall(head)
         end = received = 0
         while (end := self._bytes.find(b"\r\n\r\n", 0, min(received, HEAD_BYTES_MAX))) < 0:
@@ -240,12 +257,7 @@ class Connection:
                 raise _ServerClosed("it hung up")
             received += count
         self._body = end + 4, received
-        response = _parse(bytes(self._buffer[:end]).decode("latin-1"))
-        if self._proxy and response.status == 407:
-            raise ProxyFailed(self._proxy, f"407 {response.reason}", 407)
-        self._keeps = request.method == "HEAD" and received == end + 4 and response.keep_alive
-        self._used_at = time.monotonic()
-        return response
+        return _parse(bytes(self._buffer[:end]).decode("latin-1"))
 
     def _receive(self, sock: socket.socket, buffer: memoryview) -> int:
         began = self._waits_since = time.monotonic()
@@ -384,6 +396,11 @@ class Connection:
         """(bytes received, seconds spent waiting for them). Thread-safe."""
         since = self._waits_since
         return self._received, self._waited_s + (time.monotonic() - since if since is not None else 0.0)
+
+    def head_waited_s(self) -> float:
+        """How long it has been waiting for the head of a response; 0 if it is not. Thread-safe."""
+        since = self._sent_at
+        return 0.0 if since is None else time.monotonic() - since
 
     @property
     def _current(self) -> _State:

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from growfs.remote.http.connection import Connection
 
@@ -22,6 +23,9 @@ WAITING_SHARE = 0.8
 """A connection that waited for less than this share of the time was held up locally, by the disk or a limit."""
 SLOW_SHARE = 16
 """A connection is slow if it receives less than one part in 16 of the mean."""
+HEAD_TIMES = 2
+"""A response has not begun late until it took this many times as long as most: a store's first byte may take seconds,
+and more requests would not make it faster."""
 FEW = 4
 """In each window, one connection in 4 may be cut, but at least one."""
 
@@ -34,25 +38,26 @@ class StreamSample:
     waited_s: float
     may_be_cut: bool = True
     """Whether its request can be repeated if it is slow."""
+    head_waited_s: float = 0.0
+    """How long it has been waiting for the head of its response; 0 if the body is arriving."""
 
-    @property
-    def has_waited(self) -> bool:
-        """Whether it was waiting the whole time."""
-        return self.waited_s >= WAITING_SHARE * WINDOW_S
+    def is_held_up(self, usual_head_s: float) -> bool:
+        """Whether it was waiting the whole time, and its response should have begun. usual_head_s: see `slow_ones`."""
+        return self.waited_s >= WAITING_SHARE * WINDOW_S and not 0 < self.head_waited_s < HEAD_TIMES * usual_head_s
 
 
-def slow_ones(samples: Sequence[StreamSample], usual_bytes_per_s: float) -> list[int]:
+def slow_ones(samples: Sequence[StreamSample], usual_bytes_per_s: float, usual_head_s: float) -> list[int]:
     """The numbers of the samples that are slow and should be cut.
 
     usual_bytes_per_s: of a stream; the yardstick if all are silent. In that case one is cut, to see whether another
-    request is answered.
+    request is answered. usual_head_s: how long it usually takes until a response begins.
     """
     total = sum(sample.bytes for sample in samples)
     mean = total / max(1, len(samples)) or usual_bytes_per_s * WINDOW_S
     slow = [
         number
         for number, sample in enumerate(samples)
-        if sample.may_be_cut and sample.has_waited and sample.bytes * SLOW_SHARE < mean
+        if sample.may_be_cut and sample.is_held_up(usual_head_s) and sample.bytes * SLOW_SHARE < mean
     ]
     most = max(1, len(samples) // FEW) if total else 1
     return sorted(slow, key=lambda number: samples[number].bytes)[:most]
@@ -62,8 +67,8 @@ class SlowStreams:
     """Watches the connections of a process, from `start` until it is garbage-collected.
 
     connections: the current ones; more may be added later. is_away: whether the remote is away. None is cut then,
-    because it may be about to answer; once the remote is back, all that are still silent are cut. usual_bytes_per_s: as
-    in `slow_ones`.
+    because it may be about to answer; once the remote is back, all that are still silent are ended.
+    usual_bytes_per_s: as in `slow_ones`.
     """
 
     def __init__(
@@ -94,19 +99,25 @@ class SlowStreams:
             bytes, waited_s = connection.totals()
             before = self._seen.get(connection, StreamSample(0, 0.0))
             self._seen[connection] = StreamSample(bytes, waited_s)
-            sample = StreamSample(bytes - before.bytes, waited_s - before.waited_s, connection.may_be_cut)
+            sample = StreamSample(
+                bytes - before.bytes, waited_s - before.waited_s, connection.may_be_cut, connection.head_waited_s()
+            )
             if sample.bytes or sample.waited_s:
                 active.append((connection, sample))
         was_away, self._was_away = self._was_away, self._is_away()
-        was_silent, self._was_silent = self._was_silent, not any(sample.bytes for _, sample in active)
+        was_silent, self._was_silent = self._was_silent, bool(active) and not any(each.bytes for _, each in active)
         if self._was_away:
             return
-        if was_away or (was_silent and not self._was_silent):  # requests from before then may be lost
-            for connection, sample in active:
-                if sample.has_waited and not sample.bytes:
-                    connection.interrupt()
+        usual_head_s = median([connection.head_s for connection, _ in active if connection.head_s] or [0.0])
+        silent = [connection for connection, each in active if each.is_held_up(usual_head_s) and not each.bytes]
+        if was_away:  # requests from before then may be lost
+            for connection in silent:
+                connection.interrupt()
+        elif was_silent and not self._was_silent:  # as above, but nobody knows that it was away
+            for connection in silent:
+                connection.cut()
         else:
-            for number in slow_ones([sample for _, sample in active], self._usual_bytes_per_s()):
+            for number in slow_ones([each for _, each in active], self._usual_bytes_per_s(), usual_head_s):
                 active[number][0].cut()
 
 
