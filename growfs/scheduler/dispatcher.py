@@ -48,7 +48,8 @@ IN_FLIGHT_S = 2.0
 """They are as many as are fetched in this time, at the last period's rate. A file whose request is refused takes about
 that long, and later files are not listed before it."""
 SILENCE_S = 5.0
-"""If nothing of any file arrives for this long, the remote may be away. Timeouts take half a minute to say so."""
+"""If nothing of any file arrives for this long, the remote may be away. Timeouts take half a minute to say so. If it is
+not, the next time is after twice as long: the only file under way may be one that comes a byte at a time."""
 
 
 class WorkerDied:
@@ -440,7 +441,7 @@ class Dispatcher:
         self._workers.limits.set(self._concurrency.streams, self._busy, self.bytes_per_s)
 
     async def _adjust(self) -> None:
-        silent_s = 0.0
+        silent_s, silent_s_max = 0.0, SILENCE_S
         while True:
             while not any(slot.downloads for slot in self._slots):
                 self._reported_at = None
@@ -459,12 +460,14 @@ class Dispatcher:
             self._changed.notify()
             if self._has_producer:
                 continue
-            silent_s = 0.0 if self._period_bytes or self._is_held else silent_s + took_s
-            if silent_s >= SILENCE_S:
-                silent_s = 0.0
+            silent_s += took_s
+            if self._period_bytes or self._is_held:
+                silent_s, silent_s_max = 0.0, SILENCE_S
+            if silent_s >= silent_s_max:
                 self.failed.notify(
-                    RemoteBusy(f"{self._workers.url}: nothing has arrived for {SILENCE_S:g} s; check the network")
+                    RemoteBusy(f"{self._workers.url}: nothing has arrived for {silent_s_max:g} s; check the network")
                 )
+                silent_s_max *= 2
             if shares := [(slot.cpu_s - before) / took_s for slot, before in cpu_s.items()]:
                 self._worker_count.update(sum(shares) / len(shares))
             before = self._concurrency.streams

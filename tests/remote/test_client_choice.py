@@ -9,10 +9,13 @@ import pytest
 
 from growfs.errors import UsageError
 from growfs.remote.client_choice import LEFT_MAX, LibraryUse
-from growfs.remote.interface import RemoteSpec
+from growfs.remote.interface import RemoteFile, RemoteSpec
+from growfs.remote.retries import Retries
 from growfs.remote.stores.registry import choose_client
+from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.web import HttpRemote
-from tests.remote.fake_store import SMALL, FakeStore, Serve, fetched
+from growfs.remote.wrappers.retry import RetryingRemote
+from tests.remote.fake_store import KEYS, SMALL, FakeStore, Serve, fetched
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -72,6 +75,17 @@ def test_the_chosen_client_reads_the_files(
     assert fetched(HttpRemote(RemoteSpec(serve(store), client=client)), tmp_path) == SMALL
     assert library_fetches == (["x"] if client == "library" else [])
     assert {request.headers["User-Agent"] == "growfs" for request in store.gets} == {client == "growfs"}
+
+
+@pytest.mark.parametrize("size", [len(SMALL), None])
+@pytest.mark.parametrize("client", ["growfs", "library"])
+def test_the_answers_to_either_client_count(serve: Serve, tmp_path: Path, client: str, size: int | None) -> None:
+    """Otherwise a few refusals in an hour would lower the number of streams for good."""
+    spec = RemoteSpec("s3://bucket", {**KEYS}, serve(FakeStore(SMALL)), client=client)
+    retries = Retries()
+    remote = RetryingRemote(lambda: S3Remote(spec), retries)
+    assert fetched(remote, tmp_path, RemoteFile("x", size, None, "")) == SMALL
+    assert retries.answered == 1
 
 
 def test_with_client_growfs_each_file_is_tried_without_the_library(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from growfs.errors import RemoteBusy, RemoteDenied
+from growfs.errors import RemoteBusy, RemoteDenied, RemoteError
 from growfs.remote.client_choice import LEFT_MAX
 from growfs.remote.http.connection import ConnectionFailed, HttpRequest
 from growfs.remote.http.download import HttpError
@@ -100,6 +100,33 @@ def test_requests_are_signed_for_the_region_of_the_bucket(
     assert library_fetches == []
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_region_of_the_bucket_is_found_even_if_an_answer_is_lost(
+    serve: Serve, tmp_path: Path, library_fetches: list[str], lost: int
+) -> None:
+    store = FakeStore(SMALL)
+    heads: list[Request] = []
+
+    def status(request: Request) -> int | None:
+        if request.method == "HEAD":
+            heads.append(request)
+            return 503 if len(heads) <= lost else 400
+        return None if "/eu-west-1/s3/" in request.headers["Authorization"] else 400
+
+    def headers_for(request: Request) -> dict[str, str]:
+        return {"x-amz-bucket-region": "eu-west-1"} if request.method == "HEAD" and len(heads) > lost else {}
+
+    store.status, store.headers_for = status, headers_for
+    remote = s3(serve(store), client_kwargs={"region_name": "us-east-1"})
+    for _ in range(lost):
+        with pytest.raises(RemoteError):
+            fetched(remote, tmp_path)
+    library_fetches.clear()
+    assert fetched(remote, tmp_path) == SMALL
+    assert library_fetches == []
+    assert len(heads) == lost + 1
+
+
 def test_web_requests_carry_credentials_and_headers(serve: Serve, tmp_path: Path, library_fetches: list[str]) -> None:
     store = FakeStore(SMALL)
     url = serve(store).replace("://", "://me:p%40ss@") + "some%20folder/ü/"
@@ -175,19 +202,24 @@ def test_what_is_denied_to_the_library_too_does_not_leave_the_rest_to_it(
     assert library_fetches == []
 
 
+@pytest.mark.parametrize("others_are_served", [False, True])
 def test_credentials_that_do_not_help_are_looked_for_ever_more_rarely(
-    serve: Serve, tmp_path: Path, clients: list[object], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, tmp_path: Path, clients: list[object], monkeypatch: pytest.MonkeyPatch, others_are_served: bool
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("growfs.remote.stores.s3.bucket.time.monotonic", lambda: now[0])
     store = FakeStore(SMALL)
     remote = S3Remote(RemoteSpec("s3://bucket", endpoint_url=serve(store)))
-    assert fetched(remote, tmp_path, RemoteFile("good", len(SMALL), None, "v1")) == SMALL
-    store.status = lambda _: 403
+    good = RemoteFile("good", len(SMALL), None, "v1")
+    assert fetched(remote, tmp_path, good) == SMALL
+    store.status = lambda request: 403 if "/bad" in request.target else None
     for _ in range(100):
         now[0] += RENEW_S + 1
         with pytest.raises(RemoteDenied):
             fetched(remote, tmp_path, RemoteFile("bad", len(SMALL), None, "v1"))
+        if others_are_served:
+            now[0] += 1
+            fetched(remote, tmp_path, good)
     assert 4 <= len(clients) <= 10, "in 50 minutes"
 
 

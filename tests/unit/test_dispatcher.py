@@ -528,6 +528,21 @@ async def test_when_nothing_arrives_the_remote_is_suspected_before_any_timeout(c
         assert len(reasons) == 1, "nothing is fetched"
 
 
+async def test_a_remote_that_does_not_prove_to_be_away_is_suspected_less_often(clock: trio.testing.MockClock) -> None:
+    """The only file under way may come a byte at a time, and each suspicion costs a process and a request."""
+    async with start_scene(1) as scene:
+        times: list[float] = []
+        scene.dispatcher.failed.connect(lambda error: times.append(trio.current_time()))
+        scene.enqueue("a")
+        for _ in range(2):
+            await trio.sleep(5 * SILENCE_S)
+            assert [round(time - times[0]) for time in times] == [0, SILENCE_S, 3 * SILENCE_S]
+            times.clear()
+            scene.pool.all[0].report(progress(bytes=10))
+            await trio.sleep(PERIOD_S)
+        await scene.finish()
+
+
 async def test_a_refusal_without_any_progress_is_announced() -> None:
     async with start_scene(1) as scene:
         refused: list[str] = []

@@ -224,6 +224,8 @@ class FsspecRemote(StoreRemote):
 
         found = self._by_library(task._replace(progress=throttle))
         self._note_library(why if found.size else "", files=1)  # an empty file has no range
+        if task.tries:
+            task.tries.answered()
         return found
 
     @property

@@ -26,7 +26,7 @@ class GoogleRemote(FsspecRemote):
     credential_variables = ("GOOGLE_APPLICATION_CREDENTIALS",)
     login = "run 'gcloud auth application-default login', or pass --anon for a public bucket"
     no_credentials = frozenset({"DefaultCredentialsError"})
-    refused = frozenset({"RefreshError"})
+    refused = frozenset({"RefreshError", "OAuthError"})  # the second is of workload identity federation
     unreachable = frozenset({"ChecksumError"})
 
     def _library_options(self) -> dict[str, Any]:

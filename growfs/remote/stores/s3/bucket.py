@@ -66,11 +66,13 @@ from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, ParallelLi
 from growfs.remote.stores.s3.signer import Signer
 
 REGION_HEADER = "x-amz-bucket-region"
+REGION_TRIES_MAX = 3
+"""How often a process asks a bucket for its region: the answer may be lost."""
 CHUNK_BYTES = 256 * 1024
 UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no order and no StartAfter
 RENEW_S, RENEW_S_MAX = 30.0, 3600.0
-"""How long to wait before looking for new credentials again after access was denied; doubled each time that they did
-not help. There is no wait if the last ones helped, and are now refused themselves."""
+"""How long to wait before looking for new credentials again after access was denied; doubled each time until a refused
+request is served with them. There is no wait if the last ones were served, and are now refused themselves."""
 RESTORED = {"OptionalObjectAttributes": ["RestoreStatus"]}
 """A listing parameter that makes it report which archived objects can be read."""
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # connection options of botocore
@@ -116,7 +118,7 @@ class S3Remote(FsspecRemote):
         self._concurrency = ConcurrencyLimit()  # from the last listing, which may be continued
         self._knows_restored: bool | None = None
         self._region_lock = threading.Lock()
-        self._has_asked_region = False
+        self._region_tries = 0
         self._found_region_at = -math.inf
         self._page_timeouts = TIMEOUTS  # longer after each timeout: a server may need minutes for a page
         self._client_lock = threading.Lock()  # a botocore session makes one client at a time
@@ -189,6 +191,7 @@ class S3Remote(FsspecRemote):
                 raise RemoteBusy(str(error)) from None  # so that it is retried from the start
             began = time.monotonic()
             found = super().fetch(task)
+            self._renew_pause_s = RENEW_S
         self._served_since = max(self._served_since, began)
         return found
 
@@ -207,10 +210,10 @@ class S3Remote(FsspecRemote):
         if self.spec.anon or self._options.get("key"):
             return False  # there are no others
         with self._client_lock:
-            helped = self._served_since > self._renewed_at
-            pause_s = 0.0 if helped and isinstance(refusal, CredentialsRefused) else self._renew_pause_s
+            have_expired = isinstance(refusal, CredentialsRefused) and self._served_since > self._renewed_at
+            pause_s = 0.0 if have_expired else self._renew_pause_s
             if self._renewed_at < since and time.monotonic() > self._renewed_at + pause_s:
-                self._renew_pause_s = RENEW_S if helped else min(2 * self._renew_pause_s, RENEW_S_MAX)
+                self._renew_pause_s = min(2 * self._renew_pause_s, RENEW_S_MAX)
                 if client := self.__dict__.get("_plain_client"):
                     with suppress(Exception):  # problems with them are reported where they are looked for
                         forget_credentials(client)
@@ -230,11 +233,11 @@ class S3Remote(FsspecRemote):
     def _has_found_region(self, since: float) -> bool:
         """Whether it was found after `since` (monotonic) that the bucket's region is not the one signed for.
 
-        The store is asked once, after it has refused a request (docs.aws.amazon.com: API_HeadBucket).
+        The store is asked after it has refused a request (docs.aws.amazon.com: API_HeadBucket).
         """
         with self._region_lock:
-            if not self._has_asked_region:
-                self._has_asked_region = True
+            if self._region_tries < REGION_TRIES_MAX:
+                self._region_tries += 1
                 with suppress(RemoteError), self.translating():
                     self._follow_region()
             return self._found_region_at > since
@@ -243,6 +246,8 @@ class S3Remote(FsspecRemote):
         bucket, _ = self._bucket_and_prefix
         meta = self._client(bucket).boto.meta
         region = self.head(f"{meta.endpoint_url}/{bucket}").get(REGION_HEADER)
+        if region:
+            self._region_tries = REGION_TRIES_MAX
         if region not in (None, meta.region_name):
             client_kwargs = self._options.get("client_kwargs", {}) | {"region_name": region}
             self._options = self._options | {"client_kwargs": client_kwargs}
@@ -323,7 +328,7 @@ class S3Remote(FsspecRemote):
     def _refused_code(self, body: bytes) -> str:
         found = re.search(rb"<Code>(\w+)</Code>", body)
         code = found[1].decode() if found else ""
-        return code if code in self.wrong_credentials else ""
+        return code if code == "AccessDenied" or code in self.wrong_credentials else ""
 
     def _connection(self) -> Connection:
         return Connection(lambda: self._tls)
@@ -364,7 +369,9 @@ class S3Remote(FsspecRemote):
                 translated = self.translated(error)
                 if not isinstance(translated, RemoteDenied) or not self._has_renewed_credentials(began, translated):
                     raise translated from None
-                return self._list_page(connection, parameters, prefix)
+                page = self._list_page(connection, parameters, prefix)
+                self._renew_pause_s = RENEW_S
+                return page
             except FallBack as reason:
                 if self._has_found_region(began):
                     return self._list_page(connection, parameters, prefix)
