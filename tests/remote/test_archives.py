@@ -17,7 +17,7 @@ from growfs.remote.digest import Digest
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream
 from growfs.remote.retries import Retries
 from growfs.remote.user_functions import Function
-from growfs.remote.wrappers.members import ArchiveRemote, MemberLocation, path_of
+from growfs.remote.wrappers.members import BUSY_MAX, ArchiveRemote, MemberLocation, path_of
 from growfs.remote.wrappers.retry import RetryingRemote
 from tests.archives import by_tarfile, samples, tar_of
 from tests.remote.fake_remote import FakeRemote
@@ -164,6 +164,45 @@ def test_an_unreadable_archive_is_skipped_and_retried_by_the_next_listing(
     assert skipped(shards.members()) == {"shards/0.tar": reason}
     assert skipped(shards.members()) == {}
     assert listed(shards.members()).keys() == NAMES.keys()
+
+
+@pytest.mark.promise(37)
+@pytest.mark.parametrize("bad", [{0}, {2}, {4}, {0, 3, 4}])
+def test_an_archive_that_its_store_never_delivers_does_not_keep_the_others_from_being_listed(
+    tmp_path: Path, bad: set[int]
+) -> None:
+    """It keeps its members, as it may still have them."""
+
+    class Failing(Shards):
+        def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
+            if file.path in {f"shards/{number}.tar" for number in bad}:
+                raise RemoteBusy("500")
+            return super().open(file, start)
+
+    pages = list(RetryingRemote(Failing(tmp_path / "cache").members, Retries(lambda _: None)).pages())
+    assert {file.path.split("/")[1] for page in pages for file in page.files} == {str(n) for n in {*range(5)} - bad}
+    found = [skip for page in pages for skip in page.skipped]
+    assert {(skip.path, skip.unread) for skip in found} == {(f"shards/{number}.tar", True) for number in bad}
+
+
+def test_archives_are_not_skipped_while_the_store_is_away(shards: Shards) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3 * BUSY_MAX:
+            shards.faults.clear()
+
+    shards.page_files, shards.held = len(SHARDS), {"shards/3.tar", "shards/4.tar"}
+    listing = RetryingRemote(shards.members, Retries(pause)).pages()
+    pages = [next(listing)]
+    for method in ("open", "pages"):
+        shards.fail(method, *[RemoteBusy("503")] * 100)
+    shards.held.clear()
+    pages += listing
+    assert {file.path for page in pages for file in page.files} == NAMES.keys()
+    assert [page.skipped for page in pages if page.skipped] == []
+    assert len(pauses) == 3 * BUSY_MAX
 
 
 @pytest.mark.promise(36)

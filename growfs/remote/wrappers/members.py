@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from growfs.producers.archives import Member
 from growfs.remote.file import open_seekable
 from growfs.remote.interface import ByteRange, FetchTask, Page, Remote, RemoteFile, RemoteStream, Skipped
 from growfs.remote.names import reason_to_skip
+from growfs.remote.retries import TRIES_MAX
 from growfs.remote.user_functions import Function
 from growfs.remote.wrappers.member_index import IndexCache, UnreadableArchive
 
@@ -32,8 +33,11 @@ INDEXED_PARALLEL = 8
 """Archives that are read at the same time."""
 READ_AHEAD = 16
 """Archives that are read, or queued to be read, before their pages are needed."""
-TRIES_MAX = 3
-"""For an archive that changes while it is read."""
+CHANGES_MAX = 3
+"""How often an archive may change while it is read."""
+BUSY_MAX = TRIES_MAX - 1
+"""How often a busy store may keep an archive from being read, in a row; after that, the listing goes on without it if
+the store answers otherwise. The listing itself is tried TRIES_MAX times."""
 KEEPALIVE_S = 10.0
 """An empty page is yielded this often while an archive is read; a worker that sends nothing is assumed dead."""
 REASON_CHARS_MAX = 160
@@ -74,6 +78,7 @@ class ArchiveRemote:
         self._cache = cache
         self._indexes_used: set[str] | None = None  # by a listing from its start
         self._under_way: dict[RemoteFile, Future[tuple[RemoteFile, Path]]] = {}
+        self._busy: Counter[str] = Counter()  # by the path of an archive, see BUSY_MAX
         self._stat_lock = threading.Lock()
         self._import_lock = threading.Lock()
 
@@ -142,9 +147,9 @@ class ArchiveRemote:
             except UnreadableArchive as reason:
                 log.warning("%s: %s", archive.path, reason)
                 yield Page([], [Skipped(str(reason), archive.path, unread=True)], (after, left[1:], 0))
-            except RemoteBusy:
-                raise
             except RemoteError as error:
+                if isinstance(error, RemoteBusy) and (self._busy[archive.path] < BUSY_MAX or not self._answers()):
+                    raise
                 log.warning("%s: its members cannot be found: %s", archive.path, error)
                 skipped = Skipped(f"not readable ({type(error).__name__})", archive.path, unread=True)
                 yield Page([], [skipped], (after, left[1:], 0))
@@ -157,9 +162,26 @@ class ArchiveRemote:
             future = self._under_way[archive] = pool.submit(self._index, archive)
         return future
 
+    def _answers(self) -> bool:
+        """Whether the store lists its files."""
+        try:
+            next(self._remote.pages(), None)
+        except RemoteError:
+            return False
+        return True
+
     def _index(self, archive: RemoteFile) -> tuple[RemoteFile, Path]:
         """The archive in its current state, and its index, which is written if it does not exist yet."""
-        for _ in range(TRIES_MAX):
+        try:
+            found = self._index_once(archive)
+        except RemoteBusy:
+            self._busy[archive.path] += 1
+            raise
+        self._busy.pop(archive.path, None)
+        return found
+
+    def _index_once(self, archive: RemoteFile) -> tuple[RemoteFile, Path]:
+        for _ in range(CHANGES_MAX):
             if not archive.version or archive.size is None:
                 archive = self._remote.stat(archive.path)
             index = self._indexes.path(archive.path, archive.version)
