@@ -198,7 +198,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     outage.changed.connect(prefetch.changed.notify)
     for waited_for in (store.space_freed, fetcher.progressed):  # a waiting claim may no longer be wanted
         prefetch.changed.connect(waited_for.notify)
-    drawer = Drawer(catalog, store, fetcher, space, sizes, prefetch)
+    drawer = Drawer(catalog, store, fetcher, space, sizes, prefetch, peers_of)
     fetcher.finished.connect(order.note_finished)
     fetcher.finished.connect(drawer.handle_finished)
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, fetcher, drawer, space, prefetch)

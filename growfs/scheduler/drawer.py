@@ -7,7 +7,7 @@ cached when it is drawn is deferred: it is drawn again late in the pass, because
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 from pyroaring import BitMap64
@@ -40,7 +40,14 @@ class Drawer:
     """
 
     def __init__(
-        self, catalog: Catalog, store: Store, fetcher: Fetcher, space: Space, sizes: SizeEstimate, state: PrefetchState
+        self,
+        catalog: Catalog,
+        store: Store,
+        fetcher: Fetcher,
+        space: Space,
+        sizes: SizeEstimate,
+        state: PrefetchState,
+        peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
     ) -> None:
         self.drawn = Signal[[Download]]()
         self._catalog = catalog
@@ -49,6 +56,7 @@ class Drawer:
         self._space = space
         self._sizes = sizes
         self._state = state
+        self._peers_of = peers_of
         self._oversized = BitMap64()  # files of this pass that are larger than the cache
         self._not_made = BitMap64()  # files of this pass that the producer failed on
         self._failed = array("q")  # those of this pass that could not be fetched, with their groups, as ids of an Order
@@ -152,11 +160,11 @@ class Drawer:
         while (self._fetcher.window_full or self._is_start_in_flight(ids)) and not state.is_stale:
             await self._fetcher.progressed.wait()
         while not state.is_stale:
-            if state.is_interrupted:
-                await state.changed.wait()
-                continue
             nodes = self._nodes(ids)
             missing = self._missing(nodes)
+            if self._is_interrupted(missing):
+                await state.changed.wait()
+                continue
             if not missing:
                 await self._defer(ids)
             elif self._space.is_too_large(nodes):
@@ -166,6 +174,13 @@ class Drawer:
                 continue
             return True
         return False
+
+    def _is_interrupted(self, missing: Sequence[Node]) -> bool:
+        """Whether these files have to wait. In an outage, those that other nodes may have do not."""
+        if not self._state.is_interrupted:
+            return False
+        may_come = missing and all(self._peers_of(self._catalog.path(node)) for node in missing)
+        return self._state.paused or not may_come
 
     async def wait_until_finished(self) -> bool:
         """Wait for all drawn files in flight; False if the order is out of date.
@@ -205,7 +220,7 @@ class Drawer:
         state = self._state
 
         def is_wanted() -> bool:  # false if a miss now fetches some of them
-            return not (state.is_stale or state.is_interrupted) and self._missing(self._nodes(ids)) == missing
+            return not (state.is_stale or self._is_interrupted(missing)) and self._missing(self._nodes(ids)) == missing
 
         first = missing[0]
         priority = Priority.DUE if state.seeds.is_frozen(first.id) else Priority.DRAW

@@ -153,7 +153,7 @@ class PrefetchState:
 
     `mount_state` is the state that users see. check_whole: whether all files for this node are cached, or with --exact,
     those of the coming parts. is_held: whether a draw waits for room while nothing is fetched. outage: nothing is drawn
-    during one. streams: whether each pass fetches files again.
+    from the remote during one. streams: whether each pass fetches files again.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class PrefetchState:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether nothing is drawn: the mount is paused, or the remote is away."""
+        """Whether nothing is drawn from the remote: the mount is paused, or the remote is away."""
         return self.paused or self._outage.is_on
 
     @property

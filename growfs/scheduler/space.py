@@ -211,8 +211,8 @@ class Space:
                     if claim.priority is not Priority.READER:
                         pause_s = min(2 * pause_s, LOOK_AGAIN_S_MAX)
                 waits_first = True
-                while self._outage.is_on and not (claim.is_draw or self._peers_of(claim.path)):
-                    with trio.move_on_after(PEERS_AGAIN_S):  # nothing is evicted for files that cannot be fetched
+                while self._outage.is_on and claim.is_wanted() and (claim.is_draw or not self._peers_of(claim.path)):
+                    with trio.move_on_after(PEERS_AGAIN_S):  # nothing is evicted for files that may not be fetched
                         await self._outage.ended.wait()
                 if not claim.is_wanted():
                     return None

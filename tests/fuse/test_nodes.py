@@ -189,6 +189,32 @@ def test_what_another_node_has_is_served_while_the_remote_is_away(
         assert (node.mountpoint / "d/rare").read_bytes() == rare
 
 
+@pytest.mark.promise(46)
+def test_a_node_fills_itself_from_others_while_the_remote_is_away(nodes: Nodes, rclone_s3: S3Server) -> None:
+    prefix = f"nodes-{uuid4().hex[:8]}"
+    quick = {**rclone_s3.env, SETUP_VARIABLE: "from growfs.remote import retries; retries.DELAY_S_MIN = 0.01"}
+    with proxy_to(rclone_s3.endpoint_url) as proxy:
+        flags = ("--endpoint-url", proxy.url, "--refresh", "0.3s", "--settle", "0")
+        rclone_s3.put(f"{prefix}/d/first", b"first")
+        url = f"s3://{rclone_s3.bucket}/{prefix}"
+        source = nodes.start(0, *flags, "--exclude", "rare", url=url, env=quick)
+        node = nodes.start(1, *flags, url=url, env=quick)
+        node.run("pause", node.mountpoint)
+        tree = {name: name.encode() * 10_000 for name in [f"new{number:02}" for number in range(15)] + ["rare"]}
+        for name, content in tree.items():
+            rclone_s3.put(f"{prefix}/d/{name}", content)
+        until(lambda: node.status()["remote"]["files"] == 17 and source.status()["cache"]["files"] == 16)
+        proxy.is_away = True
+        until(lambda: node.status()["outage"])
+        node.run("resume", node.mountpoint)
+        until(lambda: node.status()["cache"]["files"] == 16)
+        assert node.status()["outage"]
+        assert node.status()["fetch"]["failed"] == 0
+        proxy.is_away = False
+        until(lambda: is_complete(node))
+        assert {name: (node.mountpoint / "d" / name).read_bytes() for name in tree} == tree
+
+
 def test_nodes_come_and_go_while_mounted(nodes: Nodes) -> None:
     tree = make_tree(nodes.remote, directories=1, files=6, size=SIZE)
     first = nodes.start_with_all(0)
