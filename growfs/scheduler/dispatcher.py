@@ -47,6 +47,8 @@ IN_FLIGHT_FILES = 1024
 IN_FLIGHT_S = 2.0
 """They are as many as are fetched in this time, at the last period's rate. A file whose request is refused takes about
 that long, and later files are not listed before it."""
+USED_SHARE = 0.9
+"""If at least this share of the streams is in use, more would have had something to fetch."""
 SILENCE_S = 5.0
 """If nothing of any file arrives for this long, the remote may be away. Timeouts take half a minute to say so. If it is
 not, the next time is after twice as long: the only file under way may be one that comes a byte at a time."""
@@ -474,10 +476,19 @@ class Dispatcher:
             self._concurrency.note_files(self._files_rate, self._latency_s)
             self._concurrency.note_requests(self._period_answered, self._period_throttled)
             in_use = self._busy * fmean(self._period_streams or [0])
-            streams = self._concurrency.update(self._bytes_rate, bool(self._queue), in_use)
+            streams = self._concurrency.update(self._bytes_rate, self._wants_streams(in_use), in_use)
             if streams < before and self._concurrency.is_throttled:
                 log.info("the store asks for fewer requests: %d at a time", streams)
             self._share_limits()
+
+    def _wants_streams(self, in_use: float) -> bool:
+        """Whether more streams would have had something to fetch. in_use: how many were in use, on average.
+
+        A large file may be the last one: it is not queued any more, but has parts that no stream has begun.
+        """
+        if self._queue or in_use < USED_SHARE * self._concurrency.streams:
+            return bool(self._queue)
+        return any(not download.urgent for slot in self._slots for download in slot.downloads.values())
 
 
 def _is_suspect(download: Download) -> bool:

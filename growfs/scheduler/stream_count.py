@@ -36,7 +36,7 @@ GAIN_MIN = 0.25
 """More streams are kept if the rate grows by at least this fraction of their own growth."""
 LOSS_MAX = 0.03
 """Fewer streams are kept if they cost no more than this fraction of the rate."""
-LIMITED_SHARE = 0.75
+LIMITED_SHARE = 0.5
 """If fewer streams lower the rate by at least this fraction of their own decline, more are tried at once. If they lower
 it by less than GAIN_MIN, more are not tried: each additional stream gains less than the one before."""
 STEP_SHARE = 4
@@ -49,8 +49,8 @@ use: streams finish their parts, and one of 1.5 MB takes 1.5 s at 1 MB/s."""
 SETTLE_PERIODS = 10
 """After so many periods they are judged nevertheless: misses may use more streams than the number at any time."""
 REPEAT_PERIODS = 1
-"""Periods before fewer streams are tried again after they lowered the rate: it may have been lower for another reason,
-such as the end of one file and the start of the next."""
+"""Periods before a step is tried again that lowered the rate, or that did not raise it enough: the rate may have been
+lower for another reason, such as the end of one file and the start of the next."""
 FIRST_REST_PERIODS = 4
 """Periods before the first experiment: new connections become faster by themselves. The experiment tries fewer streams:
 more would be newer connections still, and if the link has a queue, their parts take seconds."""
@@ -79,8 +79,8 @@ class ConcurrencyController:
         self._before: tuple[int, float] | None = None  # streams and rate before the step that is being tried
         self._settling = 0  # periods until the step is judged even if more streams are in use than that
         self._rest = FIRST_REST_PERIODS
-        self._declined = False  # fewer lowered the rate the last time
-        self._up = False
+        self._up = False  # the direction of the next step
+        self._is_repeated = False  # it is a step that failed before
         self._starting = 0  # streams are doubled until the latency has occupied few of them in so many periods
         self._latent = 0.0
 
@@ -164,16 +164,17 @@ class ConcurrencyController:
         self._before = None
         change = self._wanted / streams - 1
         required = GAIN_MIN * change if change > 0 else -LOSS_MAX
+        was_repeated, self._is_repeated = self._is_repeated, False
         if change and rate >= before * (1 + required):
             self._step(rate if change > 0 else max(rate, before))  # another step in the same direction
+            return
+        self._wanted = streams
+        decline = (1 - rate / before) / -change if change < 0 else 0.0
+        if (change > 0 or decline >= GAIN_MIN) and not was_repeated:
+            self._is_repeated, self._rest = True, REPEAT_PERIODS
         else:
-            decline = (1 - rate / before) / -change if change < 0 else 0.0
-            declined = decline >= GAIN_MIN
-            self._up = declined and self._declined  # otherwise more can gain no more than fewer cost
-            repeats = declined and not self._declined
-            self._wanted = streams
-            self._rest = REPEAT_PERIODS if repeats else 0 if decline >= LIMITED_SHARE else REST_PERIODS
-            self._declined = declined
+            self._up = decline >= GAIN_MIN  # otherwise more can gain no more than fewer cost
+            self._rest = 0 if decline >= LIMITED_SHARE else REST_PERIODS
 
 
 class WorkerCount:

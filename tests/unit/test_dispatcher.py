@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +33,14 @@ from growfs.scheduler.dispatcher import (
 )
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadGroup, DownloadState, Priority
 from growfs.scheduler.outage import PEERS_AGAIN_S
-from growfs.scheduler.stream_count import PERIOD_FIRST_S, PERIOD_S, STREAMS_FIRST_SMALL
+from growfs.scheduler.stream_count import (
+    FIRST_REST_PERIODS,
+    PERIOD_FIRST_S,
+    PERIOD_S,
+    REST_PERIODS,
+    STREAMS_FIRST,
+    STREAMS_FIRST_SMALL,
+)
 from growfs.workers.messages import Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, WorkerLost
 
@@ -216,6 +224,23 @@ async def test_large_files_go_to_one_worker_until_its_cpu_limits_it(clock: trio.
         first.report(progress(cpu_s=PERIOD_S / 2 + 0.9 * PERIOD_S))
         await trio.sleep(PERIOD_S)
         assert [list(worker.requests) for worker in scene.pool.all] == [names(2), names(4)[2:]]
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+async def test_the_last_large_file_gets_as_many_streams_as_help(urgent: bool, clock: trio.testing.MockClock) -> None:
+    """But those of a miss are not limited, so their number says nothing."""
+    async with start_scene(1) as scene:
+        scene.enqueue("a", size=AHEAD_BYTES, urgent=urgent)
+        await quiet()
+        for _ in range(2 * (FIRST_REST_PERIODS + REST_PERIODS)):
+            await trio.sleep(PERIOD_S)
+            streams = scene.dispatcher.streams
+            scene.pool.all[0].report(replace(progress(bytes=1000 * streams), streams=streams))
+        if urgent:
+            assert scene.dispatcher.streams == STREAMS_FIRST
+        else:
+            assert scene.dispatcher.streams > 2 * STREAMS_FIRST
+        await scene.finish()
 
 
 async def test_an_urgent_file_goes_where_it_can_hold_up_the_others() -> None:

@@ -115,6 +115,16 @@ def test_streams_count_until_they_have_ended_their_parts(ending: int) -> None:
     assert link.in_use > 2 * STREAMS_FIRST
 
 
+@pytest.mark.parametrize("bad", range(14))
+def test_one_slow_period_delays_more_streams_only_briefly(bad: int) -> None:
+    """As at the end of one file and the start of the next."""
+    controller, link = ConcurrencyController(), Link(1000, 1, deviation=0)
+    for number in range(FIRST_REST_PERIODS + 2 * REST_PERIODS):
+        streams = controller.streams
+        controller.update(link.rate(streams) * (0.7 if number == bad else 1), True, streams)
+    assert controller.streams > 4 * STREAMS_FIRST
+
+
 def test_misses_do_not_keep_fewer_streams_from_being_judged() -> None:
     """They may exceed the number at any time."""
     controller, link = ConcurrencyController(), Link(1000, 5)

@@ -34,7 +34,9 @@ WRITE_BYTES = 1 << 20
 """A file is written in aligned blocks of this size: the page cache then holds it in large folios, and reads of it are
 half as fast again as if it were written in pieces as they arrive."""
 PIECE_BYTES = 1 << 17
-"""For larger files, the least number of bytes that is counted at a time."""
+PIECE_S = 0.03
+"""Received bytes are counted when they are so many, or after so long. The rate of slow connections is judged every half
+second, and would seem to vary if they all delivered whole pieces at about the same times."""
 HEAD_BYTES_MAX = 1 << 16
 BUFFER_BYTES = HEAD_BYTES_MAX + WRITE_BYTES
 """For each connection; only the used part takes memory."""
@@ -52,7 +54,7 @@ _UNSENDABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds for connecting, for each read and write, and for each PIECE_BYTES of a body that is copied."""
+    """Seconds for connecting, for each read and write, and to wait for each PIECE_BYTES of a body that is copied."""
 
     connect_s: float
     read_s: float
@@ -283,14 +285,17 @@ class Connection:
         counted = start
         while left:
             size = min(left, WRITE_BYTES - at % WRITE_BYTES, len(self._buffer) - start)
+            least = counted
             try:
                 while counted < start + size:
-                    least = min(start + size, counted + PIECE_BYTES)
+                    if counted >= least:
+                        least = min(start + size, counted + PIECE_BYTES)
+                        waited_s_max = self._waited_s + self.timeouts.piece_s
+                    due_at = time.monotonic() + PIECE_S
                     try:
                         with _translating_errors:
-                            slow_at = time.monotonic() + self.timeouts.piece_s
-                            while end < least:
-                                if time.monotonic() > slow_at:
+                            while end < least and (end <= counted or time.monotonic() < due_at):
+                                if self._waited_s > waited_s_max:
                                     raise TimeoutError("it sends too slowly")
                                 count = self._receive(self._socket, self._buffer[end : start + size])
                                 if not count:
