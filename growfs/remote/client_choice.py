@@ -45,6 +45,10 @@ class LibraryUse:
     in_a_row: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def give_up(self, why: str) -> None:
+        """Leave all requests to the library, if there is a reason (why)."""
+        self.gave_up = self.gave_up or why
+
     def note_own(self) -> None:
         """Note that growfs has made a request itself."""
         self.in_a_row = 0

@@ -209,6 +209,10 @@ class PrefetchState:
         """Whether all files for this node are cached."""
         return self._check_whole()
 
+    def start(self) -> None:
+        """Note that training can start."""
+        self.is_started = True
+
     def pause(self, paused: bool) -> None:
         """Stop or resume drawing. Misses are served either way."""
         self.paused = paused
@@ -309,7 +313,8 @@ class StartGate:
 
     def open(self) -> None:
         """Note that training can start."""
-        self.passed = self._prefetch.is_started = True
+        self.passed = True
+        self._prefetch.start()
         self.opened.notify()
 
     def status(self) -> StartStatus | None:

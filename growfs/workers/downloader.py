@@ -54,7 +54,7 @@ class Downloader:
     def submit(self, batch: FetchFiles) -> None:
         """Also fetch these files."""
         self._threads.hold(batch.is_held)
-        self._threads.library.gave_up = self._threads.library.gave_up or batch.gave_up
+        self._threads.library.give_up(batch.gave_up)
         with self._lock:
             self._unfinished += len(batch.files)
             self._report_due.notify()

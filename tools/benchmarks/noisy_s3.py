@@ -55,7 +55,7 @@ Connection: TypeAlias = "trio.SocketStream | trio.SSLStream[trio.SocketStream]"
 
 @dataclass(frozen=True)
 class Noise:
-    """The kinds of faults, and how frequent they are. Shares are of the GETs of objects."""
+    """The kinds of faults, and how frequent they are. Shares are of the GETs."""
 
     keys: int = 100
     size: int = 10_000
@@ -65,9 +65,9 @@ class Noise:
     connection_bytes_per_s: float = 0.0
     """The maximum rate of a connection; 0 for no limit."""
     refused: float = 0.0
-    """The share that is answered with 503."""
+    """The share that is answered with 503, also of those that list."""
     stalled: float = 0.0
-    """The share whose body falls silent after half of it was sent."""
+    """The share, of those of objects, whose body falls silent after half of it was sent."""
     slow_key: int | None = None
     """The number of an object that is sent at one byte per TRICKLE_S."""
     idle_s: float = 0.0
@@ -170,14 +170,14 @@ class NoisyS3:
             await trio.sleep(self.noise.latency_s)
         self.counters.requests += 1
         name = unquote(url.path).strip("/").partition("/")[2]
-        if not name:
+        if method == "GET" and self._random.random() < self.noise.refused:
+            self.counters.refused += 1
+            await stream.send_all(_response(503, b"<Error><Code>SlowDown</Code></Error>"))
+        elif not name:
             query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
             await stream.send_all(_response(200, self._page(query)))
         elif (number := self._number(name)) is None:
             await stream.send_all(_response(404, b"<Error><Code>NoSuchKey</Code></Error>" if method == "GET" else b""))
-        elif method == "GET" and self._random.random() < self.noise.refused:
-            self.counters.refused += 1
-            await stream.send_all(_response(503, b"<Error><Code>SlowDown</Code></Error>"))
         else:
             found = re.search(r"(?im)^range: *bytes=(\d+)-(\d*)", head)
             await self._object(stream, number, method, (int(found[1]), int(found[2] or 1 << 62)) if found else None)
@@ -194,10 +194,11 @@ class NoisyS3:
             return
         stalls = self._random.random() < self.noise.stalled
         self.counters.stalled += stalls
-        is_slow, rate = number == self.noise.slow_key, self.noise.connection_bytes_per_s
+        rate = self.noise.connection_bytes_per_s
         stop = (start + end) // 2 if stalls else end
         while start < stop:
             await self._stay_away()
+            is_slow = number == self.noise.slow_key
             count = 1 if is_slow else min(PIECE_BYTES, stop - start, int(rate / 10) or PIECE_BYTES)
             await stream.send_all(head + content(number, start, count))
             self.counters.bytes += count

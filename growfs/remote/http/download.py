@@ -162,6 +162,10 @@ class RangeDownloader:
         self._useless_heads = 0 if useful else self._useless_heads + 1
         self.heads_useful = self._useless_heads < USELESS_HEADS_MAX
 
+    def record_split(self, split: bool) -> None:
+        """Record whether a server sent a part of a file that was requested, and not the whole file."""
+        self.splits_at_once = split
+
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """A connection for the duration of the block. Any error in the block closes it."""
@@ -272,7 +276,7 @@ class _FileTransfer(Generic[T]):
                 response = self._begin(connection, size, length)
             finally:
                 self._begun.set()
-            self._owner.splits_at_once = self._is_split
+            self._owner.record_split(self._is_split)
             with nullcontext() if self._is_split else self._owner.threads.unsplit(self.total):
                 self._receive(connection, self._first_part(response), response)
 
