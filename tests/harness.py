@@ -125,6 +125,14 @@ def files_below(folder: Path) -> set[str]:
     return {str(Path(root, name).relative_to(folder)) for root, _, names in os.walk(folder) for name in names}
 
 
+def descendants(pid: int) -> list[int]:
+    """All descendants of a process, as this namespace numbers them."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return children + [below for child in children for below in descendants(child)]
+
+
 def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
     """Poll until the condition is true, and return its value; fails the test after the timeout."""
     deadline = time.monotonic() + timeout_s

@@ -19,7 +19,7 @@ from tests.blocking_server import BlockingServer
 from tests.cli.support import needs_root
 from tests.fuse.conftest import only
 from tests.fuse.test_misses import mount_blocked
-from tests.harness import Growfs, until
+from tests.harness import Growfs, descendants, until
 
 HANDLES = """
 import signal, sys
@@ -43,13 +43,6 @@ def waiting(growfs: Growfs, path: Path, *command: str) -> Iterator[subprocess.Po
             yield process
         finally:
             process.kill()
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """The processes below one, as this namespace numbers them."""
-    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-        yield child
-        yield from descendants(child)
 
 
 @pytest.mark.promise(3, 10)

@@ -15,7 +15,7 @@ from growfs.daemon import launch
 from growfs.fuse.mounting import mounted_at, mounts, unmount
 from tests.cli.support import assert_refused
 from tests.fuse.conftest import opened
-from tests.harness import Growfs, make_tree, until
+from tests.harness import Growfs, descendants, make_tree, until
 
 NAME = "class0/0000.bin"
 SIZE = 3_000_000
@@ -153,14 +153,6 @@ def test_workers_die_with_a_killed_daemon(growfs: Growfs, tmp_path: Path) -> Non
     assert pids
     growfs.kill()
     until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
-
-
-def descendants(pid: int) -> list[int]:
-    """All descendants of a process."""
-    children = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return children + [below for child in children for below in descendants(child)]
 
 
 @pytest.mark.promise(30)

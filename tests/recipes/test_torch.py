@@ -15,6 +15,7 @@ import pytest
 
 from growfs.fuse.mounting import mounted_at
 from tests.frameworks.harness import BLOCK, ENV, FORKS
+from tests.fuse.rotation_helpers import local
 from tests.harness import Growfs
 from tests.needs import need
 from tests.recipes.running import ONLY_GROWTH, RECIPES, Recipe, grow, misses, running
@@ -162,12 +163,6 @@ def other_node(folder: Path) -> Iterator[Growfs]:
         if mounted_at(growfs.mountpoint):
             growfs.run("umount", growfs.mountpoint, "--lazy", check=False)
     assert "Traceback" not in growfs.log()
-
-
-def local(growfs: Growfs) -> set[str]:
-    """The files on the disk of a node."""
-    files = growfs.cache / "files"
-    return {str(path.relative_to(files)) for path in files.rglob("*") if path.is_file()}
 
 
 def test_nodes_read_disjoint_shares_of_equal_size(growfs: Growfs, tmp_path: Path) -> None:

@@ -26,12 +26,6 @@ def server(request: pytest.FixtureRequest, growfs: Growfs) -> S3Server:
     return server
 
 
-@pytest.fixture
-def moto(moto_s3: S3Server, growfs: Growfs) -> S3Server:
-    growfs.env.update(moto_s3.env)
-    return moto_s3
-
-
 def put_tree(server: S3Server, files: int = 3) -> tuple[str, dict[str, bytes]]:
     """Put files below a new prefix; returns its URL, and their content by path."""
     prefix = f"tree-{uuid4().hex[:8]}"

@@ -27,13 +27,6 @@ from tests.s3.credentials import Issuer, environment
 from tests.s3.proxy import Exchange, Fault, Request, none, proxy_to, s3_error, stall, truncate
 from tests.servers import S3Server
 
-
-@pytest.fixture
-def moto(moto_s3: S3Server, growfs: Growfs) -> S3Server:
-    growfs.env.update(moto_s3.env)
-    return moto_s3
-
-
 QUICK_RETRIES = "from growfs.remote import retries; retries.DELAY_S_MIN = 0.01"
 """What a worker tries again, it tries again almost at once."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio.testing
 
 from tests.unit.local_cache import LocalCache, open_local_cache
 
@@ -16,3 +17,9 @@ def cache(tmp_path: Path) -> Iterator[LocalCache]:
     cache = open_local_cache(tmp_path)
     yield cache
     cache.database.close()
+
+
+@pytest.fixture
+def clock(autojump_clock: trio.testing.MockClock) -> trio.testing.MockClock:
+    """A clock that jumps ahead whenever all tasks wait."""
+    return autojump_clock

@@ -195,11 +195,6 @@ def names(count: int, prefix: str = "") -> list[str]:
     return [f"{prefix}{number:04}" for number in range(count)]
 
 
-@pytest.fixture
-def clock(autojump_clock: trio.testing.MockClock) -> trio.testing.MockClock:
-    return autojump_clock
-
-
 @pytest.mark.parametrize(("files", "size"), [(2, 2), (4, 4), (40, 4), (3, 8)])
 async def test_few_files_are_spread_over_the_workers(files: int, size: int) -> None:
     async with start_scene(size) as scene:

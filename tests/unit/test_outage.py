@@ -54,11 +54,6 @@ async def start_remote() -> AsyncIterator[Remote]:
         nursery.cancel_scope.cancel()
 
 
-@pytest.fixture
-def clock(autojump_clock: trio.testing.MockClock) -> trio.testing.MockClock:
-    return autojump_clock
-
-
 @pytest.mark.parametrize(
     ("error", "possible"),
     [
