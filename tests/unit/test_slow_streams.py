@@ -89,12 +89,13 @@ def window(
 LEFT, CUT, INTERRUPTED = (False, False), (True, True), (False, True)
 
 
-def test_what_is_still_silent_after_all_were_is_cut_if_it_may_be() -> None:
+def test_what_is_still_silent_after_all_were_is_ended() -> None:
+    """The link may have lost the requests."""
     connections = [ScriptedConnection() for _ in range(4)]
     connections[3].may_be_cut = False
     streams = SlowStreams(list(connections), lambda: False, lambda: 0.0)
     assert window(streams, connections, 0, 0, 0, 0) == [LEFT] * 4
-    assert window(streams, connections, 100, 0, 0, 0) == [LEFT, CUT, CUT, LEFT]
+    assert window(streams, connections, 100, 0, 0, 0) == [LEFT, *[INTERRUPTED] * 3]
 
 
 def test_responses_that_begin_late_one_after_the_other_are_waited_for() -> None:
@@ -102,7 +103,7 @@ def test_responses_that_begin_late_one_after_the_other_are_waited_for() -> None:
     streams = SlowStreams(list(connections), lambda: False, lambda: 0.0)
     connections[0].head_s, connections[1].waits_for_head_s, connections[2].waits_for_head_s = 11, 11, 23
     assert window(streams, connections, 0, 0, 0) == [LEFT] * 3
-    assert window(streams, connections, 100, 0, 0) == [LEFT, LEFT, CUT]
+    assert window(streams, connections, 100, 0, 0) == [LEFT, LEFT, INTERRUPTED]
 
 
 def test_an_idle_window_does_not_count_as_silent() -> None:

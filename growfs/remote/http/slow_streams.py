@@ -67,8 +67,8 @@ class SlowStreams:
     """Watches the connections of a process, from `start` until it is garbage-collected.
 
     connections: the current ones; more may be added later. is_away: whether the remote is away. None is cut then,
-    because it may be about to answer; once the remote is back, all that are still silent are ended.
-    usual_bytes_per_s: as in `slow_ones`.
+    because it may be about to answer; once the remote is back, all that are still silent are ended, and so they are
+    after all were silent. usual_bytes_per_s: as in `slow_ones`.
     """
 
     def __init__(
@@ -109,13 +109,10 @@ class SlowStreams:
         if self._was_away:
             return
         usual_head_s = median([connection.head_s for connection, _ in active if connection.head_s] or [0.0])
-        silent = [connection for connection, each in active if each.is_held_up(usual_head_s) and not each.bytes]
-        if was_away:  # requests from before then may be lost
-            for connection in silent:
-                connection.interrupt()
-        elif was_silent and not self._was_silent:  # as above, but nobody knows that it was away
-            for connection in silent:
-                connection.cut()
+        if was_away or (was_silent and not self._was_silent):  # requests from before then may be lost
+            for connection, sample in active:
+                if sample.is_held_up(usual_head_s) and not sample.bytes:
+                    connection.interrupt()
         else:
             for number in slow_ones([each for _, each in active], self._usual_bytes_per_s(), usual_head_s):
                 active[number][0].cut()
