@@ -162,7 +162,7 @@ class Drawer:
         while not state.is_stale:
             nodes = self._nodes(ids)
             missing = self._missing(nodes)
-            if self._is_interrupted(missing):
+            if self._must_wait(missing):
                 await state.changed.wait()
                 continue
             if not missing:
@@ -175,7 +175,7 @@ class Drawer:
             return True
         return False
 
-    def _is_interrupted(self, missing: Sequence[Node]) -> bool:
+    def _must_wait(self, missing: Sequence[Node]) -> bool:
         """Whether these files have to wait. In an outage, those that other nodes may have do not."""
         if not self._state.is_interrupted:
             return False
@@ -220,7 +220,7 @@ class Drawer:
         state = self._state
 
         def is_wanted() -> bool:  # false if a miss now fetches some of them
-            return not (state.is_stale or self._is_interrupted(missing)) and self._missing(self._nodes(ids)) == missing
+            return not (state.is_stale or self._must_wait(missing)) and self._missing(self._nodes(ids)) == missing
 
         first = missing[0]
         priority = Priority.DUE if state.seeds.is_frozen(first.id) else Priority.DRAW
