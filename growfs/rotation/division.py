@@ -22,7 +22,7 @@ from growfs import disk
 from growfs.cache.schema import ROOT, Query, query_of, read_only, set_meta, with_paths
 from growfs.errors import GrowfsError
 from growfs.rotation.directories import hidden_below, with_parents
-from growfs.rotation.draw_order import BEAT_FILES
+from growfs.rotation.order_file import BEAT_FILES
 from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, PassPosition, divide
 from growfs.rotation.pass_order import group_of, groups_of, ids_of, share_number
 from growfs.rotation.rules import PartContents

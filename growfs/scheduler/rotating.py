@@ -14,7 +14,7 @@ from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.store import Store
-from growfs.rotation.draw_order import make_order
+from growfs.rotation.order_file import make_order
 from growfs.rotation.pass_order import Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation

@@ -95,7 +95,7 @@ def preload_later() -> None:
     """Import modules that the first listing does not need, for the workers that are forked after it."""
     preload_transfer()
     import growfs.rotation.division
-    import growfs.rotation.draw_order
+    import growfs.rotation.order_file
     import growfs.rotation.turnover  # noqa: F401
 
 

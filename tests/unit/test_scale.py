@@ -29,12 +29,11 @@ from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NotMade, RemoteError
 from growfs.remote.interface import Page
-from growfs.rotation import draw_order as draw_orders
-from growfs.rotation import queries
+from growfs.rotation import order_file, queries
 from growfs.rotation import readers as readers_module
-from growfs.rotation.draw_order import make_order
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.holds import DirectoryHolds, Reader
+from growfs.rotation.order_file import make_order
 from growfs.rotation.pass_order import Candidate, Order, Pass, draw_order, groups_of
 from growfs.rotation.readers import FORGET_THREADS_S, Readers
 from growfs.rotation.rules import EVERYWHERE, CachedFile, Generation, Hold, Holds
@@ -418,7 +417,7 @@ def new_drawer(cache: LocalCache, state: PrefetchState) -> Drawer:
 def new_prefetcher(cache: LocalCache, state: PrefetchState) -> Prefetcher:
     async def remaining(size_max: int) -> Order:
         connection = read_only(cache.database.path)
-        order = draw_order(draw_orders.candidates(connection, Pass(1, 1)), Pass(1, 1))
+        order = draw_order(order_file.candidates(connection, Pass(1, 1)), Pass(1, 1))
         connection.close()
         return order
 
@@ -594,7 +593,7 @@ async def test_a_worker_sends_heartbeats_while_it_computes_a_draw_order(
 ) -> None:
     cache = open_local_cache(tmp_path)
     await cache.list([file(f"a/{number}") for number in range(FILES)])
-    monkeypatch.setattr(draw_orders, "BEAT_FILES", 10)
+    monkeypatch.setattr(order_file, "BEAT_FILES", 10)
     beats: list[bool] = []
     order = make_order(cache.database.path, Pass(0, 1), tmp_path / "order", lambda: beats.append(True))
     assert order.files == FILES

@@ -34,8 +34,8 @@ from growfs.daemon.commands import FileCommands
 from growfs.daemon.server import SWITCH_S
 from growfs.proc import Process
 from growfs.rotation import readers
-from growfs.rotation.draw_order import candidates
 from growfs.rotation.generations import Demand, Generations
+from growfs.rotation.order_file import candidates
 from growfs.rotation.pass_order import Order, Pass, draw_order
 from growfs.rotation.readers import Readers
 from growfs.rotation.rules import EVERYWHERE, GenerationPlan, TurnoverInput

@@ -1,4 +1,4 @@
-"""Reads the files of the catalog for the order of a pass from the database; the rules are in `pass_order`.
+"""Writes the order of a pass to a file, from the files of the catalog in the database; the rules are in `pass_order`.
 
 Runs in a worker, with its own connection: a catalog has millions of files.
 """
