@@ -26,8 +26,9 @@ DELAY_S_MIN = 0.2
 DELAY_S_MAX = 10.0
 RETRY_AFTER_S_MAX = 60.0
 """A store may ask for a longer pause (Retry-After), but gets at most this one."""
-FILE_FAILURES_MAX = 100
-"""How many more failures than answers a file may have: each of the first streams may fail four times."""
+FILE_FAILURES_MAX = 1000
+"""How many more failures than answers a file may have: each of 256 streams may fail almost four times. At the start of
+an outage, they all do."""
 BUDGET = 100.0
 """Retries of a mount that are available without any answers."""
 BUDGET_PER_ANSWER = 0.2
