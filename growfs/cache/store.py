@@ -47,7 +47,8 @@ EVICTED_FILES_MAX = 1000
 class Reservation:
     """Bytes of the quota that one owner holds in order to write a file of at most this size.
 
-    Invariant: they are given back once, however often that is requested, or are spent when the file is admitted.
+    Invariant: they are given back once, however often that is requested, or are spent when the file is admitted. An
+    error in a `with` block gives them back.
     """
 
     def __init__(self, store: Store, bytes: int) -> None:
@@ -84,6 +85,13 @@ class Reservation:
         if self.bytes:
             self.spend()
             self._store.space_freed.notify()
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error:
+            self.release()
 
 
 class Store:

@@ -178,12 +178,12 @@ class Fetcher:
         reserved: from a claim for these nodes. ids: as in DownloadGroup.
         """
         group = DownloadGroup(is_drawn=True, ids=ids)
+        with reserved:
+            *others, last = self._downloads.start(nodes, group, priority)
         self._admission_queue.append(group)
-        *parts, _ = self._sizes.divide(nodes, reserved.bytes)
-        for node, bytes in zip(nodes, parts, strict=False):
-            part = reserved.split(min(bytes, reserved.bytes))
-            self._enqueue(self._downloads.start(node, group, priority), part)
-        self._enqueue(self._downloads.start(nodes[-1], group, priority), reserved)
+        for download, bytes in zip(others, self._sizes.divide(nodes, reserved.bytes), strict=False):
+            self._enqueue(download, reserved.split(min(bytes, reserved.bytes)))
+        self._enqueue(last, reserved)
 
     async def update(self, node: Node) -> None:
         """Fetch a newer version of a resident file once there is room for it; returns when it has taken its place.
@@ -201,7 +201,8 @@ class Fetcher:
                 continue
             claim = Claim([node], self._downloads.path(node), Priority.DUE, is_wanted, renews=True)
             if reserved := await self._space.acquire(claim):
-                download = self._downloads.start(node, DownloadGroup(), Priority.DUE, renews=True)
+                with reserved:
+                    [download] = self._downloads.start([node], DownloadGroup(), Priority.DUE, renews=True)
                 self._enqueue(download, reserved)
                 await download.finished.wait()
                 return

@@ -18,7 +18,7 @@ import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -244,11 +244,16 @@ class InFlightTable:
         """Whether anything in flight was drawn."""
         return any(download.group.is_drawn for download in self._downloads.values())
 
-    def start(self, node: Node, group: DownloadGroup, priority: Priority, renews: bool = False) -> Download:
-        """Put a file in flight."""
-        target, path = f"{self._staging}/{node.id}", self._catalog.path(node)
-        download = self._downloads[node.id] = Download(node, path, target, group, priority, renews)
-        return download
+    def start(
+        self, nodes: Iterable[Node], group: DownloadGroup, priority: Priority, renews: bool = False
+    ) -> list[Download]:
+        """Put files in flight together. Raises Unreadable; then none of them is."""
+        downloads = {
+            node.id: Download(node, self._catalog.path(node), f"{self._staging}/{node.id}", group, priority, renews)
+            for node in nodes
+        }
+        self._downloads.update(downloads)
+        return list(downloads.values())
 
     async def start_miss(self, node: Node, size_max: int) -> list[Download]:
         """Put a file in flight that a reader waits for, and those of its group that are neither cached nor in flight.
@@ -257,13 +262,9 @@ class InFlightTable:
         """
         members = await self.members(node, size_max)
         ids = tuple(member.id for member in members) if len(members) > 1 else ()
-        group = DownloadGroup(ids=ids)
-        started = []
-        for id in [member.id for member in members]:
-            member = self._catalog.node(id)  # in its current state
-            if member and member.seq is None and id not in self._downloads:
-                started.append(self.start(member, group, Priority.READER))
-        return started
+        current = [self._catalog.node(member.id) for member in members]
+        missing = [node for node in current if node and node.seq is None and node.id not in self._downloads]
+        return self.start(missing, DownloadGroup(ids=ids), Priority.READER)
 
     async def members(self, node: Node, bytes_max: int) -> list[Node]:
         """The files of a file's group, including itself; the file alone if the group needs more than bytes_max.

@@ -302,3 +302,30 @@ async def test_nothing_waits_any_longer_for_a_version_whose_service_failed(
     assert cache.store.reserved_bytes == 0
     assert sync.next_update() is None
     cache.close()
+
+
+async def test_a_group_whose_paths_cannot_be_read_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither room nor files in flight, which nothing would fetch, and which would be waited for."""
+    cache = open_local_cache(tmp_path, FILES * SIZE)
+    await cache.list([file("d/1.a", SIZE), file("d/1.b", SIZE)])
+    nodes = [cache.node("d/1.a"), cache.node("d/1.b")]
+    fetcher = fetcher_of(cache, "{stem}")
+    path = cache.catalog.path
+
+    def half_readable(node: Node) -> str:
+        if node == nodes[1]:
+            raise Unreadable("the catalog")
+        return path(node)
+
+    monkeypatch.setattr(cache.catalog, "path", half_readable)
+    reserved = cache.store.reserve(2 * SIZE)
+    assert reserved
+    with pytest.raises(Unreadable):
+        fetcher.draw(nodes, tuple(node.id for node in nodes), Priority.DRAW, reserved)
+    with pytest.raises(Unreadable):
+        await fetcher.ensure(nodes[0], "d/1.a")
+    assert cache.store.reserved_bytes == 0
+    assert fetcher.in_flight == 0
+    cache.close()

@@ -276,48 +276,53 @@ class Connection:
 
         Raises ConnectionFailed, and OSError of the local disk. Pieces passed to on_piece are written in any case.
         """
-        assert self._socket is not None
         left = response.length or 0
         start, end = self._body
         whole = end - start <= left
         if start == end:
-            start = end = 0
-        counted = start
+            self._body = start, end = 0, 0
         while left:
-            size = min(left, WRITE_BYTES - at % WRITE_BYTES, len(self._buffer) - start)
-            least = counted
+            block = min(left, WRITE_BYTES - at % WRITE_BYTES, len(self._buffer) - start)
+            counted = least = start
             try:
-                while counted < start + size:
+                while counted < start + block:
                     if counted >= least:
-                        least = min(start + size, counted + PIECE_BYTES)
+                        least = min(start + block, counted + PIECE_BYTES)
                         waited_s_max = self._waited_s + self.timeouts.piece_s
-                    due_at = time.monotonic() + PIECE_S
                     try:
-                        with _translating_errors:
-                            while end < least and (end <= counted or time.monotonic() < due_at):
-                                if self._waited_s > waited_s_max:
-                                    raise TimeoutError("it sends too slowly")
-                                count = self._receive(self._socket, self._buffer[end : start + size])
-                                if not count:
-                                    missing = left - (end - start)
-                                    raise ConnectionFailed(f"the answer was cut short, {missing} bytes are missing")
-                                end += count
+                        self._receive_piece(counted, least, start + block, left, waited_s_max)
                     finally:  # the part continues after the last byte that arrived
-                        piece = self._buffer[counted : min(end, start + size)]
+                        piece = self._buffer[counted : min(self._body[1], start + block)]
                         counted += len(piece)
                         if piece:
                             on_piece(piece)
             finally:
-                block = self._buffer[start:counted]
-                while block:
-                    written = os.pwrite(fd, block, at)
-                    at, block = at + written, block[written:]
-            left -= size
-            rest = self._buffer[counted:end]
+                _write(fd, self._buffer[start:counted], at)
+            at, left = at + block, left - block
+            rest = self._buffer[counted : self._body[1]]
             self._buffer[: len(rest)] = rest
-            start, counted, end = 0, 0, len(rest)
+            self._body = start, end = 0, len(rest)
         self._keeps = whole and response.keep_alive
         self._used_at = time.monotonic()
+
+    def _receive_piece(self, counted: int, least: int, most: int, left: int, waited_s_max: float) -> None:
+        """Receive the body up to `least`, a place in the buffer, or, after PIECE_S, some bytes beyond `counted`.
+
+        most: the place up to which there is room. left: bytes of the body that follow its start in the buffer.
+        """
+        assert self._socket is not None
+        start, end = self._body
+        due_at = time.monotonic() + PIECE_S
+        with _translating_errors:
+            while end < least and (end <= counted or time.monotonic() < due_at):
+                if self._waited_s > waited_s_max:
+                    raise TimeoutError("it sends too slowly")
+                count = self._receive(self._socket, self._buffer[end:most])
+                if not count:
+                    missing = left - (end - start)
+                    raise ConnectionFailed(f"the answer was cut short, {missing} bytes are missing")
+                end += count
+                self._body = start, end
 
     def read_some(self, response: HttpResponse, buffer: memoryview, left: int) -> int:
         """Read the next bytes of the body, which has `left` bytes left. Raises ConnectionFailed."""
@@ -430,6 +435,12 @@ class Connection:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _write(fd: int, data: memoryview, at: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, at)
+        at, data = at + written, data[written:]
 
 
 def _has_unread(sock: socket.socket) -> bool:
