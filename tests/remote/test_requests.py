@@ -17,8 +17,9 @@ from growfs.remote.http.connection import ConnectionFailed, HttpRequest
 from growfs.remote.http.download import HttpError
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.gs import GoogleRemote
-from growfs.remote.stores.s3.bucket import RENEW_S, S3Remote
+from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.s3.client import plain_client
+from growfs.remote.stores.s3.renewal import PAUSE_S
 from growfs.remote.stores.web import HttpRemote
 from tests.remote.fake_store import DATA, FILE, KEYS, SMALL, FakeStore, Request, Serve, fetched, s3
 
@@ -214,7 +215,7 @@ def test_credentials_that_do_not_help_are_looked_for_ever_more_rarely(
     assert fetched(remote, tmp_path, good) == SMALL
     store.status = lambda request: 403 if "/bad" in request.target else None
     for _ in range(100):
-        now[0] += RENEW_S + 1
+        now[0] += PAUSE_S + 1
         with pytest.raises(RemoteDenied):
             fetched(remote, tmp_path, RemoteFile("bad", len(SMALL), None, "v1"))
         if others_are_served:

@@ -22,7 +22,6 @@ from typing import Any
 
 from growfs.errors import (
     BucketMissing,
-    CredentialsRefused,
     GrowfsError,
     RemoteBusy,
     RemoteChanged,
@@ -63,6 +62,7 @@ from growfs.remote.stores.s3.client import (
 from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges
 from growfs.remote.stores.s3.listing import KeyPage
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, ParallelLister
+from growfs.remote.stores.s3.renewal import Renewal
 from growfs.remote.stores.s3.signer import Signer
 
 REGION_HEADER = "x-amz-bucket-region"
@@ -70,9 +70,6 @@ REGION_TRIES_MAX = 3
 """How often a process asks a bucket for its region: the answer may be lost."""
 CHUNK_BYTES = 256 * 1024
 UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no order and no StartAfter
-RENEW_S, RENEW_S_MAX = 30.0, 3600.0
-"""How long to wait before looking for new credentials again after access was denied; doubled each time until a refused
-request is served with them. There is no wait if the last ones were served, and are now refused themselves."""
 RESTORED = {"OptionalObjectAttributes": ["RestoreStatus"]}
 """A listing parameter that makes it report which archived objects can be read."""
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # connection options of botocore
@@ -122,9 +119,7 @@ class S3Remote(FsspecRemote):
         self._found_region_at = -math.inf
         self._page_timeouts = TIMEOUTS  # longer after each timeout: a server may need minutes for a page
         self._client_lock = threading.Lock()  # a botocore session makes one client at a time
-        self._renewed_at = -math.inf
-        self._renew_pause_s = RENEW_S
-        self._served_since = -math.inf  # when the latest request that was served was made
+        self._renewal = Renewal()
 
     def preload(self) -> None:
         client.preload()
@@ -170,7 +165,7 @@ class S3Remote(FsspecRemote):
             raise RemoteMissing(f"{self.safe_url()}: nothing is stored below it; check the prefix")
 
     def fetch(self, task: FetchTask) -> RemoteFile:
-        began, received = time.monotonic(), 0
+        began, received, was_refused = time.monotonic(), 0, False
 
         def progress(count: int) -> None:
             nonlocal received
@@ -185,14 +180,13 @@ class S3Remote(FsspecRemote):
             self._lists_other_etags = True
             found = super().fetch(task)
         except RemoteDenied as error:
-            if self._served_since > began or not self._has_renewed_credentials(began, error):
+            if self._renewal.was_served_after(began) or not self._has_renewed_credentials(began, error):
                 raise  # the credentials are valid, or there are no others
             if received:  # a part was refused
                 raise RemoteBusy(str(error)) from None  # so that it is retried from the start
             began = time.monotonic()
-            found = super().fetch(task)
-            self._renew_pause_s = RENEW_S
-        self._served_since = max(self._served_since, began)
+            found, was_refused = super().fetch(task), True
+        self._renewal.note_served(began, was_refused)
         return found
 
     def _is_listed_otherwise(self, file: RemoteFile) -> bool:
@@ -210,16 +204,13 @@ class S3Remote(FsspecRemote):
         if self.spec.anon or self._options.get("key"):
             return False  # there are no others
         with self._client_lock:
-            have_expired = isinstance(refusal, CredentialsRefused) and self._served_since > self._renewed_at
-            pause_s = 0.0 if have_expired else self._renew_pause_s
-            if self._renewed_at < since and time.monotonic() > self._renewed_at + pause_s:
-                self._renew_pause_s = min(2 * self._renew_pause_s, RENEW_S_MAX)
+            if self._renewal.is_due(since, refusal):
                 if client := self.__dict__.get("_plain_client"):
                     with suppress(Exception):  # problems with them are reported where they are looked for
                         forget_credentials(client)
                 self._forget_client()
-                self._renewed_at = time.monotonic()
-            return self._renewed_at >= since
+                self._renewal.note()
+            return self._renewal.was_done_after(since)
 
     def _fetch_by_get(self, task: FetchTask) -> RemoteFile:
         began = time.monotonic()
@@ -352,7 +343,9 @@ class S3Remote(FsspecRemote):
                 self._knows_restored = False
         return page
 
-    def _list_page(self, connection: Connection, parameters: dict[str, Any], prefix: str) -> KeyPage:
+    def _list_page(
+        self, connection: Connection, parameters: dict[str, Any], prefix: str, was_refused: bool = False
+    ) -> KeyPage:
         why = ""
         if self._requests_itself:
             connection.timeouts = self._page_timeouts
@@ -360,7 +353,7 @@ class S3Remote(FsspecRemote):
             try:
                 page = listing.get(connection, self._page_request(parameters), prefix, self._refused_code)
                 self._threads.library.note_own()
-                self._served_since = max(self._served_since, began)
+                self._renewal.note_served(began, was_refused)
                 return page
             except (HttpError, ConnectionFailed) as error:
                 if isinstance(error, ConnectionTimedOut) and connection.timeouts.read_s < PAGE_READ_S:
@@ -369,9 +362,7 @@ class S3Remote(FsspecRemote):
                 translated = self.translated(error)
                 if not isinstance(translated, RemoteDenied) or not self._has_renewed_credentials(began, translated):
                     raise translated from None
-                page = self._list_page(connection, parameters, prefix)
-                self._renew_pause_s = RENEW_S
-                return page
+                return self._list_page(connection, parameters, prefix, was_refused=True)
             except FallBack as reason:
                 if self._has_found_region(began):
                     return self._list_page(connection, parameters, prefix)
