@@ -36,14 +36,7 @@ ADMINISTRATORS_ONLY = frozenset(
     }
 )
 """Options that name files of the node, run code there, serve its network, or fill its disk."""
-CREDENTIALS = frozenset(
-    {
-        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
-        *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"),
-        *("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TENANT_ID"),
-        *("AZURE_STORAGE_CLIENT_ID", "AZURE_STORAGE_CLIENT_SECRET", "HF_TOKEN"),
-    }
-)
+CREDENTIALS = frozenset[str]().union(*(store.secret_variables for store in STORES))
 """The keys that a secret may have. Others could run code, as LD_PRELOAD does, and AWS_CONFIG_FILE."""
 
 

@@ -80,14 +80,14 @@ class Launcher:
     """The process that started the daemon and waits until the mount is ready.
 
     It may be stopped (Ctrl-Z) and read nothing while readers use the mount. So only `ready`, which has its own task,
-    and `fail`, at the end, wait for it. log: of a mount that failed.
+    and `fail`, at the end, wait for it.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._unsent = b""
         self.finished = False
-        self.log: Path | None = None
+        self._log: Path | None = None
         os.set_blocking(fd, False)
 
     def report(self, **message: Any) -> None:
@@ -107,13 +107,17 @@ class Launcher:
             log.warning("the command that mounts has ended already")
         os.close(self._fd)
 
+    def keep_log(self, path: Path | None) -> None:
+        """Note the log that a failed mount has left."""
+        self._log = path
+
     def fail(self, **message: Any) -> None:
         """Send an error and the path of the log as the last message, unless the mount was ready."""
         if self.finished:
             log.error("%s", message["error"])
             return
         self.finished = True
-        self._unsent += _line(message | {"log": self.log and str(self.log)})
+        self._unsent += _line(message | {"log": self._log and str(self._log)})
         os.set_blocking(self._fd, True)
         with suppress(GrowfsError):
             while not self._flush():
@@ -210,7 +214,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
             log_file.finish()  # along with the workers, which have the cache's files open
         folder.release()
         if not launcher.finished:
-            launcher.log = folder.undo(keeps_log=log_file is not None and log_file.has_trouble)
+            launcher.keep_log(folder.undo(keeps_log=log_file is not None and log_file.has_trouble))
 
 
 def _check_mount(request: MountRequest, allow_other: bool) -> int:

@@ -39,8 +39,6 @@ from growfs.workers import messages
 from growfs.workers.downloader import Downloader
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 
-REGION_HEADER = "x-amz-bucket-region"
-"""AWS sends this header for any request to a bucket, even a refused one."""
 PRODUCER_S = 30.0
 """A producer may take this long for its first file, because of its imports."""
 SAMPLE_FILES = 4096
@@ -134,7 +132,7 @@ def _reach(store: StoreRemote, send: Send) -> bool:
         send(Phase(f"waiting for {host}"))
         headers = store.head(f"{access.server}/{access.path}")
     if access.region:
-        send(_compare_regions(access.region, headers.get(REGION_HEADER)))
+        send(_compare_regions(access.region, store.region_in(headers)))
     if "date" in headers:
         send(_compare_clocks(headers["date"]))
     return True

@@ -31,6 +31,10 @@ class AzureRemote(FsspecRemote):
     package = "adlfs"
     usual_server = "https://account.blob.core.windows.net"
     credential_variables = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN")
+    secret_variables = frozenset(
+        {*credential_variables, "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_TENANT_ID"}
+        | {"AZURE_STORAGE_CLIENT_ID", "AZURE_STORAGE_CLIENT_SECRET"}
+    )
     login = (
         "set AZURE_STORAGE_ACCOUNT_NAME, and run 'az login' or set AZURE_STORAGE_ACCOUNT_KEY,"
         " or pass --anon for a public container"

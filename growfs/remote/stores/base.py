@@ -70,6 +70,8 @@ class StoreRemote(ABC):
 
     login: ClassVar[str] = "see --storage-option"
     """Advice for missing or refused credentials."""
+    secret_variables: ClassVar[frozenset[str]] = _NO_WORDS
+    """The environment variables that may be set from a Kubernetes secret: the credentials themselves, no paths."""
     ca_variable: ClassVar[str] = "SSL_CERT_FILE"
     """The environment variable that names the certificates to trust."""
     no_credentials: ClassVar[frozenset[str]] = _NO_WORDS
@@ -130,6 +132,10 @@ class StoreRemote(ABC):
         Empty if only the store's library can talk to it. Raises RemoteBusy.
         """
         return {}
+
+    def region_in(self, headers: Headers) -> str | None:
+        """The region of the data, from the headers of a response; None if they do not give it."""
+        return None
 
     # The listing of a store that is read folder by folder.
 

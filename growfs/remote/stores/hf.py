@@ -34,6 +34,7 @@ class HubRemote(FsspecRemote):
     package = "huggingface_hub"
     server = "https://huggingface.co"
     credential_variables = ("HF_TOKEN",)
+    secret_variables = frozenset(credential_variables)
     login = "set HF_TOKEN, or run 'hf auth login'"
     refused = frozenset({"GatedRepoError"})
 

@@ -65,7 +65,6 @@ from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, ParallelLi
 from growfs.remote.stores.s3.renewal import Renewal
 from growfs.remote.stores.s3.signer import Signer
 
-REGION_HEADER = "x-amz-bucket-region"
 REGION_TRIES_MAX = 3
 """How often a process asks a bucket for its region: the answer may be lost."""
 CHUNK_BYTES = 256 * 1024
@@ -93,6 +92,9 @@ class S3Remote(FsspecRemote):
     needs_library = False  # except for options that only s3fs knows
     public_options = frozenset({"endpoint_url", "profile", "region_name"})
     login = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, run 'aws configure', or pass --anon for a public bucket"
+    secret_variables = frozenset(
+        {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"}
+    )
     ca_variable = "AWS_CA_BUNDLE"
     no_credentials = frozenset({"PartialCredentialsError", "ProfileNotFound"})
     wrong_credentials = frozenset({"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"})
@@ -236,7 +238,7 @@ class S3Remote(FsspecRemote):
     def _follow_region(self) -> None:
         bucket, _ = self._bucket_and_prefix
         meta = self._client(bucket).boto.meta
-        region = self.head(f"{meta.endpoint_url}/{bucket}").get(REGION_HEADER)
+        region = self.region_in(self.head(f"{meta.endpoint_url}/{bucket}"))
         if region:
             self._region_tries = REGION_TRIES_MAX
         if region not in (None, meta.region_name):
@@ -256,6 +258,9 @@ class S3Remote(FsspecRemote):
             client = self._client(bucket)
             meta = client.boto.meta
             return Access(meta.endpoint_url, self._credentials(client), meta.region_name or "", bucket)
+
+    def region_in(self, headers: Headers) -> str | None:
+        return headers.get("x-amz-bucket-region")  # AWS sends it in every response, even a refusal
 
     def _credentials(self, client: Client) -> str:
         """The source of the credentials (botocore.credentials); empty if there are none."""
