@@ -12,10 +12,10 @@ import math
 PERIOD_S = 0.5
 """How often the number is adjusted."""
 PERIOD_FIRST_S = 0.2
-"""The same while streams are doubled: from 32 to 256 takes three periods in which the link is mostly idle."""
+"""The same while streams are doubled: from 64 to 256 takes two periods in which the link is mostly idle."""
 STREAMS_MIN = 1
 STREAMS_FIRST = 16
-STREAMS_FIRST_SMALL = 32
+STREAMS_FIRST_SMALL = 64
 """If the first file is small. Most of its time is a round trip, which occupies a stream but hardly the link. Near a
 store these are enough; with 200 ms, 256 streams fetch 1,280 files a second."""
 LATENT_SHARE = 0.25
