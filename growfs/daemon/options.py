@@ -413,8 +413,8 @@ class MountRequest:
         return self.options.remote(self.url, self.folder)
 
     @property
-    def processes(self) -> int:
-        """The number of worker processes. A producer may use a whole core, a download does not."""
+    def workers(self) -> int:
+        """The number of worker processes that fetch. A producer may use a whole core, a download does not."""
         has_producer = self.remote.producer is not None
         return self.options.workers or (len(os.sched_getaffinity(0)) if has_producer else FETCH_PROCESSES)
 

@@ -162,7 +162,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     client = choose_client(request.remote)
     if client.uses_library:
         log.info("files are requested by %s: %s", client.name, client.reason)
-    dispatcher = Dispatcher(workers, request.processes, options.bandwidth, client, producer is not None, peers_of)
+    dispatcher = Dispatcher(workers, request.workers, options.bandwidth, client, producer is not None, peers_of)
     fetcher = Fetcher(
         downloads, store, space, sizes, dispatcher, generations, catalog_sync, outage, options.miss_timeout
     )

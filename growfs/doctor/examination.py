@@ -215,7 +215,7 @@ class Examination:
                         self._listing = found
                         yield _describe_listing(found, request.remote.is_endless)
                     elif isinstance(found, MeasuredDownload):
-                        self._download = replace(found, processes=request.processes if is_producer else 1)
+                        self._download = replace(found, processes=request.workers if is_producer else 1)
                         yield _describe_download(self._download)
                     else:
                         yield found

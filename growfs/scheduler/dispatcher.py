@@ -101,7 +101,7 @@ class WorkerSlot:
 class Dispatcher:
     """Owns the workers that fetch, their files, and the queues of files without a worker.
 
-    There are at most `size` workers, plus one for files that readers wait for. returned: notified of the outcome of
+    At most `workers` of the pool, plus one for files that readers wait for. returned: notified of the outcome of
     each file, in order; the file is then FETCHING, and no worker has it any more. has_producer: workers make files one
     at a time, so the number of requests is fixed. peers_of: returns the nodes that may have a file, by its path.
     received: notified of bytes received from the remote, whether the file is complete or not; received_from_peers: the
@@ -110,8 +110,8 @@ class Dispatcher:
 
     def __init__(
         self,
-        workers: WorkerPool,
-        size: int,
+        pool: WorkerPool,
+        workers: int,
         bytes_per_s: int,
         client: ClientChoice,
         has_producer: bool = False,
@@ -124,8 +124,8 @@ class Dispatcher:
         self._urgent: deque[Download] = deque()
         self._queue: deque[Download] = deque()
         self._is_in_order = True
+        self._pool = pool
         self._workers = workers
-        self._size = size
         self.bytes_per_s = bytes_per_s
         """The bandwidth of all workers together; 0: unlimited."""
         self.client = client
@@ -136,7 +136,7 @@ class Dispatcher:
         self._has_producer = has_producer
         self._peers_of = peers_of
         self._concurrency = ConcurrencyController()
-        self._worker_count = WorkerCount(size)
+        self._worker_count = WorkerCount(workers)
         self._slots: list[WorkerSlot] = []
         self._is_held = False
         self._in_background = False
@@ -155,12 +155,12 @@ class Dispatcher:
         At least twice as many as the workers have: otherwise all of them would wait for the one with the first file.
         """
         ahead = AHEAD_PRODUCED if self._has_producer else AHEAD_FILES
-        return max(IN_FLIGHT_FILES, 2 * ahead * self._size, round(IN_FLIGHT_S * self._files_rate))
+        return max(IN_FLIGHT_FILES, 2 * ahead * self._workers, round(IN_FLIGHT_S * self._files_rate))
 
     @property
     def streams(self) -> int:
         """The maximum number of parallel requests. A producer makes one file, and has the next one waiting."""
-        return AHEAD_PRODUCED * self._size if self._has_producer else self._concurrency.streams
+        return AHEAD_PRODUCED * self._workers if self._has_producer else self._concurrency.streams
 
     def set_bandwidth(self, bytes_per_s: int) -> None:
         """Change the bandwidth of all workers together."""
@@ -307,7 +307,7 @@ class Dispatcher:
         if self._is_for_readers_worker(download) and (readers := self._worker_for_readers(nursery)):
             return readers
         slots = [slot for slot in self._slots if not slot.is_for_readers]
-        most = self._size if self._is_for_any_worker(download) else min(self._worker_count.count, self._size)
+        most = self._workers if self._is_for_any_worker(download) else min(self._worker_count.count, self._workers)
         free = [slot for slot in slots[:most] if self._can_add(slot, download)]
         best = min(free, key=lambda slot: slot.load, default=None)
         if (best is None or best.downloads) and len(slots) < most:
@@ -317,7 +317,7 @@ class Dispatcher:
                 if not slots:
                     raise
                 log.warning("%s; continuing with %d", error, len(slots))
-                self._size = len(slots)
+                self._workers = len(slots)
         return best
 
     def _worker_for_readers(self, nursery: trio.Nursery) -> WorkerSlot | None:
@@ -329,7 +329,7 @@ class Dispatcher:
         return None
 
     def _start_worker(self, nursery: trio.Nursery, is_for_readers: bool = False) -> WorkerSlot:
-        slot = WorkerSlot(self._workers.spawn(), is_for_readers=is_for_readers)
+        slot = WorkerSlot(self._pool.spawn(), is_for_readers=is_for_readers)
         self._slots.append(slot)
         nursery.start_soon(self._receive, slot)
         return slot
@@ -366,7 +366,7 @@ class Dispatcher:
         bytes, files = slot.load
         if self._has_producer:
             return files < max(AHEAD_PRODUCED, AHEAD_S * self._files_rate / self._busy)
-        if files >= max(AHEAD_FILES, AHEAD_STREAMS * self._workers.limits.streams):
+        if files >= max(AHEAD_FILES, AHEAD_STREAMS * self._pool.limits.streams):
             return False
         return bytes < AHEAD_BYTES or bytes < AHEAD_S * self._bytes_rate / self._busy
 
@@ -440,7 +440,7 @@ class Dispatcher:
 
     def _share_limits(self) -> None:
         """Divide streams and bandwidth among the workers with files."""
-        self._workers.limits.set(self._concurrency.streams, self._busy, self.bytes_per_s)
+        self._pool.limits.set(self._concurrency.streams, self._busy, self.bytes_per_s)
 
     async def _adjust(self) -> None:
         silent_s, silent_s_max = 0.0, SILENCE_S
@@ -467,7 +467,7 @@ class Dispatcher:
                 silent_s, silent_s_max = 0.0, SILENCE_S
             if silent_s >= silent_s_max:
                 self.failed.notify(
-                    RemoteBusy(f"{self._workers.url}: nothing has arrived for {silent_s_max:g} s; check the network")
+                    RemoteBusy(f"{self._pool.url}: nothing has arrived for {silent_s_max:g} s; check the network")
                 )
                 silent_s_max *= 2
             if shares := [(slot.cpu_s - before) / took_s for slot, before in cpu_s.items()]:
