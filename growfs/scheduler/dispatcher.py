@@ -101,7 +101,7 @@ class WorkerSlot:
 class Dispatcher:
     """Owns the workers that fetch, their files, and the queues of files without a worker.
 
-    At most `workers` of the pool, plus one for files that readers wait for. returned: notified of the outcome of
+    Uses at most `workers` of the pool, plus one for files that readers wait for. returned: notified of the outcome of
     each file, in order; the file is then FETCHING, and no worker has it any more. has_producer: workers make files one
     at a time, so the number of requests is fixed. peers_of: returns the nodes that may have a file, by its path.
     received: notified of bytes received from the remote, whether the file is complete or not; received_from_peers: the

@@ -307,6 +307,25 @@ def test_a_kept_connection_that_falls_silent_is_not_retried(
     assert [len(heads) for heads in server.requests] == [2]
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_text_that_comes_a_byte_at_a_time_is_not_waited_for(
+    server: Server, connection: Connection, chunked: bool
+) -> None:
+    """Each byte is in time for the timeout of a read, so the page of a listing would take days."""
+
+    def trickle(client: socket.socket, _: int) -> None:
+        head = b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" if chunked else b"Content-Length: 65535\r\n\r\n"
+        client.sendall(b"HTTP/1.1 200 OK\r\n" + head)
+        while not server.gate.wait(0.02):
+            client.sendall(b"x")
+
+    server.answer = trickle
+    connection.timeouts = Timeouts(5, 0.3)
+    response = connection.send(HttpRequest(server.url), {})
+    with pytest.raises(ConnectionTimedOut, match="too slowly"):
+        connection.read(response)
+
+
 def test_the_rest_of_a_response_is_not_read_as_the_next_one(
     server: Server, connection: Connection, target: int
 ) -> None:

@@ -189,7 +189,7 @@ class Connection:
         self.was_cut = False
         """Whether it was ended by `cut`."""
         self._received = 0
-        self._waited_s = 0.0
+        self._waited_s = self._text_waited_s = 0.0
         self._waits_since: float | None = None
         self._sent_at: float | None = None  # until the head of the response has arrived
         self.head_s = 0.0
@@ -343,8 +343,12 @@ class Connection:
         return count
 
     def read(self, response: HttpResponse) -> bytes:
-        """The whole body, which must be a short text. Raises ConnectionFailed, and FallBack if it is too long."""
+        """The whole body, which must be a short text. Raises ConnectionFailed, and FallBack if it is too long.
+
+        It may be waited for as long as one read may take, for each PIECE_BYTES: a byte may always arrive just in time.
+        """
         received = bytearray(self._buffer[slice(*self._body)])
+        self._text_waited_s = self._waited_s
         if response.is_chunked:
             return self._read_chunks(response, received)
         if response.length is None:
@@ -383,7 +387,10 @@ class Connection:
         assert self._socket is not None
         if len(received) > TEXT_BYTES_MAX:
             raise FallBack("a text that is too long")
+        patience_s = self.timeouts.read_s * (1 + len(received) // PIECE_BYTES)
         with _translating_errors:
+            if self._waited_s - self._text_waited_s > patience_s:
+                raise TimeoutError("it sends too slowly")
             count = self._receive(self._socket, self._buffer)
         if not count:
             raise ConnectionFailed("the answer was cut short")
