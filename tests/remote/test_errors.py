@@ -395,3 +395,14 @@ def test_the_server_of_webdav_is_named_without_a_password() -> None:
     with pytest.raises(RemoteBusy) as caught, open_webdav(f"https://me:{SECRET}@h:1/dav/").translating():
         raise ConnectionError(f"https://me:{SECRET}@h:1/dav/")
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["RefreshError", "OAuthError"])
+def test_expired_credentials_of_google_are_named(name: str) -> None:
+    """The second error is of workload identity federation. Nothing else of a mount could be fetched."""
+    import google.auth.exceptions
+
+    error = getattr(google.auth.exceptions, name)("invalid_grant: the token has expired")
+    translated = open_store(RemoteSpec("gs://b/x")).translated(error)
+    assert type(translated) is RemoteDenied
+    assert "the token has expired); run 'gcloud auth application-default login'" in str(translated)
