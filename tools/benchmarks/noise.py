@@ -145,18 +145,21 @@ def _by_name(name: str, url: str, folder: Path, noise: Noise, variables: dict[st
 def _read_after_pause(folder: Path, found: Figures) -> None:
     """Measure a read from a store after a NAT has forgotten the connections to it, which were idle."""
     folder.mkdir(parents=True)
-    with noisy_server(Noise(keys=100, size=1000, idle_s=15), folder / "server.log") as url:
-        flags = ("--endpoint-url", url, "--cache-size", "300kB", "--rotation", "never", "--no-wait")
-        with mounted("s3://noise", folder, *flags) as mount:
+    store = Noise(keys=20_000, size=1000, idle_s=15)
+    with noisy_server(store, folder / "server.log") as url:
+        with mounted("s3://noise", folder, "--endpoint-url", url, "--cache-size", "2GB", "--no-wait") as mount:
             run([*GROWFS, "wait", mount.mountpoint, "--files", "40"])
+            run([*GROWFS, "pause", mount.mountpoint])
+            time.sleep(1)  # files in flight still arrive
             listed = set(os.listdir(mount.mountpoint))
-            first, second, *_ = (key(number) for number in range(100) if key(number) not in listed)
-            (mount.mountpoint / first).read_bytes()
+            first, second, third, *_ = (name for name in map(key, range(store.keys)) if name not in listed)
+            for name in (first, second):  # the second starts the process that fetches for readers
+                (mount.mountpoint / name).read_bytes()
             time.sleep(PAUSE_S)
             began = time.monotonic()
-            (mount.mountpoint / second).read_bytes()
+            (mount.mountpoint / third).read_bytes()
             found.add("a read after a pause: growfs", time.monotonic() - began, unit="s")
-        seconds = float(run([sys.executable, "-c", S3FS_AFTER_PAUSE, url, PAUSE_S, first, second]))
+        seconds = float(run([sys.executable, "-c", S3FS_AFTER_PAUSE, url, PAUSE_S, first, third]))
         found.add("a read after a pause: s3fs", seconds, unit="s")
 
 
