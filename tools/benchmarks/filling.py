@@ -119,7 +119,7 @@ def growfs_mount(engine: str, *more: object) -> Contender:
                 def on_connection() -> None:
                     first.append((time.time(), group.cpu_s()))
 
-                fault_in_memory(2 * source.bytes).close()  # freeing it later would take a core from the run
+                fault_in_memory(2 * source.bytes)
                 with first_connection(source.server.pid, on_connection):
                     run(group.command(command))
 
@@ -197,7 +197,7 @@ def s5cmd_cp(*flags: object) -> Contender:
 
 def run_copier(source: Source, target: Path, command: Sequence[object], **variables: object) -> CopyRun:
     """Time a copy program from its start to its end."""
-    fault_in_memory(2 * source.bytes).close()
+    fault_in_memory(2 * source.bytes)
     with Cgroup() as group:
         began = time.monotonic()
         run(group.command(command), **variables)

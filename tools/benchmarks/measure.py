@@ -217,15 +217,15 @@ def drop_pages(*paths: Path) -> None:
         os.close(fd)
 
 
-def fault_in_memory(bytes: int) -> mmap.mmap:
-    """Map and touch this much memory, at most half of the free memory; close it just before the memory is needed.
+def fault_in_memory(bytes: int) -> None:
+    """Touch this much memory, at most half of the free memory, and free it: call it just before the memory is needed.
 
     A virtual machine's host may reclaim memory that has been free for some seconds, and the first write to such a page
     takes four times as long.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-    return mmap.mmap(-1, max(mmap.PAGESIZE, min(bytes, free // 2)), flags)
+    mmap.mmap(-1, max(mmap.PAGESIZE, min(bytes, free // 2)), flags).close()
 
 
 def cached_bytes(fd: int) -> int | None:

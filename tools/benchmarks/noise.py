@@ -199,6 +199,8 @@ def _command(words: Callable[[str, Path], list[object]]) -> Program:
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(poll_s)
                     took_s = time.monotonic() - began
+                    if process.returncode:
+                        break
                     whole = sum(path.stat().st_size == noise.size for path in target.rglob("*") if path.is_file())
                     if whole == _arriving(noise):
                         return took_s

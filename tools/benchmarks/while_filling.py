@@ -56,7 +56,7 @@ def while_filling(setting: Setting, found: Figures) -> str:
                 with mounted(f"s3://{NAME}", folder, *engine_flags, "--include", f"{SMALL}/**", "--wait-files", FILES):
                     pass
                 os.sync()
-                fault_in_memory(2 * bytes).close()
+                fault_in_memory(2 * bytes)
                 slow = ["--no-wait", "--bandwidth", BANDWIDTH_FIRST]
                 with mounted(f"s3://{NAME}", folder, *engine_flags, *slow) as mount:
                     rate, filling, idle = probe_latency(mount, reader, names)

@@ -280,7 +280,7 @@ class Connection:
         start, end = self._body
         whole = end - start <= left
         if start == end:
-            self._body = start, end = 0, 0
+            start, self._body = 0, (0, 0)
         while left:
             block = min(left, WRITE_BYTES - at % WRITE_BYTES, len(self._buffer) - start)
             counted = least = start
@@ -297,11 +297,11 @@ class Connection:
                         if piece:
                             on_piece(piece)
             finally:
-                _write(fd, self._buffer[start:counted], at)
+                write_at(fd, self._buffer[start:counted], at)
             at, left = at + block, left - block
             rest = self._buffer[counted : self._body[1]]
             self._buffer[: len(rest)] = rest
-            self._body = start, end = 0, len(rest)
+            start, self._body = 0, (0, len(rest))
         self._keeps = whole and response.keep_alive
         self._used_at = time.monotonic()
 
@@ -444,7 +444,8 @@ class Connection:
         self.close()
 
 
-def _write(fd: int, data: memoryview, at: int) -> None:
+def write_at(fd: int, data: memoryview, at: int) -> None:
+    """Write all of the data at an offset of a file, also if a single pwrite(2) writes less."""
     while data:
         written = os.pwrite(fd, data, at)
         at, data = at + written, data[written:]

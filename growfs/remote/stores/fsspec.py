@@ -28,6 +28,7 @@ from growfs.remote.http.connection import (
     Headers,
     HttpRequest,
     RangeIgnored,
+    write_at,
 )
 from growfs.remote.http.download import RangeDownloader
 from growfs.remote.http.proxy import proxy_for
@@ -422,14 +423,11 @@ def write_parts(
 
     def copy(fd: int, start: int) -> None:
         content, at = memoryview(read(start, min(start + part_bytes, end))), start - extent.offset
-        count = len(content)
         digest.part(at).update(content)
-        while content:
-            written = os.pwrite(fd, content, at)
-            at, content = at + written, content[written:]
-        threads.throttle(count)
+        write_at(fd, content, at)
+        threads.throttle(len(content))
         with lock:
-            task.progress(count)
+            task.progress(len(content))
 
     with open(task.target, "r+b", buffering=0) as out:
         threads.share([partial(copy, out.fileno(), start) for start in range(extent.offset, end, part_bytes)])

@@ -33,7 +33,7 @@ class Renewal:
         """Whether to renew the credentials, with which a request made at `since` was refused."""
         have_expired = isinstance(refusal, CredentialsRefused) and self._served_at > self._at
         pause_s = 0.0 if have_expired else self._pause_s
-        return self._at < since and time.monotonic() > self._at + pause_s
+        return not self.was_done_after(since) and time.monotonic() > self._at + pause_s
 
     def note(self) -> None:
         """Note that they were renewed now."""
