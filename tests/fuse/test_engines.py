@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import Library, only, opened
 from tests.harness import Growfs, make_tree, may_use_real_time, scheduling_policy, until
+from tests.servers import S3Server
 from tools.benchmarks.measure import cached_bytes
 
 READERS = {
@@ -35,6 +37,11 @@ CALLS = {
     "sequential": "os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL); os.read(fd, 1 << 20)",
     "after dropping": "os.read(fd, 1 << 20); os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED); os.pread(fd, 9999, 0)",
 }
+WITHOUT_WRAPPERS = """
+import os
+for name in ("pidfd_open", "memfd_create", "MFD_CLOEXEC", "RWF_NOWAIT"):
+    vars(os).pop(name, None)
+"""
 PROGRAM = "import mmap, os, sys; fd = os.open(sys.argv[1], os.O_RDONLY); {}"
 COMMANDS = {name: ["sh", "-c", script, "sh"] for name, script in READERS.items()} | {
     name: [sys.executable, "-S", "-c", PROGRAM.format(call)] for name, call in CALLS.items()
@@ -134,8 +141,21 @@ def test_virtual_files_are_read_through_the_daemon(library: Library) -> None:
 @only("libfuse")
 def test_a_python_without_wrappers_of_newer_system_calls(growfs: Growfs, tmp_path: Path) -> None:
     """As uv and conda build it. Listings need pidfd_open, and reads RWF_NOWAIT."""
-    names = ("pidfd_open", "memfd_create", "RWF_NOWAIT")
-    growfs.env[SETUP_VARIABLE] = f"import os\nfor name in {names}: vars(os).pop(name, None)"
+    growfs.env[SETUP_VARIABLE] = WITHOUT_WRAPPERS
     tree = make_tree(tmp_path / "remote", directories=1, files=2)
     growfs.mount(tmp_path / "remote")
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == tree
+
+
+@only("libfuse")
+def test_a_bucket_is_mounted_by_a_python_without_these_wrappers(
+    growfs: Growfs, rclone_s3: S3Server, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_WRAPPERS)  # for each process, also those started later
+    prefix = uuid4().hex
+    tree = {"a/one.bin": b"1", "two.bin": b"22"}
+    for path, data in tree.items():
+        rclone_s3.put(f"{prefix}/{path}", data)
+    growfs.env |= {**rclone_s3.env, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    growfs.mount(f"s3://{rclone_s3.bucket}/{prefix}")
     assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == tree

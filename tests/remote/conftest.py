@@ -49,6 +49,12 @@ def serve() -> Iterator[Serve]:
         yield lambda store, tls=None: stack.enter_context(store.serving(tls))
 
 
+@pytest.fixture(autouse=True)
+def no_shared_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is a process without credentials, as far as S3 is concerned."""
+    monkeypatch.setattr("growfs.remote.stores.s3.client._shared_credentials", None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def botocore_models_are_cached() -> None:
     """Each S3 client parses botocore's JSON models, which takes long; workers parse them once, before they fork."""

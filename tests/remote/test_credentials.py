@@ -100,6 +100,13 @@ def test_credentials_are_found(
     assert (remote._plain_client is None) == bool(options), "cache_regions is an option of s3fs alone"
 
 
+def test_what_processes_share_stays_when_more_is_preloaded() -> None:
+    client.preload()
+    shared = client._shared_credentials
+    client.preload()
+    assert client._shared_credentials is shared
+
+
 def test_a_wrong_profile_is_reported_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     monkeypatch.setattr(client, "_loader", None)

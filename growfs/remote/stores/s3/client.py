@@ -112,7 +112,7 @@ def preload() -> None:
     The processes that it forks then share credentials.
     """
     global _loader, _shared_credentials
-    _shared_credentials = SharedCredentials(REFUSED_S)
+    _shared_credentials = _shared_credentials or SharedCredentials(REFUSED_S)
     if _loader is not None:
         return
     with suppress(Exception):  # a wrong configuration is reported when a client is needed

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import mmap
-import os
 import struct
 import threading
 import time
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
+
+from growfs.syscalls import memfd_create
 
 FRESH_S = 900
 """Credentials that are valid for longer need no renewal: botocore begins to renew them this long before expiry."""
@@ -31,7 +32,7 @@ class SharedCredentials:
         """pause_s: how long credentials are not requested after they could not be obtained."""
         self._pause_s = pause_s
         self._page = mmap.mmap(-1, PAGE_BYTES)
-        self._between_processes = os.memfd_create("growfs-credentials", os.MFD_CLOEXEC)
+        self._between_processes = memfd_create("growfs-credentials")
         self._between_threads = threading.Lock()
 
     def of_session(self, session: Any) -> None:
