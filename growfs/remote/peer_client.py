@@ -7,7 +7,6 @@ the remote. Peers are an optimization, not a source of truth: if anything goes w
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,10 +37,13 @@ class PeerClient:
     """Owns the connections of a process to the peers. token: the one that they demand."""
 
     def __init__(self, threads: TransferThreads, token: str) -> None:
-        self._threads = threads
         self._token = token
-        self._lock = threading.Lock()
-        self._downloaders: dict[str, RangeDownloader] = {}
+        self._downloader = RangeDownloader(
+            threads,
+            timeouts=TIMEOUTS,
+            uses_proxies=False,
+            heads_useful=False,  # the digest comes with each part
+        )
         self._paused_until: dict[str, float] = {}
 
     def fetch(self, task: FetchTask, peers: Sequence[str]) -> RemoteFile | None:
@@ -62,7 +64,7 @@ class PeerClient:
                 except (ConnectionFailed, HttpError, ChecksumMismatch) as error:
                     if isinstance(error, HttpError) and error.status in MISSING_STATUSES:
                         continue  # it was evicted between two parts
-                    self._paused_until[peer] = time.monotonic() + PAUSE_S
+                    self._pause(peer)
                     log.warning("%s: not fetched from the node %s: %s", task.file.path, peer, error)
         return None
 
@@ -84,21 +86,15 @@ class PeerClient:
             return RemoteFile(file.path, size, mtime_ns, file.version)
 
         version = quote(file.version)
-        found = self._downloader(peer).fetch(task._replace(tries=None), sign, check, _as_it_is)
+        found = self._downloader.fetch(task._replace(tries=None), sign, check, _as_it_is)
         if digest.text() != sent_digest:
             raise ChecksumMismatch(f"its digest is {digest.text()}, and should be {sent_digest or 'sent with it'}")
         return found[1]
 
-    def _downloader(self, peer: str) -> RangeDownloader:
-        with self._lock:
-            if (downloader := self._downloaders.get(peer)) is None:
-                downloader = self._downloaders[peer] = RangeDownloader(
-                    self._threads,
-                    timeouts=TIMEOUTS,
-                    uses_proxies=False,
-                    heads_useful=False,  # the digest comes with each part
-                )
-            return downloader
+    def _pause(self, peer: str) -> None:
+        now = time.monotonic()
+        paused = {other: until for other, until in self._paused_until.items() if until > now}
+        self._paused_until = {**paused, peer: now + PAUSE_S}  # a new one: other threads may read it
 
 
 def _as_it_is(error: BaseException) -> Exception:

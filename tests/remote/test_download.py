@@ -18,7 +18,8 @@ from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, 
 from growfs.remote import digest
 from growfs.remote.client_choice import LEFT_MAX
 from growfs.remote.digest import Digest
-from growfs.remote.http.download import USELESS_HEADS_MAX
+from growfs.remote.http.connection import HttpRequest
+from growfs.remote.http.download import USELESS_HEADS_MAX, RangeDownloader
 from growfs.remote.http.threads import THREADS_DEFAULT, TransferJob, TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.retries import RETRY_AFTER_S_MAX, TRIES_MAX, Retries
@@ -344,6 +345,19 @@ def test_head_requests_stop_for_a_store_that_sends_no_checksums(serve: Serve, tm
     for _ in range(USELESS_HEADS_MAX + 3):
         fetched(remote, tmp_path)
     assert sum(request.method == "HEAD" for request in store.requests) == USELESS_HEADS_MAX
+
+
+def test_an_idle_connection_to_the_same_server_is_taken(serve: Serve) -> None:
+    downloader = RangeDownloader(TransferThreads())
+    first, second = (HttpRequest(f"{serve(FakeStore(SMALL))}/x") for _ in range(2))
+    with downloader.connection(first.origin) as one, downloader.connection(second.origin) as other:
+        for connection, request in ((one, first), (other, second)):
+            connection.read(connection.send(request, {}))
+    for connection, request in ((one, first), (other, second), (one, first)):
+        with downloader.connection(request.origin) as taken:
+            assert taken is connection
+    with downloader.connection(("http", "another.test")):
+        assert len(downloader._connections) == 2
 
 
 def test_an_exception_in_progress_ends_all_threads(serve: Serve, tmp_path: Path) -> None:

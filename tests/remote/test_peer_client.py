@@ -131,6 +131,32 @@ def test_where_a_node_misbehaves_the_next_one_gives_the_file(serve: object, tmp_
     assert fetch(client, threads, tmp_path / "x", addresses[0]) is None, "the remote has to be read"
 
 
+def test_nodes_that_come_and_go_leave_neither_threads_nor_connections(serve: object, tmp_path: Path) -> None:
+    assert callable(serve)
+    threads = TransferThreads()
+    client = PeerClient(threads, TOKEN)
+    addresses = [serve(Node("fails" if number % 2 else "")) for number in range(6)]
+    fetch(client, threads, tmp_path / "x", addresses[0])
+    before = set(threading.enumerate())
+    for address in addresses:
+        fetch(client, threads, tmp_path / "x", address)
+    ours = [thread.name for thread in set(threading.enumerate()) - before if "process_request" not in thread.name]
+    assert ours == []
+    assert len(client._downloader._connections) == 1
+
+
+def test_a_node_that_failed_long_ago_is_forgotten(
+    serve: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert callable(serve)
+    monkeypatch.setattr(peers, "PAUSE_S", 0.0)
+    threads = TransferThreads()
+    client = PeerClient(threads, TOKEN)
+    addresses = [serve(Node("fails")) for _ in range(3)]
+    fetch(client, threads, tmp_path / "x", *addresses)
+    assert list(client._paused_until) == addresses[-1:]
+
+
 def test_a_node_with_another_token_gives_nothing(serve: object, tmp_path: Path) -> None:
     assert callable(serve)
     threads = TransferThreads()

@@ -44,6 +44,8 @@ TEXT_BYTES_MAX = 64 << 20
 
 Headers = dict[str, str]
 """Header values by name in lower case. The values of a repeated header are joined with commas."""
+Origin = tuple[str, str]
+"""(scheme, host and port) of a server."""
 
 _SENDABLE = re.compile(r"[\x21-\x7e]+")
 _AFTER_HOST = re.compile("[/?#]")
@@ -107,8 +109,8 @@ class HttpRequest:
         return replace(self, url=url, headers=headers, redirects=self.redirects - 1)
 
     @property
-    def origin(self) -> tuple[str, str]:
-        """(scheme, host and port)"""
+    def origin(self) -> Origin:
+        """The server that it is for."""
         scheme, _, rest = self.url.partition("://")
         return scheme, _AFTER_HOST.split(rest, maxsplit=1)[0]
 
@@ -153,7 +155,7 @@ class _ServerClosed(Exception):
     """The server closed the connection before it responded, as servers do after a long idle time."""
 
 
-_State = tuple[tuple[str, str], Proxy | None, socket.socket | None, bool, float]
+_State = tuple[Origin, Proxy | None, socket.socket | None, bool, float]
 
 
 class Connection:
@@ -177,7 +179,7 @@ class Connection:
         self._tls = tls
         self.timeouts = timeouts or TIMEOUTS
         self._uses_proxies = uses_proxies
-        self._origin = ("", "")
+        self._origin: Origin = ("", "")
         self._proxy: Proxy | None = None
         self._socket: socket.socket | None = None
         self._keeps = False  # whether the last response was read to its end, so that another may follow
@@ -419,6 +421,10 @@ class Connection:
         since = self._sent_at
         return 0.0 if since is None else time.monotonic() - since
 
+    def is_for(self, origin: Origin | None) -> bool:
+        """Whether this is one of the two servers that it was last used for, so that it may still be open."""
+        return origin in (self._origin, self._other[0])
+
     @property
     def _current(self) -> _State:
         return self._origin, self._proxy, self._socket, self._keeps, self._used_at
@@ -458,7 +464,7 @@ def _has_unread(sock: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _serialized(request: HttpRequest, origin: tuple[str, str], more: Headers, proxy: Proxy | None) -> bytes:
+def _serialized(request: HttpRequest, origin: Origin, more: Headers, proxy: Proxy | None) -> bytes:
     scheme, host = origin
     target = request.url[len(scheme) + 3 + len(host) :].partition("#")[0] or "/"
     if not target.startswith("/"):

@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
@@ -32,6 +32,7 @@ from growfs.remote.http.connection import (
     Headers,
     HttpRequest,
     HttpResponse,
+    Origin,
     RangeIgnored,
     Timeouts,
 )
@@ -167,10 +168,15 @@ class RangeDownloader:
         self.splits_at_once = split
 
     @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        """A connection for the duration of the block. Any error in the block closes it."""
+    def connection(self, origin: Origin | None = None) -> Iterator[Connection]:
+        """A connection for the duration of the block, if possible one to this server.
+
+        Any error in the block closes it.
+        """
         try:
-            connection = self._idle.pop()
+            idle = self._idle
+            at = next((at for at in reversed(range(len(idle))) if idle[at].is_for(origin)), -1)
+            connection = idle.pop(at)  # another one if a thread has taken it meanwhile, which does no harm
         except IndexError:
             connection = Connection(self._tls, self._timeouts, self._uses_proxies)
             self._connections.append(connection)
@@ -247,7 +253,7 @@ class _FileTransfer(Generic[T]):
             self._begun = threading.Event()
             threads.share([partial(self._fetch_first, size, length), *self._parts(length, size, length)])
         else:
-            with self._owner.connection() as connection:
+            with self._connection() as connection:
                 response = self._begin(connection, size, length)
                 part = self._first_part(response)
                 if self._is_split:
@@ -267,11 +273,11 @@ class _FileTransfer(Generic[T]):
 
     def _fetch(self, part: _Part) -> None:
         if not self._begun.is_set() or self._is_split:
-            with self._owner.connection() as connection:
+            with self._connection() as connection:
                 self._receive_with_others(connection, part)
 
     def _fetch_first(self, size: int, length: int) -> None:
-        with self._owner.connection() as connection, self._registered(connection):
+        with self._connection() as connection, self._registered(connection):
             try:
                 response = self._begin(connection, size, length)
             finally:
@@ -320,12 +326,15 @@ class _FileTransfer(Generic[T]):
     def _checksum_by_head(self) -> ExpectedChecksum | None:
         """The checksum of a file that arrives in parts. S3 sends it only with the whole file, so also with a HEAD."""
         checksum = None
-        with suppress(FallBack, ConnectionFailed), self._owner.connection() as connection:
+        with suppress(FallBack, ConnectionFailed), self._connection() as connection:
             response = connection.send(self._sign("HEAD"), {})
             if response.status in GOOD_STATUSES and response.headers.get("etag") == self._validators["etag"]:
                 checksum = expected_checksum(response.headers)
         self._owner.record_head(checksum is not None)
         return checksum
+
+    def _connection(self) -> AbstractContextManager[Connection]:
+        return self._owner.connection(self._request.origin)
 
     @contextmanager
     def _registered(self, connection: Connection) -> Iterator[None]:
