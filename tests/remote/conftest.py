@@ -12,6 +12,7 @@ import pytest
 from growfs.remote.interface import FetchTask, RemoteFile
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.bucket import S3Remote
+from growfs.remote.stores.s3.credentials import Renewal
 from tests.remote.fake_store import PART, Serve
 
 
@@ -51,8 +52,9 @@ def serve() -> Iterator[Serve]:
 
 @pytest.fixture(autouse=True)
 def no_shared_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test is a process without credentials, as far as S3 is concerned."""
+    """Each test is a process that has not looked for credentials of S3 yet."""
     monkeypatch.setattr("growfs.remote.stores.s3.client._shared_credentials", None)
+    monkeypatch.setattr("growfs.remote.stores.s3.client._shared_renewal", Renewal())
 
 
 @pytest.fixture(scope="session", autouse=True)

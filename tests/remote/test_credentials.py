@@ -16,6 +16,7 @@ from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.stores.s3 import client
 from growfs.remote.stores.s3.bucket import S3Remote
+from growfs.remote.stores.s3.signer import Signer
 from tests.servers import QuietHandler, serving
 
 FILE = RemoteFile("x", None, None, "")
@@ -194,3 +195,45 @@ def test_what_credentials_are_good_for_is_used_up_and_they_are_asked_for_once(
         with pytest.raises(RemoteDenied, match="no credentials from the credential_process"):
             remote._request(FILE, "GET")
     assert asked.read_text() == "\n"
+
+
+class Denying(QuietHandler):
+    """An S3 server that denies every request."""
+
+    def do_GET(self) -> None:
+        self.reply("<Error><Code>AccessDenied</Code></Error>", 403)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_remote_that_is_opened_anew_does_not_ask_for_other_credentials_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a listing does that waits until access is allowed."""
+    asked, config = tmp_path / "asked", tmp_path / "config"
+    answer = {"Version": 1, "AccessKeyId": "found", "SecretAccessKey": "s", "Expiration": CREDENTIALS["Expiration"]}
+    (tmp_path / "answer").write_text(json.dumps(answer))
+    config.write_text(f"[default]\ncredential_process = sh -c 'echo >> {asked}; cat {tmp_path}/answer'\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    client.preload()
+    with serving(Denying) as url:
+        for _ in range(5):
+            with pytest.raises(RemoteDenied, match="access denied"):
+                next(iter(S3Remote(RemoteSpec("s3://bucket", {}, url)).pages()))
+    assert asked.read_text() == "\n\n", "the first ones, and others when those were denied"
+
+
+def test_a_signer_of_a_client_that_was_forgotten_meanwhile_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = S3Remote(RemoteSpec("s3://bucket", {"key": "k", "secret": "s"}, "http://127.0.0.1:9"))
+    make = remote._new_signer
+
+    def forget_meanwhile(bucket: str) -> Signer:
+        signer = make(bucket)
+        remote._forget_client()
+        return signer
+
+    monkeypatch.setattr(remote, "_new_signer", forget_meanwhile)
+    old = remote._fresh_signer("bucket")
+    monkeypatch.setattr(remote, "_new_signer", make)
+    new = remote._fresh_signer("bucket")
+    assert new is not old
+    assert remote._fresh_signer("bucket") is new

@@ -19,7 +19,7 @@ from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.gs import GoogleRemote
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.s3.client import plain_client
-from growfs.remote.stores.s3.renewal import PAUSE_S
+from growfs.remote.stores.s3.credentials import PAUSE_S
 from growfs.remote.stores.web import HttpRemote
 from tests.remote.fake_store import DATA, FILE, KEYS, SMALL, FakeStore, Request, Serve, fetched, s3
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from growfs.remote.stores.s3.shared_credentials import FRESH_S, SharedCredentials
+from growfs.remote.stores.s3.credentials import FRESH_S, SharedCredentials
 
 
 def credentials(key: str, lasts_s: float = 2 * FRESH_S) -> dict[str, str]:

@@ -57,12 +57,13 @@ from growfs.remote.stores.s3.client import (
     forget_credentials,
     library_client,
     mend,
+    note_served,
     plain_client,
 )
+from growfs.remote.stores.s3.credentials import Renewal
 from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges
 from growfs.remote.stores.s3.listing import KeyPage
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, ParallelLister
-from growfs.remote.stores.s3.renewal import Renewal
 from growfs.remote.stores.s3.signer import Signer
 
 REGION_TRIES_MAX = 3
@@ -111,6 +112,7 @@ class S3Remote(FsspecRemote):
         if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
             raise UsageError(f"{self.safe_url()}: names no bucket; write it as s3://bucket/prefix")
         self._signer: Signer | None = None
+        self._signer_number = 0
         self._signer_lock = threading.Lock()
         self._refusal = ""  # of credentials
         self._refused_at = -math.inf
@@ -121,6 +123,7 @@ class S3Remote(FsspecRemote):
         self._found_region_at = -math.inf
         self._page_timeouts = TIMEOUTS  # longer after each timeout: a server may need minutes for a page
         self._client_lock = threading.Lock()  # a botocore session makes one client at a time
+        self._client_number = 0  # of the current client; the signer of an earlier one is not used
         self._renewal = Renewal()
 
     def preload(self) -> None:
@@ -188,7 +191,7 @@ class S3Remote(FsspecRemote):
                 raise RemoteBusy(str(error)) from None  # so that it is retried from the start
             began = time.monotonic()
             found, was_refused = super().fetch(task), True
-        self._renewal.note_served(began, was_refused)
+        note_served(self._renewal, began, was_refused)
         return found
 
     def _is_listed_otherwise(self, file: RemoteFile) -> bool:
@@ -209,7 +212,7 @@ class S3Remote(FsspecRemote):
             if self._renewal.is_due(since, refusal):
                 if client := self.__dict__.get("_plain_client"):
                     with suppress(Exception):  # problems with them are reported where they are looked for
-                        forget_credentials(client)
+                        forget_credentials(client, since, refusal)
                 self._forget_client()
                 self._renewal.note()
             return self._renewal.was_done_after(since)
@@ -250,7 +253,7 @@ class S3Remote(FsspecRemote):
     def _forget_client(self) -> None:
         for name in ("_plain_client", "_shared"):  # each has a session, which has read the credentials
             self.__dict__.pop(name, None)
-        self._signer = None
+        self._client_number += 1
 
     def access(self) -> Access:
         with self.translating():
@@ -358,7 +361,7 @@ class S3Remote(FsspecRemote):
             try:
                 page = listing.get(connection, self._page_request(parameters), prefix, self._refused_code)
                 self._threads.library.note_own()
-                self._renewal.note_served(began, was_refused)
+                note_served(self._renewal, began, was_refused)
                 return page
             except (HttpError, ConnectionFailed) as error:
                 if isinstance(error, ConnectionTimedOut) and connection.timeouts.read_s < PAGE_READ_S:
@@ -416,6 +419,8 @@ class S3Remote(FsspecRemote):
 
     def _fresh_signer(self, bucket: str) -> Signer:
         with self._signer_lock:
+            if self._signer_number != self._client_number:
+                self._signer, self._signer_number = None, self._client_number
             if self._signer and self._signer.is_fresh:
                 return self._signer
             if time.monotonic() < self._refused_at + REFUSED_S:

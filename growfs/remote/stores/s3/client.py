@@ -14,7 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from growfs.remote.stores.s3.shared_credentials import SharedCredentials
+from growfs.errors import RemoteDenied
+from growfs.remote.stores.s3.credentials import Renewal, SharedCredentials
 
 _KEYS = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"}
 _PLAIN = {*_KEYS, "anon", "client_kwargs", "config_kwargs", "profile", "requester_pays"}
@@ -29,6 +30,7 @@ REFUSED_S = 1.0
 """How long credentials that could not be obtained are not requested again. An outage lasts longer."""
 _loader: Any = None  # from preload: botocore's JSON descriptions, shared by all sessions
 _shared_credentials: SharedCredentials | None = None  # from preload: shared with the processes forked later
+_shared_renewal = Renewal()  # of the above: a remote that is opened anew does not ask for others at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +159,22 @@ def library_client(fs: Any, bucket: str) -> Client:
     return Client(fs.session, client, call, lambda method, parameters: fs._get_s3_method_kwargs(method, **parameters))
 
 
-def forget_credentials(client: Client) -> None:
-    """Make all processes of the mount look for other credentials than this client's: a store refused them."""
-    if _shared_credentials and (refused := client.call(client.session.get_credentials)):
+def forget_credentials(client: Client, since: float, refusal: RemoteDenied) -> None:
+    """Make all processes of the mount look for other credentials than this client's, unless that was tried just now.
+
+    A store refused a request that was made with them at `since` (monotonic).
+    """
+    if not _shared_credentials or not _shared_renewal.is_due(since, refusal):
+        return
+    if refused := client.call(client.session.get_credentials):
         _shared_credentials.forget(refused.access_key)
+        _shared_renewal.note()
+
+
+def note_served(renewal: Renewal, at: float, was_refused: bool = False) -> None:
+    """Note that a request of a client was served, as in Renewal.note_served. renewal: of that client."""
+    for each in (renewal, _shared_renewal):
+        each.note_served(at, was_refused)
 
 
 def _new_session(profile: str | None = None) -> Any:

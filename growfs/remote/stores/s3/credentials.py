@@ -1,12 +1,15 @@
-"""Credentials that expire: the processes of a mount renew them once, for all.
+"""Credentials that expire, or that the store refuses earlier: when they are renewed, and by which process.
 
 A program that prints credentials may take seconds, and a service that provides them refuses clients that ask too often.
+So `Renewal` asks ever more rarely if new ones do not help, and with `SharedCredentials` the processes of a mount renew
+them once, for all.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import mmap
 import struct
 import threading
@@ -16,12 +19,16 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from growfs.errors import CredentialsRefused, RemoteDenied
 from growfs.syscalls import memfd_create
 
 FRESH_S = 900
 """Credentials that are valid for longer need no renewal: botocore begins to renew them this long before expiry."""
 PAGE_BYTES = 64 << 10
 """Tokens take a few hundred bytes; services announce no limit."""
+PAUSE_S, PAUSE_S_MAX = 30.0, 3600.0
+"""How long to wait between two renewals; doubled each time until a refused request is served with new credentials.
+There is no wait if the last ones were served, and are now refused themselves."""
 _HEAD = struct.Struct("dQ")  # when they could not be obtained; the length of the text of existing ones
 
 
@@ -90,6 +97,39 @@ class SharedCredentials:
                 yield
             finally:
                 fcntl.lockf(self._between_processes, fcntl.LOCK_UN)
+
+
+class Renewal:
+    """Owns when credentials were renewed, and when requests were served with them. Times are monotonic."""
+
+    def __init__(self) -> None:
+        self._at = self._served_at = -math.inf
+        self._pause_s = PAUSE_S
+
+    def note_served(self, at: float, was_refused: bool = False) -> None:
+        """Note that a request made at this time was served. was_refused: with the credentials before."""
+        self._served_at = max(self._served_at, at)
+        if was_refused:
+            self._pause_s = PAUSE_S
+
+    def was_served_after(self, at: float) -> bool:
+        """Whether a request made after this time was served."""
+        return self._served_at > at
+
+    def is_due(self, since: float, refusal: RemoteDenied) -> bool:
+        """Whether to renew the credentials, with which a request made at `since` was refused."""
+        have_expired = isinstance(refusal, CredentialsRefused) and self._served_at > self._at
+        pause_s = 0.0 if have_expired else self._pause_s
+        return not self.was_done_after(since) and time.monotonic() > self._at + pause_s
+
+    def note(self) -> None:
+        """Note that they were renewed now."""
+        self._at = time.monotonic()
+        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+
+    def was_done_after(self, at: float) -> bool:
+        """Whether they were renewed after this time."""
+        return self._at >= at
 
 
 class _Provider:
