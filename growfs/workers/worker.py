@@ -2,9 +2,9 @@
 
 Thus neither the GIL nor a crash in a client library affects a reader.
 
-`python -m growfs.workers.worker SOCKET LIMITS SCHEME` is the fork server: it imports the remote's modules once, and
-forks a worker for each socket that the daemon sends. It never opens a remote, because a fork would break the remote's
-threads and connections.
+`python -m growfs.workers.worker SOCKET SCHEME` is the fork server: it imports the remote's modules once, and forks a
+worker for each socket that the daemon sends. It never opens a remote, because a fork would break the remote's threads
+and connections.
 
 A worker handles one request after the other; only requests to fetch files overlap. It writes only to partial/, and ends
 when the daemon closes the connection.

@@ -17,6 +17,7 @@ from growfs.errors import NotMade, RemoteChanged, RemoteMissing, UsageError
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, Producer, Remote, RemoteFile, RemoteSpec
 from growfs.remote.user_functions import Function
+from growfs.remote.wrappers import producer_pool
 from growfs.remote.wrappers.produced import ProducedRemote
 from growfs.remote.wrappers.producer_pool import check
 from tests.fuse import producer_functions
@@ -105,6 +106,18 @@ def test_a_failing_function_is_retried_and_reported(
     with pytest.raises(NotMade, match=r"raises.bin: .*:troubled: ValueError: no sense in this one; .* 2 tries"):
         remote.fetch(FetchTask(files(remote)["raises.bin"], tmp_path / "partial" / "1"))
     assert capfd.readouterr().err.count("in troubled") == 2
+
+
+def test_a_module_that_is_not_imported_in_time_is_reported(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_pool, "START_S_MAX", 0.5)
+    module = tmp_path / "slow.py"
+    module.write_text("import time\ntime.sleep(60)\n\n\ndef make(source, out): ...\n")
+    producer = Producer(Function.parse(f"{module}:make", "/"), None, 20.0, 1 << 30, 0)
+    remote = open_remote(RemoteSpec(str(folder), producer=producer))
+    with pytest.raises(NotMade, match=r"its module was not imported within 0\.5 seconds; skipped"):
+        remote.fetch(FetchTask(files(remote)["zero"], tmp_path / "partial" / "1"))
 
 
 def test_a_missing_function_is_a_usage_error(folder: Path) -> None:

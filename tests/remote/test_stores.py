@@ -20,8 +20,11 @@ from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.gs import GoogleRemote
+from growfs.remote.stores.hf import RepositoryRemote
+from tests.needs import need
 from tests.remote.fake_store import DATA, FakeStore, Serve, part_starts
 from tests.servers import QuietHandler, S3Server, serving
+from tests.store_servers import hub_server
 
 
 def listed(spec: RemoteSpec) -> tuple[set[str], dict[str, str]]:
@@ -275,3 +278,20 @@ def test_a_url_that_is_no_page_of_links_is_refused(site: str) -> None:
         listed(RemoteSpec(f"{site}bin"))
     with pytest.raises(UsageError, match="without \\? and #"):
         open_remote(RemoteSpec(f"{site}root/?list=1"))
+
+
+def test_a_large_file_of_the_hub_may_become_a_small_one(tmp_path: Path) -> None:
+    need("huggingface_hub")
+    with hub_server() as hub:
+        remote = RepositoryRemote(RemoteSpec(f"hf://datasets/{hub.name}", endpoint_url=hub.url, anon=True))
+
+        def fetch(data: bytes) -> RemoteFile:
+            hub.files["x"] = data
+            ((file,),) = (page.files for page in remote.pages())
+            assert remote.fetch(FetchTask(file, tmp_path / "x")) == file
+            assert (tmp_path / "x").read_bytes() == data
+            return file
+
+        large = fetch(bytes(hub.lfs_bytes))
+        remote._sign(large)  # as for a part, once the first signature has expired
+        fetch(b"small")

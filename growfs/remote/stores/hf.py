@@ -105,6 +105,7 @@ class RepositoryRemote(HubRemote):
         """A GET of the hub itself, or of the server to which it redirects."""
         if method != "GET":
             raise FallBack("no HEAD")
+        self._linked.pop(file.path, None)  # it may have been requested anew, and the file another one since then
         url = self._url_of(file.path)
         if len(file.version) == GIT_DIGITS:
             return HttpRequest(url, self._headers)

@@ -144,7 +144,8 @@ class ProducerProcess:
             )
         try:
             self._connection.send(start)
-            self.is_confined: bool = self._answer(START_S_MAX, progress)
+            late = f"its module was not imported within {format_timespan(START_S_MAX)}"
+            self.is_confined: bool = self._answer(START_S_MAX, 0.0, late, progress)
         except BaseException:
             self.end()
             raise
@@ -159,7 +160,8 @@ class ProducerProcess:
             self._connection.send(source)
         except OSError:
             raise ProducerFailed(f"its process ended: {self._exit_reason()}") from None
-        mtime_ns: int | None = self._answer(timeout_s + GRACE_S if timeout_s else None, progress)
+        late = f"was not done after {format_timespan(timeout_s)} and was killed; see --producer-timeout"
+        mtime_ns: int | None = self._answer(timeout_s, GRACE_S, late, progress)
         return mtime_ns
 
     def deliver(self, target: StrPath) -> None:
@@ -189,8 +191,12 @@ class ProducerProcess:
         self._connection.close()
         shutil.rmtree(self._folder, ignore_errors=True)  # recovery removes what is left, with partial/
 
-    def _answer(self, timeout_s: float | None, progress: Progress) -> Any:
-        """Its next message; it is watched meanwhile. Raises ProducerFailed, and an error sent as the message."""
+    def _answer(self, timeout_s: float, grace_s: float, late: str, progress: Progress) -> Any:
+        """Its next message; it is watched meanwhile. Raises ProducerFailed, and an error sent as the message.
+
+        late: the text of the error if it ends without a message after timeout_s, or sends none within grace_s more. A
+        timeout_s of 0 is no limit.
+        """
         began, reported = time.monotonic(), 0
         while not self._connection.poll(CHECK_INTERVAL_S):
             if self._process.poll() is not None and not self._connection.poll():  # a child of it may hold the pipe open
@@ -201,23 +207,19 @@ class ProducerProcess:
             if self._memory() > self._producer.memory_bytes:
                 most = format_size(self._producer.memory_bytes, binary=True)
                 raise ProducerFailed(f"took more memory than {most} and was killed; see --producer-memory")
-            if timeout_s and time.monotonic() - began > timeout_s:
-                raise ProducerFailed(self._timeout_message(timeout_s - GRACE_S))
+            if timeout_s and time.monotonic() - began > timeout_s + grace_s:
+                raise ProducerFailed(late)
         try:
             answer = self._connection.recv()
         except (EOFError, OSError):
-            if timeout_s and time.monotonic() - began > timeout_s - GRACE_S:
-                raise ProducerFailed(self._timeout_message(timeout_s - GRACE_S)) from None
+            if timeout_s and time.monotonic() - began > timeout_s:
+                raise ProducerFailed(late) from None
             raise ProducerFailed(f"its process ended: {self._exit_reason()}") from None
         if isinstance(answer, (GrowfsError, ProducerFailed)):
             raise answer
         written = _size_of(self._folder)
         progress(max(0, written - reported))
         return answer
-
-    @staticmethod
-    def _timeout_message(timeout_s: float) -> str:
-        return f"was not done after {format_timespan(timeout_s)} and was killed; see --producer-timeout"
 
     def _exit_reason(self) -> str:
         code = self._process.wait()
