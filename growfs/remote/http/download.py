@@ -78,23 +78,6 @@ class ChecksumMismatch(Exception):
     """The received bytes do not have the checksum that the store sent."""
 
 
-def begin(
-    connection: Connection, request: HttpRequest, headers: Headers, refused_code: Callable[[bytes], str]
-) -> HttpResponse:
-    """Send the first request for a file; returns the head of the response. refused_code: as in RangeDownloader.
-
-    Raises HttpError, ConnectionFailed, and FallBack if the library may do better.
-    """
-    response = connection.send(request, headers)
-    if response.status in BUSY_STATUSES:
-        raise _http_error(response)
-    if response.status in REFUSED_STATUSES and (code := refused_code(connection.read(response))):
-        raise HttpError(response.status, response.reason, code=code)
-    if response.status not in GOOD_STATUSES:
-        raise FallBack(f"status {response.status}")
-    return response
-
-
 class RangeDownloader:
     """Fetches files, in any thread.
 
@@ -155,8 +138,18 @@ class RangeDownloader:
         return transfer.total, transfer.checked
 
     def begin(self, connection: Connection, request: HttpRequest, headers: Headers) -> HttpResponse:
-        """As the function `begin`."""
-        return begin(connection, request, headers, self._refused_code)
+        """Send a request; returns the head of its response, whose status is good.
+
+        Raises HttpError, ConnectionFailed, and FallBack if the library may do better.
+        """
+        response = connection.send(request, headers)
+        if response.status in BUSY_STATUSES:
+            raise _http_error(response)
+        if response.status in REFUSED_STATUSES and (code := self._refused_code(connection.read(response))):
+            raise HttpError(response.status, response.reason, code=code)
+        if response.status not in GOOD_STATUSES:
+            raise FallBack(f"status {response.status}")
+        return response
 
     def record_head(self, useful: bool) -> None:
         """Record whether a HEAD brought a checksum. After too many that did not, no more are sent."""

@@ -359,7 +359,8 @@ class S3Remote(FsspecRemote):
             connection.timeouts = self._page_timeouts
             began = time.monotonic()
             try:
-                page = listing.get(connection, self._page_request(parameters), prefix, self._refused_code)
+                response = self._downloader.begin(connection, self._page_request(parameters), {})
+                page = listing.parsed(connection.read(response), prefix)
                 self._threads.library.note_own()
                 note_served(self._renewal, began, was_refused)
                 return page

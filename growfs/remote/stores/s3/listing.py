@@ -6,8 +6,7 @@ Anything unusual is left to the library, whose own result then counts.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -15,8 +14,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from growfs.errors import RemoteError
-from growfs.remote.http.connection import Connection, FallBack, HttpRequest
-from growfs.remote.http.download import begin
+from growfs.remote.http.connection import FallBack
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.metadata import file_from_fields, to_ns
 from growfs.remote.names import reason_to_skip
@@ -53,14 +51,12 @@ class KeyPage:
         return found, skipped
 
 
-def get(connection: Connection, request: HttpRequest, prefix: str, refused_code: Callable[[bytes], str]) -> KeyPage:
-    """Request one page. Raises FallBack, HttpError and ConnectionFailed. refused_code: as in RangeDownloader."""
-    with _closed_on_error(connection):
-        body = connection.read(begin(connection, request, {}, refused_code))
-        try:
-            return _parsed(body, prefix)
-        except (ET.ParseError, KeyError, ValueError) as error:
-            raise FallBack(f"no listing: {type(error).__name__}") from None
+def parsed(body: bytes, prefix: str) -> KeyPage:
+    """The page that the body of a response has. prefix: of all keys. Raises FallBack."""
+    try:
+        return _parsed(body, prefix)
+    except (ET.ParseError, KeyError, ValueError) as error:
+        raise FallBack(f"no listing: {type(error).__name__}") from None
 
 
 def _parsed(body: bytes, prefix: str) -> KeyPage:
@@ -119,12 +115,3 @@ def seconds_ns(when: Any) -> int | None:
 def _utc_ns(seconds: str) -> int | None:
     """The time in nanoseconds since 1970. Cached, because many objects were uploaded within the same second."""
     return to_ns(datetime.fromisoformat(f"{seconds}+00:00").timestamp())
-
-
-@contextmanager
-def _closed_on_error(connection: Connection) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        connection.close()
-        raise
