@@ -10,25 +10,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from growfs.remote.interface import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.interface import Remote, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.retries import Retries
 
 if TYPE_CHECKING:
     from growfs.remote.http.threads import TransferThreads
     from growfs.remote.manifests.manifest import Manifest
-
-__all__ = [
-    "Page",
-    "Progress",
-    "Remote",
-    "RemoteFile",
-    "RemoteSpec",
-    "Skipped",
-    "open_remote",
-    "preload",
-    "preload_transfer",
-]
 
 
 def open_remote(
@@ -95,11 +83,6 @@ def preload(spec: RemoteSpec) -> None:
         from growfs.remote.stores.registry import open_store
 
         open_store(spec).preload()
-
-
-def preload_transfer() -> None:
-    """Import the modules for the first transfer of a file, which listings do not need."""
-    import awscrt.checksums  # noqa: F401 - a digest is computed for each file
 
 
 def _open_manifest(spec: RemoteSpec, url: str) -> Manifest:

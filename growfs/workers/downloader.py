@@ -12,10 +12,10 @@ from functools import partial
 
 from growfs import disk
 from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteMissing, RemoteThrottled
-from growfs.remote import RemoteSpec, digest, open_remote
+from growfs.remote import digest, open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.http.threads import TransferJob, TransferThreads
-from growfs.remote.interface import Fetched, FetchTask
+from growfs.remote.interface import Fetched, FetchTask, RemoteSpec
 from growfs.remote.peer_client import PeerClient
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
 from growfs.remote.retries import Retries

@@ -30,7 +30,7 @@ from growfs.cache.catalog import ListingDiff
 from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import read_only
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteError
-from growfs.remote import open_remote, preload, preload_transfer
+from growfs.remote import open_remote, preload
 from growfs.remote.interface import ByteRange, FetchTask, Remote, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.retries import PROBE_TRIES_MAX, Retries
@@ -93,7 +93,8 @@ def main() -> None:
 
 def preload_later() -> None:
     """Import modules that the first listing does not need, for the workers that are forked after it."""
-    preload_transfer()
+    import awscrt.checksums  # noqa: F401 - a digest is computed for each file
+
     import growfs.rotation.division
     import growfs.rotation.order_file
     import growfs.rotation.turnover  # noqa: F401

@@ -42,17 +42,23 @@ def aws(name: str, text: str = "", **more: str) -> Headers:
     return headers(**{f"x_amz_checksum_{name}": text or base64(CHECKSUMS[name])}, **more)
 
 
+def feed(expected: ExpectedChecksum, start: int, data: bytes, step: int = 100) -> None:
+    """Feed a part, in pieces from a buffer that is reused."""
+    part, buffer = expected.part(start), bytearray(step)
+    for at in range(0, len(data), step):
+        piece = data[at : at + step]
+        buffer[: len(piece)] = piece
+        if part:
+            part.update(memoryview(buffer)[: len(piece)])
+
+
 def mismatch(expected: ExpectedChecksum | None, path: Path, data: bytes, part: int = 4, seed: int = 0) -> str | None:
-    """Feed data in parts in random order, in pieces from a buffer that is reused; then compare."""
+    """Feed data in parts in random order; then compare."""
     assert expected is not None
     path.write_bytes(data)
     starts = list(range(0, len(data), part))
     for start in random.Random(seed).sample(starts, len(starts)):
-        fed, buffer = expected.part(start), bytearray(3)
-        for at in range(start, min(start + part, len(data)), 3):
-            piece = data[at : min(at + 3, start + part)]
-            buffer[: len(piece)] = piece
-            fed.update(memoryview(buffer)[: len(piece)])
+        feed(expected, start, data[start : start + part], 3)
     return expected.mismatch(len(data), path)
 
 
@@ -117,7 +123,7 @@ def test_a_part_that_is_fetched_again_replaces_the_earlier_one(tmp_path: Path, f
     expected = expected_checksum(FORMS[form])
     assert expected
     for start in (0, 5):
-        expected.part(start).update(memoryview(b"wrong"))
+        feed(expected, start, b"wrong")
     assert mismatch(expected, tmp_path / "x", CHECKED, 5) is None
 
 
@@ -125,7 +131,7 @@ def test_missing_bytes_are_an_error(tmp_path: Path) -> None:
     for start in (0, 5):
         expected = expected_checksum(FORMS["crc32c"])
         assert expected
-        expected.part(start).update(memoryview(CHECKED)[start : start + 4])
+        feed(expected, start, CHECKED[start : start + 4])
         with pytest.raises(ValueError, match="missing"):
             expected.mismatch(len(CHECKED), tmp_path / "x")
 
@@ -145,7 +151,7 @@ def test_a_hash_reads_from_the_file_only_the_bytes_it_was_not_fed(
     monkeypatch.setattr(checksum, "BUFFER_BYTES", 4)
     expected = expected_checksum(FORMS["etag"])
     assert expected
-    expected.part(0).update(memoryview(CHECKED)[:5])
+    feed(expected, 0, CHECKED[:5])
     (tmp_path / "x").write_bytes(b"xxxxx" + CHECKED[5:])
     assert expected.mismatch(len(CHECKED), tmp_path / "x") is None
 
@@ -160,12 +166,10 @@ def test_parts_may_be_fed_by_several_threads(tmp_path: Path, name: str) -> None:
     )
     assert expected
 
-    def feed(start: int) -> None:
-        part = expected.part(start)
-        for at in range(start, min(start + PART, len(DATA)), 10):
-            part.update(memoryview(DATA)[at : min(at + 10, start + PART)])
-
-    threads = [threading.Thread(target=feed, args=(start,)) for start in range(0, len(DATA), PART)]
+    threads = [
+        threading.Thread(target=feed, args=(expected, start, DATA[start : start + PART], 10))
+        for start in range(0, len(DATA), PART)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -12,7 +12,7 @@ from base64 import b64decode
 from contextlib import suppress
 
 from growfs.paths import StrPath
-from growfs.remote.digest import CrcPart, CrcParts
+from growfs.remote.digest import CrcParts
 from growfs.remote.http.connection import Headers
 
 BUFFER_BYTES = 1 << 20
@@ -51,16 +51,12 @@ def expected_checksum(headers: Headers) -> ExpectedChecksum | None:
     return _ExpectedHash("md5", etag_md5) if etag_md5 else None
 
 
-class _ExpectedCrc:
-    """A CRC that a file must have. Several threads may each feed a part."""
+class _ExpectedCrc(CrcParts):
+    """A CRC that a file must have."""
 
     def __init__(self, name: str, value: bytes) -> None:
+        super().__init__(name)
         self._name, self._value = name, int.from_bytes(value, "big")
-        self._parts = CrcParts(name)
-
-    def part(self, start: int) -> CrcPart:
-        """A new part, for the bytes from start to the next part. It replaces an earlier part with the same start."""
-        return self._parts.part(start)
 
     def mismatch(self, total: int, path: StrPath) -> str | None:
         """How the file differs from the checksum; None if it does not.
@@ -68,26 +64,28 @@ class _ExpectedCrc:
         Called after all parts, `total` bytes together, were fed, and the file is at path. Raises ValueError if a part
         is missing, and OSError of the local disk.
         """
-        crc, end = self._parts.combined()
+        crc, end = self.combined()
         if end != total:
             raise ValueError(f"the part from {end} on is missing")
         return None if crc == self._value else _differs(self._name)
 
 
 class _ExpectedHash:
-    """The same for a hash."""
+    """A hash that a file must have."""
 
     def __init__(self, name: str, value: bytes) -> None:
         self._name, self._value = name, value
         self._first = _PartHash(name)
 
-    def part(self, start: int) -> _PartHash | _IgnoredPart:
+    def part(self, start: int) -> _PartHash | None:
+        """As CrcParts.part; None if the bytes before it are missing, so that it is read back from disk at the end."""
         if start:
-            return _IgnoredPart()
+            return None
         self._first = _PartHash(self._name)
         return self._first
 
     def mismatch(self, total: int, path: StrPath) -> str | None:
+        """As _ExpectedCrc.mismatch."""
         first = self._first
         if first.bytes < total:
             buffer = memoryview(bytearray(BUFFER_BYTES))
@@ -106,11 +104,6 @@ class _PartHash:
     def update(self, piece: memoryview) -> None:
         self.state.update(piece)
         self.bytes += len(piece)
-
-
-class _IgnoredPart:
-    def update(self, piece: memoryview) -> None:
-        """Skip the piece: the bytes before it are missing. It is read back from disk at the end."""
 
 
 ExpectedChecksum = _ExpectedCrc | _ExpectedHash

@@ -216,16 +216,11 @@ class StoreRemote(ABC):
     # Errors and what they show.
 
     @contextmanager
-    def translating(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
-        """Turn client errors into growfs's own. Errors of progress, and of a full local disk, are raised as they are.
-
-        raised: returns the error that progress raised, which the library may have wrapped.
-        """
+    def translating(self, path: str = "") -> Iterator[None]:
+        """Turn client errors into growfs's own. Errors of a full local disk are raised as they are."""
         try:
             yield
         except Exception as error:
-            if (callback_error := raised()) is not None:
-                raise callback_error from None
             if isinstance(error, OSError) and error.errno in errors.DISK_ERRNOS:
                 raise
             raise self.translated(error, path) from None

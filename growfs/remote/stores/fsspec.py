@@ -343,8 +343,11 @@ class FsspecRemote(StoreRemote):
                 raised = error  # the library may wrap it
                 raise
 
-        with self.translating(file.path, lambda: raised):
-            self.fs.get_file(self._key(file.path), os.fspath(target), callback=Callback(hooks={"growfs": meter}))
+        try:
+            with self.translating(file.path):
+                self.fs.get_file(self._key(file.path), os.fspath(target), callback=Callback(hooks={"growfs": meter}))
+        except Exception as error:  # noqa: BLE001 - or that of progress
+            raise raised or error from None
         now = self.stat(file.path)
         written = os.stat(target).st_size
         progress(written - reported)

@@ -9,7 +9,7 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
@@ -81,10 +81,10 @@ class LocalRemote(StoreRemote):
         return FileStream(io.FileIO(source), now, start, stat_now, self._threads.throttle, translating)
 
     @contextmanager
-    def translating(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
+    def translating(self, path: str = "") -> Iterator[None]:
         """If everything is missing, not just the path, the path was not deleted: a network mount may be gone."""
         try:
-            with super().translating(path, raised):
+            with super().translating(path):
                 yield
         except RemoteMissing:
             if path and (self._is_empty() or self._has_file(path)):
