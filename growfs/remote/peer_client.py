@@ -38,12 +38,7 @@ class PeerClient:
 
     def __init__(self, threads: TransferThreads, token: str) -> None:
         self._token = token
-        self._downloader = RangeDownloader(
-            threads,
-            timeouts=TIMEOUTS,
-            uses_proxies=False,
-            heads_useful=False,  # the digest comes with each part
-        )
+        self._downloader = RangeDownloader(threads, timeouts=TIMEOUTS, uses_proxies=False)
         self._paused_until: dict[str, float] = {}
 
     def fetch(self, task: FetchTask, peers: Sequence[str]) -> RemoteFile | None:

@@ -93,7 +93,7 @@ class RangeDownloader:
         timeouts: Timeouts | None = None,
         *,
         uses_proxies: bool = True,
-        heads_useful: bool = True,
+        heads_useful: bool = False,
         refused_code: Callable[[bytes], str] = lambda _: "",
     ) -> None:
         self.threads = threads

@@ -78,7 +78,6 @@ class AzureRemote(FsspecRemote):
         return HttpRequest(fs.service_client.get_blob_client(container, name).url, headers)
 
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
-        super()._file_from_headers(file, size, headers)
         return file_from_headers(file.path, size, headers)
 
     @property

@@ -70,6 +70,10 @@ class FsspecRemote(StoreRemote):
     """Options with which its library shows each change."""
     sequential_options: ClassVar[dict[str, Any]] = {"block_size": 4 << 20}
     """Options for files that are read in order."""
+    heads_useful: ClassVar[bool] = False
+    """Whether it answers a HEAD with a checksum that the GET of a part lacks."""
+    sends_as_stored: ClassVar[bool] = False
+    """Whether it sends a file with an encoding as it is stored and listed, and encodes no other."""
 
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         super().__init__(spec, threads)
@@ -239,7 +243,7 @@ class FsspecRemote(StoreRemote):
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         def check(size: int, headers: Headers) -> RemoteFile:
-            return self._verified(file, self._file_from_headers(file, size, headers) or self.stat(file.path))
+            return self._checked(file, size, headers) or self._stat_listed(file)
 
         if self._requests_itself:
             to_error = partial(self.translated, path=file.path)
@@ -256,12 +260,7 @@ class FsspecRemote(StoreRemote):
     def _fetch_by_get(self, task: FetchTask) -> RemoteFile:
         """Fetch by plain GETs. Raises FallBack if the library has to do it."""
         file = task.file
-
-        def check(size: int, headers: Headers) -> RemoteFile | None:
-            now = self._file_from_headers(file, size, headers)
-            return now and self._verified(file, now)
-
-        to_error = partial(self.translated, path=file.path)
+        check, to_error = partial(self._checked, file), partial(self.translated, path=file.path)
         size, now = self._downloader.fetch(task, partial(self._sign, file), check, to_error)
         return self._verified(file, now or self.stat(file.path), None if task.byte_range else size)
 
@@ -274,27 +273,32 @@ class FsspecRemote(StoreRemote):
             raise FallBack("cannot be signed") from error
 
     def _request(self, file: RemoteFile, method: str) -> HttpRequest:
-        """A freshly signed GET or HEAD of a file.
+        """A freshly signed GET of a file, or HEAD with `heads_useful`.
 
         Raises a GrowfsError if the library cannot request the file either, and any other error if only the library can.
         """
-        if method != "GET":
-            raise FallBack("no HEAD")
         return self._get(self._key(file.path))
 
     def _get(self, key: str) -> HttpRequest:
         """A GET of the file with this name in the store."""
         return HttpRequest(self.fs.sign(key, expiration=SIGNED_S))
 
+    def _checked(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
+        """The same as _file_from_headers, if it is the listed version. Raises RemoteChanged, and FallBack."""
+        if not self.sends_as_stored and headers.get("content-encoding", "identity") != "identity":
+            raise FallBack("encoded")
+        now = self._file_from_headers(file, size, headers)
+        return now and self._verified(file, now)
+
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
         """The version of a file described by the headers of a GET; None if they lack what its listing has."""
-        if headers.get("content-encoding", "identity") != "identity":
-            raise FallBack("encoded")
         return None
 
     @cached_property
     def _downloader(self) -> RangeDownloader:
-        return RangeDownloader(self._threads, lambda: self._tls, refused_code=self._refused_code)
+        return RangeDownloader(
+            self._threads, lambda: self._tls, heads_useful=self.heads_useful, refused_code=self._refused_code
+        )
 
     def _refused_code(self, body: bytes) -> str:
         """The code of a refusal, from its body, if the library would also be refused; otherwise an empty string."""

@@ -28,6 +28,7 @@ class GoogleRemote(FsspecRemote):
     no_credentials = frozenset({"DefaultCredentialsError"})
     refused = frozenset({"RefreshError", "OAuthError"})  # the second is of workload identity federation
     unreachable = frozenset({"ChecksumError"})
+    sends_as_stored = True
 
     def _library_options(self) -> dict[str, Any]:
         options = super()._library_options()

@@ -14,14 +14,13 @@ from urllib.parse import quote
 
 from growfs.errors import GrowfsError, RemoteError
 from growfs.remote.errors import Problem
-from growfs.remote.http.connection import TIMEOUTS, FallBack, Headers, HttpRequest
+from growfs.remote.http.connection import TIMEOUTS, Headers, HttpRequest
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import Page, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.names import reason_to_skip
-from growfs.remote.stores.base import StoreRemote
+from growfs.remote.stores.base import PAGE_FILES_MAX, StoreRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 
-PAGE_FILES_MAX = 1000
 GIT_DIGITS = 40
 
 
@@ -103,8 +102,6 @@ class RepositoryRemote(HubRemote):
 
     def _request(self, file: RemoteFile, method: str) -> HttpRequest:
         """A GET of the hub itself, or of the server to which it redirects."""
-        if method != "GET":
-            raise FallBack("no HEAD")
         self._linked.pop(file.path, None)  # it may have been requested anew, and the file another one since then
         url = self._url_of(file.path)
         if len(file.version) == GIT_DIGITS:
@@ -116,7 +113,6 @@ class RepositoryRemote(HubRemote):
         return HttpRequest(found.location)  # the token is only for the hub
 
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
-        super()._file_from_headers(file, size, headers)
         version = self._linked.pop(file.path, "") or headers.get("etag", "").removeprefix("W/").strip('"')
         return RemoteFile(file.path, size, None, version)
 

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from growfs.errors import RemoteError, UsageError
-from growfs.remote.http.connection import REDIRECTS_MAX, FallBack, Headers, HttpRequest
+from growfs.remote.http.connection import REDIRECTS_MAX, Headers, HttpRequest
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.metadata import file_from_headers
 from growfs.remote.names import redact
@@ -58,8 +58,6 @@ class HttpRemote(FsspecRemote):
         return f"{self.root}/{quote(path)}" if path else self.root
 
     def _request(self, file: RemoteFile, method: str) -> HttpRequest:
-        if method != "GET":
-            raise FallBack("no HEAD")
         url = self.fs.encode_url(self._key(file.path))
         headers = dict(self._options["headers"])
         if url.user is not None:
@@ -68,7 +66,6 @@ class HttpRemote(FsspecRemote):
         return HttpRequest(str(url.with_user(None)), headers, redirects=REDIRECTS_MAX)
 
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
-        super()._file_from_headers(file, size, headers)
         if "etag" not in headers and ("content-md5" in headers or "digest" in headers):
             return None  # a range has a version of its own
         return file_from_headers(file.path, size, headers)

@@ -63,7 +63,6 @@ class WebdavRemote(FsspecRemote):
         return HttpRequest(f"{str(http.base_url).rstrip('/')}/{quote(key)}", headers, redirects=REDIRECTS_MAX)
 
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
-        super()._file_from_headers(file, size, headers)
         now = file_from_headers(file.path, size, headers)
         return now if self._is_listed(file, now) else None
 

@@ -91,6 +91,8 @@ class S3Remote(FsspecRemote):
     package = "s3fs"
     usual_server = "https://s3.amazonaws.com"
     needs_library = False  # except for options that only s3fs knows
+    heads_useful = True
+    sends_as_stored = True
     public_options = frozenset({"endpoint_url", "profile", "region_name"})
     login = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, run 'aws configure', or pass --anon for a public bucket"
     secret_variables = frozenset(
