@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 from growfs.paths import StrPath
@@ -86,17 +86,11 @@ def of(path: StrPath, flags: int = 0) -> str:
     """The digest of a file on disk. flags: additional ones for open(2). Raises OSError."""
     digest = Digest()
     stream = digest.part(0)
-    for piece in _pieces(path, flags):
-        stream.update(piece)
-    return digest.text()
-
-
-def _pieces(path: StrPath, flags: int) -> Iterator[memoryview]:
-    """The content of a file, in one buffer that is reused."""
     # Mapping the file would be twice as fast, but an error of the disk would end the process.
     with open(path, "rb", buffering=0, opener=lambda name, mode: os.open(name, mode | flags)) as file:
         size = os.fstat(file.fileno()).st_size  # zeroing a full buffer took longer than the rest for a small file
         is_aligned = flags & os.O_DIRECT
         buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES) if is_aligned else bytearray(min(size, BUFFER_BYTES) or 1))
         while count := file.readinto(buffer):
-            yield buffer[:count]
+            stream.update(buffer[:count])
+    return digest.text()

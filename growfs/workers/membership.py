@@ -7,7 +7,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
@@ -30,16 +30,12 @@ REPLY_BYTES_MAX = 10_000
 
 log = logging.getLogger(__name__)
 
-LookUp = Callable[[str, int], Sequence[str]]
-"""The IP addresses of a name, for a port. Raises OSError."""
-
 
 class Members:
     """The nodes of several sources. port: for names without one."""
 
-    def __init__(self, port: int, look_up: LookUp | None = None) -> None:
+    def __init__(self, port: int) -> None:
         self._port = port
-        self._look_up = look_up or ip_addresses
         self._names: dict[str, DnsName] = {}
 
     def addresses(self, sources: Sequence[str]) -> tuple[str, ...]:
@@ -55,17 +51,16 @@ class Members:
         if not source.startswith(DNS_SCHEME):
             return (source if ":" in source else join_address(source, self._port),)
         if source not in self._names:
-            self._names[source] = DnsName(source, self._port, self._look_up)
+            self._names[source] = DnsName(source, self._port)
         return self._names[source].addresses()
 
 
 class DnsName:
     """The addresses of a name, all A and AAAA records. A thread looks them up; if that fails, the last ones stay."""
 
-    def __init__(self, url: str, port: int, look_up: LookUp) -> None:
+    def __init__(self, url: str, port: int) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or port
-        self._look_up = look_up
         self._found: tuple[str, ...] = ()
         self._waited = False
         self._tried, self._closed = threading.Event(), threading.Event()
@@ -86,7 +81,7 @@ class DnsName:
         fails = False
         while True:
             try:
-                ips = self._look_up(self._host, self._port)
+                ips = ip_addresses(self._host, self._port)
             except (OSError, UnicodeError) as error:
                 if not fails:
                     why = getattr(error, "strerror", None) or str(error)

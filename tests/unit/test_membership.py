@@ -14,7 +14,7 @@ URL = "dns://growfs.test:7070"
 
 
 class NameServer:
-    """Answers with `records`, or fails."""
+    """Answers with `records`, or fails. Each test ends the threads that ask it."""
 
     def __init__(self, *records: str) -> None:
         self.records = list(records)
@@ -33,21 +33,26 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "LOOK_UP_S", 0.01)
 
 
-def test_a_name_stands_for_all_its_addresses_as_they_change() -> None:
+def test_a_name_stands_for_all_its_addresses_as_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
     server = NameServer("10.0.0.2", "10.0.0.1", "fd00::1")
-    members = Members(7071, server.look_up)
+    monkeypatch.setattr(membership, "ip_addresses", server.look_up)
+    members, others = Members(7071), Members(7071)
     both = ["10.0.0.9:7072", URL]
     assert members.addresses(both) == ("10.0.0.9:7072", "10.0.0.1:7070", "10.0.0.2:7070", "[fd00::1]:7070")
     server.records = ["10.0.0.3"]
     until(lambda: members.addresses(both) == ("10.0.0.9:7072", "10.0.0.3:7070"))
-    assert Members(7071, server.look_up).addresses(["dns://growfs.test"]) == ("10.0.0.3:7071",)
+    assert others.addresses(["dns://growfs.test"]) == ("10.0.0.3:7071",)
+    assert others.addresses([]) == ()
     assert members.addresses(["10.0.0.9:7072"]) == ("10.0.0.9:7072",), "a name that is no source any more"
     assert members.addresses(["node1", "node2"]) == ("node1:7071", "node2:7071")
 
 
-def test_the_last_list_stays_while_look_ups_fail(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_last_list_stays_while_look_ups_fail(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = NameServer("10.0.0.1")
-    members = Members(7070, server.look_up)
+    monkeypatch.setattr(membership, "ip_addresses", server.look_up)
+    members = Members(7070)
     assert members.addresses([URL]) == ("10.0.0.1:7070",)
     server.is_down = True
     before = len(server.queries)
@@ -58,13 +63,15 @@ def test_the_last_list_stays_while_look_ups_fail(caplog: pytest.LogCaptureFixtur
     ]
     server.records, server.is_down = ["10.0.0.2"], False
     until(lambda: members.addresses([URL]) == ("10.0.0.2:7070",))
+    assert members.addresses([]) == ()
 
 
 def test_a_name_server_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "FIRST_S", 0.01)
     hung = socket.socketpair()
     with hung[0], hung[1]:
-        members = Members(7070, lambda host, port: [hung[0].recv(20).decode()])
+        monkeypatch.setattr(membership, "ip_addresses", lambda host, port: [hung[0].recv(20).decode()])
+        members = Members(7070)
         assert members.addresses([URL, "10.0.0.9:7070"]) == ("10.0.0.9:7070",)
         hung[1].send(b"10.0.0.1")
         until(lambda: len(members.addresses([URL])) == 1)

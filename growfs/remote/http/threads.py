@@ -63,8 +63,8 @@ class TransferJob:
         """Its place among files of the same urgency."""
         self.has_other_source = has_other_source
         """Whether it may not need the remote."""
-        self.parts: deque[Callable[[], None]] | None = None
-        """The parts that no thread has begun; None while they are unknown."""
+        self.parts = deque[Callable[[], None]]()
+        """The parts that no thread has begun; none while they are unknown."""
         self.helpers = 0
         """How many threads work on parts in addition to the one that runs the job."""
         self.has_failed = False
@@ -131,7 +131,9 @@ class TransferThreads:
     def hold(self, is_held: bool) -> None:
         """Make transfers wait while the remote is away, or continue."""
         with self._lock:
-            self._releases += self.is_held and not is_held
+            if is_held == self.is_held:
+                return
+            self._releases += not is_held
             self.is_held = is_held
             self._pause_ended.notify_all()
             self._wake()
@@ -293,7 +295,6 @@ class TransferThreads:
             return self._pop_part(job) if job.parts else None
 
     def _pop_part(self, job: TransferJob) -> Callable[[], None]:
-        assert job.parts
         part = job.parts.popleft()
         if not job.parts:
             self._dequeue(job)

@@ -79,11 +79,12 @@ class ProducedRemote(_ProducerRemote):
         """version: the listed one; without it, only a file that keeps its name can be found."""
         if not version and self._rename:
             raise RemoteMissing(f"{path}: its source is not known; list again")
-        source = _source_of(RemoteFile(path, None, None, version)) if version else RemoteFile(path, None, None, "")
-        return self._produced_file(self._remote.stat(source.path))
+        source = self._source(RemoteFile(path, None, None, version)).path if version else path
+        return self._produced_file(self._remote.stat(source))
 
     def _source(self, file: RemoteFile) -> RemoteFile:
-        return _source_of(file)
+        version, size, path = file.version.split("\n", 2)
+        return RemoteFile(path or file.path, int(size) if size else None, file.mtime_ns, version)
 
     def _produced_file(self, source: RemoteFile) -> RemoteFile:
         path = source.path
@@ -92,11 +93,6 @@ class ProducedRemote(_ProducerRemote):
         size = "" if source.size is None else source.size
         version = "\n".join([source.version, str(size), "" if path == source.path else source.path])
         return RemoteFile(path, None, source.mtime_ns, version)
-
-
-def _source_of(file: RemoteFile) -> RemoteFile:
-    version, size, path = file.version.split("\n", 2)
-    return RemoteFile(path or file.path, int(size) if size else None, file.mtime_ns, version)
 
 
 def _name_hash(path: str) -> int:
