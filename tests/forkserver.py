@@ -59,7 +59,7 @@ PRELOADED = (
     "growfs.remote.manifests.manifest",
     "growfs.remote.wrappers.members",
     "growfs.remote.wrappers.produced",
-    "growfs.remote.wrappers.retry",
+    "growfs.remote.wrappers.retrying",
     "awscrt.checksums",
     "rich.progress",
     "rich._emoji_codes",

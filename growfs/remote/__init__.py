@@ -40,7 +40,7 @@ def open_remote(
     else:
         open_source = partial(_open_source, spec, threads)
         if retries:
-            from growfs.remote.wrappers.retry import RetryingRemote
+            from growfs.remote.wrappers.retrying import RetryingRemote
 
             remote = RetryingRemote(open_source, retries)
         else:

@@ -18,7 +18,7 @@ from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.retries import Retries
 from growfs.remote.user_functions import Function
 from growfs.remote.wrappers.members import BUSY_MAX, ArchiveRemote, MemberLocation, path_of
-from growfs.remote.wrappers.retry import RetryingRemote
+from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.archives import by_tarfile, samples, tar_of
 from tests.remote.fake_remote import FakeRemote
 from tests.servers import S3Server, WebFolder

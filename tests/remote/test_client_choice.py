@@ -14,7 +14,7 @@ from growfs.remote.retries import Retries
 from growfs.remote.stores.registry import choose_client
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.web import HttpRemote
-from growfs.remote.wrappers.retry import RetryingRemote
+from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.remote.fake_store import KEYS, SMALL, FakeStore, Serve, fetched
 
 pytestmark = pytest.mark.usefixtures("small_parts")

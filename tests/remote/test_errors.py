@@ -33,7 +33,7 @@ from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.registry import open_store, store_name
 from growfs.remote.stores.s3.bucket import S3Remote
-from growfs.remote.wrappers.retry import RetryingRemote
+from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.remote.fake_remote import FakeRemote
 from tests.servers import QuietHandler, S3Server, free_port, serving
 

@@ -20,7 +20,7 @@ from growfs.remote.interface import Page
 from growfs.remote.retries import Retries
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit
-from growfs.remote.wrappers.retry import RetryingRemote
+from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.harness import until
 from tests.remote.fake_store import s3
 from tests.s3.proxy import proxy_to

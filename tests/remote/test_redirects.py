@@ -17,7 +17,7 @@ from growfs.remote.retries import Retries
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.gs import GoogleRemote
 from growfs.remote.stores.web import HttpRemote
-from growfs.remote.wrappers.retry import RetryingRemote
+from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.forward_proxy import AWAY
 from tests.remote.fake_store import DATA, FILE, SMALL, FakeStore, Request, Serve, fetched, part_starts
 
