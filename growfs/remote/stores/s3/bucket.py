@@ -114,7 +114,7 @@ class S3Remote(FsspecRemote):
         if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
             raise UsageError(f"{self.safe_url()}: names no bucket; write it as s3://bucket/prefix")
         self._signer: Signer | None = None
-        self._signer_number = 0
+        self._signer_number = 0  # of the client that it was made from
         self._signer_lock = threading.Lock()
         self._refusal = ""  # of credentials
         self._refused_at = -math.inf
