@@ -109,12 +109,12 @@ class OpenFiles:
 
     def should_preopen(self, id: int) -> bool:
         """Whether to open a file before its reader does: it is not open, and no idle file has to be closed for it."""
-        has_space = len(self._idle) < self._idle_max and not self._is_full
+        has_space = len(self._idle) < self._idle_max and self._descriptors < self._descriptors_max
         return has_space and id not in self._idle and id not in self._files
 
     @property
-    def _is_full(self) -> bool:
-        return len(self._files) + len(self._idle) + len(self._mapped) >= self._descriptors_max
+    def _descriptors(self) -> int:
+        return len(self._files) + len(self._idle) + len(self._mapped)
 
     def reuse(self, id: int) -> OpenFile | None:
         """Open a file again that is open or idle; None for any other."""
@@ -136,8 +136,8 @@ class OpenFiles:
         Raises TooManyOpen.
         """
         looks = range(0, len(self._idle), IDLE_CANDIDATES)
-        if self._is_full and not any(self._close_idle() for _ in looks):
-            in_use = len(self._files) + len(self._idle)
+        if self._descriptors >= self._descriptors_max and not any(self._close_idle() for _ in looks):
+            in_use = self._descriptors
             raise TooManyOpen(f"{in_use} files are open or mapped; raise the limit (ulimit -n) and mount again")
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -24,7 +24,7 @@ from growfs.cache.open_files import OpenFile, OpenFiles
 from growfs.cache.publish import Published, Publisher, StagedFile, last_admitted, mark_durable
 from growfs.cache.recovery import set_identity, verify_content, verify_on_medium
 from growfs.cache.schema import set_last_known, set_meta
-from growfs.errors import TooManyOpen
+from growfs.errors import TooManyOpen, Unreadable
 from growfs.signal import Signal
 from growfs.status_and_metrics import CacheStatus
 from growfs.units import CacheSize
@@ -216,8 +216,11 @@ class Store:
         return short
 
     def _short_by_disk(self, need: int) -> int:
-        """The same, by the size of the cache and the disk figures of statvfs(2)."""
-        free, files = disk.room(self.folder)
+        """The same, by the size of the cache and the disk figures of statvfs(2). Raises Unreadable."""
+        try:
+            free, files = disk.room(self.folder)
+        except OSError as error:
+            raise Unreadable(f"{self.folder}: {error.strerror}; look at the cache's disk (dmesg)") from error
         kept = self.min_free + self._db.spare.lacking_bytes
         short = max(self.used_bytes + need - self.limit_bytes, kept + need + self.reserved_bytes - free)
         return short if files else max(short, need)

@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -54,7 +55,6 @@ class Budget:
         self.changed = Signal[[]]()
         self._day = int(database.meta("budget_day", 0))
         self._spent = int(database.meta("budget_spent", 0))
-        self._saved = self._day, self._spent
 
     @property
     def spent(self) -> int:
@@ -89,12 +89,15 @@ class Budget:
             self._day, self._spent = _today(), 0
         self._spent += bytes
 
-    def save(self, writer: sqlite3.Connection) -> None:
-        """Write the count to the database, if it has changed."""
-        if (self._day, self._spent) != self._saved:
-            set_meta(writer, "budget_day", self._day)
-            set_meta(writer, "budget_spent", self._spent)
-            self._saved = self._day, self._spent
+    def saving(self) -> Callable[[sqlite3.Connection], None]:
+        """A function that writes the count as it is now to the database."""
+        day, spent = self._day, self._spent
+
+        def write(writer: sqlite3.Connection) -> None:
+            set_meta(writer, "budget_day", day)
+            set_meta(writer, "budget_spent", spent)
+
+        return write
 
 
 def _today() -> int:
@@ -141,15 +144,17 @@ class UsageCounters:
         self._saving.clear()
 
     def save_now(self) -> None:
-        """As `save`, on this thread, when the daemon stops."""
-        self._db.write_now(self._take_counts())
+        """As `save`, on this thread, when the daemon stops. If the disk refuses, the last counts are lost."""
+        with suppress(sqlite3.DatabaseError):
+            self._db.write_now(self._take_counts())
 
     def _take_counts(self) -> Callable[[sqlite3.Connection], None]:
         opens = self._saving = self._opens
         self._opens = Counter()
+        save_budget = self._budget.saving()
 
         def write(writer: sqlite3.Connection) -> None:
-            self._budget.save(writer)
+            save_budget(writer)
             ids = sorted(opens)  # in row order, so each page is written once
             writer.executemany("UPDATE usage SET opens = opens + ? WHERE id = ?", [(opens[id], id) for id in ids])
             writer.executemany("UPDATE resident SET opened = 1 WHERE id = ? AND opened = 0", [(id,) for id in ids])

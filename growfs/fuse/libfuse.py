@@ -158,6 +158,7 @@ class LibfuseEngine(pyfuse3.Operations):
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         self._vfs.close(fh)
 
+    @with_errno
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         capacity, data = self._vfs.capacity(), pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = BLOCK

@@ -153,6 +153,54 @@ def test_a_mount_outlives_its_disk(
     assert "Traceback" not in growfs.log()
 
 
+ROOM = """
+import errno, os, pathlib
+from growfs import disk
+real_room = disk.room
+def room(folder):
+    if pathlib.Path(os.environ["NO_ROOM"]).exists():
+        raise OSError(errno.EIO, "Input/output error")
+    return real_room(folder)
+disk.room = room
+"""
+"""As statvfs(2) fails on XFS after the disk has failed."""
+
+
+def test_a_disk_that_reports_no_room_fails_only_those_who_ask_for_it(
+    engine: str, growfs: Growfs, tmp_path: Path
+) -> None:
+    tree = make_tree(tmp_path / "remote", files=2)
+    growfs.env |= {SETUP_VARIABLE: ROOM, "NO_ROOM": str(tmp_path / "no_room")}
+    growfs.mount(tmp_path / "remote", "--engine", engine)
+    until(lambda: growfs.status()["state"] == "complete")
+    (tmp_path / "no_room").touch()
+    assert error_of(lambda: os.statvfs(growfs.mountpoint)) == errno.EIO
+    for path, content in tree.items():
+        assert (growfs.mountpoint / path).read_bytes() == content
+    (tmp_path / "no_room").unlink()
+    assert os.statvfs(growfs.mountpoint).f_blocks
+
+
+REFUSED_COUNTS = """
+import sqlite3
+from growfs.cache.usage import Budget
+def refuse(writer): raise sqlite3.OperationalError("database or disk is full")
+Budget.saving = lambda budget: refuse
+"""
+
+
+@pytest.mark.promise(29)
+def test_a_daemon_whose_last_counts_cannot_be_written_stops_cleanly(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", files=2)
+    growfs.env[SETUP_VARIABLE] = REFUSED_COUNTS
+    for _ in range(2):
+        growfs.mount(tmp_path / "remote")
+        until(lambda: growfs.status()["state"] == "complete")
+        assert read_all(growfs, tree) == set(tree)
+        growfs.umount()
+    assert "did not stop cleanly" not in growfs.log()
+
+
 @pytest.mark.promise(10)
 def test_a_disk_that_became_read_only_serves_what_is_cached(
     make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path

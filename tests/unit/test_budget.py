@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 
 import pytest
 
-from growfs.cache.usage import DAY_S, Budget
+from growfs.cache import usage
+from growfs.cache.schema import set_meta
+from growfs.cache.usage import DAY_S, Budget, UsageCounters
 from tests.unit.local_cache import LocalCache
 
 
@@ -28,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def save(cache: LocalCache, budget: Budget) -> None:
-    cache.database.write_now(budget.save)
+    cache.database.write_now(budget.saving())
 
 
 def test_a_budget_is_spent_when_the_limit_is_reached(cache: LocalCache, clock: Clock) -> None:
@@ -79,3 +82,42 @@ def test_the_count_of_a_day_equal_to_the_day_before_is_saved(cache: LocalCache, 
     budget.spend(60)
     save(cache, budget)
     assert Budget(cache.database, 100).spent == 60
+
+
+def test_bytes_that_are_spent_while_the_count_is_written_are_written_the_next_time(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written on another thread."""
+    budget = Budget(cache.database, 100)
+
+    def write(writer: sqlite3.Connection, key: str, value: object) -> None:
+        set_meta(writer, key, value)
+        if key == "budget_spent":
+            budget.spend(7)
+
+    budget.spend(60)
+    with monkeypatch.context() as patched:
+        patched.setattr(usage, "set_meta", write)
+        save(cache, budget)
+    save(cache, budget)
+    assert Budget(cache.database, 100).spent == 67
+
+
+def test_a_count_whose_transaction_was_rolled_back_is_written_the_next_time(cache: LocalCache) -> None:
+    budget = Budget(cache.database, 100)
+    budget.spend(60)
+
+    def refuse(writer: sqlite3.Connection) -> None:
+        budget.saving()(writer)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.raises(sqlite3.OperationalError):
+        cache.database.write_now(refuse)
+    save(cache, budget)
+    assert Budget(cache.database, 100).spent == 60
+
+
+def test_a_daemon_stops_although_its_last_counts_cannot_be_written(cache: LocalCache) -> None:
+    counters = UsageCounters(cache.database, Budget(cache.database, None))
+    cache.database.write_now(lambda writer: writer.execute("PRAGMA query_only = 1"))
+    counters.save_now()

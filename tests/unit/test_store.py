@@ -19,7 +19,7 @@ from growfs.cache import open_files
 from growfs.cache.open_files import OpenFile
 from growfs.cache.store import QUOTA_RETRY_S, Reservation
 from growfs.disk import BLOCK
-from growfs.errors import NoRoom
+from growfs.errors import NoRoom, TooManyOpen
 from growfs.paths import StrPath
 from growfs.rotation.rules import Generation, Holds
 from growfs.scheduler import space
@@ -176,6 +176,20 @@ async def test_mapped_files_count_however_many_there_are(tmp_path: Path, monkeyp
     store.collect_orphans()
     assert store.used_bytes == 0
     cache.close()
+
+
+async def test_a_refused_open_names_the_number_of_files_that_are_open_or_mapped(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await list_files(cache, "a", "b")
+    await cache.admit("a", "b")
+    open_file(cache, "a")
+    with mapped_only(cache.folder / "files/a"):
+        await cache.store.evict([cache.node("a").id])
+        cache.store.close_file(cache.node("a").id)
+        monkeypatch.setattr(cache.store.open_files, "_descriptors_max", 1)
+        with pytest.raises(TooManyOpen, match="1 files are open or mapped"):
+            open_file(cache, "b")
 
 
 async def test_a_staged_file_of_an_old_version_is_not_admitted(cache: LocalCache) -> None:
