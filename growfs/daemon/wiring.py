@@ -88,18 +88,20 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         from growfs.daemon.metrics_server import MetricsServer  # takes 0.1 s
 
         metrics = MetricsServer(listening("--metrics-addr", *options.metrics_addr), snapshot)
-
-    # The cache.
-
-    database = Database(folder.database)
-    recover(database, folder.path)
-    choice = None if request.fills else EngineChoice(options.engine, folder.partial)
+    if options.peer_addr:
+        listening("--peer-addr", *options.peer_addr).close()  # fails early; a worker does the listening
+    choice = None if request.fills else EngineChoice(options.engine, folder.path)
     shows_links = choice is not None and choice.shows_links
     if shows_links and options.allow_other:
         raise UsageError(
             "--allow-other: other users cannot follow links into the cache, which is only this user's; mount as the"
             " user who trains, or with --engine libfuse"
         )
+
+    # The cache. From here on, only Store.stop leaves it as after a clean stop.
+
+    database = Database(folder.database)
+    recover(database, folder.path)
     catalog = Catalog(database, options.freeze)
     store = Store(folder.path, database, catalog, options.cache_size, options.min_free, sees_opens=not shows_links)
     if producer is None or producer.rename is None:  # otherwise the files have other names than in the remote
@@ -347,7 +349,6 @@ def _build_peers(
     options, token = request.options, request.remote.peer_token
     if not (options.peers and options.peer_addr and token):
         return None
-    listening("--peer-addr", *options.peer_addr).close()  # fails early; a worker does the listening
     settings = PeerSettings(options.peers, options.peer_addr, token, options.peer_bandwidth)
     owns = partial(owner, first.seed, first.group) if options.exact else None
     return Peers(settings, workers, database, catalog, store, first.place, owns)

@@ -53,7 +53,6 @@ def check_engine(requested: str, folder: Path) -> tuple[Check, str]:
     """The engine that a mount with its cache in folder would use, by trying it. Also returns its name; "" if none."""
     try:
         choice = EngineChoice(requested, folder)
-        choice.load()
     except GrowfsError as error:
         return Check.failed("engine", error), ""
     except OSError as error:

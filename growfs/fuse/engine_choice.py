@@ -57,60 +57,52 @@ class KernelEngine(Engine, Protocol):
 class EngineChoice:
     """The requested engine, or with "auto" the fastest engine that works for files in folder and shows plain files.
 
-    name: its name. reason: why it was chosen, as text. Raises GrowfsError if the requested engine does not work.
+    name: its name. reason: why it was chosen, as text. create: creates it for a vfs. Raises GrowfsError if the
+    requested engine does not work, or the chosen one is libfuse and pyfuse3 does not work.
     """
 
     def __init__(self, requested: str, folder: Path) -> None:
-        self.name, self._stack_depth = requested, 1  # the lowest that works, so an overlay may lie on top of the mount
-        self.reason = "requested by --engine"
-        if requested == LinksEngine.name:
-            self.reason = "each cached file is a symbolic link to itself in the cache"
-        elif requested != LIBFUSE:
-            why_not = self._why_not_passthrough(folder)
-            if requested == PassthroughEngine.name and why_not:
-                raise GrowfsError(f"--engine passthrough: {why_not}; or leave the choice to --engine auto")
-            self.name = self._name_without(why_not) if why_not else PassthroughEngine.name
-
-    def _why_not_passthrough(self, folder: Path) -> str | None:
-        self.reason = "the kernel reads the cached files itself"
-        if why_not := why_not_passthrough(folder, self._stack_depth):
-            self._stack_depth = STACK_DEPTH_MAX
-            why_not = why_not_passthrough(folder, self._stack_depth)
-        return why_not
-
-    def _name_without(self, why_not: str) -> str:
-        """The engine to choose without passthrough."""
-        self.reason = f"no passthrough: {why_not}"
-        return LIBFUSE if has_pyfuse3() else LinksEngine.name
+        self.name, self.reason, stack_depth = _choose(requested, folder)
+        self.create: Callable[[Vfs], KernelEngine]
+        if self.name == PassthroughEngine.name:
+            self.create = partial(PassthroughEngine, stack_depth=stack_depth)
+        else:
+            self.create = LinksEngine if self.shows_links else _load_libfuse(self.reason)
 
     @property
     def shows_links(self) -> bool:
         """Whether readers open cached files directly."""
         return self.name == LinksEngine.name
 
-    def create(self, vfs: Vfs) -> KernelEngine:
-        """Create the chosen engine for a vfs. Raises GrowfsError as `load` does."""
-        return self.load()(vfs)
 
-    def load(self) -> Callable[[Vfs], KernelEngine]:
-        """Import the chosen engine. Raises GrowfsError if that is libfuse, and pyfuse3 does not work here."""
-        if self.name == PassthroughEngine.name:
-            return partial(PassthroughEngine, stack_depth=self._stack_depth)
-        if self.name == LinksEngine.name:
-            return LinksEngine
-        try:
-            from growfs.fuse.libfuse import LibfuseEngine  # imports pyfuse3; mounts start sooner without it
-        except (ImportError, OSError) as error:  # its C library may be missing, or have the wrong version
-            if has_pyfuse3():
-                found = f"cannot be imported: {error}"
-                remedy = pip_install("--force-reinstall", "--no-cache-dir", "--no-binary", "pyfuse3", "pyfuse3")
-            else:
-                found, remedy = "is not installed", pip_install("growfs[libfuse]")
-            raise GrowfsError(
-                f"the libfuse engine ({self.reason}) needs pyfuse3, which {found}; {PACKAGES} && {remedy}"
-            ) from None
+def _choose(requested: str, folder: Path) -> tuple[str, str, int]:
+    """(the name of the engine, the reason for it, its stack depth if it is passthrough)."""
+    if requested == LinksEngine.name:
+        return requested, "each cached file is a symbolic link to itself in the cache", 0
+    if requested == LIBFUSE:
+        return requested, "requested by --engine", 0
+    for stack_depth in (1, STACK_DEPTH_MAX):  # the lower is better: an overlay may lie on top of the mount
+        why_not = why_not_passthrough(folder, stack_depth)
+        if not why_not:
+            return PassthroughEngine.name, "the kernel reads the cached files itself", stack_depth
+    if requested == PassthroughEngine.name:
+        raise GrowfsError(f"--engine passthrough: {why_not}; or leave the choice to --engine auto")
+    return LIBFUSE if has_pyfuse3() else LinksEngine.name, f"no passthrough: {why_not}", 0
 
-        return LibfuseEngine
+
+def _load_libfuse(reason: str) -> Callable[[Vfs], KernelEngine]:
+    try:
+        from growfs.fuse.libfuse import LibfuseEngine  # imports pyfuse3; mounts start sooner without it
+    except (ImportError, OSError) as error:  # its C library may be missing, or have the wrong version
+        if has_pyfuse3():
+            found = f"cannot be imported: {error}"
+            remedy = pip_install("--force-reinstall", "--no-cache-dir", "--no-binary", "pyfuse3", "pyfuse3")
+        else:
+            found, remedy = "is not installed", pip_install("growfs[libfuse]")
+        raise GrowfsError(
+            f"the libfuse engine ({reason}) needs pyfuse3, which {found}; {PACKAGES} && {remedy}"
+        ) from None
+    return LibfuseEngine
 
 
 def has_pyfuse3() -> bool:

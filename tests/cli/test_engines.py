@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -189,3 +190,26 @@ def test_libfuse_without_pyfuse3_says_what_to_install(without_pyfuse3: Growfs, t
         "pip install --force",
     )
     assert leftovers(growfs) == []
+
+
+@pytest.mark.promise(29)
+@pytest.mark.parametrize("without_pyfuse3", [NO_MODULE], indirect=True)
+def test_a_mount_that_is_refused_leaves_the_cache_as_it_was(without_pyfuse3: Growfs, tmp_path: Path) -> None:
+    growfs, tree = without_pyfuse3, make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote", "--wait-files", len(tree), "--engine", "links")
+    growfs.umount()
+    (tmp_path / "token").write_text("a secret\n")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        for flags, why in (
+            (["--engine", "links", "--allow-other"], "other users cannot follow links"),
+            (["--engine", "libfuse"], "needs pyfuse3"),
+            (
+                ["--peers", address, "--peer-addr", address, "--peer-token-file", tmp_path / "token"],
+                "--peer-addr: cannot listen",
+            ),
+        ):
+            assert why in growfs.mount(tmp_path / "remote", *flags, check=False).stderr
+    growfs.mount(tmp_path / "remote", "--engine", "links")
+    growfs.umount()
+    assert "did not stop cleanly" not in growfs.log()
