@@ -234,8 +234,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         store.descriptor_closed.connect(engine.drop_descriptor)
         if isinstance(engine, LinksEngine):
             store.open_files.descriptor_opened.connect(engine.note_own_open)
-            store.leaving.connect(vfs.note_leaving)
-            vfs.links_leaving.connect(engine.drop_links)
+            store.leaving.connect(engine.drop_links)
 
     # The users' view and controls.
 

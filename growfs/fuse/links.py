@@ -13,21 +13,27 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
 from growfs.errors import GrowfsError
-from growfs.fuse import protocol, replies
+from growfs.fuse import protocol
 from growfs.fuse.mounting import MountSpec
 from growfs.fuse.passthrough import NO_BACKING, PassthroughEngine
 from growfs.fuse.protocol import FuseRequest, Opcode
+from growfs.vfs.attributes import LINK_BIT
 from growfs.vfs.file_events import UNKNOWN
-from growfs.vfs.filesystem import LeavingLink, Vfs
+from growfs.vfs.filesystem import Vfs
 from growfs.vfs.open_counter import OpenCounter
+
+if TYPE_CHECKING:
+    from growfs.cache.catalog import Removed
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +84,7 @@ class LinksEngine(PassthroughEngine):
     def _services(self) -> Sequence[Callable[[], Awaitable[None]]]:
         return (*super()._services(), self._counter.run)  # it starts tasks in the same nursery
 
-    def drop_links(self, leaving: Sequence[LeavingLink]) -> None:
+    def drop_links(self, leaving: Sequence[Removed]) -> None:
         """Make the kernel forget the links to files that are about to be deleted: opens of their names wait again.
 
         Called on the thread that deletes them.
@@ -87,14 +93,14 @@ class LinksEngine(PassthroughEngine):
         if not (self._mounted and leaving and token):
             return
         done = threading.Event()
-        token.run_sync_soon(self._vfs.list_as_files, {link.id for link in leaving})
+        token.run_sync_soon(self._vfs.drop_entries, leaving)
         token.run_sync_soon(done.set)
         done.wait(DROPPED_S_MAX)
         time.sleep(FOLLOWED_S)  # the kernel may have an earlier reply, but no entry yet to drop
         messages = []
-        for link in leaving:
-            messages.append(protocol.inval_entry(link.parent, link.name.encode()))
-            messages.append(protocol.inval_inode(link.id, 0, 0))  # a descriptor (O_PATH) may keep it
+        for file in leaving:
+            messages.append(protocol.inval_entry(file.parent, file.name.encode()))
+            messages.append(protocol.inval_inode(file.id | LINK_BIT, 0, 0))  # a descriptor (O_PATH) may keep it
         self._session.notify_all(messages, DROPPED_S_MAX)
         time.sleep(FOLLOWED_S)
 
@@ -142,23 +148,29 @@ class LinksEngine(PassthroughEngine):
         if not self._counter.is_counting:
             self._vfs.count_all()
         handle = self._vfs.open_directory(request.nodeid, request.tid)
-        if self._vfs.try_begin_listing(handle):
+        with self._closing_on_error(handle):
+            has_begun = self._vfs.try_begin_listing(handle)
+        if has_begun:
             self._reply_opendir(request, handle)
         else:
             self._start_task(request, partial(self._opendir_later, request, handle))
 
     async def _opendir_later(self, request: FuseRequest, handle: int) -> None:
-        try:
+        with self._closing_on_error(handle):
             await self._vfs.begin_listing(handle)
+        self._reply_opendir(request, handle)
+
+    @contextmanager
+    def _closing_on_error(self, handle: int) -> Iterator[None]:
+        try:
+            yield
         except BaseException:
             self._vfs.close_directory(handle)
             raise
-        self._reply_opendir(request, handle)
 
     def _reply_opendir(self, request: FuseRequest, handle: int) -> None:
         self._vfs.note_begun(handle)
-        if not self._session.send(replies.open_reply(request.unique, handle, 0)):
-            self._vfs.close_directory(handle)
+        super()._reply_opendir(request, handle)
 
     def _open(self, request: FuseRequest) -> None:
         """Open a file that is not cached, or one in .growfs/, which may report how often files were opened."""

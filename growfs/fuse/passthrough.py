@@ -235,7 +235,9 @@ class PassthroughEngine:
     # Directories.
 
     def _opendir(self, request: FuseRequest) -> None:
-        handle = self._vfs.open_directory(request.nodeid, request.tid)
+        self._reply_opendir(request, self._vfs.open_directory(request.nodeid, request.tid))
+
+    def _reply_opendir(self, request: FuseRequest, handle: int) -> None:
         if not self._session.send(replies.open_reply(request.unique, handle, 0)):
             self._vfs.close_directory(handle)
 

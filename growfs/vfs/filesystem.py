@@ -105,14 +105,6 @@ class Link(NamedTuple):
     target: str
 
 
-class LeavingLink(NamedTuple):
-    """A link to a file that is about to be deleted."""
-
-    id: int
-    parent: int
-    name: str
-
-
 class Vfs:
     """Owns the handles. Methods raise GrowfsError with the errno for the reader.
 
@@ -121,7 +113,7 @@ class Vfs:
     vfs.
 
     Signals: `file_opened` (node id) for each open of a cached file; `name_invalidated` (directory id, name) for each
-    name that the kernel has to look up again; `links_leaving`, on the thread that then deletes the files.
+    name that the kernel has to look up again.
     """
 
     def __init__(
@@ -137,7 +129,6 @@ class Vfs:
         self.opens = Opens()
         self.file_opened = Signal[[int]]()
         self.name_invalidated = Signal[[int, str]]()
-        self.links_leaving = Signal[[list[LeavingLink]]]()
         self._damaged: set[int] = set()
         self._catalog = catalog
         self._store = store
@@ -217,22 +208,6 @@ class Vfs:
     def _file(self, id: int, size: int | None, mtime_ns: int | None) -> Attributes:
         mtime_ns = self._started_ns if mtime_ns is None else mtime_ns
         return Attributes(id, False, size or 0, mtime_ns, 0.0 if size is None else FILE_TIMEOUT_S)
-
-    def note_leaving(self, files: Sequence[Removed]) -> None:
-        """Make the kernel drop the links to files that are about to be deleted."""
-        self.links_leaving.notify([LeavingLink(file.id | LINK_BIT, file.parent, file.name) for file in files])
-
-    def list_as_files(self, ids: set[int]) -> None:
-        """Make listings under way show these links as files: their targets are no longer cached."""
-        for directory in self._directories.values():
-            directory.pending = [
-                self._as_file(entry) if entry.id in ids else entry for entry in directory.pending
-            ]  # fmt: skip
-
-    def _as_file(self, link: Entry) -> Entry:
-        id = link.id & ~LINK_BIT
-        node = self._catalog.node(id)
-        return link._replace(id=id, size=(node.size or 0) if node else 0)
 
     # Listings.
 
@@ -316,12 +291,16 @@ class Vfs:
             directory.reader.is_shown_all(directory.id)
         return given
 
-    def forget_names(self, removed: Sequence[Removed]) -> None:
-        """Make the kernel look up names that are gone, and drop them from the pending entries of open directories."""
+    def drop_entries(self, removed: Sequence[Removed]) -> None:
+        """Make listings under way leave out files that are gone: their next entries are read again."""
         parents = {gone.parent for gone in removed}
         for directory in self._directories.values():
             if directory.id in parents:
                 directory.pending = []
+
+    def forget_names(self, removed: Sequence[Removed]) -> None:
+        """Make the kernel look up names that are gone, and listings under way leave them out."""
+        self.drop_entries(removed)
         for gone in removed:
             self.name_invalidated.notify(gone.parent, gone.name)
 

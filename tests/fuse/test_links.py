@@ -21,6 +21,7 @@ from growfs.errors import Unreadable
 from growfs.fuse.links import LinksEngine
 from growfs.vfs.open_counter import OpenCounter
 from tests.cli.support import NOBODY, namespace, needs_root, other_user
+from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import opened
 from tests.fuse.reader import Reader
 from tests.harness import Growfs, make_tree, until
@@ -124,6 +125,24 @@ def test_a_name_whose_file_was_evicted_waits_for_it_and_is_a_link_again(growfs: 
     assert growfs.status()["miss"]["files_total"] == 1
     assert is_link(growfs, "class0/0001.bin")
     assert growfs.content() == tree
+
+
+@pytest.mark.promise(3, 6)
+def test_a_file_that_is_evicted_while_its_directory_is_listed_is_left_out(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=150, size=100, suffix="x" * 200)
+    growfs.mount(tmp_path / "remote", "--wait-files", len(tree))
+    growfs.run("pause", growfs.mountpoint)
+    folder = growfs.mountpoint / "class0"
+    whole = os.listdir(folder)
+    read_ahead = whole[100:120]  # the daemon reads 128 at a time, and the kernel asks for 32 KB at most
+    assert len(whole) == len(tree)
+    with os.scandir(folder) as entries:
+        listed = [next(entries).name]
+        growfs.run("evict", growfs.mountpoint, *(f"class0/{name}" for name in read_ahead))
+        listed += [entry.name for entry in entries]
+    assert listed == whole[:100] + whole[120:]
+    name = f"class0/{read_ahead[0]}"
+    assert (growfs.mountpoint / name).read_bytes() == tree[name]
 
 
 @pytest.mark.promise(2, 3)
@@ -253,6 +272,30 @@ def test_other_users_are_not_let_in(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", files=1)
     done = growfs.mount(tmp_path / "remote", "--allow-other", check=False)
     assert "other users cannot follow links" in done.stderr
+
+
+NO_LISTING = """
+from growfs.errors import Unreadable
+from growfs.vfs.attributes import Capacity
+from growfs.vfs.filesystem import Vfs
+
+def refuse(vfs, handle, position=0):
+    raise Unreadable("the disk fails")
+
+Vfs.try_begin_listing = refuse
+Vfs.capacity = lambda vfs: Capacity(len(vfs._directories), 0)
+"""
+"""A disk that fails, and the number of open directories in place of the mount's blocks."""
+
+
+def test_a_directory_whose_listing_cannot_begin_is_closed(growfs: Growfs, tmp_path: Path) -> None:
+    """The kernel releases no directory whose open failed."""
+    make_tree(tmp_path / "remote", files=1)
+    growfs.env[SETUP_VARIABLE] = NO_LISTING
+    growfs.mount(tmp_path / "remote")
+    with pytest.raises(OSError, match="Input/output error"):
+        os.listdir(growfs.mountpoint)
+    assert os.statvfs(growfs.mountpoint).f_blocks == 0
 
 
 async def test_a_disk_that_fails_ends_neither_the_counter_nor_the_mount(tmp_path: Path) -> None:
