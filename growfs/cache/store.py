@@ -13,12 +13,12 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
 from growfs import disk
-from growfs.cache.catalog import NODE, Catalog, Changes, Node, Removed
+from growfs.cache.catalog import Catalog, Changes, Removed
 from growfs.cache.database import SPARE_BYTES_MAX, Database
 from growfs.cache.open_files import OpenFile, OpenFiles
 from growfs.cache.publish import Published, Publisher, StagedFile, last_admitted, mark_durable
@@ -42,6 +42,14 @@ QUOTA_RETRY_S = 60.0
 """Pause before probing it again after another refusal."""
 EVICTED_FILES_MAX = 1000
 """Files evicted in one transaction: other writers and readers wait for some ten milliseconds."""
+
+
+class Located(NamedTuple):
+    """A resident file. seq: its place in the order of admission, which tells it from an earlier one with its id."""
+
+    path: Path
+    digest: str
+    seq: int
 
 
 class Reservation:
@@ -101,10 +109,11 @@ class Store:
     excess cannot be evicted. Counters change only on trio's thread, between two awaits, hence atomically.
 
     Signals: `space_freed`; `admitted`, after files became resident; `returned_to_pass`, after the eviction of files
-    that the current pass may draw again; `replaced`, with the versions that newer ones replaced; `descriptor_closed`,
-    with the node id; `damaged`, with the node id of a file that was evicted because of wrong content; `leaving`, on the
-    writing thread, with files that are about to be deleted.
+    that the current pass may draw again; `replaced`, with the versions that newer ones replaced; `damaged`, with the
+    node id of a file that was evicted because of wrong content; `leaving`, on the writing thread, with files that are
+    about to be deleted.
 
+    open_files: the cached files that readers have open or mapped.
     sees_opens: readers open files through the daemon. Otherwise each file is opened here before it is removed, so that
     a lease can tell who has it open, then and later (`OpenFile.is_mapped`).
     """
@@ -129,8 +138,7 @@ class Store:
         self.damaged = Signal[[int]]()
         self.leaving = Signal[[Sequence[Removed]]]()
         self._sees_opens = sees_opens
-        self._open = OpenFiles()
-        self.descriptor_closed = self._open.descriptor_closed
+        self.open_files = OpenFiles()
         self._db = database
         self._catalog = catalog
         self._files = folder / "files"
@@ -151,22 +159,19 @@ class Store:
         (shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
         (self.last_seq,) = database.row("SELECT coalesce(max(seq), 0) FROM resident")
         self._publisher = Publisher(self._files, catalog.paths, max(shown_seq, last_place), self.leaving.notify)
+        self.mirrors = self._publisher.mirrors
+        """Folders of hard links to cached files, under the same paths; changed on the writing thread, or at start."""
         self._durable = database.row("SELECT 1 FROM resident WHERE durable = 0") is None
         self.quota_bytes: int | None = None
         """The bytes that a quota invisible to statvfs(2) allows, as far as probed; None until it refuses more."""
         self._quota_retry_at = -math.inf
-
-    @property
-    def mirrors(self) -> list[Path]:
-        """Folders of hard links to cached files, under the same paths; changed on the writing thread, or at start."""
-        return self._publisher.mirrors
 
     # The quota.
 
     @property
     def orphan_bytes(self) -> int:
         """Bytes of files that are evicted or replaced but still open or mapped."""
-        return self._open.orphan_bytes
+        return self.open_files.orphan_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -372,7 +377,7 @@ class Store:
                 self.resident_files -= 1
                 self.resident_bytes -= file.bytes
                 self.resident_content_bytes -= file.size
-                is_freed = not self._open.orphan(file.id, file.bytes) or is_freed
+                is_freed = not self.open_files.orphan(file.id, file.bytes) or is_freed
         if is_freed:
             self.space_freed.notify()
         return bytes - self.resident_bytes
@@ -430,18 +435,9 @@ class Store:
 
     # Open files.
 
-    @property
-    def open_files(self) -> OpenFiles:
-        """The cached files that readers have open or mapped."""
-        return self._open
-
-    def opened(self, id: int) -> OpenFile | None:
-        """The file with that node id, if a reader has it open."""
-        return self._open.get(id)
-
     def open(self, id: int) -> OpenFile | None:
         """Open a resident file once; None if it is not resident, or `recheck` has to verify it first."""
-        if opened := self._open.reuse(id):
+        if opened := self.open_files.reuse(id):
             return opened
         row = self._db.row(
             "SELECT n.parent, n.name, n.size, n.mtime_ns, r.ino, r.file_mtime_ns FROM resident r JOIN node n USING (id)"
@@ -451,37 +447,43 @@ class Store:
         if row is None:
             return None
         parent, name, size, mtime_ns, *admitted = row
-        return self._open.open(id, self.path_of(parent, name), size, mtime_ns, tuple(admitted))
+        return self.open_files.open(id, self.path_of(parent, name), size, mtime_ns, tuple(admitted))
 
     def is_in_use(self, id: int) -> bool:
         """Whether a reader has a resident file open or mapped."""
         self.track(id)
-        return id in self._open
+        return id in self.open_files
 
     def track(self, id: int) -> None:
         """Track a file that may go when its last reader closes it, if readers open files by themselves."""
         if not self._sees_opens:
             with suppress(TooManyOpen):
                 if self.open(id):
-                    self._open.close(id)
+                    self.open_files.close(id)
 
     def path_of(self, parent: int, name: str) -> str:
         """The path of a resident file with that name in a directory."""
         return f"{self._files}/{self._catalog.path_of(parent, name)}"
 
-    def located(self, id: int) -> tuple[Path, str] | None:
-        """(path of a resident file, its digest); None if it is not resident."""
-        row = self._db.row("SELECT n.parent, n.name, r.digest FROM resident r JOIN node n USING (id) WHERE id = ?", id)
-        return row and (self._files / self._catalog.path_of(row[0], row[1]), row[2])
+    def located(self, id: int) -> Located | None:
+        """Where a resident file is; None if it is not resident."""
+        query = "SELECT n.parent, n.name, r.digest, r.seq FROM resident r JOIN node n USING (id) WHERE id = ?"
+        row = self._db.row(query, id)
+        return row and Located(Path(self.path_of(row[0], row[1])), *row[2:])
+
+    async def _is_still(self, located: Located, id: int) -> bool:
+        """Whether a file was neither evicted nor replaced since it was located."""
+        await self._db.run_in_writer(lambda: None)  # by then, a file that was just renamed has its row
+        return self.located(id) == located
 
     def open_ahead(self, id: int) -> bool:
         """Open a resident file before a reader does; False if that would not help."""
-        return self._open.should_preopen(id) and self.open(id) is not None
+        return self.open_files.should_preopen(id) and self.open(id) is not None
 
     async def recheck(self, id: int) -> None:
         """Verify a resident file that `open` refused: if the digest differs, the file is evicted."""
         await self._db.run_in_writer(lambda: None)  # by then, a file that was just renamed has its row
-        if id not in self._open:
+        if id not in self.open_files:
             await self.verify(id)
 
     async def verify(self, id: int) -> bool:
@@ -489,28 +491,29 @@ class Store:
 
         Readers that have it open go on reading the damaged file.
         """
-        row = self._db.row(f"SELECT {NODE}, r.digest FROM resident r JOIN node n USING (id) WHERE id = ?", id)
-        if row is None:
+        located = self.located(id)
+        if located is None:
             return False
-        path = self._files / self._catalog.path(Node(*row[:-1]))
-        self._open.descriptor_opened.notify(id)
-        identity = await trio.to_thread.run_sync(verify_content, path, row[-1])
+        self.open_files.descriptor_opened.notify(id)
+        identity = await trio.to_thread.run_sync(verify_content, located.path, located.digest)
         if identity:
             await self._db.write(lambda writer: set_identity(writer, id, identity))
             return False
-        log.warning("%s: the cached file has been changed; it is fetched again", path)
+        if not await self._is_still(located, id):
+            return False
+        log.warning("%s: the cached file has been changed; it is fetched again", located.path)
         await self.evict([id])
         self.damaged.notify(id)
         return True
 
     def close_file(self, id: int) -> None:
         """Close a file once; the last close of a file that is no longer resident frees its bytes."""
-        if self._open.close(id):
+        if self.open_files.close(id):
             self.space_freed.notify()
 
     def collect_orphans(self) -> None:
         """Free the bytes of orphans that are no longer mapped; the kernel does not notify of that."""
-        if self._open.collect_orphans():
+        if self.open_files.collect_orphans():
             self.space_freed.notify()
 
     # Durability.
@@ -534,15 +537,13 @@ class Store:
 
     async def _drop_lost(self) -> None:
         """Evict files that a failed sync has lost. The kernel reports each error once: the next sync would succeed."""
-        rows = self._db.rows(
-            f"SELECT {NODE}, r.digest FROM resident r JOIN node n USING (id) WHERE r.durable = 0 AND n.is_dir = 0"
-        )
-        for *columns, digest in rows:
-            node = Node(*columns)
-            path = self._files / self._catalog.path(node)
-            if not await trio.to_thread.run_sync(verify_on_medium, path, digest):
-                log.warning("%s: the disk has lost it; it is fetched again", path)
-                await self.evict([node.id], return_to_pass=True)
+        for (id,) in self._db.rows("SELECT id FROM resident WHERE durable = 0 AND suffix IS NOT NULL"):
+            located = self.located(id)
+            if located is None or await trio.to_thread.run_sync(verify_on_medium, located.path, located.digest):
+                continue
+            if await self._is_still(located, id):
+                log.warning("%s: the disk has lost it; it is fetched again", located.path)
+                await self.evict([id], return_to_pass=True)
 
     def stop(self) -> None:
         """Sync, and mark the cache as cleanly stopped: the last step of a daemon. Raises OSError."""

@@ -231,7 +231,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         for removed in (catalog_sync.removed, store.replaced):
             removed.connect(vfs.forget_names)
         store.damaged.connect(vfs.note_damaged)
-        store.descriptor_closed.connect(engine.drop_descriptor)
+        store.open_files.descriptor_closed.connect(engine.drop_descriptor)
         if isinstance(engine, LinksEngine):
             store.open_files.descriptor_opened.connect(engine.note_own_open)
             store.leaving.connect(engine.drop_links)

@@ -322,4 +322,5 @@ class Peers:
         if located is None:
             self._store.close_file(node.id)
             return None
-        return ServedFile(node.id, located[0], RemoteFile(path, node.size, node.mtime_ns, node.version), located[1])
+        file = RemoteFile(path, node.size, node.mtime_ns, node.version)
+        return ServedFile(node.id, located.path, file, located.digest)

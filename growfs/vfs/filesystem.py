@@ -195,7 +195,7 @@ class Vfs:
             return self._virtual.attributes(id)
         if node := self._catalog.node(id):
             return self._of(node)
-        if opened := self._store.opened(id):
+        if opened := self._store.open_files.get(id):
             return self._file(id, opened.size, opened.mtime_ns)
         raise Stale(str(id))
 
@@ -328,7 +328,7 @@ class Vfs:
         """Count an open of a cached file. missed: it had to be fetched first."""
         id = handle & NODE_MASK
         self.opens.total += 1
-        if opened := self._store.opened(id):
+        if opened := self._store.open_files.get(id):
             self.opens.bytes += opened.size
         self.file_opened.notify(id)
         self._readers.opened(handle >> READER_SHIFT, id, missed)
@@ -425,7 +425,7 @@ class Vfs:
         """(file descriptor of the content, its size in bytes)."""
         if self.is_virtual(handle):
             return self._virtual.content(handle)
-        opened = self._store.opened(handle & NODE_MASK)
+        opened = self._store.open_files.get(handle & NODE_MASK)
         assert opened
         return opened.fd, opened.size
 

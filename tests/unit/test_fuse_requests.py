@@ -71,7 +71,7 @@ async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
     vfs.file_opened.connect(usage.count_open)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine, device = PassthroughEngine(vfs, 1), Session(ours.detach())
-    cache.store.descriptor_closed.connect(engine.drop_descriptor)
+    cache.store.open_files.descriptor_closed.connect(engine.drop_descriptor)
     engine.use(device)
     async with trio.open_nursery() as nursery:
         for run in (readers.run, cache.generations.run):
@@ -104,9 +104,9 @@ async def test_a_file_without_a_backing_id_is_read_through_the_daemon(kernel: Ke
     assert (header.error, structs.OpenOut.unpack(body).open_flags) == (0, protocol.OpenFlag.KEEP_CACHE)
     await kernel.send(Opcode.READ, structs.ReadIn.pack(id, 90, 4096, 0, 0, 0), id)
     assert (await kernel.receive())[1] == b"x" * 10
-    assert cache.store.opened(id)
+    assert cache.store.open_files.get(id)
     assert await kernel.request(Opcode.RELEASE, structs.ReleaseIn.pack(id, 0, 0, 0), id) == 0
-    assert cache.store.opened(id) is None
+    assert cache.store.open_files.get(id) is None
 
 
 async def test_a_read_is_answered_in_full_however_large_it_is(
@@ -143,7 +143,7 @@ async def test_an_open_whose_reader_cannot_be_watched_holds_no_file(
     monkeypatch.setattr("growfs.rotation.readers.pidfd_open", refuse)
     id = cache.node("a/1").id
     assert await kernel.request(Opcode.OPEN, OPEN_IN, id) == errno.ENFILE
-    assert cache.store.opened(id) is None
+    assert cache.store.open_files.get(id) is None
 
 
 async def test_an_open_is_answered_and_then_counted(

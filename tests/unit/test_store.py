@@ -6,6 +6,7 @@ import errno
 import os
 import sqlite3
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ import trio
 from trio.testing import MockClock
 
 from growfs import disk
-from growfs.cache import open_files
+from growfs.cache import open_files, store
 from growfs.cache.open_files import OpenFile
+from growfs.cache.recovery import verify_content
 from growfs.cache.store import QUOTA_RETRY_S, Reservation
 from growfs.disk import BLOCK
 from growfs.errors import NoRoom, TooManyOpen
@@ -152,7 +154,7 @@ async def test_an_evicted_file_that_is_open_counts_until_its_last_close(cache: L
     cache.store.close_file(id)
     assert notified
     assert cache.store.used_bytes == 0
-    assert cache.store.opened(id) is None
+    assert cache.store.open_files.get(id) is None
 
 
 async def test_mapped_files_count_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +431,7 @@ async def test_a_cached_file_that_was_altered_is_not_opened(cache: LocalCache, t
     await cache.admit("a/1")
     tamper(cache.folder / "files/a/1")  # type: ignore[operator]
     assert cache.store.open(cache.node("a/1").id) is None
-    assert cache.store.opened(cache.node("a/1").id) is None
+    assert cache.store.open_files.get(cache.node("a/1").id) is None
     await cache.store.recheck(cache.node("a/1").id)
     assert cache.resident() == set()
 
@@ -451,6 +453,45 @@ async def test_the_digest_decides_where_only_the_modification_time_differs(cache
 
 
 @pytest.mark.promise(29)
+async def renew(cache: LocalCache) -> None:
+    await cache.renew("a/1", b"new")
+
+
+async def evict_and_admit(cache: LocalCache) -> None:
+    await cache.store.evict([cache.node("a/1").id])
+    await cache.admit("a/1", content=b"other")
+
+
+@pytest.mark.parametrize("change", [renew, evict_and_admit])
+@pytest.mark.parametrize("after_sync", [False, True])
+async def test_a_file_that_changes_hands_while_it_is_verified_is_not_damaged(
+    cache: LocalCache,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[LocalCache], Awaitable[None]],
+    after_sync: bool,
+) -> None:
+    await list_files(cache, "a/1")
+    await cache.admit("a/1")
+
+    def verify(path: Path, digest: str) -> bool:
+        trio.from_thread.run(change, cache)
+        return bool(verify_content(path, digest))
+
+    damaged: list[int] = []
+    cache.store.damaged.connect(damaged.append)
+    id = cache.node("a/1").id
+    if after_sync:
+        monkeypatch.setattr(store, "verify_on_medium", verify)
+        monkeypatch.setattr(disk, "_fault_label", "SYNC")
+        monkeypatch.setattr(disk, "_fault_kind", "EIO")
+        with pytest.raises(OSError, match="injected"):
+            await cache.store.make_durable()
+    else:
+        monkeypatch.setattr(store, "verify_content", verify)
+        assert not await cache.store.verify(id)
+    assert (cache.resident(), damaged) == ({"a/1"}, [])
+
+
 async def test_files_admitted_before_a_sync_are_durable(cache: LocalCache) -> None:
     await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1")
