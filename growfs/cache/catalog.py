@@ -22,7 +22,6 @@ from growfs.cache.schema import (
     Query,
     join,
     query_of,
-    set_last_known,
     set_meta,
 )
 from growfs.remote.filter import PathFilter
@@ -287,7 +286,7 @@ class Catalog:
 
     def save(self, writer: sqlite3.Connection) -> None:
         """Save the totals for the next daemon, when this one stops."""
-        set_last_known(writer, "catalog", (self.files, self.bytes, self.directories))
+        set_meta(writer, "catalog", json.dumps((self.files, self.bytes, self.directories)))
 
     def forget_excluded(self, paths: PathFilter, options: str) -> Iterator[Changes]:
         """Remove the files that no longer match, if --include and --exclude have changed since the last mount.

@@ -97,12 +97,15 @@ class Database:
     `rows` and `row` read committed data without waiting. `write` runs a function in a transaction on the writing
     thread. Writes never overlap; one that raises is rolled back. If the disk refuses, reads raise Unreadable and writes
     sqlite3.DatabaseError.
+
+    stopped_cleanly: whether the last daemon did, once `recover` has found out.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.spare = Spare(path.with_name("spare"))
         self.refusal: sqlite3.DatabaseError | None = None
+        self.stopped_cleanly = False
         disk.make_overwritable(path.with_name(f"{path.name}-shm"))  # SQLite and all readers map it
         self._writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
         self._writer.execute("PRAGMA journal_mode = WAL")
@@ -200,14 +203,8 @@ class Database:
         return default if row is None else row[0]
 
     def last_known(self, key: str) -> Any:
-        """A value that the last daemon left with `set_last_known` when it stopped; None if it crashed.
-
-        Reading it deletes it, because it would be out of date if this daemon crashed.
-        """
-        if (value := self.meta(key)) is None:
-            return None
-        self.write_now(lambda writer: writer.execute("DELETE FROM meta WHERE key = ?", (key,)))
-        return json.loads(value)
+        """A JSON value of the table `meta` that is written when a daemon stops; None if the last one crashed."""
+        return json.loads(self.meta(key, "null")) if self.stopped_cleanly else None
 
     def close(self) -> None:
         """Close both connections; SQLite then folds the write-ahead log into the file."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from growfs import disk
 from growfs.cache.database import Database
-from growfs.cache.schema import forget_last_known, id_at, query_of, set_meta, with_paths
+from growfs.cache.schema import id_at, query_of, set_meta, with_paths
 from growfs.errors import TooManyOpen
 from growfs.remote import digest
 
@@ -77,10 +77,11 @@ def recover(database: Database, folder: Path) -> None:
     """Make rows and files agree, before anything reads either."""
     disk.fresh_folder("SWEEP_PARTIAL", folder / "partial")
     files = folder / "files"
-    if not database.meta("clean", int(not files.exists())):  # without a database, all files are deleted
+    clean_by_default = not files.exists()  # without a database, all files are deleted
+    database.stopped_cleanly = bool(database.meta("clean", clean_by_default))
+    if not database.stopped_cleanly:
         durable_only = database.meta("boot_id") != boot_id()
         lost = database.write_now(lambda writer: _drop_untrusted(writer, files, durable_only))
-        database.write_now(forget_last_known)
         strays = [path for path, _ in disk.walk_files(files) if not _has_row(database, str(path.relative_to(files)))]
         for path in strays:
             disk.unlink("SWEEP_STRAY", path)

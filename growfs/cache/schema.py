@@ -5,7 +5,6 @@ Workers start with each mount, so nothing here imports trio, which takes longer 
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -180,18 +179,3 @@ def id_at(ask: Query, path: str) -> int | None:
 def set_meta(writer: sqlite3.Connection, key: str, value: Any) -> None:
     """Write a value of the table `meta`."""
     writer.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", (key, value))
-
-
-LAST_KNOWN = ("catalog", "resident")
-"""The keys of the values that a daemon leaves to the next one."""
-
-
-def forget_last_known(writer: sqlite3.Connection) -> None:
-    """Delete these values after a crash: a power loss may have restored values that were read and deleted before it."""
-    writer.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in LAST_KNOWN])
-
-
-def set_last_known(writer: sqlite3.Connection, key: str, value: Any) -> None:
-    """Leave a JSON value to the next daemon, to save it a long query."""
-    assert key in LAST_KNOWN
-    set_meta(writer, key, json.dumps(value))

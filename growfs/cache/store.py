@@ -23,7 +23,7 @@ from growfs.cache.database import SPARE_BYTES_MAX, Database
 from growfs.cache.open_files import OpenFile, OpenFiles
 from growfs.cache.publish import Published, Publisher, StagedFile, last_admitted, mark_durable
 from growfs.cache.recovery import set_identity, verify_content, verify_on_medium
-from growfs.cache.schema import set_last_known, set_meta
+from growfs.cache.schema import set_meta
 from growfs.errors import TooManyOpen, Unreadable
 from growfs.signal import Signal
 from growfs.status_and_metrics import CacheStatus
@@ -559,7 +559,7 @@ class Store:
             mark_durable(writer, last_admitted(writer))
             self._catalog.save(writer)
             resident = self.resident_files, self.resident_bytes, self.resident_content_bytes, self._publisher.last_seq
-            set_last_known(writer, "resident", resident)
+            set_meta(writer, "resident", json.dumps(resident))
             set_meta(writer, "clean", int(not self._publisher.left_behind))
 
         self._db.write_now(write)
