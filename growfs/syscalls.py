@@ -96,8 +96,17 @@ def _call(number: int, *arguments: int | bytes) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     given = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
-    result: int = libc.syscall(ctypes.c_long(number), *given)
+    return checked(libc.syscall(ctypes.c_long(number), *given))
+
+
+def checked(result: int) -> int:
+    """The result of a C function that a library loaded with use_errno=True has returned.
+
+    Raises the OSError of its errno if the result is negative.
+    """
     if result < 0:
+        import ctypes
+
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result

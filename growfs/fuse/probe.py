@@ -20,6 +20,7 @@ from growfs.errors import GrowfsError
 from growfs.fuse import protocol
 from growfs.fuse.mounting import DEVICE, MountSpec, mount_rows
 from growfs.fuse.session import Session
+from growfs.syscalls import checked
 
 SYS_FSOPEN, SYS_FSCONFIG = 430, 431
 """The same on every architecture (include/uapi/asm-generic/unistd.h)."""
@@ -95,22 +96,14 @@ def _reason(error: OSError, what: str) -> str:
 
 def _create(device: int) -> int:
     """Create a FUSE superblock for device. Returns the descriptor that keeps it alive."""
-    context = _call(SYS_FSOPEN, b"fuse", FSOPEN_CLOEXEC)
+    context = checked(_libc.syscall(SYS_FSOPEN, b"fuse", FSOPEN_CLOEXEC))
     settings = {"source": "growfs", "fd": str(device), "rootmode": "40000", "user_id": "0", "group_id": "0"}
     try:
         for key, value in settings.items():
-            _call(SYS_FSCONFIG, context, FSCONFIG_SET_STRING, key.encode(), value.encode(), 0)
-        _call(SYS_FSCONFIG, context, FSCONFIG_SET_FLAG, b"default_permissions", None, 0)
-        _call(SYS_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
+            checked(_libc.syscall(SYS_FSCONFIG, context, FSCONFIG_SET_STRING, key.encode(), value.encode(), 0))
+        checked(_libc.syscall(SYS_FSCONFIG, context, FSCONFIG_SET_FLAG, b"default_permissions", None, 0))
+        checked(_libc.syscall(SYS_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0))
     except OSError:
         os.close(context)
         raise
     return context
-
-
-def _call(*arguments: object) -> int:
-    result: int = _libc.syscall(*arguments)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result

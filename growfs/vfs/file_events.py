@@ -11,7 +11,9 @@ import os
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from growfs.syscalls import checked
 
 # The same bits in both (include/uapi/linux/inotify.h and fanotify.h).
 OPEN, MODIFY, CLOSE_WRITE, MOVED_FROM, DELETE, DELETE_SELF = 0x20, 0x2, 0x8, 0x40, 0x200, 0x400
@@ -32,33 +34,6 @@ class FileEvent(NamedTuple):
     pid: int = UNKNOWN
 
 
-class FileEvents(Protocol):
-    """A queue of events."""
-
-    def watch(self, directory: Path, mask: int) -> int:
-        """Add events of a directory's files; returns the number of the watch. Works on any thread. Raises OSError."""
-
-    def read(self) -> list[FileEvent]:
-        """The events so far, in their order."""
-
-    def fileno(self) -> int:
-        """A descriptor that is readable while there are events."""
-
-    def close(self) -> None:
-        """End all watches."""
-
-
-def file_events(directory: Path | None) -> FileEvents:
-    """The best kind of queue. Raises OSError or ImportError.
-
-    directory: one of those to watch, or above them. None: the processes do not matter.
-    """
-    if directory is not None:
-        with suppress(OSError):  # not root, an older kernel, or a file system without file handles
-            return Fanotify(directory)
-    return Inotify()
-
-
 class Inotify:
     """Events from inotify(7), for any user. Some are lost if many files are opened in a moment."""
 
@@ -68,23 +43,23 @@ class Inotify:
         self._inotify = INotify()
 
     def watch(self, directory: Path, mask: int) -> int:
-        """See FileEvents."""
+        """Add events of a directory's files; returns the number of the watch. Works on any thread. Raises OSError."""
         from inotify_simple import flags
 
         number: int = self._inotify.add_watch(directory, mask | flags.ONLYDIR)
         return number
 
     def read(self) -> list[FileEvent]:
-        """See FileEvents."""
+        """The events so far, in their order."""
         return [FileEvent(event.wd, event.mask, event.name) for event in self._inotify.read(timeout=0)]
 
     def fileno(self) -> int:
-        """See FileEvents."""
+        """A descriptor that is readable while there are events."""
         number: int = self._inotify.fileno()
         return number
 
     def close(self) -> None:
-        """See FileEvents."""
+        """End all watches."""
         self._inotify.close()
 
 
@@ -112,7 +87,7 @@ class Fanotify:
         """Raises OSError if the kernel refuses, or cannot watch the file system of this directory."""
         self._libc = ctypes.CDLL(None, use_errno=True)
         flags = _CLOEXEC | _NONBLOCK | _UNLIMITED_QUEUE | _REPORT_DIR_FID | _REPORT_NAME
-        self._fd = self._call("fanotify_init", flags, os.O_RDONLY)
+        self._fd = checked(self._libc.fanotify_init(flags, os.O_RDONLY))
         self._numbers: dict[bytes, int] = {}
         """Of the watches, by the file handle of the directory."""
         self._last_number = 0
@@ -123,20 +98,20 @@ class Fanotify:
             raise
 
     def watch(self, directory: Path, mask: int) -> int:
-        """See FileEvents."""
+        """See Inotify."""
         path = os.fsencode(directory)
         handle = ctypes.create_string_buffer(_HANDLE.pack(_HANDLE_BYTES_MAX, 0), _HANDLE.size + _HANDLE_BYTES_MAX)
         mount = ctypes.c_int()
-        self._call("name_to_handle_at", _AT_FDCWD, path, handle, ctypes.byref(mount), 0)
+        checked(self._libc.name_to_handle_at(_AT_FDCWD, path, handle, ctypes.byref(mount), 0))
         size, _ = _HANDLE.unpack_from(handle)
         number = self._numbers.setdefault(handle.raw[: _HANDLE.size + size], self._last_number + 1)
         self._last_number = max(self._last_number, number)
         added = ctypes.c_uint64(mask | DELETE_SELF | IS_DIRECTORY | _EVENT_ON_CHILD)
-        self._call("fanotify_mark", self._fd, _MARK_ADD, added, _AT_FDCWD, path)
+        checked(self._libc.fanotify_mark(self._fd, _MARK_ADD, added, _AT_FDCWD, path))
         return number
 
     def read(self) -> list[FileEvent]:
-        """See FileEvents."""
+        """See Inotify."""
         events: list[FileEvent] = []
         gone: list[bytes] = []
         with suppress(BlockingIOError):
@@ -164,16 +139,24 @@ class Fanotify:
             start += length
 
     def fileno(self) -> int:
-        """See FileEvents."""
+        """See Inotify."""
         return self._fd
 
     def close(self) -> None:
-        """See FileEvents."""
+        """See Inotify."""
         os.close(self._fd)
 
-    def _call(self, name: str, *arguments: object) -> int:
-        result: int = getattr(self._libc, name)(*arguments)
-        if result < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return result
+
+FileEvents = Inotify | Fanotify
+"""A queue of events."""
+
+
+def file_events(directory: Path | None) -> FileEvents:
+    """The best kind of queue. Raises OSError or ImportError.
+
+    directory: one of those to watch, or above them. None: the processes do not matter.
+    """
+    if directory is not None:
+        with suppress(OSError):  # not root, an older kernel, or a file system without file handles
+            return Fanotify(directory)
+    return Inotify()

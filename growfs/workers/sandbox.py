@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
+from growfs.syscalls import checked
+
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls; the same on all architectures
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
@@ -39,13 +41,13 @@ def allow_writes(folders: Iterable[Path], files: Iterable[Path]) -> bool:
     contents = _WRITE | (_TRUNCATE if known >= 3 else 0)
     everything = contents | _CHANGE_FOLDERS | (_REFER if known >= 2 else 0)
     handled = struct.pack("=Q", everything)
-    rules = _check(_libc.syscall(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0))
+    rules = checked(_libc.syscall(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0))
     try:
         for places, allowed in ((folders, everything), (files, contents)):
             for place in places:
                 _allow(rules, place, allowed)
-        _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-        _check(_libc.syscall(_RESTRICT_SELF, rules, 0))
+        checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        checked(_libc.syscall(_RESTRICT_SELF, rules, 0))
     finally:
         os.close(rules)
     return True
@@ -57,13 +59,6 @@ def _allow(rules: int, place: Path, allowed: int) -> None:
     except FileNotFoundError:  # no machine has all of the devices
         return
     try:
-        _check(_libc.syscall(_ADD_RULE, rules, _RULE_PATH_BENEATH, struct.pack("=Qi", allowed, fd), 0))
+        checked(_libc.syscall(_ADD_RULE, rules, _RULE_PATH_BENEATH, struct.pack("=Qi", allowed, fd), 0))
     finally:
         os.close(fd)
-
-
-def _check(result: int) -> int:
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
