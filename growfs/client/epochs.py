@@ -16,7 +16,7 @@ from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
 from growfs.folder.layout import cache_of
 from growfs.paths import absolute_path
-from growfs.vfs.names import FOLDER_NAME, NEXT_PART
+from growfs.vfs.attributes import FOLDER_NAME, NEXT_PART
 
 
 def epoch(path: Path) -> Iterator[Path]:

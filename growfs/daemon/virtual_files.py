@@ -19,7 +19,7 @@ from growfs.cache.schema import query_of, read_only, with_paths
 from growfs.daemon.status_text import render
 from growfs.rotation.rules import Generation
 from growfs.status_and_metrics import MountStatus
-from growfs.vfs.names import NEXT_PART
+from growfs.vfs.attributes import NEXT_PART
 from growfs.vfs.virtual import VirtualFile
 
 LOG_LINES_MAX = 1000

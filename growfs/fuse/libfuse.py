@@ -177,8 +177,7 @@ def _entry(attributes: Attributes) -> pyfuse3.EntryAttributes:
     entry.st_size = attributes.size
     entry.st_blocks = attributes.blocks
     entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = attributes.mtime_ns
-    entry.attr_timeout = attributes.timeout_s
-    entry.entry_timeout = attributes.name_timeout_s
+    entry.attr_timeout = entry.entry_timeout = attributes.timeout_s
     return entry
 
 

@@ -46,9 +46,8 @@ def error_reply(unique: int, errno: int) -> bytes:
 
 def entry_out(attributes: Attributes) -> bytes:
     """The reply to LOOKUP, and the first part of an entry of READDIRPLUS."""
-    name_s, name_ns = _duration(attributes.name_timeout_s)
-    attr_s, attr_ns = _duration(attributes.timeout_s)
-    return EntryOut.pack(attributes.id, 0, name_s, attr_s, name_ns, attr_ns) + _attr(attributes)
+    s, ns = _duration(attributes.timeout_s)
+    return EntryOut.pack(attributes.id, 0, s, s, ns, ns) + _attr(attributes)
 
 
 def dirent(entry: Entry) -> bytes:

@@ -1,4 +1,7 @@
-"""The results of stat(2), statfs(2) and readdir(3), and how long the kernel may cache them."""
+"""The results of stat(2), statfs(2) and readdir(3), and how long the kernel may cache them; growfs's own names.
+
+Imports little, for programs that only read a mount.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,12 @@ import stat
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from growfs.cache.schema import NODES_FROM
+from growfs.remote.names import RESERVED
+
+FOLDER_NAME = RESERVED
+"""The folder of growfs's own files in a mount."""
+NEXT_PART = "next"
+"""The file there that shows its opener the next part of a pass (--exact)."""
 
 FILE_TIMEOUT_S = 86_400.0
 """How long the kernel may cache a file's name and attributes. They change only with the node id; the kernel is then
@@ -14,7 +22,6 @@ notified.
 """
 DIRECTORY_TIMEOUT_S = 1.0
 """The same for a directory. The kernel checks each directory of a path, so with 0 it would ask at every open."""
-
 
 LINK_BIT = 1 << 41
 """Set in the id of a link to a cached file; the rest is the file's own id, which applies while it is not a link."""
@@ -36,11 +43,6 @@ class Attributes:
         if self.id & LINK_BIT:
             return stat.S_IFLNK | 0o777
         return stat.S_IFDIR | 0o555 if self.is_dir else stat.S_IFREG | 0o444
-
-    @property
-    def name_timeout_s(self) -> float:
-        """How long the kernel may cache the name. Virtual files are looked up each time."""
-        return self.timeout_s if self.is_dir or self.id >= NODES_FROM else 0.0
 
     @property
     def blocks(self) -> int:

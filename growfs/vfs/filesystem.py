@@ -29,8 +29,15 @@ from growfs.rotation.rules import EVERYWHERE, Generation
 from growfs.signal import Signal
 from growfs.status_and_metrics import MissStatus
 from growfs.syscalls import read_page_cache
-from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, LINK_BIT, Attributes, Capacity, Entry
-from growfs.vfs.names import FOLDER_NAME
+from growfs.vfs.attributes import (
+    DIRECTORY_TIMEOUT_S,
+    FILE_TIMEOUT_S,
+    FOLDER_NAME,
+    LINK_BIT,
+    Attributes,
+    Capacity,
+    Entry,
+)
 from growfs.vfs.virtual import FOLDER_ID, VirtualFolder
 
 log = logging.getLogger(__name__)
@@ -169,9 +176,8 @@ class Vfs:
         return replace(self._of(node), timeout_s=0.0)
 
     def _link_attributes(self, node: Node) -> Attributes:
-        mtime_ns = self._started_ns if node.mtime_ns is None else node.mtime_ns
         length = len(os.fsencode(self._store.path_of(node.parent, node.name)))
-        return Attributes(node.id | LINK_BIT, False, length, mtime_ns, FILE_TIMEOUT_S)
+        return self._attributes(node.id | LINK_BIT, False, length, node.mtime_ns, FILE_TIMEOUT_S)
 
     def link(self, id: int) -> Link:
         """The link to a cached file."""
@@ -190,7 +196,7 @@ class Vfs:
         if id & LINK_BIT:
             return self._link_attributes(self._linked(id))
         if id in (ROOT, FOLDER_ID):
-            return Attributes(id, True, 0, self._started_ns, DIRECTORY_TIMEOUT_S)
+            return self._attributes(id, True, 0, None, DIRECTORY_TIMEOUT_S)
         if self._virtual.get(id):
             return self._virtual.attributes(id)
         if node := self._catalog.node(id):
@@ -201,13 +207,15 @@ class Vfs:
 
     def _of(self, node: Node) -> Attributes:
         if node.is_dir:
-            mtime_ns = self._started_ns if node.mtime_ns is None else node.mtime_ns
-            return Attributes(node.id, True, 0, mtime_ns, DIRECTORY_TIMEOUT_S)
+            return self._attributes(node.id, True, 0, node.mtime_ns, DIRECTORY_TIMEOUT_S)
         return self._file(node.id, node.size, node.mtime_ns)
 
     def _file(self, id: int, size: int | None, mtime_ns: int | None) -> Attributes:
-        mtime_ns = self._started_ns if mtime_ns is None else mtime_ns
-        return Attributes(id, False, size or 0, mtime_ns, 0.0 if size is None else FILE_TIMEOUT_S)
+        return self._attributes(id, False, size or 0, mtime_ns, 0.0 if size is None else FILE_TIMEOUT_S)
+
+    def _attributes(self, id: int, is_dir: bool, size: int, mtime_ns: int | None, timeout_s: float) -> Attributes:
+        """Attributes, with the time of the mount in place of an unknown one."""
+        return Attributes(id, is_dir, size, self._started_ns if mtime_ns is None else mtime_ns, timeout_s)
 
     # Listings.
 

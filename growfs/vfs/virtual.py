@@ -21,8 +21,7 @@ import trio
 from growfs.errors import TooManyOpen
 from growfs.rotation.rules import Generation
 from growfs.syscalls import memfd_create
-from growfs.vfs.attributes import Attributes, Entry
-from growfs.vfs.names import FOLDER_NAME
+from growfs.vfs.attributes import FOLDER_NAME, Attributes, Entry
 
 FOLDER_ID = 2
 """Node id of the folder. Its files have the ids that follow."""
