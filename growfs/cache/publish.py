@@ -194,15 +194,6 @@ class Publisher:
             rows = [(position, seq) for seq in group]
             writer.executemany("UPDATE resident SET queue_position = ? WHERE seq = ?", rows)
 
-    def delist(self, writer: sqlite3.Connection, ids: Iterable[int], generation: int) -> None:
-        """Mark files as no longer listed, from a generation on."""
-        query = "UPDATE resident SET delisted = ? WHERE id = ? AND delisted IS NULL"
-        writer.executemany(query, ((generation, id) for id in ids))
-
-    def relist(self, writer: sqlite3.Connection, ids: Iterable[int]) -> int:
-        """Mark files as not delisted; returns how many of them are resident."""
-        return writer.executemany("UPDATE resident SET delisted = NULL WHERE id = ?", ((id,) for id in ids)).rowcount
-
     def admit_all_folders(self, writer: sqlite3.Connection) -> None:
         """Make all directories of the catalog resident."""
         missing = "SELECT id FROM node WHERE is_dir = 1 AND id NOT IN (SELECT id FROM resident)"
@@ -269,26 +260,22 @@ class Publisher:
                     writer.execute("UPDATE node SET drawn = 0 WHERE id = ?", (id,))
         return evicted
 
-    def remove(self, evicted: Sequence[Removed]) -> None:
-        """Remove the files whose rows were deleted."""
-        self._leaving(evicted)
-        for file in evicted:
-            path = self._files / file.path
-            with self._log_failure(path):
-                disk.unlink("EVICT", path)
-                for mirror in self.mirrors:
-                    disk.unlink("EVICT", mirror / file.path)
+    def remove(self, removed: Iterable[Removed], left_catalog: bool = False) -> None:
+        """Remove the cached files whose rows were deleted.
 
-    def drop(self, removed: Iterable[Removed]) -> None:
-        """Remove the cached files that left the catalog, and the folders that this leaves empty."""
+        left_catalog: the files left the catalog, so the folders that this leaves empty are removed as well.
+        """
         cached = [file for file in removed if file.bytes is not None]
         self._leaving(cached)
         for file in cached:
-            path = self._files / file.path
-            with self._log_failure(path):
+            with self._log_failure(self._files / file.path):
                 for top in (self._files, *self.mirrors):
-                    disk.unlink("DISCARD", top / file.path)
-                    disk.prune_folders("DISCARD_FOLDER", (top / file.path).parent, top)
+                    path = top / file.path
+                    if left_catalog:
+                        disk.unlink("DISCARD", path)
+                        disk.prune_folders("DISCARD_FOLDER", path.parent, top)
+                    else:
+                        disk.unlink("EVICT", path)
 
     @contextmanager
     def _log_failure(self, path: StrPath) -> Iterator[None]:

@@ -363,7 +363,7 @@ class Store:
 
     def drop_files(self, changes: Changes) -> None:
         """Remove the cached files that left the catalog. Called on the writing thread, after the commit."""
-        self._publisher.drop(changes.removed)
+        self._publisher.remove(changes.removed, left_catalog=True)
 
     def count_dropped(self, changes: Changes) -> None:
         """Subtract the files that left the catalog from the counters."""
@@ -414,8 +414,10 @@ class Store:
 
         def write(writer: sqlite3.Connection) -> bool:
             for generation, ids in delisted.items():
-                self._publisher.delist(writer, ids, generation)
-            return self._publisher.relist(writer, needed) == len(needed)
+                query = "UPDATE resident SET delisted = ? WHERE id = ? AND delisted IS NULL"
+                writer.executemany(query, ((generation, id) for id in ids))
+            relist = "UPDATE resident SET delisted = NULL WHERE id = ?"
+            return writer.executemany(relist, ((id,) for id in needed)).rowcount == len(needed)
 
         try:
             return await self._db.write(write)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import trio
 
 from growfs.cache.database import Database
-from growfs.cache.schema import read_only, set_meta
+from growfs.cache.schema import Query, set_meta
 from growfs.signal import Signal
 from growfs.status_and_metrics import BudgetStatus
 
@@ -135,7 +135,7 @@ class UsageCounters:
             if self._changed:
                 self._changed = False
                 await self.save()
-                self.summary = await trio.to_thread.run_sync(self._summarize)
+                self.summary = await self._db.query_in_thread(summarize)
             await trio.sleep(SAVE_EVERY_S)
 
     async def save(self) -> None:
@@ -161,19 +161,19 @@ class UsageCounters:
 
         return write
 
-    def _summarize(self) -> Summary:
-        connection = read_only(self._db.path)
-        files, least, most, opens, squares, fetches = connection.execute(
-            "SELECT count(*), coalesce(min(opens), 0), coalesce(max(opens), 0), coalesce(sum(opens), 0),"
-            " coalesce(sum(opens * opens), 0), coalesce(sum(fetches), 0) FROM usage"
-        ).fetchone()
-        unread = connection.execute(
-            "SELECT suffix FROM resident WHERE suffix != '' GROUP BY suffix"
-            " HAVING count(*) >= ? AND sum(opened = 0) >= ? * count(*) ORDER BY count(*) DESC",
-            (UNREAD_FILES_MIN, UNREAD_SHARE),
-        ).fetchall()
-        connection.close()
-        mean = opens / files if files else 0.0
-        dispersion = (squares / files - mean * mean) / mean if mean else 0.0
-        per_fetch = opens / fetches if fetches else 0.0
-        return Summary(files, opens, least, most, mean, dispersion, per_fetch, tuple(suffix for (suffix,) in unread))
+
+def summarize(ask: Query) -> Summary:
+    """The figures now."""
+    ((files, least, most, opens, squares, fetches),) = ask(
+        "SELECT count(*), coalesce(min(opens), 0), coalesce(max(opens), 0), coalesce(sum(opens), 0),"
+        " coalesce(sum(opens * opens), 0), coalesce(sum(fetches), 0) FROM usage"
+    )
+    unread = ask(
+        "SELECT suffix FROM resident WHERE suffix != '' GROUP BY suffix"
+        " HAVING count(*) >= ? AND sum(opened = 0) >= ? * count(*) ORDER BY count(*) DESC",
+        UNREAD_FILES_MIN, UNREAD_SHARE,
+    )  # fmt: skip
+    mean = opens / files if files else 0.0
+    dispersion = (squares / files - mean * mean) / mean if mean else 0.0
+    per_fetch = opens / fetches if fetches else 0.0
+    return Summary(files, opens, least, most, mean, dispersion, per_fetch, tuple(suffix for (suffix,) in unread))

@@ -17,7 +17,7 @@ from humanfriendly import format_size
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
-from growfs.cache.schema import PINNED, id_at, query_of, read_only, with_paths
+from growfs.cache.schema import PINNED, Query, id_at, with_paths
 from growfs.cache.store import Store
 from growfs.daemon.control import Command
 from growfs.daemon.options import Options, flag_name, parse_value
@@ -232,7 +232,7 @@ class FileCommands:
         return self._completions(paths[0]) if len(paths) == 1 and names[0][1] else paths
 
     async def _matching(self, globs: list[str]) -> Matching:
-        matching = await trio.to_thread.run_sync(lambda: _match(self._database, PathFilter(globs)))
+        matching = await self._database.query_in_thread(partial(_match, PathFilter(globs)))
         if not matching.ids:
             raise GrowfsError(f"no file matches {' '.join(globs)}; patterns use .gitignore syntax")
         return matching
@@ -291,12 +291,11 @@ def _by_name(*commands: Command) -> dict[str, Command]:
     return {command.__name__: command for command in commands}
 
 
-def _match(database: Database, paths: PathFilter) -> Matching:
-    connection = read_only(database.path)
+def _match(paths: PathFilter, ask: Query) -> Matching:
     ids, missing, unpinned, bytes = array("q"), array("q"), array("q"), 0
     columns = "n.id, n.size, n.pinned, r.id IS NOT NULL"
     rest = "node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0"
-    for path, id, size, pinned, is_cached in with_paths(query_of(connection), columns, rest):
+    for path, id, size, pinned, is_cached in with_paths(ask, columns, rest):
         if paths.matches(path):
             ids.append(id)
             bytes += disk.allocation(size or 0)
@@ -304,7 +303,6 @@ def _match(database: Database, paths: PathFilter) -> Matching:
                 missing.append(id)
             elif not pinned:
                 unpinned.append(id)
-    connection.close()
     return Matching(ids, missing, unpinned, bytes)
 
 
