@@ -17,7 +17,7 @@ from functools import partial
 import trio
 
 from growfs.errors import GrowfsError
-from growfs.fuse import protocol, replies, structs
+from growfs.fuse import protocol, replies
 from growfs.fuse.mounting import MountRow, MountSpec, force_unmount
 from growfs.fuse.protocol import HEADER, FuseRequest, Opcode, OpenFlag
 from growfs.fuse.session import Session
@@ -140,7 +140,7 @@ class PassthroughEngine:
         """Answer any message; none ends the daemon."""
         try:
             request = protocol.parse_request(message)
-        except structs.Malformed as error:
+        except protocol.Malformed as error:
             log.error("the kernel's request cannot be read: %s", error)
             return
         name, handler = self._handlers.get(request.opcode) or (f"number {request.opcode}", self._refuse_unknown)
@@ -152,7 +152,7 @@ class PassthroughEngine:
             handler(request)
         except GrowfsError as error:
             self._refuse(request, error.errno)
-        except structs.Malformed as error:
+        except protocol.Malformed as error:
             log.error("the kernel's request %d cannot be read: %s", request.opcode, error)
             self._refuse(request, errno.EIO)
         except Exception:
@@ -187,7 +187,7 @@ class PassthroughEngine:
             del self._pending[request.unique]
 
     def _interrupt(self, request: FuseRequest) -> None:
-        unique = structs.InterruptIn.unpack(request.message, HEADER).unique
+        unique = protocol.InterruptIn.unpack(request.message, HEADER).unique
         if pending := self._pending.get(unique):
             self._nursery.start_soon(self._watch_signals, unique, pending)
 
@@ -242,17 +242,17 @@ class PassthroughEngine:
             self._vfs.close_directory(handle)
 
     def _readdir(self, request: FuseRequest, plus: bool) -> None:
-        read = structs.ReadIn.unpack(request.message, HEADER)
+        read = protocol.ReadIn.unpack(request.message, HEADER)
         if not self._vfs.try_begin_listing(read.fh, read.offset):
             self._start_task(request, partial(self._readdir_later, request, read, plus))
         else:
             self._reply_entries(request, read, plus)
 
-    async def _readdir_later(self, request: FuseRequest, read: structs.Members, plus: bool) -> None:
+    async def _readdir_later(self, request: FuseRequest, read: protocol.Members, plus: bool) -> None:
         await self._vfs.begin_listing(read.fh, read.offset)
         self._reply_entries(request, read, plus)
 
-    def _reply_entries(self, request: FuseRequest, read: structs.Members, plus: bool) -> None:
+    def _reply_entries(self, request: FuseRequest, read: protocol.Members, plus: bool) -> None:
         encode_entry = replies.direntplus if plus else replies.dirent
         body = bytearray()
         count = 0
@@ -279,7 +279,7 @@ class PassthroughEngine:
         return True
 
     def _releasedir(self, request: FuseRequest) -> None:
-        self._vfs.close_directory(structs.ReleaseIn.unpack(request.message, HEADER).fh)
+        self._vfs.close_directory(protocol.ReleaseIn.unpack(request.message, HEADER).fh)
         self._reply(request)
 
     # Files.
@@ -323,7 +323,7 @@ class PassthroughEngine:
         self._session.defer(partial(self._handle, request, self._close))
 
     def _close(self, request: FuseRequest) -> None:
-        self._vfs.close(structs.ReleaseIn.unpack(request.message, HEADER).fh)
+        self._vfs.close(protocol.ReleaseIn.unpack(request.message, HEADER).fh)
         self._reply(request)
 
     def drop_descriptor(self, id: int) -> None:
@@ -333,7 +333,7 @@ class PassthroughEngine:
 
     def _read(self, request: FuseRequest) -> None:
         """READ arrives for virtual files, files without a backing id, and any file after POSIX_FADV_WILLNEED."""
-        read = structs.ReadIn.unpack(request.message, HEADER)
+        read = protocol.ReadIn.unpack(request.message, HEADER)
         content = self._vfs.try_read(read.fh, read.offset, read.size)
         if content is None:
             self._start_task(request, partial(self._read_later, request, read))
@@ -341,11 +341,11 @@ class PassthroughEngine:
             self._session.send(replies.reply_header(request.unique, len(content)), content)
             self._drop_second_copy(request, read)
 
-    async def _read_later(self, request: FuseRequest, read: structs.Members) -> None:
+    async def _read_later(self, request: FuseRequest, read: protocol.Members) -> None:
         self._reply(request, await self._vfs.read(read.fh, read.offset, read.size))
         self._drop_second_copy(request, read)
 
-    def _drop_second_copy(self, request: FuseRequest, read: structs.Members) -> None:
+    def _drop_second_copy(self, request: FuseRequest, read: protocol.Members) -> None:
         """Make the kernel forget the read-ahead pages of a file that it reads itself: the cached file is in memory."""
         if self._backing_ids.get(request.nodeid, NO_BACKING) != NO_BACKING:
             self._session.notify(protocol.inval_inode(request.nodeid, read.offset, read.size))

@@ -6,8 +6,18 @@ import os
 from struct import Struct
 
 from growfs.disk import BLOCK
-from growfs.fuse.protocol import STATX_BASIC_STATS
-from growfs.fuse.structs import Attr, AttrOut, Dirent, EntryOut, OpenOut, OutHeader, StatfsOut, StatxOut, StatxTimes
+from growfs.fuse.protocol import (
+    STATX_BASIC_STATS,
+    Attr,
+    AttrOut,
+    Dirent,
+    EntryOut,
+    OpenOut,
+    OutHeader,
+    StatfsOut,
+    StatxOut,
+    StatxTimes,
+)
 from growfs.vfs.attributes import FILE_TIMEOUT_S, LINK_BIT, Attributes, Capacity, Entry
 from growfs.vfs.filesystem import NAME_MAX
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 import trio
 
 from growfs.errors import GrowfsError
-from growfs.fuse import protocol, replies, structs
+from growfs.fuse import protocol, replies
 from growfs.fuse.latency import CpuLatencyRequest, RealtimeBoost
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class Session:
     def open_backing(self, fd: int) -> int:
         """Register a file that the kernel may read by itself. Returns its backing id. Raises OSError."""
         # With a mutable buffer fcntl.ioctl returns the kernel's return value; with bytes it returns a copy of them.
-        return int(fcntl.ioctl(self._fd, protocol.BACKING_OPEN, bytearray(structs.BackingMap.pack(fd, 0))))
+        return int(fcntl.ioctl(self._fd, protocol.BACKING_OPEN, bytearray(protocol.BackingMap.pack(fd, 0))))
 
     def close_backing(self, id: int) -> None:
         """Release a backing id. Files opened with it stay readable."""
@@ -252,5 +252,5 @@ class Session:
             while True:
                 request = protocol.parse_request(os.read(self._fd, protocol.MIN_READ_BUFFER))
                 self.send(replies.error_reply(request.unique, errno.EIO))
-        except (OSError, structs.Malformed):  # EAGAIN: no request waits; ENODEV: none can come
+        except (OSError, protocol.Malformed):  # EAGAIN: no request waits; ENODEV: none can come
             return

@@ -6,10 +6,9 @@ import struct
 
 import pytest
 
-from growfs.fuse import protocol, replies, structs
-from growfs.fuse.protocol import HEADER, InitFlag, Opcode
+from growfs.fuse import protocol, replies
+from growfs.fuse.protocol import HEADER, InitFlag, Malformed, Members, Opcode, Structure
 from growfs.fuse.session import FLAGS
-from growfs.fuse.structs import Malformed, Members, Structure
 from growfs.vfs.attributes import Attributes, Entry
 
 INIT = bytes.fromhex(
@@ -26,7 +25,7 @@ DIRENT = bytes.fromhex("02040000000000000300000000000000020000000800000066310000
 FILE = Attributes(1026, False, 300_000, 0x6B0064CF * 10**9 + 0x026D4FA9, 86_400.0)
 
 OFFERED = FLAGS | InitFlag.PASSTHROUGH | InitFlag.CACHE_SYMLINKS
-STRUCTURES = [kind for kind in vars(structs).values() if isinstance(kind, Structure)]
+STRUCTURES = [kind for kind in vars(protocol).values() if isinstance(kind, Structure)]
 SIZES = {  # sizeof, of the header's 64-bit layouts
     "InHeader": 40, "OutHeader": 16, "InitIn": 64, "InitOut": 64, "OpenOut": 16, "ReadIn": 40, "ReleaseIn": 24,
     "InterruptIn": 8, "Attr": 88, "AttrOut": 16, "EntryOut": 40, "StatfsOut": 80, "Dirent": 24, "InvalEntryOut": 16,
@@ -37,13 +36,13 @@ SIZES = {  # sizeof, of the header's 64-bit layouts
 def test_parse_the_init_request_of_the_kernel() -> None:
     request = protocol.parse_request(INIT)
     assert (request.opcode, request.unique) == (Opcode.INIT, 2)
-    offer = structs.InitIn.unpack(request.message, HEADER)
+    offer = protocol.InitIn.unpack(request.message, HEADER)
     assert (offer.major, offer.minor, offer.max_readahead) == (7, 45, 131_072)
     assert OFFERED & protocol.all_flags(offer) == OFFERED
 
 
 def test_negotiate_accepts_the_flags_of_the_kernel() -> None:
-    offer = structs.InitIn.unpack(INIT, HEADER)
+    offer = protocol.InitIn.unpack(INIT, HEADER)
     answer = negotiated(offer, FLAGS, 64, 4096)
     assert (answer.major, answer.minor, answer.max_stack_depth) == (7, 45, 2)
     assert protocol.all_flags(answer) == FLAGS | InitFlag.CACHE_SYMLINKS
@@ -85,12 +84,12 @@ def test_the_largest_read_is_the_same_for_all_page_sizes(page_bytes: int, pages:
 
 
 def offered(major: int = 7, minor: int = 45, flags: int = int(OFFERED)) -> Members:
-    return structs.InitIn.members(major, minor, 131_072, flags & 0xFFFFFFFF, flags >> 32)
+    return protocol.InitIn.members(major, minor, 131_072, flags & 0xFFFFFFFF, flags >> 32)
 
 
 def negotiated(offer: Members, wanted: InitFlag, max_background: int, page_bytes: int) -> Members:
     answer = protocol.negotiate(offer, wanted, InitFlag.CACHE_SYMLINKS, max_background, page_bytes, 2)
-    return structs.InitOut.unpack(answer)
+    return protocol.InitOut.unpack(answer)
 
 
 def test_pack_an_entry_of_a_directory() -> None:
@@ -106,7 +105,7 @@ def test_pack_an_entry_of_a_directory() -> None:
 def test_the_fast_encoding_of_directory_entries_is_the_same(name: str, is_dir: int) -> None:
     entry = Entry(1026, name, is_dir, 0 if is_dir else FILE.size, FILE.mtime_ns, 3)
     encoded = name.encode()
-    head = structs.Dirent.pack(1026, 3, len(encoded), 4 if is_dir else 8)
+    head = protocol.Dirent.pack(1026, 3, len(encoded), 4 if is_dir else 8)
     assert replies.dirent(entry) == head + encoded + bytes(-len(encoded) % 8)
     assert replies.direntplus(entry) == replies.entry_out(entry.attributes) + replies.dirent(entry)
     if not is_dir:
@@ -115,7 +114,7 @@ def test_the_fast_encoding_of_directory_entries_is_the_same(name: str, is_dir: i
 
 @pytest.mark.parametrize("name", SIZES)
 def test_structure_sizes_are_those_of_the_kernel(name: str) -> None:
-    assert getattr(structs, name).size == SIZES[name]
+    assert getattr(protocol, name).size == SIZES[name]
 
 
 @pytest.mark.parametrize("kind", STRUCTURES, ids=lambda kind: kind.name)

@@ -19,7 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 from growfs.cache.schema import ROOT
 from growfs.cache.usage import Budget, UsageCounters
 from growfs.errors import GrowfsError
-from growfs.fuse import protocol, replies, session, structs
+from growfs.fuse import protocol, replies, session
 from growfs.fuse.passthrough import WRITE_OPCODES, PassthroughEngine
 from growfs.fuse.protocol import InitFlag, Opcode
 from growfs.fuse.session import FLAGS, Session
@@ -41,13 +41,13 @@ class Kernel:
         self.end = trio.socket.from_stdlib_socket(end)
 
     async def send(self, opcode: int, body: bytes = b"", nodeid: int = ROOT, unique: int = 4) -> None:
-        header = structs.InHeader.pack(protocol.HEADER + len(body), opcode, unique, nodeid, 0, 0, os.getpid())
+        header = protocol.InHeader.pack(protocol.HEADER + len(body), opcode, unique, nodeid, 0, 0, os.getpid())
         await self.end.send(header + body)
 
-    async def receive(self) -> tuple[structs.Members, bytes]:
+    async def receive(self) -> tuple[protocol.Members, bytes]:
         with trio.fail_after(5):
             message = await self.end.recv(1 << 20)
-        return structs.OutHeader.unpack(message), message[structs.OutHeader.size :]
+        return protocol.OutHeader.unpack(message), message[protocol.OutHeader.size :]
 
     async def request(self, opcode: int, body: bytes = b"", nodeid: int = ROOT) -> int:
         """Send a request, and return the errno of the reply."""
@@ -90,7 +90,7 @@ async def test_lookups_find_names_or_return_the_errno(kernel: Kernel) -> None:
     await kernel.send(Opcode.LOOKUP, b"a\0")
     header, body = await kernel.receive()
     assert header.error == 0
-    assert structs.Attr.unpack(body, structs.EntryOut.size).mode & 0o777 == 0o555
+    assert protocol.Attr.unpack(body, protocol.EntryOut.size).mode & 0o777 == 0o555
     assert await kernel.request(Opcode.LOOKUP, b"b\0") == errno.ENOENT
     assert await kernel.request(Opcode.LOOKUP, b"\xff\0") == errno.ENOENT
     assert await kernel.request(Opcode.LOOKUP, b"x" * 256 + b"\0") == errno.ENAMETOOLONG
@@ -101,11 +101,11 @@ async def test_a_file_without_a_backing_id_is_read_through_the_daemon(kernel: Ke
     id = cache.node("a/1").id
     await kernel.send(Opcode.OPEN, OPEN_IN, id)
     header, body = await kernel.receive()
-    assert (header.error, structs.OpenOut.unpack(body).open_flags) == (0, protocol.OpenFlag.KEEP_CACHE)
-    await kernel.send(Opcode.READ, structs.ReadIn.pack(id, 90, 4096, 0, 0, 0), id)
+    assert (header.error, protocol.OpenOut.unpack(body).open_flags) == (0, protocol.OpenFlag.KEEP_CACHE)
+    await kernel.send(Opcode.READ, protocol.ReadIn.pack(id, 90, 4096, 0, 0, 0), id)
     assert (await kernel.receive())[1] == b"x" * 10
     assert cache.store.open_files.get(id)
-    assert await kernel.request(Opcode.RELEASE, structs.ReleaseIn.pack(id, 0, 0, 0), id) == 0
+    assert await kernel.request(Opcode.RELEASE, protocol.ReleaseIn.pack(id, 0, 0, 0), id) == 0
     assert cache.store.open_files.get(id) is None
 
 
@@ -122,13 +122,13 @@ async def test_a_read_is_answered_in_full_however_large_it_is(
     sent = Session.send
 
     def send(device: Session, message: bytes, content: memoryview | None = None) -> bool:
-        answered.append(structs.OutHeader.unpack(message).len - structs.OutHeader.size)
+        answered.append(protocol.OutHeader.unpack(message).len - protocol.OutHeader.size)
         assert content is None or len(content) == answered[-1]
-        return sent(device, replies.reply(structs.OutHeader.unpack(message).unique))
+        return sent(device, replies.reply(protocol.OutHeader.unpack(message).unique))
 
     monkeypatch.setattr(Session, "send", send)
     for size in (16 << 20, 2 << 20, 4096):
-        await kernel.send(Opcode.READ, structs.ReadIn.pack(id, 4096, size, 0, 0, 0), id)
+        await kernel.send(Opcode.READ, protocol.ReadIn.pack(id, 4096, size, 0, 0, 0), id)
         await kernel.receive()
     monkeypatch.setattr(Session, "send", sent)
     assert answered == [(3 << 20) - 4096, 2 << 20, 4096]
@@ -189,11 +189,11 @@ async def test_a_truncated_body_is_refused(kernel: Kernel, opcode: Opcode) -> No
 
 @pytest.mark.parametrize("opcode", WITH_BODY, ids=lambda opcode: opcode.name)
 async def test_an_unknown_handle_is_refused(kernel: Kernel, opcode: Opcode) -> None:
-    body = structs.ReadIn.pack(9999, 0, 4096, 0, 0, 0)
+    body = protocol.ReadIn.pack(9999, 0, 4096, 0, 0, 0)
     assert await kernel.request(opcode, body, 9999) == errno.EIO
 
 
-@pytest.mark.parametrize("message", [b"x", bytes(39), bytes(40), structs.InHeader.pack(99, 1, 1, 1, 0, 0, 0)])
+@pytest.mark.parametrize("message", [b"x", bytes(39), bytes(40), protocol.InHeader.pack(99, 1, 1, 1, 0, 0, 0)])
 async def test_a_malformed_message_is_ignored(kernel: Kernel, message: bytes) -> None:
     await kernel.end.send(message)
 
@@ -203,14 +203,14 @@ async def test_no_task_waits_for_the_end_of_a_poll(kernel: Kernel, monkeypatch: 
     monkeypatch.setattr(session, "POLL_S_MAX", 60.0)
     for _ in range(20):
         await kernel.send(Opcode.OPENDIR, OPEN_IN)
-        handle = structs.OpenOut.unpack((await kernel.receive())[1]).fh
-        await kernel.send(Opcode.READDIR, structs.ReadIn.pack(handle, 0, 4096, 0, 0, 0))
+        handle = protocol.OpenOut.unpack((await kernel.receive())[1]).fh
+        await kernel.send(Opcode.READDIR, protocol.ReadIn.pack(handle, 0, 4096, 0, 0, 0))
         assert b"a" in (await kernel.receive())[1]
-        assert await kernel.request(Opcode.RELEASEDIR, structs.ReleaseIn.pack(handle, 0, 0, 0)) == 0
+        assert await kernel.request(Opcode.RELEASEDIR, protocol.ReleaseIn.pack(handle, 0, 0, 0)) == 0
 
 
 async def test_an_interrupt_of_an_unknown_request_is_ignored(kernel: Kernel) -> None:
-    await kernel.send(Opcode.INTERRUPT, structs.InterruptIn.pack(12345))
+    await kernel.send(Opcode.INTERRUPT, protocol.InterruptIn.pack(12345))
 
 
 async def test_any_message_is_answered_once(kernel: Kernel) -> None:
@@ -229,26 +229,26 @@ async def test_the_handshake_answers_the_init_request() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         flags = int(FLAGS | InitFlag.PASSTHROUGH)
-        offer = structs.InitIn.pack(7, 45, 4096, flags & 0xFFFFFFFF, flags >> 32)
-        theirs.send(structs.InHeader.pack(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0) + offer)
+        offer = protocol.InitIn.pack(7, 45, 4096, flags & 0xFFFFFFFF, flags >> 32)
+        theirs.send(protocol.InHeader.pack(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0) + offer)
         Session(ours.fileno()).handshake(InitFlag.PASSTHROUGH, 1)
-        assert structs.InitOut.unpack(theirs.recv(1000), structs.OutHeader.size).major == 7
+        assert protocol.InitOut.unpack(theirs.recv(1000), protocol.OutHeader.size).major == 7
 
 
 async def test_a_kernel_whose_init_request_is_shorter_is_told_that_it_is_too_old() -> None:
     """Before Linux 5.17 it had no second half of the flags."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        offer = structs.InitIn.pack(7, 34, 131_072, 0x7FFFFFB, 0)[:16]
-        theirs.send(structs.InHeader.pack(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0) + offer)
+        offer = protocol.InitIn.pack(7, 34, 131_072, 0x7FFFFFB, 0)[:16]
+        theirs.send(protocol.InHeader.pack(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0) + offer)
         with pytest.raises(protocol.KernelTooOld, match=r"FUSE 7\.34"):
             Session(ours.fileno()).handshake(InitFlag.PASSTHROUGH, 1)
-        assert structs.OutHeader.unpack(theirs.recv(1000)).error == -errno.EPROTO
+        assert protocol.OutHeader.unpack(theirs.recv(1000)).error == -errno.EPROTO
 
 
 async def test_a_session_that_begins_with_another_request_is_refused() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        theirs.send(structs.InHeader.pack(protocol.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0))
+        theirs.send(protocol.InHeader.pack(protocol.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0))
         with pytest.raises(GrowfsError, match="begins the session with request 17"):
             Session(ours.fileno()).handshake(InitFlag.PASSTHROUGH, 1)

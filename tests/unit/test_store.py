@@ -452,7 +452,6 @@ async def test_the_digest_decides_where_only_the_modification_time_differs(cache
     assert ("a/1" in cache.resident()) == whole
 
 
-@pytest.mark.promise(29)
 async def renew(cache: LocalCache) -> None:
     await cache.renew("a/1", b"new")
 
@@ -492,6 +491,7 @@ async def test_a_file_that_changes_hands_while_it_is_verified_is_not_damaged(
     assert (cache.resident(), damaged) == ({"a/1"}, [])
 
 
+@pytest.mark.promise(29)
 async def test_files_admitted_before_a_sync_are_durable(cache: LocalCache) -> None:
     await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1")
