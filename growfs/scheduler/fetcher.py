@@ -106,7 +106,11 @@ class Fetcher:
         self._nursery: trio.Nursery | None = None  # while it runs
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled. After an error, `run` goes on with the downloads in flight."""
+        for download in self._downloads.stranded():
+            download.discard()
+            download.move(DownloadState.QUEUED)
+            self._admission_queue.give_back(download.group)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._dispatcher.run)
             nursery.start_soon(self._admit)

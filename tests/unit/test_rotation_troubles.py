@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,20 @@ class RefusingPool:
             return FetchProgress(0, 0, [(request.id, FetchFailed(RemoteError("403")))], 0)
         Path(request.target).write_bytes(b"x" * SIZE)
         return FetchProgress(SIZE, 0, [(request.id, Fetched(SIZE, request.file.mtime_ns, "0"))], 0)
+
+
+class ChangedOncePool(RefusingPool):
+    """As RefusingPool, but the first file has another version when it is fetched."""
+
+    is_first = True
+
+    async def receive(self) -> FetchProgress:
+        progress = await super().receive()
+        if not self.is_first:
+            return progress
+        self.is_first = False
+        ((id, _),) = progress.files
+        return replace(progress, files=[(id, FetchFailed(RemoteError("changed"), file("d/1.b", SIZE, "v2")))])
 
 
 class NoVersions:
@@ -301,6 +317,41 @@ async def test_nothing_waits_any_longer_for_a_version_whose_service_failed(
     assert cache.generations.demand().versions == 0
     assert cache.store.reserved_bytes == 0
     assert sync.next_update() is None
+    cache.close()
+
+
+async def run_halfway(fetcher: Fetcher, node: Node) -> None:
+    """Run a fetcher, and end it, as an error in one of its tasks does, when it can do no more for that file."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        nursery.start_soon(fetcher.ensure, node, "d/1.b")
+        await wait_all_tasks_blocked(0.1)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.promise(3)
+@pytest.mark.parametrize("is_changed", [True, False])
+async def test_a_file_that_a_failed_service_left_halfway_is_fetched_by_its_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_changed: bool
+) -> None:
+    """The catalog was about to be told of another version, or the file was about to be admitted."""
+    cache = open_local_cache(tmp_path)
+    await cache.list([file("d/1.b", SIZE)])
+    node, disk_is_slow = cache.node("d/1.b"), threading.Event()
+    fetcher = fetcher_of(cache, workers=ChangedOncePool() if is_changed else RefusingPool())
+    with monkeypatch.context() as patched:
+        patched.setattr(NoVersions, "update_file", lambda *_: trio.sleep_forever())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cache.database.run_in_writer, disk_is_slow.wait)
+            await run_halfway(fetcher, node)
+            disk_is_slow.set()
+    assert not cache.resident()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        await fetcher.ensure(node, "d/1.b")
+        nursery.cancel_scope.cancel()
+    assert cache.resident() == {"d/1.b"}
+    assert cache.store.reserved_bytes == 0
     cache.close()
 
 
