@@ -47,6 +47,8 @@ IN_FLIGHT_FILES = 1024
 IN_FLIGHT_S = 2.0
 """They are as many as are fetched in this time, at the last period's rate. A file whose request is refused takes about
 that long, and later files are not listed before it."""
+START_AGAIN_S = 60.0
+"""Pause after a further worker could not be started: the machine may have too little memory or too many processes."""
 USED_SHARE = 0.9
 """If at least this share of the streams is in use, more would have had something to fetch."""
 SILENCE_S = 5.0
@@ -126,6 +128,7 @@ class Dispatcher:
         self._is_in_order = True
         self._pool = pool
         self._workers = workers
+        self._starts_at = -math.inf  # no further worker is started before, in trio's time
         self.bytes_per_s = bytes_per_s
         """The bandwidth of all workers together; 0: unlimited."""
         self.client = client
@@ -310,14 +313,15 @@ class Dispatcher:
         most = self._workers if self._is_for_any_worker(download) else min(self._worker_count.count, self._workers)
         free = [slot for slot in slots[:most] if self._can_add(slot, download)]
         best = min(free, key=lambda slot: slot.load, default=None)
-        if (best is None or best.downloads) and len(slots) < most:
+        may_start = len(slots) < most and (not slots or trio.current_time() >= self._starts_at)
+        if may_start and (best is None or best.downloads):
             try:
                 best = self._start_worker(nursery)
             except GrowfsError as error:
                 if not slots:
                     raise
                 log.warning("%s; continuing with %d", error, len(slots))
-                self._workers = len(slots)
+                self._starts_at = trio.current_time() + START_AGAIN_S
         return best
 
     def _worker_for_readers(self, nursery: trio.Nursery) -> WorkerSlot | None:

@@ -27,6 +27,7 @@ from growfs.scheduler.dispatcher import (
     IN_FLIGHT_FILES,
     IN_FLIGHT_S,
     SILENCE_S,
+    START_AGAIN_S,
     Dispatcher,
     Outcome,
     WorkerDied,
@@ -412,6 +413,19 @@ async def test_where_no_further_worker_can_be_started_those_running_continue(cap
         scene.enqueue("later")
         await scene.finish()
         assert scene.fetched[-1] == "later"
+
+
+async def test_a_worker_that_could_not_be_started_is_started_later(clock: trio.testing.MockClock) -> None:
+    async with start_scene(2) as scene:
+        scene.pool.spawn_error = lambda: GrowfsError("no more processes") if scene.pool.all else None
+        scene.enqueue(*names(2))
+        await scene.finish()
+        assert len(scene.pool.all) == 1
+        scene.pool.spawn_error = lambda: None
+        await trio.sleep(START_AGAIN_S)
+        scene.enqueue(*names(2, "later-"))
+        await scene.finish()
+        assert len(scene.pool.all) == 2
 
 
 async def test_a_worker_that_reports_failure_is_closed_and_its_files_fail() -> None:
