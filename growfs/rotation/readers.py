@@ -57,8 +57,9 @@ class Readers:
         self._sees_opens = True
         self._beginning = trio.Lock()
         self._waiters: dict[Reader, int] = {}  # and the directory that each is listing
-        self._nursery: trio.Nursery
+        self._nursery: trio.Nursery | None = None  # while it runs
         self._readers: dict[tuple[int, str], Reader] = {}
+        self._pidfds: dict[Reader, int] = {}
         self._processes: dict[Reader, Process] = {}
         self._by_number: dict[int, Reader] = {}
         self._threads: dict[int, tuple[float, Reader]] = {}  # oldest entry first
@@ -66,14 +67,23 @@ class Readers:
 
     async def run(self) -> None:
         """End the holds of readers that have been silent for long. Runs the tasks that wait for readers to end."""
-        async with trio.open_nursery() as self._nursery:
-            while True:
-                await trio.sleep(SILENCE_EVERY_S)
-                now = trio.current_time()
-                for reader in self._readers.values():
-                    if reader.holds and reader.is_silent(now, self._hold_idle_s, self._generations.settle_s):
-                        reader.release()
-                        self.released.notify()
+        async with trio.open_nursery() as nursery:
+            for reader in self._pidfds:  # of an earlier run, which an error ended
+                nursery.start_soon(self._until_it_ends, reader)
+            self._nursery = nursery
+            try:
+                await self._release_silent()
+            finally:
+                self._nursery = None
+
+    async def _release_silent(self) -> None:
+        while True:
+            await trio.sleep(SILENCE_EVERY_S)
+            now = trio.current_time()
+            for reader in self._readers.values():
+                if reader.holds and reader.is_silent(now, self._hold_idle_s, self._generations.settle_s):
+                    reader.release()
+                    self.released.notify()
 
     def set_hold_idle(self, hold_idle_s: float) -> None:
         """Change the silence after which a reader's holds end."""
@@ -249,7 +259,9 @@ class Readers:
             self._by_number[reader.number] = reader
             self._threads.clear()
             if pidfd is not None:
-                self._nursery.start_soon(self._until_it_ends, key, reader, pidfd)
+                self._pidfds[reader] = pidfd
+                if self._nursery:
+                    self._nursery.start_soon(self._until_it_ends, reader)
         return self._readers[key]
 
     def _job(self, new: Reader, asks: bool) -> Job:
@@ -278,12 +290,10 @@ class Readers:
         self._remember_thread(tid, reader)
         return reader
 
-    async def _until_it_ends(self, key: tuple[int, str], reader: Reader, pidfd: int) -> None:
-        try:
-            await trio.lowlevel.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
-        del self._readers[key], self._processes[reader]
+    async def _until_it_ends(self, reader: Reader) -> None:
+        await trio.lowlevel.wait_readable(self._pidfds[reader])
+        os.close(self._pidfds.pop(reader))
+        del self._readers[reader.pid, reader.start], self._processes[reader]
         reader.ended()
         self._by_number.pop(reader.number, None)
         self._threads.clear()

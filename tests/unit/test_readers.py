@@ -249,6 +249,29 @@ async def test_a_reader_holds_what_it_listed_until_it_ends(autojump_clock: MockC
     assert not readers.holds().cover(7, shown.last_seq, None)
 
 
+@pytest.mark.promise(17)
+async def test_readers_that_end_while_their_registry_has_failed_are_forgotten_by_its_next_run(
+    cache: LocalCache,
+) -> None:
+    readers = Readers(cache.generations, HOLD_IDLE_S, frozenset)
+    known, new = sleeper(), sleeper()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(readers.run)
+        await wait_all_tasks_blocked()
+        opens(readers, known.pid)
+        nursery.cancel_scope.cancel()
+    opens(readers, new.pid)
+    for child in (known, new):
+        child.kill()
+        child.wait()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(readers.run)
+        with trio.fail_after(10):
+            while readers.active():
+                await readers.released.wait()
+        nursery.cancel_scope.cancel()
+
+
 async def test_an_open_without_any_listing_holds_everything_of_that_moment(readers: Readers, other: int) -> None:
     child = sleeper()
     await generation(readers, child.pid)
