@@ -215,8 +215,10 @@ class Peers:
         return False
 
     def note_drawn(self, download: Download) -> None:
-        """Note that a drawn file is cached. If a draw waited before, that is over, and the next one may wait as long."""
-        self._waits = None
+        """Note that a drawn file is cached."""
+        self._waits = (
+            None  # the draw that waited has its room, maybe without an eviction; the next one may wait as long
+        )
         place = self._place(download.path)
         comes_next = self._head is None or distance(self._head, place) < 0.5  # otherwise it failed before, and was late
         if comes_next and download.node.id not in self._out_of_order:

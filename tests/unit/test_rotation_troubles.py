@@ -339,8 +339,12 @@ async def test_a_file_that_a_failed_service_left_halfway_is_fetched_by_its_next_
     await cache.list([file("d/1.b", SIZE)])
     node, disk_is_slow = cache.node("d/1.b"), threading.Event()
     fetcher = fetcher_of(cache, workers=ChangedOncePool() if is_changed else RefusingPool())
+
+    async def never(*_: object) -> None:
+        await trio.sleep_forever()
+
     with monkeypatch.context() as patched:
-        patched.setattr(NoVersions, "update_file", lambda *_: trio.sleep_forever())
+        patched.setattr(NoVersions, "update_file", never)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cache.database.run_in_writer, disk_is_slow.wait)
             await run_halfway(fetcher, node)
