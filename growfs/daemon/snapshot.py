@@ -18,9 +18,9 @@ from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.supervisor import Supervisor
 from growfs.fuse.engine_choice import Engine
 from growfs.rotation.generations import Generations
-from growfs.rotation.holds import Reader
+from growfs.rotation.holds import Hold
+from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
-from growfs.rotation.rules import Hold
 from growfs.scheduler.draw_order import DrawOrder
 from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher

@@ -31,8 +31,9 @@ from growfs.folder.layout import LINK, number_of
 from growfs.folder.trees import Tree
 from growfs.proc import users_of
 from growfs.rotation.generations import Generations
+from growfs.rotation.holds import DirectoryHolds, Hold, Holds
 from growfs.rotation.jobs import EPOCH_SHARE
-from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds
+from growfs.rotation.rules import Generation
 from growfs.signal import Signal
 from growfs.vfs.filesystem import Opens
 from growfs.vfs.open_counter import OpenCounter
@@ -156,7 +157,7 @@ class FolderEngine:
 
     def holds(self) -> Holds:
         """The holds of the trees."""
-        return Holds([{EVERYWHERE: tree.hold} for tree in self._trees])
+        return Holds(DirectoryHolds(tree.hold) for tree in self._trees)
 
     # Commands.
 
@@ -266,7 +267,7 @@ class FolderEngine:
             before = self._generations.number
             if not self._counter.is_counting and before:
                 await self._count_all()
-            kept = [{EVERYWHERE: tree.hold} for tree in self._trees[:-1] if trees.is_locked(tree.path)]
+            kept = [DirectoryHolds(tree.hold) for tree in self._trees[:-1] if trees.is_locked(tree.path)]
             await self._generations.begin(Holds(kept), self._usage.recently_opened())
             if self._generations.number == before:
                 return

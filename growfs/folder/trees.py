@@ -23,7 +23,8 @@ from growfs import disk
 from growfs.cache.schema import DirectoryPaths, Query
 from growfs.errors import GrowfsError
 from growfs.folder.layout import CURRENT, GENERATIONS, LINK, cache_of, number_of
-from growfs.rotation.rules import Generation, Hold
+from growfs.rotation.holds import Hold
+from growfs.rotation.rules import Generation
 
 SPARE = ".spare"
 """The tree of a generation that has ended. It is reused for the next generation, which only adds missing links."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
-from growfs.rotation.rules import CachedFile, Holds, Kind, LastOfKind
+from growfs.rotation.holds import Holds
+from growfs.rotation.rules import CachedFile, Kind, LastOfKind
 
 
 def draw_candidates(

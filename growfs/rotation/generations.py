@@ -18,9 +18,10 @@ import trio
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
+from growfs.rotation.holds import Hold, Holds
 from growfs.rotation.pass_order import groups_of
 from growfs.rotation.queries import Listed
-from growfs.rotation.rules import Generation, GenerationPlan, Hold, Holds, Succession, TurnoverInput
+from growfs.rotation.rules import Generation, GenerationPlan, Succession, TurnoverInput
 from growfs.signal import Signal
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from growfs.cache.schema import Query
 from growfs.rotation.eviction import draw_candidates, evictable, miss_candidates
-from growfs.rotation.rules import DELISTED_ORDER, LISTED_ORDER, CachedFile, Holds, Kind
+from growfs.rotation.holds import Holds
+from growfs.rotation.rules import DELISTED_ORDER, LISTED_ORDER, CachedFile, Kind
 
 COLUMNS = {
     "id": "r.id",

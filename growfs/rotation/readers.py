@@ -18,9 +18,10 @@ import trio
 from growfs.errors import TooManyOpen
 from growfs.proc import Process, lineage, process, thread_group
 from growfs.rotation.generations import Generations
-from growfs.rotation.holds import DirectoryHolds, Reader, holds_of
+from growfs.rotation.holds import EVERYWHERE, Holds
 from growfs.rotation.jobs import Job
-from growfs.rotation.rules import EVERYWHERE, Generation, Holds
+from growfs.rotation.reader import Reader, holds_of
+from growfs.rotation.rules import Generation
 from growfs.signal import Signal
 from growfs.syscalls import pidfd_open
 
@@ -132,9 +133,10 @@ class Readers:
             if listing := self.listing(tid, directory, asks):
                 return listing  # another listing began it meanwhile
             now = trio.current_time()
-            lasting = [other.lasting_holds(now, lister=reader) for other in self._holding()]
-            merged = await trio.to_thread.run_sync(DirectoryHolds.merged, lasting)
-            await self._generations.begin(Holds(merged, self._is_foreign_holding), self._recently_opened())
+            lasting = (other.lasting_holds(now, lister=reader) for other in self._holding())
+            lasting_holds = Holds(lasting, self._is_foreign_holding)
+            await trio.to_thread.run_sync(lasting_holds.merge)  # a worker gets them
+            await self._generations.begin(lasting_holds, self._recently_opened())
             reader.job.asks = reader.job.asks or asks  # there was no generation to ask for one after it
             return self._join(reader, directory, self._generations.current or NOTHING)
 

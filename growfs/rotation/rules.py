@@ -14,16 +14,15 @@ import itertools
 import math
 import sys
 from array import array
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from weakref import WeakSet
 
 from pyroaring import BitMap64
 
-EVERYWHERE = 0
-"""Stands for all directories at once, when a file of .growfs/ lists them."""
+from growfs.rotation.holds import Hold, Holds
 
 Kind = tuple[int, str]
 """(directory, extension): the listing keeps a file of each kind, so that no class folder is ever empty."""
@@ -176,64 +175,6 @@ class Succession:
         self.keeps_last = plan.keeps_last
         self._opened = BitMap64()
         return self.newest
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """The promise to a process that the files listed by a generation stay. last_seq: of that generation."""
-
-    generation: int
-    last_seq: int
-
-    def covers(self, seq: int, delisted: int | None) -> bool:
-        """Whether that generation listed the file admitted as number seq."""
-        return seq <= self.last_seq and (delisted is None or self.generation < delisted)
-
-
-class HoldsOfOne(Protocol):
-    """The holds of one process."""
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-
-    def get(self, directory: int, /) -> Hold | None:
-        """The hold that it has on a directory, or on EVERYWHERE."""
-
-
-class Holds:
-    """The holds of several processes. They are looked up on demand, in the thread that asks.
-
-    readers: their holds, or a function that returns them, called on the first query. foreign: some readers cannot be
-    told apart, and so hold everything.
-    """
-
-    def __init__(
-        self,
-        readers: Iterable[HoldsOfOne | Mapping[int, Hold]] | Callable[[], Sequence[HoldsOfOne]] = (),
-        foreign: bool = False,
-    ) -> None:
-        self.foreign = foreign
-        self._find = readers if callable(readers) else None
-        self._readers = [] if callable(readers) else [holds for holds in readers if holds]
-        self._by_directory: dict[int, list[Hold]] = {}
-
-    def cover(self, directory: int, seq: int, delisted: int | None) -> bool:
-        """Whether a file in that directory is held."""
-        holds = self._by_directory.get(directory)
-        if holds is None:
-            if self._find:
-                self._readers, self._find = [*self._find()], None
-            found = {hold for reader in self._readers if (hold := hold_on(reader, directory))}
-            holds = self._by_directory[directory] = list(found)
-        for hold in holds:  # a loop, not any(), which takes twice as long: a draw asks this of every delisted file
-            if hold.covers(seq, delisted):
-                return True
-        return self.foreign
-
-
-def hold_on(holds: HoldsOfOne | Mapping[int, Hold], directory: int) -> Hold | None:
-    """The hold of one process on a directory: from its last listing of that directory, else the one on everything."""
-    return holds.get(directory) or holds.get(EVERYWHERE)  # a hold on everything replaces those on directories
 
 
 # The last file of a kind.

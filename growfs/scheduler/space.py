@@ -37,8 +37,8 @@ from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError, NoRoom
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.generations import Generations
+from growfs.rotation.holds import Holds
 from growfs.rotation.queries import Listed, for_a_draw, for_a_miss, kept_bytes, of_these
-from growfs.rotation.rules import Holds
 from growfs.scheduler.in_flight import DownloadGroup, Priority, SizeEstimate
 from growfs.scheduler.outage import PEERS_AGAIN_S, Outage
 from growfs.signal import Signal

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 
 from growfs.remote.names import extension
 from growfs.rotation.eviction import draw_candidates, evictable, miss_candidates, pick_victims
-from growfs.rotation.holds import Reader, holds_of
+from growfs.rotation.holds import EVERYWHERE, Holds
 from growfs.rotation.pass_order import groups_of
+from growfs.rotation.reader import Reader, holds_of
 from growfs.rotation.rules import (
-    EVERYWHERE,
     CachedFile,
     Generation,
-    Holds,
     Kind,
     Succession,
     TurnoverInput,

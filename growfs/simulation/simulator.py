@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from growfs.errors import UsageError
-from growfs.rotation.holds import Reader
+from growfs.rotation.holds import EVERYWHERE
 from growfs.rotation.jobs import Job
 from growfs.rotation.pass_order import Candidate, Pass, draw_order
-from growfs.rotation.rules import EVERYWHERE
+from growfs.rotation.reader import Reader
 from growfs.simulation.cache import POLICIES, Cache, File, MountSettings, Replacing, Rotating
 
 WINDOW = 16

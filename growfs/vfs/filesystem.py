@@ -23,9 +23,10 @@ from growfs.cache.store import Store
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, Unreadable
 from growfs.proc import thread_group
-from growfs.rotation.holds import Reader
+from growfs.rotation.holds import EVERYWHERE
+from growfs.rotation.reader import Reader
 from growfs.rotation.readers import NOTHING, Readers
-from growfs.rotation.rules import EVERYWHERE, Generation
+from growfs.rotation.rules import Generation
 from growfs.signal import Signal
 from growfs.status_and_metrics import MissStatus
 from growfs.syscalls import read_page_cache

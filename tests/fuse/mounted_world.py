@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from growfs.rotation.rules import EVERYWHERE
+from growfs.rotation.holds import EVERYWHERE
 from growfs.simulation.cache import File
 from growfs.simulation.simulator import Process
 from tests.harness import Growfs, until

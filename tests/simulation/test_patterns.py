@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from growfs.rotation.rules import EVERYWHERE, Holds
+from growfs.rotation.holds import EVERYWHERE, Holds
 from growfs.simulation.simulator import Process
 from tests.simulation.patterns import PATTERNS
 from tests.simulation.world import World

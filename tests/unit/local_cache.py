@@ -24,7 +24,8 @@ from growfs.errors import GrowfsError
 from growfs.remote import digest
 from growfs.remote.interface import Fetched, RemoteFile, Skipped
 from growfs.rotation.generations import Demand, Generations
-from growfs.rotation.rules import Generation, GenerationPlan, Holds, TurnoverInput
+from growfs.rotation.holds import Holds
+from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.in_flight import InFlightTable, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage

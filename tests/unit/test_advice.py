@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from growfs.daemon.snapshot import OPENS_MIN, advice
-from growfs.rotation.holds import Reader
+from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN
 from growfs.rotation.rules import Generation
 

@@ -14,7 +14,7 @@ from growfs.cache.cache_folder import DATABASE, FORMAT
 from growfs.cache.database import Database
 from growfs.cache.recovery import boot_id
 from growfs.cache.schema import Query, set_meta
-from growfs.rotation.rules import Holds
+from growfs.rotation.holds import Holds
 from tests.unit.local_cache import open_local_cache
 
 GOLDEN = Path(__file__).with_name(f"format_{FORMAT}.sql")

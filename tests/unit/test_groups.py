@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from growfs.cache.schema import PINNED
+from growfs.rotation.holds import DirectoryHolds, Hold, Holds
 from growfs.rotation.pass_order import group_of
 from growfs.rotation.queries import Listed, for_a_draw
-from growfs.rotation.rules import EVERYWHERE, Hold, Holds
 from tests.unit.local_cache import LocalCache, file
 
 PATHS = ["a/x.jpg", "a/x.json", "a/x", "a/xy.jpg", "a/x.tar.gz", "b/x.jpg", "b/y.txt", "x.jpg", ".x", ".x.jpg", "a/x."]
@@ -87,7 +87,7 @@ async def test_a_group_that_is_fetched_again_in_part_stays_held_and_is_listed_as
     names = await pairs(cache, 8)
     first = await cache.begin()
     assert first
-    hold = Holds([{EVERYWHERE: Hold(first.number, first.last_seq)}])
+    hold = Holds([DirectoryHolds(Hold(first.number, first.last_seq))])
     cache.generations.turnover = 0.5
     cache.share = (1000, 1 << 40)
     await cache.shrink(18 * 4096)

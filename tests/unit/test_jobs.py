@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from growfs.rotation.holds import Reader, holds_of
 from growfs.rotation.jobs import RANKS_APART_S, Job
+from growfs.rotation.reader import Reader, holds_of
 from growfs.rotation.rules import Generation
 
 SETTLE_S = 60.0

@@ -14,9 +14,10 @@ import trio.lowlevel
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.proc import Process, process, thread_group
-from growfs.rotation.holds import Reader
+from growfs.rotation.holds import EVERYWHERE, Hold
+from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
-from growfs.rotation.rules import EVERYWHERE, Generation, Hold
+from growfs.rotation.rules import Generation
 from tests.unit.local_cache import LocalCache, file
 
 ME = os.getpid()

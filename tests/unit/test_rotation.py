@@ -12,18 +12,15 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from growfs.rotation.eviction import pick_victims
+from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold, Holds
 from growfs.rotation.rules import (
-    EVERYWHERE,
     CachedFile,
     Delisting,
     FileGroup,
     Generation,
-    Hold,
-    Holds,
     Kind,
     LastOfKind,
     delist,
-    hold_on,
     last_listed,
     turnover_bytes,
 )
@@ -239,6 +236,14 @@ def test_a_hold_covers_what_its_generation_showed() -> None:
     assert not hold.covers(1, 3)
 
 
+def directory_holds(holds: dict[int, Hold]) -> DirectoryHolds:
+    """What a process holds that has listed everything, and then directories, in these generations."""
+    held = DirectoryHolds()
+    for directory, hold in sorted(holds.items()):
+        held.set(directory, hold)
+    return held
+
+
 @pytest.mark.parametrize(
     ("holds", "expected"),
     [
@@ -251,7 +256,7 @@ def test_a_hold_covers_what_its_generation_showed() -> None:
     ],
 )
 def test_a_process_holds_its_last_listing(holds: dict[int, Hold], expected: Hold | None) -> None:
-    assert hold_on(holds, 7) == expected
+    assert directory_holds(holds).get(7) == expected
 
 
 def test_readers_that_cannot_be_identified_hold_everything() -> None:
@@ -264,8 +269,9 @@ def test_readers_that_cannot_be_identified_hold_everything() -> None:
 def test_holds_cover_what_any_process_holds(readers: list[dict[int, Hold]], data: st.DataObject) -> None:
     directory, seq = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 9))
     delisted = data.draw(st.none() | st.integers(1, 6))
-    each = [hold.covers(seq, delisted) for holds in readers if (hold := hold_on(holds, directory))]
-    assert Holds(readers).cover(directory, seq, delisted) == any(each)
+    last = [hold for holds in readers if (hold := holds.get(directory, holds.get(EVERYWHERE)))]
+    expected = any(hold.covers(seq, delisted) for hold in last)
+    assert Holds(map(directory_holds, readers)).cover(directory, seq, delisted) == expected
 
 
 def test_no_more_victims_are_read_than_are_needed() -> None:

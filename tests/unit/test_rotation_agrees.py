@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growfs.disk import BLOCK
-from growfs.rotation.holds import Reader, holds_of
-from growfs.rotation.rules import EVERYWHERE, Holds
+from growfs.rotation.holds import EVERYWHERE, Holds
+from growfs.rotation.reader import Reader, holds_of
 from growfs.simulation.cache import File, MountSettings, Rotating
 from tests.unit.local_cache import LocalCache, file, open_local_cache, run_in_memory
 

@@ -32,11 +32,12 @@ from growfs.remote.interface import Page
 from growfs.rotation import order_file, queries
 from growfs.rotation import readers as readers_module
 from growfs.rotation.eviction import pick_victims
-from growfs.rotation.holds import DirectoryHolds, Reader
+from growfs.rotation.holds import DirectoryHolds, Hold, Holds
 from growfs.rotation.order_file import make_order
 from growfs.rotation.pass_order import Candidate, Order, Pass, draw_order, groups_of
+from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FORGET_THREADS_S, Readers
-from growfs.rotation.rules import EVERYWHERE, CachedFile, Generation, Hold, Holds
+from growfs.rotation.rules import CachedFile, Generation
 from growfs.scheduler import space
 from growfs.scheduler.drawer import DRAWS_PER_STEP, Drawer
 from growfs.scheduler.in_flight import RATE_STEP_S, RATE_WINDOW_S, Counters, Download, DownloadGroup, Priority
@@ -99,7 +100,7 @@ async def test_queries_of_the_answering_thread_scan_no_table(tmp_path: Path) -> 
     assert generation
     assert generation.files < FILES
     queries = record_queries(cache.database._reader)
-    held = Holds([{EVERYWHERE: Hold(generation.number - 1, generation.last_seq)}])
+    held = Holds([DirectoryHolds(Hold(generation.number - 1, generation.last_seq))])
     assert await cache.reserve_by_rotation(BLOCK, held) is None
     assert await cache.reserve_by_rotation(BLOCK, Holds())
     assert await cache.reserve_by_eviction(40 * BLOCK, Holds())
@@ -250,9 +251,8 @@ def test_what_many_readers_hold_is_told_a_worker_in_few_bytes() -> None:
     for reader in readers:
         for directory in range(2000, 2200):
             reader.lists(directory, Generation(1, 10, 0.0), 1.0)
-    lasting_holds = Holds(
-        DirectoryHolds.merged(reader.lasting_holds(1, Reader(0, "0", "python")) for reader in readers)
-    )
+    lasting_holds = Holds(reader.lasting_holds(1, Reader(0, "0", "python")) for reader in readers)
+    lasting_holds.merge()
     assert len(pickle.dumps(lasting_holds)) < 2 * 200 + 1000, "two bytes for each directory"
     assert all(lasting_holds.cover(directory, 10, None) for directory in range(2000, 2200))
 

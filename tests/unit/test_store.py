@@ -23,7 +23,8 @@ from growfs.cache.store import QUOTA_RETRY_S, Reservation
 from growfs.disk import BLOCK
 from growfs.errors import NoRoom, TooManyOpen
 from growfs.paths import StrPath
-from growfs.rotation.rules import Generation, Holds
+from growfs.rotation.holds import Holds
+from growfs.rotation.rules import Generation
 from growfs.scheduler import space
 from growfs.scheduler.in_flight import Priority
 from growfs.scheduler.space import Claim
