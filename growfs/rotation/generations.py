@@ -54,25 +54,29 @@ class Demand:
 
 
 class Planner(Protocol):
-    """Decides what the next generation lists."""
+    """Decides what the next generation lists. By default, one can begin at any time."""
 
     keeps_last: bool
     """Whether directories keep their last files until a generation has begun."""
 
     def is_ready(self) -> bool:
         """Whether a generation can begin now."""
+        return True
 
     async def wait(self) -> None:
         """Return once a generation can begin."""
+        return
 
     def changes_nothing(self, turnover: TurnoverInput) -> bool:
         """Whether the next generation lists what is cached now, as is known at once. Planning takes milliseconds."""
+        return False
 
     async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan | None:
         """Plan generation `number`, without blocking the daemon; None if it cannot begin now after all."""
 
     def record(self, writer: sqlite3.Connection) -> None:
-        """Record in the database that the planned generation begins."""
+        """Record in the database that the planned generation begins, if the rows of the files do not say enough."""
+        return
 
 
 class Generations:
@@ -112,7 +116,8 @@ class Generations:
         self._store = store
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
         self._requeued: Sequence[int] | None = None
-        self._counts_all = are_asked_for
+        self.counts_all = are_asked_for
+        """Whether all listed files are assumed to be opened, because opens cannot be seen."""
         self._succession = Succession(planner.keeps_last)
         self._refused = False
         self._rotating = trio.Lock()
@@ -208,10 +213,6 @@ class Generations:
         """Note that a file was opened: the next generation delists in proportion to the opened files."""
         self._succession.note_opened(id)
 
-    def count_all(self) -> None:
-        """From now on, assume that all listed files are opened: opens cannot be seen."""
-        self._counts_all = True
-
     def has_news(self) -> bool:
         """Whether the next generation would show other files, or make room for some."""
         if self.current is None or self._store.last_seq > self.current.last_seq:
@@ -292,7 +293,7 @@ class Generations:
             shown_seq=self.shown_seq,
             last_seq=store.last_seq,
             lasting_holds=lasting_holds,
-            opened_share=1.0 if self._counts_all and self.current else self._succession.opened_share,
+            opened_share=1.0 if self.counts_all and self.current else self._succession.opened_share,
             is_first=self.current is None,
             opened=opened,
             show_files=self.show_files,

@@ -55,7 +55,6 @@ class Readers:
         self.left = Signal[[]]()
         self._generations = generations
         self._recently_opened = recently_opened
-        self._sees_opens = True
         self._beginning = trio.Lock()
         self._waiters: dict[Reader, int] = {}  # and the directory that each is listing
         self._nursery: trio.Nursery | None = None  # while it runs
@@ -108,7 +107,7 @@ class Readers:
         if asks:
             view = reader.asked_view(newest)
         else:
-            by_time = not (newest.part and self._sees_opens)
+            by_time = not (newest.part and not self._generations.counts_all)
             view = reader.next_view(directory, newest, now, settle_s, self._holding(), by_time)
         return self._join(reader, directory, view) if view else None
 
@@ -211,8 +210,7 @@ class Readers:
 
     def count_all(self) -> None:
         """From now on, assume that all listed files are opened: opens cannot be seen."""
-        self._sees_opens = False
-        self._generations.count_all()
+        self._generations.counts_all = True
 
     def closed(self, number: int) -> None:
         """Note that a file opened by a reader was closed."""

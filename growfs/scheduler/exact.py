@@ -23,6 +23,7 @@ from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, NotMade, RemoteError, UsageError
 from growfs.rotation.division import divide_catalog, find_due, part_contents, read_division, save_division
+from growfs.rotation.generations import Planner
 from growfs.rotation.parts import CatalogDigest, Division, ExactPass, PassPosition, SavedPosition
 from growfs.rotation.pass_order import Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
@@ -40,7 +41,7 @@ RETRY_S = 5.0
 """Pause before a pass that could not be divided is tried again, or files that could not be marked."""
 
 
-class Parts:
+class Parts(Planner):
     """Owns the position: the part that began last, and the one that comes next. `changed` notifies when that decides
     anew which files are to be cached.
 
@@ -311,10 +312,6 @@ class Parts:
         finally:
             self._listings_waiting -= 1
         log.info("part %s is cached: a listing has waited for %.1f s", self._coming, trio.current_time() - began)
-
-    def changes_nothing(self, turnover: TurnoverInput) -> bool:
-        """False: the next generation is another part."""
-        return False
 
     async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan | None:
         """List the next part; None if some of it was evicted for readers that opened other files by name."""

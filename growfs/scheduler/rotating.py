@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import mmap
-import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.store import Store
+from growfs.rotation.generations import Planner
 from growfs.rotation.order_file import make_order
 from growfs.rotation.pass_order import Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
@@ -102,7 +102,7 @@ class PassOrder:
         return sorted(shared, key=lambda node: self.first.key(self._catalog.path(node)))
 
 
-class RotationPlanner:
+class RotationPlanner(Planner):
     """Plans generations that replace files: those that were listed for longest make room for others."""
 
     keeps_last = True
@@ -111,13 +111,6 @@ class RotationPlanner:
         self._workers = workers
         self._store = store
         self._db = database
-
-    def is_ready(self) -> bool:
-        """True: a generation lists what is cached."""
-        return True
-
-    async def wait(self) -> None:
-        """Return at once: a generation lists what is cached."""
 
     def changes_nothing(self, turnover: TurnoverInput) -> bool:
         """Whether there is nothing to decide: no room to make, nothing to list again."""
@@ -130,6 +123,3 @@ class RotationPlanner:
         """Plan a generation."""
         function = partial(plan_generation, self._db.path, number, turnover)
         return await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
-
-    def record(self, writer: sqlite3.Connection) -> None:
-        """Record nothing: the rows of the files say what changes."""
