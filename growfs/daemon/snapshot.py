@@ -21,14 +21,14 @@ from growfs.rotation.generations import Generations
 from growfs.rotation.holds import Hold
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
-from growfs.scheduler.draw_order import DrawOrder
 from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.passes import Prefetcher
 from growfs.scheduler.peers import Peers
+from growfs.scheduler.prefetcher import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartGate
 from growfs.scheduler.refresh import CatalogSync
+from growfs.scheduler.rotating import DrawOrder
 from growfs.status_and_metrics import (
     CoverageStatus,
     EvictStatus,

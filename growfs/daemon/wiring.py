@@ -36,17 +36,16 @@ from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.readers import Readers
 from growfs.scheduler.dispatcher import Dispatcher
-from growfs.scheduler.draw_order import DrawOrder
 from growfs.scheduler.drawer import Drawer, VersionUpdater
 from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import InFlightTable, SizeEstimate
 from growfs.scheduler.outage import Outage, probe_in_worker
-from growfs.scheduler.passes import Prefetcher
 from growfs.scheduler.peers import Peers, PeerSettings
+from growfs.scheduler.prefetcher import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition, StartGate
 from growfs.scheduler.refresh import CatalogSync
-from growfs.scheduler.rotating import PassOrder, RotationPlanner
+from growfs.scheduler.rotating import DrawOrder, PassOrder, RotationPlanner
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.status_and_metrics import MountInfo, MountStatus
 from growfs.units import CacheSize

@@ -27,8 +27,8 @@ from growfs.rotation.generations import Planner
 from growfs.rotation.parts import CatalogDigest, Division, ExactPass, PassPosition, SavedPosition
 from growfs.rotation.pass_order import Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
-from growfs.scheduler.draw_order import Share, compute_soon
 from growfs.scheduler.in_flight import Download, DownloadState
+from growfs.scheduler.rotating import Share, compute_soon
 from growfs.signal import Signal
 from growfs.status_and_metrics import ExactStatus, StartStatus
 from growfs.units import CacheSize, flag_size
@@ -119,7 +119,7 @@ class Parts(Planner):
                 f" {division.pass_.number + 1}/1"
             )
 
-    # What is drawn (draw_order.DrawOrder).
+    # What is drawn (rotating.DrawOrder).
 
     @property
     def share(self) -> Share:
@@ -141,10 +141,7 @@ class Parts(Planner):
         division = self._divisions.get(self._coming.pass_)
         return division is not None and division.streams
 
-    async def locate(self) -> None:
-        """Return at once: the seed decides where a pass begins."""
-
-    def early(self, nodes: Iterable[Node]) -> list[Node]:
+    async def early(self, nodes: Iterable[Node]) -> list[Node]:
         """No files: a part is not known before the listing is complete."""
         return []
 

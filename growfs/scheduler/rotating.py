@@ -1,29 +1,80 @@
-"""What is drawn and listed when files replace others: the order of each pass, and the plan of each generation."""
+"""What is drawn and listed: the interface of what decides it, and the rules by which files replace others.
+
+`exact` takes the place of `PassOrder` and `RotationPlanner` with --exact.
+"""
 
 from __future__ import annotations
 
 import logging
 import mmap
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
+
+import trio
 
 from growfs import disk
+from growfs.cache.cache_folder import unreadable
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.store import Store
+from growfs.errors import GrowfsError
 from growfs.rotation.generations import Planner
 from growfs.rotation.order_file import make_order
 from growfs.rotation.pass_order import Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
-from growfs.scheduler.draw_order import Share, compute, compute_soon
 from growfs.scheduler.in_flight import Download, DownloadState
 from growfs.signal import Signal
-from growfs.workers.pool import WorkerPool
+from growfs.workers.messages import Compute
+from growfs.workers.pool import WorkerLost, WorkerPool, call_worker
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FEW_FILES = 1_000
+"""For this many files, a thread computes within the 5 to 10 ms that a worker takes to start."""
+ORDER_RETRY_S = 30.0
+"""Pause before asking another worker for an order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of the remote that this mount draws (--partition, or all), or another number of files."""
+
+    files: int
+    bytes: int
+
+    def __add__(self, other: Share) -> Share:
+        return Share(self.files + other.files, self.bytes + other.bytes)
+
+    def __sub__(self, other: Share) -> Share:
+        return Share(self.files - other.files, self.bytes - other.bytes)
+
+
+class DrawOrder(Protocol):
+    """Decides which files are drawn, in which order."""
+
+    @property
+    def share(self) -> Share:
+        """The files of the remote that this mount ever fetches."""
+
+    @property
+    def missing(self) -> Share:
+        """Those that are still to be fetched, as far as known."""
+
+    async def early(self, nodes: Iterable[Node]) -> list[Node]:
+        """Those of these files that may be drawn before the listing is complete, in order."""
+
+    async def remaining(self, size_max: int) -> Order:
+        """The files that are still to be drawn. size_max: bytes that any of them may have."""
+
+    def note_finished(self, download: Download) -> None:
+        """Note the outcome of a download."""
 
 
 class PassOrder:
@@ -72,17 +123,12 @@ class PassOrder:
         if is_new and not self.first.has(download.path) and (node := self._catalog.node(download.node.id)):
             self._outside += Share(1, node.size or 0)
 
-    async def locate(self) -> None:
-        """Return once it is decided where the passes begin."""
-        if self._locate:
-            self.first = replace(self.first, start=await self._locate())
-
     async def remaining(self, size_max: int) -> Order:
         """The files that the current pass still has to draw, in order. size_max: bytes that any of them may have."""
-        await self.locate()
+        await self._find_start()
         before = self._outside
         current = replace(self.first, number=self._catalog.pass_number, size_max=size_max)
-        ready: Order = await compute(self._workers, partial(make_order, self._catalog.file, current, self._target))
+        ready = await self._compute(partial(make_order, self._catalog.file, current, self._target))
         with self._target.open("rb") as file:
             empty = self._target.stat().st_size == 0
             ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")
@@ -94,12 +140,28 @@ class PassOrder:
         self.computed.notify(order)
         return order
 
-    def early(self, nodes: Iterable[Node]) -> list[Node]:
+    async def _compute(self, function: Callable[[Callable[[], None]], Order]) -> Order:
+        """The result of a function that a worker calls; tried again until it succeeds."""
+        while True:
+            try:
+                order: Order = await call_worker(self._workers, Compute(function))
+                return order
+            except (WorkerLost, GrowfsError) as error:
+                log.warning("the order of the pass could not be computed (%s); trying again", error)
+                await trio.sleep(ORDER_RETRY_S)
+
+    async def early(self, nodes: Iterable[Node]) -> list[Node]:
         """The files that are in this node's share, in the order of the first pass; none if files have groups."""
+        await self._find_start()
         if self.first.group is not None:
             return []  # the others of a group may not be listed yet
         shared = [node for node in nodes if self.first.has(self._catalog.path(node))]
         return sorted(shared, key=lambda node: self.first.key(self._catalog.path(node)))
+
+    async def _find_start(self) -> None:
+        """Return once it is decided where the passes begin."""
+        if self._locate:
+            self.first = replace(self.first, start=await self._locate())
 
 
 class RotationPlanner(Planner):
@@ -123,3 +185,23 @@ class RotationPlanner(Planner):
         """Plan a generation."""
         function = partial(plan_generation, self._db.path, number, turnover)
         return await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
+
+
+async def compute_soon(
+    workers: WorkerPool, function: Callable[[Callable[[], None]], T], files: int, catalog: Path
+) -> T:
+    """The result of a function of growfs.rotation, for which a reader may wait: a worker calls it.
+
+    A thread does so if the function looks at few files, or if no worker can. catalog: the database file that it reads.
+    Raises Unreadable.
+    """
+    if files > FEW_FILES:
+        try:
+            result: T = await call_worker(workers, Compute(function))
+            return result
+        except (WorkerLost, GrowfsError) as error:
+            log.warning("no worker could compute what is listed next: %s", error)
+    try:
+        return await trio.to_thread.run_sync(function, lambda: None)  # a thread needs no heartbeat
+    except sqlite3.DatabaseError as failure:
+        raise unreadable(catalog, failure) from failure

@@ -81,7 +81,7 @@ def test_each_epoch_shows_new_files_until_all_were_seen(growfs: Growfs, rotating
 
 @only("libfuse")
 def test_a_worker_plans_what_many_files_list(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
-    growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import draw_order; draw_order.FEW_FILES = 0"
+    growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import rotating; rotating.FEW_FILES = 0"
     full_cache(growfs, tmp_path / "remote", files=FILES)
     seen = epoch(reader)
     until(lambda: epoch(reader) - seen)

@@ -42,7 +42,7 @@ from growfs.scheduler import space
 from growfs.scheduler.drawer import DRAWS_PER_STEP, Drawer
 from growfs.scheduler.in_flight import RATE_STEP_S, RATE_WINDOW_S, Counters, Download, DownloadGroup, Priority
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.passes import ORDER_PAUSES, Prefetcher
+from growfs.scheduler.prefetcher import ORDER_PAUSES, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.signal import Signal
 from growfs.status_and_metrics import SkippedStatus

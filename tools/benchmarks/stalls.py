@@ -44,7 +44,7 @@ from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.in_flight import Counters, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.passes import Prefetcher
+from growfs.scheduler.prefetcher import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.scheduler.rotating import RotationPlanner
 from growfs.scheduler.space import Space, WaitingClaims

@@ -5,9 +5,6 @@ A drawn file is marked in the database when it is admitted, so a restarted mount
 
 from __future__ import annotations
 
-import logging
-from typing import TypeVar
-
 import trio
 from humanfriendly import format_size
 
@@ -15,19 +12,15 @@ from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
 from growfs.rotation.pass_order import Order, groups_of
-from growfs.scheduler.draw_order import DrawOrder
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Failure
 from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
+from growfs.scheduler.rotating import DrawOrder
 from growfs.scheduler.space import Space
 from growfs.status_and_metrics import MountState, SkippedStatus
 from growfs.units import flag_size
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 EARLY_FILES_MAX = 1000
 """Files of an unfinished listing that the first draws choose from."""
@@ -142,10 +135,9 @@ class Prefetcher:
             with trio.move_on_after(LISTING_GRACE_S):
                 while not sync.complete:
                     await sync.progressed.wait()
-        await self._order.locate()
         files, bytes = condition.amount(self._store.limit_bytes)
         while not sync.complete:
-            for node in self._first_listed() if files > 0 or bytes > 0 else ():
+            for node in await self._first_listed() if files > 0 or bytes > 0 else ():
                 if (files <= 0 and bytes <= 0) or sync.complete:
                     break
                 if not await self._drawer.draw([node.id]):
@@ -155,9 +147,9 @@ class Prefetcher:
             if not sync.complete:  # the draws may have taken longer than the listing
                 await sync.progressed.wait()
 
-    def _first_listed(self) -> list[Node]:
+    async def _first_listed(self) -> list[Node]:
         undrawn = [node for node in self._catalog.undrawn(EARLY_FILES_MAX) if not self._fetcher.is_in_flight(node.id)]
-        return self._order.early(node for node in undrawn if not self._space.is_too_large([node]))
+        return await self._order.early(node for node in undrawn if not self._space.is_too_large([node]))
 
     async def _draw_pass(self) -> bool:
         """Draw the rest of the pass; returns whether the next pass is to begin."""
