@@ -117,7 +117,7 @@ class StatusSource:
         failure = self.prefetcher.last_failure
         return MountStatus(
             **self.mount,
-            ready=self.start.passed,
+            ready=self.prefetch.is_started,
             waited_for=self.start.waited_for,
             start=self.start.status(),
             state=self.prefetch.mount_state,

@@ -196,7 +196,8 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     space.rotated.connect(prefetch.note_rotation)
     for more in (space.resized, generations.rotation_changed):
         more.connect(prefetch.invalidate_order)
-    outage.changed.connect(prefetch.changed.notify)
+    outage.began.connect(lambda _: prefetch.changed.notify())
+    outage.ended.connect(prefetch.changed.notify)
     for waited_for in (store.space_freed, fetcher.progressed):  # a waiting claim may no longer be wanted
         prefetch.changed.connect(waited_for.notify)
     drawer = Drawer(catalog, store, fetcher, space, sizes, prefetch, peers_of)
@@ -210,7 +211,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     start.opened.connect(fetcher.progressed.notify)  # nothing is held back for the start any longer
     if not parts:  # a part never grows
         start.opened.connect(generations.end)
-    supervisor = Supervisor(lambda: start.passed)
+    supervisor = Supervisor(lambda: prefetch.is_started)
     if peers:
         pass_order.computed.connect(peers.note_order)
         drawer.drawn.connect(peers.note_drawn)

@@ -262,11 +262,16 @@ class VersionUpdater:
                 nursery.start_soon(self._update)
 
     async def _update(self) -> None:
+        sync = self._catalog_sync
         while True:
-            while not self._state.is_interrupted and (update := self._catalog_sync.next_update()):
-                with update as (id, file):
+            while sync.updates and not self._state.is_interrupted:
+                id, file = sync.updates.popitem()
+                sync.updating.add(id)
+                try:
                     if node := self._catalog.node(id):
                         await self._fetcher.update(
                             node._replace(size=file.size, mtime_ns=file.mtime_ns, version=file.version)
                         )
+                finally:
+                    sync.updating.discard(id)
             await self._state.changed.wait()

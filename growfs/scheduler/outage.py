@@ -71,23 +71,21 @@ class Outage:
     """Owns whether the remote is away, since when, why, and when it is tried next.
 
     probe: sends a request that any working remote would answer, and repeats it a few times if asked to; returns the
-    error, or None. began: notified of an outage with the error that revealed it; ended: of its end; changed: of both.
-    why: the latest error; None while the remote is not known to be away.
+    error, or None. began: notified of an outage with the error that revealed it; ended: of its end. why: the latest
+    error; None while the remote is not known to be away.
     """
 
     def __init__(self, probe: Callable[[bool], Awaitable[GrowfsError | None]]) -> None:
         self.why: GrowfsError | None = None
         self.began = Signal[[GrowfsError]]()
         self.ended = Signal[[]]()
-        self.changed = Signal[[]]()
         self._probe = probe
         self._since = self._since_clock = 0.0
         self._whys: dict[type[GrowfsError], GrowfsError] = {}
         """The first error of each kind. A failed download is more informative than a failed probe of the same kind."""
         self._next_probe: float | None = None
         self._suspicions: list[_Suspicion] = []
-        self._suspected = Signal[[]]()
-        self._cleared = Signal[[]]()
+        self._suspicions_changed = Signal[[]]()
         self._received_at = 0.0
 
     @property
@@ -113,7 +111,7 @@ class Outage:
             decided(True)
             return
         self._suspicions.append(_Suspicion(error, trio.current_time(), decided))
-        self._suspected.notify()
+        self._suspicions_changed.notify()
 
     def answered(self, sent_at: float) -> None:
         """Note that the remote has answered a request that was sent at that time."""
@@ -122,7 +120,7 @@ class Outage:
             self._suspicions = [suspicion for suspicion in self._suspicions if suspicion.since >= sent_at]
             for suspicion in cleared:
                 suspicion.decided(False)
-            self._cleared.notify()
+            self._suspicions_changed.notify()
 
     def note_received(self, count: int) -> None:
         """Note that bytes have arrived, for requests old or new."""
@@ -135,11 +133,11 @@ class Outage:
             if self.is_on:
                 await self._wait_out()
             while not self._suspicions:
-                await self._suspected.wait()
+                await self._suspicions_changed.wait()
             first = self._suspicions[0]
             with trio.move_on_at(first.since + SUSPICION_S):
                 while first in self._suspicions:
-                    await self._cleared.wait()
+                    await self._suspicions_changed.wait()
             if first in self._suspicions:
                 await self._decide(first)
 
@@ -160,7 +158,6 @@ class Outage:
         log.warning("waiting for the remote: %s", first.error)
         suspicions, self._suspicions = self._suspicions, []
         self.began.notify(first.error)
-        self.changed.notify()
         for suspicion in suspicions:
             suspicion.decided(True)
         self.why = self._whys.setdefault(type(error), error)
@@ -175,7 +172,6 @@ class Outage:
             self.why = error and self._whys.setdefault(type(error), error)
         log.info("the remote answers again, after %s", format_timespan(round(lasted_s)))
         self.ended.notify()
-        self.changed.notify()
 
     async def _probe_patiently(self) -> GrowfsError | None:
         """The first result of several probes, each sent when the earlier ones have not ended in time."""

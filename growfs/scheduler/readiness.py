@@ -170,12 +170,13 @@ class PrefetchState:
         """Notified when drawing is interrupted or may continue, or has to look at the catalog again."""
         self.paused = False
         self.is_started = False
-        """`mount` has returned, so nothing is held back any more for the files that it waits for."""
+        """`mount` has returned, or is about to, so nothing is held back any more for the files that it waits for."""
         self.is_stale = False
         """The order of the pass is out of date."""
         self.has_evicted = False
         """The pass may draw files again that were evicted, or that found the disk full."""
-        self._phase = MountState.LISTING
+        self.phase = MountState.LISTING
+        """What the prefetcher does, or why it does nothing."""
         self._check_whole = check_whole
         self._is_held = is_held
         self._outage = outage
@@ -194,9 +195,9 @@ class PrefetchState:
         if self._outage.is_on:
             return MountState.WAITING
         is_held = self._is_held() and not self.is_stale  # otherwise that draw is about to end
-        if is_held or self._phase in RESTING:
+        if is_held or self.phase in RESTING:
             return self._resting_state
-        return self._phase
+        return self.phase
 
     @property
     def unpromised(self) -> str | None:
@@ -209,10 +210,6 @@ class PrefetchState:
         """Whether all files for this node are cached."""
         return self._check_whole()
 
-    def start(self) -> None:
-        """Note that training can start."""
-        self.is_started = True
-
     def pause(self, paused: bool) -> None:
         """Stop or resume drawing. Misses are served either way."""
         self.paused = paused
@@ -221,8 +218,8 @@ class PrefetchState:
     def invalidate_order(self) -> None:
         """Request a new order: there may be more to draw, or more space."""
         self.is_stale = True
-        if self._phase is MountState.HELD or (self._phase in RESTING and not self.is_whole):
-            self._phase = MountState.FILLING  # until the new order is known
+        if self.phase is MountState.HELD or (self.phase in RESTING and not self.is_whole):
+            self.phase = MountState.FILLING  # until the new order is known
         self.changed.notify()
 
     def draw_evicted(self) -> None:
@@ -237,23 +234,15 @@ class PrefetchState:
     def draw_order(self, order: Order, limit_bytes: int) -> None:
         """Note that this order is drawn from now on. limit_bytes: of the cache."""
         self.seeds.begin(order, limit_bytes)
-        self._phase = MountState.SEEDING if order.seeds else MountState.FILLING
+        self.phase = MountState.SEEDING if order.seeds else MountState.FILLING
 
     def note_rotation(self) -> None:
         """Note that files are evicted for drawn ones."""
-        self._phase = MountState.ROTATING
-
-    def wait_to_retry(self) -> None:
-        """Note that everything was drawn, and some files failed."""
-        self._phase = MountState.ERROR
-
-    def retry(self) -> None:
-        """Note that failed files are drawn again."""
-        self._phase = MountState.FILLING
+        self.phase = MountState.ROTATING
 
     def rest(self) -> None:
         """Note that nothing is left to draw."""
-        self._phase = self._resting_state
+        self.phase = self._resting_state
 
     @property
     def _resting_state(self) -> MountState:
@@ -264,8 +253,8 @@ class PrefetchState:
     def finish(self, *ids: int) -> None:
         """Note that these files are cached, failed or cannot be drawn."""
         self.seeds.finish(*ids)
-        if self._phase is MountState.SEEDING and self.seeds.seeds_complete:
-            self._phase = MountState.FILLING
+        if self.phase is MountState.SEEDING and self.seeds.seeds_complete:
+            self.phase = MountState.FILLING
 
 
 START_S = 20.0
@@ -276,10 +265,10 @@ OUTAGE_S_MAX = 60.0
 
 
 class StartGate:
-    """Decides from the files cached so far. Owns the condition waited for, since when, and whether the wait is over.
+    """Decides from the files cached so far. Owns the condition waited for, and since when.
 
-    waited_for: the condition that `mount` has waited for, for display; None while it waits. passed: whether it has
-    returned, or is about to. opened: notified when it is.
+    waited_for: the condition that `mount` has waited for, for display; None while it waits. opened: notified when it
+    returns.
 
     Until `mount` has returned, a failed first listing ends the mount; after that it is retried, like later listings.
     """
@@ -308,19 +297,17 @@ class StartGate:
         self._more_since: float | None = None
         """The time since which only files beyond the first ones are waited for."""
         self.waited_for: str | None = None
-        self.passed = False
         self.opened = Signal[[]]()
 
     def open(self) -> None:
         """Note that training can start."""
-        self.passed = True
-        self._prefetch.start()
+        self._prefetch.is_started = True
         self.opened.notify()
 
     def status(self) -> StartStatus | None:
         """How many files or bytes are still needed; None if that is not known, or none are."""
         condition, store = self._condition, self._store
-        if self.passed or condition.no_wait:
+        if self._prefetch.is_started or condition.no_wait:
             return None
         if self._parts and not condition.explicit:
             return self._parts.start_status()
