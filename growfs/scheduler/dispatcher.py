@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from statistics import fmean
 
 import trio
@@ -175,10 +176,12 @@ class Dispatcher:
         self._in_background = True
         self._changed.notify()
 
-    def enqueue(self, download: Download, first: bool = False) -> None:
-        """Queue a download that has its space; urgent ones go first. first: at the head of its own queue."""
-        queue = self._urgent if download.urgent else self._queue
-        (queue.appendleft if first else queue.append)(download)
+    def enqueue(self, *downloads: Download) -> None:
+        """Queue downloads that have their space, each in the place of its number; urgent ones go first."""
+        for download in downloads:
+            queue = self._urgent if download.urgent else self._queue
+            self._is_in_order = self._is_in_order and not (queue and queue[-1].number > download.number)
+            queue.append(download)
         self._changed.notify()
 
     def prioritize(self, download: Download) -> None:
@@ -189,13 +192,6 @@ class Dispatcher:
         for slot in self._slots:
             if download.node.id in slot.downloads:
                 slot.prioritized.append(download.node.id)
-        self._changed.notify()
-
-    def requeue(self, *downloads: Download) -> None:
-        """Queue downloads again, each in its old place."""
-        for download in downloads:
-            (self._urgent if download.urgent else self._queue).append(download)
-        self._is_in_order = False
         self._changed.notify()
 
     def hold(self, why: GrowfsError) -> None:
@@ -213,7 +209,7 @@ class Dispatcher:
             downloads, slot.downloads, slot.bytes = slot.downloads, {}, 0
             for download in downloads.values():
                 download.move(DownloadState.QUEUED)
-            self.requeue(*downloads.values())
+            self.enqueue(*downloads.values())
             slot.is_recalled = True
             slot.silence.cancel()
 
@@ -291,7 +287,7 @@ class Dispatcher:
         """The first queued download; in an outage, the first that other nodes may have."""
         if not self._is_in_order:  # thousands of downloads may be queued again one by one, after an outage
             self._urgent, self._queue = (
-                deque(sorted(queue, key=lambda download: download.number)) for queue in (self._urgent, self._queue)
+                deque(sorted(queue, key=attrgetter("number"))) for queue in (self._urgent, self._queue)
             )
             self._is_in_order = True
         for queue in (self._urgent, self._queue):
@@ -401,7 +397,7 @@ class Dispatcher:
             oldest, *others = slot.downloads.values()
             which = f"{oldest.path} and {len(others)} more" if others else oldest.path
             log.warning("a worker died or hung over %s; others take over", which)
-        for download in reversed(slot.downloads.values()):  # each goes ahead of the previous ones
+        for download in slot.downloads.values():
             self.returned.notify(download, FetchFailed(failed.error) if failed else WorkerDied())
         self._changed.notify()
 

@@ -386,7 +386,7 @@ class Fetcher:
             return
         download.tries_left -= not is_away
         if is_away or (isinstance(error, RemoteBusy) and download.tries_left):
-            self._dispatcher.requeue(download)
+            self._dispatcher.enqueue(download)
         else:
             self._fail(download, error)
 
@@ -401,7 +401,7 @@ class Fetcher:
             )
             return
         download.move(DownloadState.QUEUED)
-        self._dispatcher.enqueue(download, first=True)
+        self._dispatcher.enqueue(download)
 
     # Admission.
 

@@ -158,7 +158,7 @@ class DispatcherScene:
             self.errors[download.path] = "its worker died"
             return
         download.move(DownloadState.QUEUED)
-        self.dispatcher.enqueue(download, first=True)
+        self.dispatcher.enqueue(download)
 
     async def finish(self, poison: str = "") -> None:
         """Let the workers fetch until nothing is left; each worker that has the file named poison dies."""
@@ -293,7 +293,7 @@ async def test_more_files_are_wanted_than_workers_have(workers: int, clock: trio
 async def test_downloads_queued_again_one_by_one_keep_their_order() -> None:
     async with start_scene(1) as scene:
         for download in reversed([scene.download(name) for name in names(5)]):
-            scene.dispatcher.requeue(download)
+            scene.dispatcher.enqueue(download)
         await quiet()
         (worker,) = scene.pool.all
         assert list(worker.requests) == names(5)
