@@ -21,11 +21,10 @@ from pyroaring import BitMap64
 from growfs import disk
 from growfs.cache.schema import ROOT, Query, query_of, read_only, set_meta, with_paths
 from growfs.errors import GrowfsError
-from growfs.rotation.directories import hidden_below, with_parents
-from growfs.rotation.order_file import BEAT_FILES
+from growfs.rotation.order_file import with_beats
 from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, PassPosition, divide
 from growfs.rotation.pass_order import group_of, groups_of, ids_of, share_number
-from growfs.rotation.rules import PartContents
+from growfs.rotation.rules import PartContents, hidden_below, with_parents
 
 ROWS = 10_000
 """Ids that one query reads."""
@@ -42,9 +41,7 @@ def divide_catalog(catalog: Path, pass_: ExactPass, beat: Callable[[], None]) ->
 
 def _files(connection: sqlite3.Connection, beat: Callable[[], None]) -> Iterator[CatalogFile]:
     rows = with_paths(query_of(connection), "n.id, n.size, n.pinned", "node n WHERE n.is_dir = 0")
-    for number, (path, id, size, pinned) in enumerate(rows):
-        if number % BEAT_FILES == 0:
-            beat()
+    for path, id, size, pinned in with_beats(rows, beat):
         if size is None:
             raise GrowfsError(f"--exact needs the size of each file, and the remote does not report that of {path}")
         yield CatalogFile(id, path, size, disk.allocation(size), pinned > 0)

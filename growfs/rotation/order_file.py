@@ -10,10 +10,13 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from growfs.cache.catalog import UNKNOWN_SIZE
 from growfs.cache.schema import FROZEN, query_of, read_only, with_paths
 from growfs.rotation.pass_order import Candidate, Order, Pass, draw_order
+
+T = TypeVar("T")
 
 BEAT_FILES = 100_000
 """A worker reports that it still works after this many files: every few seconds on a busy machine."""
@@ -25,7 +28,7 @@ def make_order(catalog: Path, pass_: Pass, target: Path, beat: Callable[[], None
     That is: frozen files, seeds, the rest. catalog: the database file. beat: called along the way.
     """
     connection = read_only(catalog)
-    order = draw_order(_with_beats(candidates(connection, pass_), beat), pass_)
+    order = draw_order(with_beats(candidates(connection, pass_), beat), pass_)
     known = "SELECT EXISTS (SELECT 1 FROM node WHERE is_dir = 0 AND size IS NOT NULL)"
     (is_any_size_known,) = connection.execute(known).fetchone()
     connection.close()
@@ -47,7 +50,7 @@ def candidates(connection: sqlite3.Connection, pass_: Pass) -> Iterator[Candidat
         yield Candidate(id, parent, path, bytes, resident is not None, done, frozen, late)
 
 
-def _with_beats(files: Iterable[Candidate], beat: Callable[[], None]) -> Iterator[Candidate]:
+def with_beats(files: Iterable[T], beat: Callable[[], None]) -> Iterator[T]:
     """Report along the way: ten million files take minutes, and the daemon gives up on a silent worker."""
     for number, file in enumerate(files):
         if number % BEAT_FILES == 0:

@@ -14,6 +14,7 @@ import itertools
 import math
 import sys
 from array import array
+from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -302,17 +303,6 @@ class Delisting:
         return True
 
 
-def turnover_bytes(limit: int, turnover: float, largest: int, lacking: int, free: int, share: float = 1.0) -> int:
-    """How many bytes a new generation delists: with the free bytes they make up the share `turnover` of the cache.
-
-    At least two of the largest files, so that something can change in a small cache, and never more than the catalog
-    has and the cache lacks. limit: the cache's size. free: bytes of it that are free, or reserved for files that were
-    not listed yet. share: the share of the listed files that was opened; the same share of all this is delisted.
-    """
-    wanted = min(share * max(turnover * limit, 2 * largest), limit, lacking)
-    return max(0, math.ceil(wanted) - free)
-
-
 def delist(groups: Iterable[FileGroup], keep: LastOfKind, need: int, files: int | None = None) -> Delisting:
     """Choose what a new generation delists.
 
@@ -467,12 +457,15 @@ def next_generation(
 def needed_bytes(turnover: TurnoverInput, delisted_bytes: int) -> tuple[int, int]:
     """How many bytes a generation delists: (if all listed files were opened, for those that were opened).
 
-    delisted_bytes: size of the files that are already delisted. They stay so: earlier opens have paid for them.
+    With the free bytes they make up the share `turnover` of the cache. At least two of the largest files, so that
+    something can change in a small cache, and never more than the catalog has and the cache lacks. delisted_bytes: size
+    of the files that are already delisted. They stay so: earlier opens have paid for them.
     """
+    change = max(turnover.turnover * turnover.limit, 2 * turnover.largest)
+    most = min(turnover.limit, turnover.lacking if turnover.rotates else 0)
 
     def for_share(share: float) -> int:
-        lacking = turnover.lacking if turnover.rotates else 0
-        return turnover_bytes(turnover.limit, turnover.turnover, turnover.largest, lacking, turnover.free, share)
+        return max(0, math.ceil(min(share * change, most)) - turnover.free)
 
     whole = for_share(1.0)
     return whole, min(whole, delisted_bytes + for_share(turnover.opened_share))
@@ -482,3 +475,28 @@ def _newest_groups(files: Iterable[CachedFile]) -> Iterator[tuple[int, list[Kind
     for _, members in itertools.groupby(files, key=_group):
         group = list(members)
         yield group[-1].seq, [file.kind for file in group], sum(file.bytes for file in group)
+
+
+# Directories with listed files, and those that are hidden because they have none.
+
+
+def with_parents(directories: Iterable[int], parents: Mapping[int, int]) -> set[int]:
+    """Those of these directories that have a parent, and all directories above them that have one."""
+    found = set[int]()
+    for directory in directories:
+        while directory in parents and directory not in found:
+            found.add(directory)
+            directory = parents[directory]
+    return found
+
+
+def hidden_below(listed: set[int], parents: Mapping[int, int]) -> dict[int, BitMap64]:
+    """The directories that are not listed, by the nearest directory above them that is."""
+    hidden = parents.keys() - listed
+    below = defaultdict[int, BitMap64](BitMap64)
+    for directory in hidden:
+        above = parents[directory]
+        while above in hidden:
+            above = parents[above]
+        below[above].add(directory)
+    return dict(below)

@@ -14,9 +14,17 @@ from pathlib import Path
 from pyroaring import BitMap64
 
 from growfs.cache.schema import read_only
-from growfs.rotation.directories import hidden_below, with_parents
 from growfs.rotation.queries import DELISTABLE, DELISTED, FIELDS, IS_PINNED, group_has
-from growfs.rotation.rules import CachedFile, GenerationPlan, Kind, TurnoverInput, keeps_last, next_generation
+from growfs.rotation.rules import (
+    CachedFile,
+    GenerationPlan,
+    Kind,
+    TurnoverInput,
+    hidden_below,
+    keeps_last,
+    next_generation,
+    with_parents,
+)
 
 DELISTED_DIRECTORY = "SELECT 1 FROM resident WHERE delisted IS NOT NULL AND suffix IS NULL LIMIT 1"
 

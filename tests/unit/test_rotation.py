@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -20,9 +21,10 @@ from growfs.rotation.rules import (
     Generation,
     Kind,
     LastOfKind,
+    TurnoverInput,
     delist,
     last_listed,
-    turnover_bytes,
+    needed_bytes,
 )
 
 
@@ -197,10 +199,12 @@ def test_the_queue_is_read_only_as_far_as_needed() -> None:
         ("over the limit", 1000, 0.2, 10, 9000, -100, 300),
     ],
 )
-def test_turnover_bytes(
+def test_bytes_that_a_generation_delists(
     name: str, limit: int, share: float, largest: int, lacking: int, free: int, expected: int
 ) -> None:
-    assert turnover_bytes(limit, share, largest, lacking, free) == expected
+    turnover = TurnoverInput(limit, share, largest, lacking, free, 0, 0, Holds())
+    assert needed_bytes(turnover, 0) == (expected, expected)
+    assert needed_bytes(replace(turnover, rotates=False), 0) == (max(0, -free), max(0, -free))
 
 
 # Generations, and what holds on them cover.
