@@ -21,6 +21,7 @@ from growfs.rotation.generations import Generations
 from growfs.rotation.holds import Hold
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
+from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage
@@ -83,6 +84,7 @@ class StatusSource:
     fetcher: Fetcher
     prefetch: PrefetchState
     prefetcher: Prefetcher
+    drawer: Drawer
     supervisor: Supervisor
     start: StartGate
     peers: Peers | None
@@ -149,7 +151,7 @@ class StatusSource:
             ),
             requests=dict(self.engine.requests),
             readers=[_reader(reader, totals, listed_share, summary.unread) for reader in readers],
-            skipped=[*totals.skipped, *self.prefetcher.skipped],
+            skipped=[*totals.skipped, *self.drawer.skipped()],
             unpromised=self.prefetch.unpromised,
             warnings=[
                 *self.cache_warnings,

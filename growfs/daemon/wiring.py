@@ -268,6 +268,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         fetcher=fetcher,
         prefetch=prefetch,
         prefetcher=prefetcher,
+        drawer=drawer,
         start=start,
         peers=peers,
         misses=misses,

@@ -188,7 +188,7 @@ class Drawer:
         A file that only readers wait for may find no room for minutes, which does not prolong the pass.
         """
         await self._write_deferred()
-        while self._fetcher.has_drawn_in_flight and not self._state.is_stale:
+        while self._fetcher.downloads.has_drawn and not self._state.is_stale:
             await self._fetcher.progressed.wait()
         return not self._state.is_stale
 
@@ -198,7 +198,7 @@ class Drawer:
 
     def _missing(self, nodes: Sequence[Node]) -> list[Node]:
         """The nodes that are neither cached nor in flight."""
-        return [node for node in nodes if node.seq is None and not self._fetcher.is_in_flight(node.id)]
+        return [node for node in nodes if node.seq is None and self._fetcher.downloads.get(node.id) is None]
 
     def _is_start_in_flight(self, ids: Sequence[int]) -> bool:
         """Whether the files that the start waits for are in flight: these would only slow it down."""
@@ -212,7 +212,7 @@ class Drawer:
             return False
         if not condition.explicit and any(self._sizes.is_guess(node) for node in self._nodes(ids)):
             return False  # reservations for files of unknown size may be far too large
-        enough_files = store.resident_files + self._fetcher.in_flight >= files
+        enough_files = store.resident_files + len(self._fetcher.downloads) >= files
         return enough_files and store.resident_content_bytes + store.reserved_bytes >= bytes
 
     async def _fetch(self, missing: list[Node], ids: Sequence[int]) -> bool:
@@ -269,9 +269,8 @@ class VersionUpdater:
                 sync.updating.add(id)
                 try:
                     if node := self._catalog.node(id):
-                        await self._fetcher.update(
-                            node._replace(size=file.size, mtime_ns=file.mtime_ns, version=file.version)
-                        )
+                        newer = node._replace(size=file.size, mtime_ns=file.mtime_ns, version=file.version)
+                        await self._fetcher.update(newer, self._catalog.path(node))
                 finally:
                     sync.updating.discard(id)
             await self._state.changed.wait()

@@ -64,7 +64,7 @@ GONE_S = 3600.0
 
 
 class Fetcher:
-    """Owns the downloads in flight, and moves each through its states.
+    """Moves each download through its states. downloads: those in flight.
 
     progressed: notified when a download finishes, or when more may be drawn, or none any more. finished: notified of
     each download that was admitted or failed.
@@ -84,9 +84,9 @@ class Fetcher:
     ) -> None:
         self._miss_timeout_s = miss_timeout_s
         self.counters = Counters()
+        self.downloads = downloads
         self.progressed = Signal[[]]()
         self.finished = Signal[[Download]]()
-        self._downloads = downloads
         self._store = store
         self._space = space
         self._sizes = sizes
@@ -107,7 +107,7 @@ class Fetcher:
 
     async def run(self) -> None:
         """Serve until cancelled. After an error, `run` goes on with the downloads in flight."""
-        for download in self._downloads.stranded():
+        for download in self.downloads.stranded():
             download.discard()
             download.move(DownloadState.QUEUED)
             self._admission_queue.give_back(download.group)
@@ -115,7 +115,7 @@ class Fetcher:
             nursery.start_soon(self._dispatcher.run)
             nursery.start_soon(self._admit)
             nursery.start_soon(self._release_late)
-            for download in self._downloads.without_room():
+            for download in self.downloads.without_room():
                 nursery.start_soon(self._find_room, download)
             self._nursery = nursery
             try:
@@ -138,16 +138,6 @@ class Fetcher:
             len(self._admission_queue) >= streams and bytes >= WINDOW_PARTS * streams * PART_BYTES_MAX
         )
 
-    @property
-    def in_flight(self) -> int:
-        """Number of files in flight."""
-        return len(self._downloads)
-
-    @property
-    def has_drawn_in_flight(self) -> bool:
-        """Whether any of them was drawn."""
-        return self._downloads.has_drawn
-
     def status(self, eta_s: float | None) -> FetchStatus:
         """The fetch section of the status. eta_s: until the cache is full or everything is cached."""
         return FetchStatus(
@@ -169,12 +159,8 @@ class Fetcher:
     def last_failure(self) -> Failure | None:
         """The latest failure of a file that is not cached yet. Kept for an hour if the remote has lost the file."""
         failures, since = self.counters.failures, time.time() - GONE_S
-        latest = (failures[id] for id in reversed(failures) if failures[id].at > since or self._downloads.is_known(id))
+        latest = (failures[id] for id in reversed(failures) if failures[id].at > since or self.downloads.is_known(id))
         return next(latest, None)
-
-    def is_in_flight(self, id: int) -> bool:
-        """Whether a file is being downloaded."""
-        return self._downloads.get(id) is not None
 
     def draw(self, nodes: list[Node], ids: tuple[int, ...], priority: Priority, reserved: Reservation) -> None:
         """Fetch a drawn group; it is admitted after the groups drawn before it.
@@ -183,30 +169,31 @@ class Fetcher:
         """
         group = DownloadGroup(is_drawn=True, ids=ids)
         with reserved:
-            *others, last = self._downloads.start(nodes, group, priority)
+            *others, last = self.downloads.start(nodes, group, priority)
         self._admission_queue.append(group)
         for download, bytes in zip(others, self._sizes.divide(nodes, reserved.bytes), strict=False):
             self._enqueue(download, reserved.split(min(bytes, reserved.bytes)))
         self._enqueue(last, reserved)
 
-    async def update(self, node: Node) -> None:
+    async def update(self, node: Node, path: str) -> None:
         """Fetch a newer version of a resident file once there is room for it; returns when it has taken its place.
 
         Also returns if it failed, or if the file is gone: the remote deleted it, or a miss evicted it, and its next
-        open then finds the version. node: the resident file's, with the new version's size, time and version.
+        open then finds the version. node: the resident file's, with the new version's size, time and version. path: of
+        the file.
         """
 
         def is_wanted() -> bool:
-            return self._downloads.is_known(node.id) and not self.is_in_flight(node.id)
+            return self.downloads.is_known(node.id) and self.downloads.get(node.id) is None
 
-        while self._downloads.is_known(node.id):
-            if earlier := self._downloads.get(node.id):
+        while self.downloads.is_known(node.id):
+            if earlier := self.downloads.get(node.id):
                 await earlier.finished.wait()
                 continue
-            claim = Claim([node], self._downloads.path(node), Priority.DUE, is_wanted, renews=True)
+            claim = Claim([node], path, Priority.DUE, is_wanted, renews=True)
             if reserved := await self._space.acquire(claim):
                 with reserved:
-                    [download] = self._downloads.start([node], DownloadGroup(), Priority.DUE, renews=True)
+                    [download] = self.downloads.start([node], DownloadGroup(), Priority.DUE, renews=True)
                 self._enqueue(download, reserved)
                 await download.finished.wait()
                 return
@@ -218,10 +205,10 @@ class Fetcher:
         """
         if self._space.is_too_large([node]):
             raise too_large(path)
-        if self._downloads.get(node.id) is None:
-            for started in await self._downloads.start_miss(node, self._store.max_file_bytes):
+        if self.downloads.get(node.id) is None:
+            for started in await self.downloads.start_miss(node, self._store.max_file_bytes):
                 self._request_room(started)
-        download = self._downloads.get(node.id)
+        download = self.downloads.get(node.id)
         if download is None:
             return  # it is cached by now, or gone
         download.group.awaited_until = max(download.group.awaited_until, trio.current_time() + self._miss_timeout_s)
@@ -300,7 +287,7 @@ class Fetcher:
         """
         if download.sent_at > self._full_at:  # otherwise it was refused before that room was made
             self._full_at, self._full_error = trio.current_time(), error
-            if self._store.note_full(self._downloads.written_bytes()):
+            if self._store.note_full(self.downloads.written_bytes()):
                 self._fail_waiting(error)
         if download.state is DownloadState.FAILED:
             return True
@@ -315,7 +302,7 @@ class Fetcher:
 
     def _fail_waiting(self, error: DiskFull) -> None:
         """Fail downloads without a reader or worker that are not being admitted: to evict, the catalog needs room."""
-        for download in self._downloads.waiting():
+        for download in self.downloads.waiting():
             if download.state in (DownloadState.QUEUED, DownloadState.FETCHED):  # otherwise it failed with its group
                 self._fail(download, error)
 
@@ -478,7 +465,7 @@ class Fetcher:
         self._admission_due.set()
 
     def _finish(self, download: Download) -> None:
-        self._downloads.finish(download)
+        self.downloads.finish(download)
         self.finished.notify(download)
         self._space.waiting.reconsider()
         self._store.space_freed.notify()

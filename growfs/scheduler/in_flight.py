@@ -212,10 +212,6 @@ class InFlightTable:
         """Whether the catalog has a file."""
         return self._catalog.node(id) is not None
 
-    def path(self, node: Node) -> str:
-        """The path of a file, relative to the root."""
-        return self._catalog.path(node)
-
     def without_room(self) -> list[Download]:
         """The downloads for which nothing is reserved yet."""
         return [download for download in self._downloads.values() if download.lacks_room]

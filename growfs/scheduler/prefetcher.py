@@ -19,7 +19,7 @@ from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.rotating import DrawOrder
 from growfs.scheduler.space import Space
-from growfs.status_and_metrics import MountState, SkippedStatus
+from growfs.status_and_metrics import MountState
 from growfs.units import flag_size
 
 EARLY_FILES_MAX = 1000
@@ -83,11 +83,6 @@ class Prefetcher:
         return max(failures, key=lambda failure: failure.at, default=None)
 
     @property
-    def skipped(self) -> list[SkippedStatus]:
-        """The files that this pass cannot fetch, by reason."""
-        return self._drawer.skipped()
-
-    @property
     def warnings(self) -> list[str]:
         """Warnings about options that are odd or too small."""
         return [*self._warnings, *self._shortage()]
@@ -148,8 +143,9 @@ class Prefetcher:
                 await sync.progressed.wait()
 
     async def _first_listed(self) -> list[Node]:
-        undrawn = [node for node in self._catalog.undrawn(EARLY_FILES_MAX) if not self._fetcher.is_in_flight(node.id)]
-        return await self._order.early(node for node in undrawn if not self._space.is_too_large([node]))
+        undrawn, downloads = self._catalog.undrawn(EARLY_FILES_MAX), self._fetcher.downloads
+        idle = [node for node in undrawn if downloads.get(node.id) is None]
+        return await self._order.early(node for node in idle if not self._space.is_too_large([node]))
 
     async def _draw_pass(self) -> bool:
         """Draw the rest of the pass; returns whether the next pass is to begin."""
@@ -209,13 +205,13 @@ class Prefetcher:
             pause_s = FAILED_RETRY_S if drawer.excluded < excluded else min(2 * pause_s, FAILED_RETRY_S_MAX)
         if not state.is_stale:
             state.rest()
-        while self._fetcher.in_flight and not (state.is_stale or state.has_evicted or self._may_continue()):
+        while self._fetcher.downloads and not (state.is_stale or state.has_evicted or self._may_continue()):
             await self._fetcher.progressed.wait()  # files that fail for their readers have to be drawn
         return not (state.is_stale or state.has_evicted) and self._may_continue()
 
     def _may_continue(self) -> bool:
         """Whether a next pass could draw more than the files that failed and those that do not fit."""
-        missing = self._order.missing.files - self._fetcher.in_flight
+        missing = self._order.missing.files - len(self._fetcher.downloads)
         return self._space.rotates and missing > self._drawer.excluded and not self._catalog_sync.is_endless
 
     async def _begin_next_pass(self) -> None:

@@ -440,7 +440,7 @@ class StartGate:
             return
         if self._outage.is_on:
             raise RemoteError(f"no file could be fetched: {self._last_error}")
-        if self._fetcher.in_flight:
+        if self._fetcher.downloads:
             return
         tried_all = state in (MountState.ERROR, MountState.COMPLETE, MountState.HELD)
         failed = self._fetcher.counters.failed

@@ -52,7 +52,7 @@ async def test_a_drawn_file_that_is_larger_than_expected_waits_for_the_room_that
         with trio.fail_after(20):
             await waits.wait()
             of_others.release()
-            while fetcher.in_flight:
+            while fetcher.downloads:
                 await fetcher.progressed.wait()
         nursery.cancel_scope.cancel()
     assert (cache.resident(), fetcher.counters.failed) == ({"d/large"}, 0)
