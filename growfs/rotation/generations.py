@@ -117,7 +117,7 @@ class Generations:
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
         self._requeued: Sequence[int] | None = None
         self.counts_all = are_asked_for
-        """Whether all listed files are assumed to be opened, because opens cannot be seen."""
+        """Whether all listed files count as opened: opens cannot be seen, or programs ask for each generation."""
         self._succession = Succession(planner.keeps_last)
         self._refused = False
         self._rotating = trio.Lock()

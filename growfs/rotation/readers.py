@@ -107,7 +107,7 @@ class Readers:
         if asks:
             view = reader.asked_view(newest)
         else:
-            by_time = not (newest.part and not self._generations.counts_all)
+            by_time = newest.part is None or self._generations.counts_all
             view = reader.next_view(directory, newest, now, settle_s, self._holding(), by_time)
         return self._join(reader, directory, view) if view else None
 

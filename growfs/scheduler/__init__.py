@@ -33,5 +33,6 @@ These may interleave, and are handled: While a task waits for room, its download
 group (`lacks_room` is asked again). While a group is being admitted, a reader may open it (`Place.TAKEN`). While the
 catalog learns that a file has changed, its download is FETCHING without a worker: neither `hold` nor the failure of
 another of its group moves it. While a generation begins, nothing is evicted, and no new version is admitted
-(`Generations.unchanged`).
+(`Generations.unchanged`). After an unexpected error, `Fetcher.run` is called again, and begins with the downloads that
+the error left in one of these states (`InFlightTable.stranded`).
 """

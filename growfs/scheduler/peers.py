@@ -216,9 +216,7 @@ class Peers:
 
     def note_drawn(self, download: Download) -> None:
         """Note that a drawn file is cached."""
-        self._waits = (
-            None  # the draw that waited has its room, maybe without an eviction; the next one may wait as long
-        )
+        self._waits = None  # a draw that waited has its room by now, maybe without an eviction
         place = self._place(download.path)
         comes_next = self._head is None or distance(self._head, place) < 0.5  # otherwise it failed before, and was late
         if comes_next and download.node.id not in self._out_of_order:

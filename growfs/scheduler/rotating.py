@@ -128,7 +128,7 @@ class PassOrder:
         await self._find_start()
         before = self._outside
         current = replace(self.first, number=self._catalog.pass_number, size_max=size_max)
-        ready = await self._compute(partial(make_order, self._catalog.file, current, self._target))
+        ready = await self._make_order(current)
         with self._target.open("rb") as file:
             empty = self._target.stat().st_size == 0
             ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")
@@ -140,8 +140,9 @@ class PassOrder:
         self.computed.notify(order)
         return order
 
-    async def _compute(self, function: Callable[[Callable[[], None]], Order]) -> Order:
-        """The result of a function that a worker calls; tried again until it succeeds."""
+    async def _make_order(self, pass_: Pass) -> Order:
+        """Let a worker write the order of a pass; tried again until that succeeds."""
+        function = partial(make_order, self._catalog.file, pass_, self._target)
         while True:
             try:
                 order: Order = await call_worker(self._workers, Compute(function))
