@@ -315,7 +315,8 @@ class Store:
                 lambda _: self._publisher.finish(done),
             )
         except (OSError, sqlite3.Error):
-            await self._db.run_in_writer(lambda: self._publisher.undo(done))
+            with trio.CancelScope(shield=True):  # a daemon that stops now would leave files without rows
+                await self._db.run_in_writer(lambda: self._publisher.undo(done))
             raise
         finally:
             for file in staged:

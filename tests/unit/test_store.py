@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -18,6 +19,7 @@ from trio.testing import MockClock
 from growfs import disk
 from growfs.cache import open_files, store
 from growfs.cache.open_files import OpenFile
+from growfs.cache.publish import Publisher
 from growfs.cache.recovery import verify_content
 from growfs.cache.store import QUOTA_RETRY_S, Reservation
 from growfs.disk import BLOCK
@@ -124,6 +126,28 @@ async def test_a_quota_that_statvfs_does_not_tell_is_found_by_what_it_refuses(
     store.quota_bytes = None
     assert not store.note_full(0)
     assert store.quota_bytes is None, "others fill the disk, which statvfs tells"
+
+
+@pytest.mark.parametrize("renews", [False, True])
+async def test_files_that_the_disk_refuses_while_the_daemon_stops_are_removed(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch, renews: bool
+) -> None:
+    await list_files(cache, "a/1")
+    if renews:
+        await cache.admit("a/1", content=b"old")
+    staged = replace(cache.stage("a/1", b"new"), renews=renews)
+    publish = Publisher.publish
+
+    def stopped_and_refused(*arguments: Any) -> None:
+        publish(*arguments)
+        trio.from_thread.run_sync(scope.cancel)
+        raise sqlite3.OperationalError(disk.DATABASE_FULL)
+
+    monkeypatch.setattr(Publisher, "publish", stopped_and_refused)
+    with trio.CancelScope() as scope, pytest.raises(sqlite3.OperationalError):
+        await cache.store.admit([staged])
+    path = cache.folder / "files/a/1"
+    assert (path.read_bytes() == b"old") if renews else not path.exists()
 
 
 async def test_eviction_frees_space_and_notifies(cache: LocalCache) -> None:
