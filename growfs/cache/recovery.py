@@ -1,9 +1,10 @@
 """Recovery when a daemon starts: after a clean stop all rows count, otherwise only those whose files can be trusted.
 
 After a crash, a row counts if it names the very file that was admitted: with the same inode number and modification
-time, or the same digest. (The change time would not do: each link to a file changes it.) After a power loss, which may
-have taken the contents of the page cache, the row must also be durable, that is, covered by a syncfs. A file without a
-row is deleted. Readers therefore never get a half-written file.
+time, or the same digest. (The change time would not do: each link to a file changes it.) If its row is not durable,
+that is, not covered by a syncfs, the content decides: a disk that failed may have lost it, and was mounted again since.
+After a power loss, which may have taken all such content, the row must be durable. A file without a row is deleted.
+Readers therefore never get a half-written file.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool) -> I
             disk.remove_tree("SWEEP_STRAY", path)
         if (durable_only and not durable) or (stat.st_ino, stat.st_size) != (ino, size):
             yield id
-        elif stat.st_mtime_ns != mtime_ns:
+        elif not durable or stat.st_mtime_ns != mtime_ns:
             if identity := verify_content(path, expected):
                 set_identity(writer, id, identity)
             else:

@@ -173,6 +173,21 @@ def test_the_digest_decides_where_only_the_modification_time_differs(growfs: Gro
 
 
 @pytest.mark.promise(29)
+def test_the_digest_decides_if_a_disk_lost_what_was_not_synced(growfs: Growfs, scene: Scene) -> None:
+    """The file system still knows the file's inode, size and time, but its content was never written."""
+    scene.kill()
+    path = growfs.cache / "files" / next(iter(scene.tree))
+    before = path.stat()
+    path.chmod(0o600)
+    path.write_bytes(bytes(before.st_size))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with database(growfs) as rows:
+        rows.execute("UPDATE resident SET durable = 0")
+    rows.close()
+    assert remount_and_count_fetches(scene) == 1
+
+
+@pytest.mark.promise(29)
 def test_after_an_unclean_stop_files_without_a_row_are_removed(growfs: Growfs, scene: Scene) -> None:
     scene.kill()
     for name in (b"stray", b"class0/stray", b"new/folder/stray", b"class0/0000.bin.x", b"caf\xe9"):

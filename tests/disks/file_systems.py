@@ -43,15 +43,30 @@ def why_not(kind: str) -> str | None:
 
 @dataclass
 class FileSystem:
-    """A mounted file system. Its content survives `remount`. folder: where it is mounted."""
+    """A mounted file system. Its content survives `remount`.
+
+    folder: where it is mounted. image: the file that it is in, if it is on a loop device. command: mounts any other.
+    """
 
     kind: str
     folder: Path
+    image: Path | None = None
     command: list[str] = field(default_factory=list)
 
     def mount(self) -> None:
-        """Mount it."""
-        run(*self.command, self.folder)
+        """Mount it.
+
+        Each time on a loop device of its own: another mount namespace, which was made meanwhile, may still have a
+        failed one, and the kernel would mount the same failed file system again.
+        """
+        if not self.image:
+            run(*self.command, self.folder)
+            return
+        device = run("losetup", "--find", "--show", self.image)
+        try:
+            run("mount", "-t", self.kind, device, self.folder)
+        finally:
+            run("losetup", "--detach", device)  # once it is unmounted
 
     def unmount(self) -> None:
         """Unmount it; fails the test if it stays in use."""
@@ -125,7 +140,7 @@ def file_system(kind: str, folder: Path, size: int = 0, *options: str) -> Iterat
                 file.truncate(size)
             stack.callback(image.unlink)
             run(*MKFS[kind], *options, image)
-            system.command = ["mount", "-t", kind, "-o", "loop", str(image)]
+            system.image = image
         system.mount()
         stack.callback(lambda: subprocess.run(["umount", "-l", at], capture_output=True, check=False))
         yield system
@@ -140,8 +155,9 @@ def quota_group(btrfs: Path, limit: int) -> Path:
     return subvolume
 
 
-def run(*command: object) -> None:
-    """Run a command; fails the test with what it printed."""
+def run(*command: object) -> str:
+    """Run a command; returns what it printed, with which the test fails if the command does."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.fail(f"{' '.join(map(str, command))}: {done.stdout}{done.stderr}")
+    return done.stdout.strip()
