@@ -47,7 +47,6 @@ ENGINES_OF = {
     "test_kernel_interface": SHOW_FILES,
     "test_lifecycle": ENGINES,
     "test_links": ("links",),
-    "test_misses": ENGINES,
     "test_open_files": ENGINES,
     "test_readdir": SHOW_FILES,
     "test_reading": SHOW_FILES,

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +19,7 @@ from growfs.scheduler.stream_count import STREAMS_FIRST_SMALL
 from tests.blocking_server import BlockingServer
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only
-from tests.harness import Growfs, make_tree, until
+from tests.harness import ENGINES, Growfs, make_tree, until
 
 SIZE = 4096
 REFUSING_DISK = """
@@ -82,6 +81,7 @@ def mount_full_cache(growfs: Growfs, tmp_path: Path, capacity: int, *flags: obje
 
 
 @pytest.mark.promise(3)
+@only(*ENGINES)
 def test_an_open_waits_for_its_file(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     with ThreadPoolExecutor() as threads:
@@ -95,6 +95,7 @@ def test_an_open_waits_for_its_file(growfs: Growfs, server: BlockingServer) -> N
 
 
 @pytest.mark.promise(3)
+@only(*ENGINES)
 def test_many_openers_cause_one_fetch(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     with ThreadPoolExecutor(20) as threads:
@@ -106,6 +107,7 @@ def test_many_openers_cause_one_fetch(growfs: Growfs, server: BlockingServer) ->
 
 
 @pytest.mark.promise(3)
+@only(*ENGINES)
 def test_a_hundred_waiting_opens_delay_no_other_request(growfs: Growfs, server: BlockingServer) -> None:
     paths = mount_blocked(server, 131, growfs)
     *opened, other = paths
@@ -139,6 +141,7 @@ def test_a_miss_overtakes_prefetches(growfs: Growfs, server: BlockingServer, fil
 
 
 @pytest.mark.promise(3)
+@only(*ENGINES)
 def test_a_miss_ends_at_its_timeout(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     growfs.run("set", growfs.mountpoint, "miss-timeout=0.2")
@@ -159,6 +162,7 @@ def test_with_on_miss_error_an_uncached_file_does_not_open(growfs: Growfs, tmp_p
 
 
 @pytest.mark.promise(3)
+@only(*ENGINES)
 def test_a_remote_that_refuses_gives_eio_and_a_logged_reason(growfs: Growfs, server: BlockingServer) -> None:
     server.statuses = {"0000.bin": 403, "0001.bin": 404}
     denied, gone, _ = mount_blocked(server, 3, growfs)
@@ -201,45 +205,32 @@ def test_a_miss_gives_enospc_while_every_file_is_open(growfs: Growfs, tmp_path: 
 
 
 @pytest.mark.promise(3)
-def test_a_reader_waits_for_room_as_long_as_if_it_were_alone(growfs: Growfs, tmp_path: Path) -> None:
-    local, missing = mount_full_cache(growfs, tmp_path, 3, "--miss-timeout", "3")
-    files = [path.open("rb") for path in local]
-    check_second_reader(missing[0], lambda: files.pop().close())
-    for file in files:
-        file.close()
-
-
-@pytest.mark.promise(3)
-def test_a_reader_waits_for_room_for_a_whole_group_as_long_as_if_it_were_alone(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=1, files=6, size=SIZE, suffix=".txt")
-    local, missing = mount_full_cache(growfs, tmp_path, 4, "--group", "{stem}", "--miss-timeout", "3")
-    with ExitStack() as files:
-        for path in local:
-            files.enter_context(path.open("rb"))
-        check_second_reader(missing[0], files.close)
-
-
-@pytest.mark.promise(3)
-def test_a_reader_waits_for_a_full_disk_as_long_as_if_it_were_alone(growfs: Growfs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lacks", ["room", "room for a whole group", "a disk with room"])
+def test_a_reader_waits_for_room_as_long_as_if_it_were_alone(growfs: Growfs, tmp_path: Path, lacks: str) -> None:
+    """Another reader came before it, waits for the same file, and gives up earlier."""
     refuses = tmp_path / "refuses"
-    growfs.env[SETUP_VARIABLE] = REFUSING_DISK.format(
-        file=refuses, catalog=tmp_path / "catalog", failing=tmp_path / "failing"
-    )
-    _, missing = mount_full_cache(growfs, tmp_path, 2, "--miss-timeout", "3")
-    refuses.touch()
-    check_second_reader(missing[0], refuses.unlink)
-
-
-def check_second_reader(missing: Path, make_room: Callable[[], None]) -> None:
-    """Another reader came before it, waits for the same file, and gives up earlier. The time-out is 3 s."""
-    with ThreadPoolExecutor() as threads:
-        first = threads.submit(error_of, missing)
-        time.sleep(1.8)
-        second = threads.submit(missing.read_bytes)
+    group: list[str] = []
+    if lacks == "room for a whole group":
+        group = ["--group", "{stem}"]
+        make_tree(tmp_path / "remote", directories=1, files=6, size=SIZE, suffix=".txt")
+    elif lacks == "a disk with room":
+        others = {name: tmp_path / name for name in ("catalog", "failing")}
+        growfs.env[SETUP_VARIABLE] = REFUSING_DISK.format(file=refuses, **others)
+    local, missing = mount_full_cache(growfs, tmp_path, 4, "--miss-timeout", "2", *group)
+    with ExitStack() as files, ThreadPoolExecutor() as threads:
+        if lacks == "a disk with room":
+            refuses.touch()
+            files.callback(refuses.unlink)
+        else:
+            for path in local:
+                files.enter_context(path.open("rb"))
+        first = threads.submit(error_of, missing[0])
+        time.sleep(1.2)
+        second = threads.submit(missing[0].read_bytes)
         assert first.result(60) == errno.ENOSPC
-        time.sleep(0.3)
+        time.sleep(0.2)
         assert not second.done()
-        make_room()
+        files.close()
         assert second.result(60)
 
 
@@ -281,6 +272,7 @@ def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path)
 
 
 @pytest.mark.promise(19)
+@only(*ENGINES)
 def test_a_waiting_miss_uses_the_space_that_a_close_frees(growfs: Growfs, tmp_path: Path) -> None:
     local, missing = mount_full_cache(growfs, tmp_path, 2)
     files = [path.open("rb") for path in local]
@@ -322,6 +314,7 @@ def test_a_killed_process_ends_when_its_miss_times_out(growfs: Growfs, server: B
     assert other.read_bytes() == b"0001"
 
 
+@only(*ENGINES)
 def test_unmounting_does_not_wait_for_misses(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     errors: list[OSError] = []

@@ -1,7 +1,7 @@
 """Access patterns of the simulation on a real mount: no listed file is lost, and the listing grows.
 
 tests/simulation/test_patterns.py runs every pattern; the simulation and the daemon share the rules. CI runs those that
-differ in the requests that reach the kernel, and --long runs all of them with each engine.
+differ in the requests that reach the kernel, each with one engine, and --long runs all of them with each engine.
 """
 
 from __future__ import annotations
@@ -22,24 +22,16 @@ LISTS_FOR_LONG = (
     "Hugging Face lists 65 times",
 )
 """Their listings must be of one generation on a slow machine, too, so new processes see no new files in time."""
-WITH_EACH_ENGINE = (
-    "8 ranks with offsets, each reads everything",  # many processes list and open at a time
-    "a re-lister beside one that listed once",  # a living process holds what it listed
-    "hyper-parameter search: a new process every few minutes",  # processes end, and their holds with them
-    "find > list, then training from the list",  # the process that lists is not the one that opens
-)
-WITH_LIBFUSE = (
-    "one file is opened before the first listing",  # a hold on everything, which no listing ends
-    "a directory with one file",  # whose last file stays
-    "cp -r and grep -r in between",  # short-lived processes that list and open everything
-    *LISTS_FOR_LONG,  # a directory is read again and again
-    "names from another source beside a re-lister",  # opens by name, which wait for fetches
-)
-"""The engines run the same code but for the requests themselves."""
 RUNS = [
-    *((name, engine) for name in WITH_EACH_ENGINE for engine in ENGINES),
-    *((name, "libfuse") for name in WITH_LIBFUSE),
+    ("8 ranks with offsets, each reads everything", "passthrough"),  # many processes list and open at a time
+    ("a re-lister beside one that listed once", "links"),  # a living process holds what it listed
+    ("hyper-parameter search: a new process every few minutes", "passthrough"),  # processes end, and their holds too
+    ("find > list, then training from the list", "links"),  # the process that lists is not the one that opens
+    ("one file is opened before the first listing", "libfuse"),  # a hold on everything, which no listing ends
+    ("a directory with one file", "libfuse"),  # whose last file stays
+    ("names from another source beside a re-lister", "libfuse"),  # opens by name, which wait for fetches
 ]
+"""What CI runs, and with which engine: they run the same code but for the requests themselves."""
 TOO_LARGE = "a script that polls until there is enough"
 """It polls for more files than this cache holds."""
 ALL_RUNS = [

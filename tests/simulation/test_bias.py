@@ -13,9 +13,9 @@ from growfs.simulation.cache import File, MountSettings
 from growfs.simulation.simulator import Simulation
 from tests.simulation.statistics_of import chi_square_tail, holm_rejects, uniform_tail
 from tests.simulation.test_coverage import NO_END, of_different_sizes, passes
-from tests.simulation.world import World
+from tests.simulation.world import World, seeds
 
-SEEDS, SEEDS_OF_CLASSES = 200, 100
+SEEDS, SEEDS_OF_CLASSES = 100, 100
 DECILES = 10
 LEVEL = 0.01
 RARE = (1, 2, 5, 10, 50)
@@ -31,7 +31,7 @@ def test_the_statistics_agree_with_tables() -> None:
 
 
 @pytest.mark.promise(20)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, 3))
 def test_no_bias_by_size(seed: int) -> None:
     files = of_different_sizes(seed, 1500)
     world = World(opens=NO_END, files=files, share=0.2, downloads=0.25, seed=seed, parallel=8)
@@ -65,7 +65,7 @@ def test_no_bias_by_name() -> None:
     by_size = sorted(range(len(files)), key=lambda id: files[id].size)
     large = [sum(counts[id][decile] for id in by_size[-50:]) for decile in range(DECILES)]
     assert uniform_tail(large) > LEVEL
-    skewed = [row[:5] + [count + 12 for count in row[5:]] for row in counts]
+    skewed = [row[:5] + [count + 9 for count in row[5:]] for row in counts]
     assert holm_rejects([uniform_tail(row) for row in skewed]) > 0
 
 

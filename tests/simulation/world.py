@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Sequence
 
+import pytest
+
 from growfs.simulation.cache import File, MountSettings
 from growfs.simulation.simulator import Process, SimReader, Simulation
 
@@ -13,6 +15,11 @@ MINUTE = 60.0
 SIZE = 1000
 
 Walk = Generator[float, None, list[int]]
+
+
+def seeds(few: int, many: int) -> list[object]:
+    """A parameter for each of the first `many` seeds; all but the first few are only for tools/test --long."""
+    return [seed if seed < few else pytest.param(seed, marks=pytest.mark.long) for seed in range(many)]
 
 
 def catalog(files: int, directories: int = 10) -> list[File]:
