@@ -158,29 +158,28 @@ def test_fetch_copies_each_file_bit_for_bit(filled: Filled, tmp_path: Path) -> N
         assert fetched == filled.remote.stat(path)
 
 
-@pytest.mark.parametrize(
-    "part", [ByteRange(0, 1000), ByteRange(123_457, 120_000), ByteRange(299_999, 1), ByteRange(0, 300_000)]
-)
-def test_fetch_of_a_byte_range_copies_only_that(filled: Filled, tmp_path: Path, part: ByteRange) -> None:
+def test_fetch_of_a_byte_range_copies_only_that(filled: Filled, tmp_path: Path) -> None:
     file, target = filled.remote.stat("a.bin"), tmp_path / "target"
-    reported: list[int] = []
-    computed = Digest()
-    if not filled.kind.has_ranges and part.size < 300_000:
-        with pytest.raises(RemoteError, match="whole files only"):
-            filled.remote.fetch(FetchTask(file, target, reported.append, computed, part))
-        return
-    assert filled.remote.fetch(FetchTask(file, target, reported.append, computed, part)) == file
-    assert target.read_bytes() == FILES["a.bin"][part.offset : part.offset + part.size]
-    assert sum(reported) == part.size
-    assert computed.bytes == 0 or computed.text() == digest.of(target)
+    for part in (ByteRange(0, 1000), ByteRange(123_457, 120_000), ByteRange(299_999, 1), ByteRange(0, 300_000)):
+        reported: list[int] = []
+        computed = Digest()
+        task = FetchTask(file, target, reported.append, computed, part)
+        if not filled.kind.has_ranges and part.size < 300_000:
+            with pytest.raises(RemoteError, match="whole files only"):
+                filled.remote.fetch(task)
+            continue
+        assert filled.remote.fetch(task) == file
+        assert target.read_bytes() == FILES["a.bin"][part.offset : part.offset + part.size], part
+        assert sum(reported) == part.size
+        assert computed.bytes == 0 or computed.text() == digest.of(target)
 
 
-@pytest.mark.parametrize("content", [b"x" * 300_001, b"short"])
-def test_a_byte_range_of_another_version_is_refused(changing: Filled, tmp_path: Path, content: bytes) -> None:
+def test_a_byte_range_of_another_version_is_refused(changing: Filled, tmp_path: Path) -> None:
     file = changing.remote.stat("a.bin")
-    changing.place.put("a.bin", content)
-    with pytest.raises(RemoteChanged):
-        changing.remote.fetch(FetchTask(file, tmp_path / "target", byte_range=ByteRange(1000, 10)))
+    for content in (b"x" * 300_001, b"short"):
+        changing.place.put("a.bin", content)
+        with pytest.raises(RemoteChanged):
+            changing.remote.fetch(FetchTask(file, tmp_path / "target", byte_range=ByteRange(1000, 10)))
 
 
 def test_an_exception_in_progress_ends_the_fetch(filled: Filled, tmp_path: Path) -> None:
@@ -242,11 +241,11 @@ def test_preload_starts_no_thread(url: str) -> None:
     assert set(threading.enumerate()) <= before  # a server thread of the last test may end in between
 
 
-def test_open_reads_each_file_from_any_position(filled: Filled) -> None:
-    for path, file in listed(list(filled.remote.pages())).items():
-        content = FILES[path]
+def test_open_reads_a_file_from_any_position(filled: Filled) -> None:
+    for path in ("a.bin", "zero", "odd/ünï/日本.txt"):
+        file, content = filled.remote.stat(path), FILES[path]
         with open_seekable(filled.remote, file) as source:
-            assert source.raw.file == filled.remote.stat(path)
+            assert source.raw.file == file
             assert source.read() == content, path
             assert source.read(1) == b""
             for start in (0, len(content) // 2, len(content) - 1, len(content), len(content) // 3):

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
 from tests.s3.credentials import KINDS, MENDS, Issuer, environment
 from tests.s3.proxy import FAULTS, REFUSED, Fault, Proxy, Request, none, proxy_to, repeat_page, stall, wrong_region
@@ -106,6 +107,7 @@ def test_faults_of_single_objects_have_nothing_wrong_admitted(growfs: Growfs, bu
         return FAULTS.get(name) if request.is_fetch and (kind == "whole" or request.is_part) else None
 
     bucket.proxy.fault = choose
+    growfs.env[SETUP_VARIABLE] = "from growfs.remote import retries; retries.DELAY_S_MAX, retries.BUDGET_PER_S = 1, 100"
     growfs.mount(bucket.url, "--no-wait", "--settle", "0", "--miss-timeout", "100s" if gives_up else "0.5s")
     until(lambda: {"good/0", "good/1"} <= growfs.names())
     with ThreadPoolExecutor(len(whole)) as pool:
@@ -313,13 +315,12 @@ def test_credentials_that_expire_are_renewed(
         bucket.proxy.fault = issuer.choose
         growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0")
         fill(growfs, bucket)
-        for files in (12, 18, 24):
-            issued = issuer.issued
-            issuer.revoke()
-            for number in range(files - 6, files):
-                bucket.put(f"d/{number}")
-            fill(growfs, bucket)
-            assert issuer.issued > issued
+        issued = issuer.issued
+        issuer.revoke()
+        for number in range(6, 12):
+            bucket.put(f"d/{number}")
+        fill(growfs, bucket)
+        assert issuer.issued > issued
         bucket.proxy.fault = none
 
 
@@ -334,7 +335,7 @@ def test_the_processes_of_a_mount_ask_for_credentials_once(growfs: Growfs, bucke
         bucket.put("0")
         growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0", "--workers", 4)
         for issued in (1, 2):
-            for number in range(200):
+            for number in range(40):
                 bucket.put(f"{issued}/{number}")
             fill(growfs, bucket)
             assert issuer.issued == issued
@@ -358,6 +359,7 @@ def test_credentials_that_cannot_be_renewed_are_waited_for(
     with environment(kind, issuer, tmp_path) as env, ThreadPoolExecutor() as pool:
         growfs.env.update(env)
         bucket.proxy.fault = issuer.choose
+        growfs.env[SETUP_VARIABLE] = "from growfs.remote import retries; retries.DELAY_S_MIN = 0.01"
         bucket.put("cached")
         growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0")
         until(lambda: growfs.names() == {"cached"})

@@ -27,7 +27,10 @@ from tests.s3.credentials import Issuer, environment
 from tests.s3.proxy import Exchange, Fault, Request, none, proxy_to, s3_error, stall, truncate
 from tests.servers import S3Server
 
-QUICK_RETRIES = "from growfs.remote import retries; retries.DELAY_S_MIN = 0.01"
+QUICK_RETRIES = """
+from growfs.remote import retries
+retries.DELAY_S_MIN, retries.DELAY_S_MAX, retries.BUDGET_PER_S = 0.01, 0.1, 100
+"""
 """What a worker tries again, it tries again almost at once."""
 
 
@@ -246,9 +249,8 @@ def test_a_listing_whose_pages_take_longer_than_a_timeout_is_completed(
 
 WAITING_PAGES = f"""
 {SHORT_PAGES}
-from growfs.remote import retries
+{QUICK_RETRIES}
 from growfs.workers import heartbeat
-retries.DELAY_S_MIN, retries.DELAY_S_MAX, retries.BUDGET_PER_S = 0.01, 0.1, 100
 heartbeat.EVERY_S = 0.1
 """
 TRIES_OF_HOURS = 50
@@ -373,16 +375,19 @@ def test_a_mount_returns_while_a_long_listing_goes_on(growfs: Growfs, rclone_s3:
 def test_a_mount_does_not_wait_for_the_listing_of_too_many_directories(
     growfs: Growfs, moto: S3Server, prefix: str
 ) -> None:
-    """The first page of the listing has 11,000."""
-    growfs.env.update(moto.env)
-    for number in range(1001):
+    """The first page of the listing has more than are too many."""
+    growfs.env[SETUP_VARIABLE] = (
+        "from growfs.remote.stores.s3 import bucket; from growfs.scheduler import readiness\n"
+        "bucket.PAGE_FILES_MAX, readiness.SEED_DIRECTORIES_MAX = 20, 100\n"
+    )
+    for number in range(21):
         moto.put(f"{prefix}/{number:05}/1/2/3/4/5/6/7/8/9/10/x", b"x" * 20_000)
     with proxy_to(moto.endpoint_url) as proxy:
         proxy.hold(lambda request: request.is_later_page)
         growfs.mount(f"s3://{moto.bucket}/{prefix}", "--endpoint-url", proxy.url, "--cache-size", "2MB")
         status = growfs.status()
         assert (status["state"], status["remote"]["listed"]) == ("listing", False)
-        assert "more than 10,000 directories" in status["unpromised"]
+        assert "more than 100 directories" in status["unpromised"]
         assert status["cache"]["content_bytes"] >= 200_000, "a tenth of the cache"
 
 
