@@ -38,9 +38,8 @@ def growing(growfs: Growfs, each: int) -> Grow:
 
 
 @pytest.mark.promise(1, 6)
-def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server, engine: str) -> None:
+def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server) -> None:
     need("tensorflow")
-    growfs.env["GROWFS_ENGINE"] = engine
     with Program("tfrecord_epochs.py", growfs.mountpoint) as training:
         generator = random.Random(11)
         shards = {}
@@ -85,16 +84,15 @@ def test_keras_image_dataset_from_directory(growfs: Growfs, tmp_path: Path) -> N
 
 
 @pytest.mark.promise(6)
-def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path, engine: str) -> None:
+def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path) -> None:
     need("torch", "torchvision")
-    growfs.env["GROWFS_ENGINE"] = engine
+    growfs.env["GROWFS_ENGINE"] = "libfuse"
     with Program("imagefolder_loader.py", growfs.mountpoint) as training:
         pictures = images(tmp_path / "remote", classes=6, each=5)
         growfs.mount(tmp_path / "remote", "--cache-size", 12 * BLOCK, "--settle", "1h", "--rotation", "never")
         grow = growing(growfs, BLOCK)
         classes = {name: number for number, name in enumerate(sorted(os.listdir(tmp_path / "remote")))}
-        method = "spawn" if engine == "libfuse" else "fork"  # spawning takes seconds
-        for start, files in (("fork", 12), (method, 20), ("fork", 30)):
+        for start, files in (("fork", 12), ("spawn", 20), ("fork", 30)):
             grow(files)
             epoch = training.step(start)
             assert epoch["class_to_idx"] == classes

@@ -109,12 +109,11 @@ def test_hugging_face_imagefolder(growfs: Growfs, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise(2)
-def test_safetensors_that_are_evicted_and_replaced(growfs: Growfs, tmp_path: Path, engine: str) -> None:
+def test_safetensors_that_are_evicted_and_replaced(growfs: Growfs, tmp_path: Path) -> None:
     need("safetensors", "torch")
     import numpy
     from safetensors.numpy import save_file
 
-    growfs.env["GROWFS_ENGINE"] = engine
     remote = tmp_path / "remote"
     remote.mkdir()
 

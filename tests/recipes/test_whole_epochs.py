@@ -160,6 +160,7 @@ def test_tf_data(growfs: Growfs, tmp_path: Path) -> None:
     check_passes(growfs, 2)
 
 
+@pytest.mark.long
 def test_keras_with_an_epoch_for_each_pass(growfs: Growfs, tmp_path: Path) -> None:
     need("tensorflow")
     images(tmp_path / "remote", classes=3, each=FILES // 3)
@@ -185,7 +186,7 @@ def test_keras_with_an_epoch_for_each_part(growfs: Growfs, tmp_path: Path) -> No
     check_passes(growfs)
 
 
-@pytest.mark.parametrize("loader", ["Pass", "Part"])
+@pytest.mark.parametrize("loader", ["Pass", pytest.param("Part", marks=pytest.mark.long)])
 def test_lightning(growfs: Growfs, tmp_path: Path, loader: str) -> None:
     need("lightning", "torchvision")
     images(tmp_path / "remote", classes=3, each=FILES // 3)
@@ -225,7 +226,7 @@ def test_ray_train(tmp_path: Path) -> None:
     assert sum(int(files) for files in re.findall(r"\b(\d+) files", "\n".join(lines))) == FILES
 
 
-@pytest.mark.parametrize("with_cat", [False, True])
+@pytest.mark.parametrize("with_cat", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_shell_and_its_commands(growfs: Growfs, tmp_path: Path, with_cat: bool) -> None:
     """Without cat, a second command lists the part of the shell, too, after the first one has read it and ended."""
     need_programs("jq")
