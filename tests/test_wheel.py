@@ -72,14 +72,11 @@ def mountpoint(installed: Installed, tmp_path: Path) -> Iterator[Path]:
     installed.growfs("umount", path, check=False)
 
 
-def test_it_is_installed_without_a_compiler_and_without_pyfuse3(installed: Installed) -> None:
+def test_it_mounts_by_passthrough(installed: Installed, remote: Path, mountpoint: Path, tmp_path: Path) -> None:
     script = "import growfs, importlib.util as util; print(growfs.__file__, util.find_spec('pyfuse3'))"
     file, pyfuse3 = installed.run("python", "-c", script).stdout.split()
     assert Path(file).is_relative_to(installed.cwd)
     assert pyfuse3 == "None"
-
-
-def test_it_mounts_by_passthrough(installed: Installed, remote: Path, mountpoint: Path, tmp_path: Path) -> None:
     if why_not := why_not_passthrough(tmp_path):
         pytest.skip(f"passthrough cannot run here: {why_not}")
     installed.growfs("mount", remote, mountpoint, "--cache-dir", tmp_path / "cache", "--wait-files", 1)
@@ -91,6 +88,7 @@ def test_it_mounts_by_passthrough(installed: Installed, remote: Path, mountpoint
     assert not (mountpoint / "file").exists()
 
 
+@pytest.mark.long
 def test_the_portable_engine_is_refused_with_the_line_that_installs_it(
     installed: Installed, remote: Path, mountpoint: Path, tmp_path: Path
 ) -> None:

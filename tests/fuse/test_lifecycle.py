@@ -14,7 +14,7 @@ import pytest
 from growfs.daemon import launch
 from growfs.fuse.mounting import mounted_at, mounts, unmount
 from tests.cli.support import assert_refused
-from tests.fuse.conftest import opened
+from tests.fuse.conftest import only, opened
 from tests.harness import Growfs, descendants, make_tree, until
 
 NAME = "class0/0000.bin"
@@ -29,6 +29,7 @@ def ended(pid: int) -> bool:
         return True
 
 
+@only("either")
 def test_unmounting_leaves_nothing_but_the_cache(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
@@ -51,6 +52,7 @@ def test_plain_umount_ends_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
     assert growfs.status()["fetch"]["files_total"] == 0
 
 
+@only("either")
 def test_a_program_with_thousands_of_open_files_can_unmount(growfs: Growfs, tmp_path: Path) -> None:
     """select(2) takes no descriptor from 1024 on."""
     make_tree(tmp_path / "remote")
@@ -68,6 +70,7 @@ def test_a_program_with_thousands_of_open_files_can_unmount(growfs: Growfs, tmp_
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@only("either")
 def test_umount_returns_when_the_daemon_has_ended(
     growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +149,7 @@ def test_umount_removes_a_dead_mount(growfs: Growfs, tmp_path: Path) -> None:
     assert os.listdir(growfs.mountpoint) == []
 
 
+@only("either")
 def test_workers_die_with_a_killed_daemon(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
@@ -156,6 +160,7 @@ def test_workers_die_with_a_killed_daemon(growfs: Growfs, tmp_path: Path) -> Non
 
 
 @pytest.mark.promise(30)
+@only("either")
 def test_a_second_daemon_on_a_cache_is_refused(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
@@ -170,6 +175,7 @@ def test_a_second_daemon_on_a_cache_is_refused(growfs: Growfs, tmp_path: Path) -
     assert growfs.status()["cache"]["files"] == 15
 
 
+@only("either")
 def test_two_remotes_share_a_cache_directory(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
     make_tree(tmp_path / "other", directories=1)
@@ -183,6 +189,7 @@ def test_two_remotes_share_a_cache_directory(growfs: Growfs, tmp_path: Path) -> 
         growfs.run("umount", tmp_path / "second")
 
 
+@only("either")
 def test_a_mountpoint_with_spaces_and_unicode(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
     growfs.mountpoint = tmp_path / "mit Leerzeichen\tund Ümläuten"
@@ -194,6 +201,7 @@ def test_a_mountpoint_with_spaces_and_unicode(growfs: Growfs, tmp_path: Path) ->
     growfs.umount()
 
 
+@only("either")
 def test_sigterm_unmounts_after_the_mountpoint_was_moved(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=1)
     growfs.mountpoint.rmdir()
