@@ -131,11 +131,11 @@ class System:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.fixture(params=["mount.fuse.growfs", "growfs"])
+@pytest.fixture
 def system(request: pytest.FixtureRequest, growfs: Growfs, tmp_path: Path) -> Iterator[System]:
-    """With the helper, and with the command alone, which mount.fuse3(8) runs."""
-    sbin = Path("/sbin").resolve()
-    if request.param == "growfs" and not (sbin / "mount.fuse3").exists():
+    """With the helper or, as the parameter says, with the command alone, which mount.fuse3(8) runs."""
+    sbin, program = Path("/sbin").resolve(), getattr(request, "param", "mount.fuse.growfs")
+    if program == "growfs" and not (sbin / "mount.fuse3").exists():
         pytest.skip("mount.fuse3 is not installed; apt-get install fuse3")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -145,13 +145,14 @@ def system(request: pytest.FixtureRequest, growfs: Growfs, tmp_path: Path) -> It
         mount -t tmpfs scratch {scratch}
         mkdir {scratch}/upper {scratch}/work
         mount -t overlay -o lowerdir={sbin},upperdir={scratch}/upper,workdir={scratch}/work overlay {sbin}
-        cp {tmp_path}/program {sbin}/{request.param}
+        cp {tmp_path}/program {sbin}/{program}
     """
     with namespace(script) as prefix:
         yield System(growfs, prefix)
         subprocess.run([*prefix, "umount", "-l", growfs.mountpoint], capture_output=True, check=False)
 
 
+@pytest.mark.parametrize("system", ["mount.fuse.growfs", "growfs"], indirect=True)
 def test_an_fstab_line_mounts_and_umount_ends_the_daemon(system: System, tmp_path: Path) -> None:
     growfs, tree = system.growfs, make_tree(tmp_path / "remote", directories=1, files=2)
     options = f'cache-dir={growfs.cache_dir},cache-size=1GB,wait-files=2,include="/class0/*",_netdev,nofail'

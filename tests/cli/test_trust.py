@@ -231,7 +231,7 @@ def test_of_two_mounts_that_start_together_on_one_folder_one_is_refused(growfs: 
 
 
 @pytest.mark.parametrize("links", [1, 2])
-def test_a_mountpoint_may_be_a_link(growfs: Growfs, tmp_path: Path, engine: str, links: int) -> None:
+def test_a_mountpoint_may_be_a_link(growfs: Growfs, tmp_path: Path, links: int) -> None:
     """It is resolved once: all commands find the mount by the link and by the folder, and SIGTERM unmounts it."""
     make_tree(tmp_path / "remote", directories=1, files=1)
     folder, link = growfs.mountpoint, growfs.mountpoint
@@ -239,13 +239,13 @@ def test_a_mountpoint_may_be_a_link(growfs: Growfs, tmp_path: Path, engine: str,
         link = tmp_path / f"link{number}"
         link.symlink_to(os.path.relpath(growfs.mountpoint, tmp_path))
         growfs.mountpoint = link
-    mounted = growfs.mount(tmp_path / "remote", "--engine", engine)
+    mounted = growfs.mount(tmp_path / "remote")
     assert f"{folder}: 1 of 1 file" in mounted.stdout
     for path in (link, folder):
         assert str(folder) in growfs.run("status", path).stdout
     os.kill(growfs.pid, signal.SIGTERM)
     until(lambda: not mounted_at(folder))
-    growfs.mount(tmp_path / "remote", "--engine", engine)
+    growfs.mount(tmp_path / "remote")
     growfs.run("umount", link)
     assert os.listdir(folder) == []
 

@@ -40,13 +40,11 @@ def rot(growfs: Growfs, path: str = DAMAGED) -> None:
 
 
 @pytest.mark.promise(29)
-def test_a_damaged_file_of_a_mount_is_fetched_again(
-    growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], engine: str
-) -> None:
+def test_a_damaged_file_of_a_mount_is_fetched_again(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]) -> None:
     fill(growfs, tmp_path / "remote")
     growfs.umount()
     rot(growfs)
-    fill(growfs, tmp_path / "remote", "--engine", engine)
+    fill(growfs, tmp_path / "remote")
     with (growfs.mountpoint / DAMAGED).open("rb", buffering=0) as opened:
         assert opened.read() != tree[DAMAGED], "nothing but the digest tells"
         done = growfs.run("verify", growfs.mountpoint, check=False)

@@ -124,15 +124,13 @@ def test_a_disk_without_inodes_rotates_and_status_says_so(
 
 @pytest.mark.promise(1, 3)
 @pytest.mark.parametrize("kind", ["ext4", pytest.param("xfs", marks=pytest.mark.long)])
-def test_a_mount_outlives_its_disk(
-    make_file_system: MakeFileSystem, engine: str, growfs: Growfs, tmp_path: Path, kind: str
-) -> None:
+def test_a_mount_outlives_its_disk(make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path, kind: str) -> None:
     """An empty folder in its place would be trained on."""
     system = make_file_system(kind)
     tree = make_tree(tmp_path / "remote", files=20, size=50_000)
     growfs.cache_dir = system.folder / "cache"
     growfs.env[SETUP_VARIABLE] = HURRY
-    growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "2MB", "--engine", engine)
+    growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "2MB")
     read_all(growfs, tree)
     missed = growfs.mountpoint / min(set(tree) - files_below(growfs.cache / "files"))
     system.fail()

@@ -13,7 +13,7 @@ from growfs import disk
 from tests.disks.file_systems import FileSystem, MakeFileSystem
 from tests.harness import Growfs, until
 
-KINDS = ("ext4", "xfs", "btrfs", "tmpfs", "overlay")
+KINDS, MORE_KINDS = ("ext4", "btrfs", "tmpfs"), ("xfs", "overlay")
 SIZES = (0, 1, 4095, 4096, 4097, 100_000, 300_001, 1_000_000)
 CACHE_BYTES = 6_000_000
 METADATA_BYTES_MAX = 24 << 20
@@ -90,13 +90,13 @@ class Scene:
 
 
 @pytest.mark.promise(1, 7, 28, 29)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.long) for kind in MORE_KINDS)])
 def test_a_cache_on_a_file_system(make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path, kind: str) -> None:
     check(make_file_system(kind, 96 << 20), growfs, tmp_path / "remote", "auto")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *MORE_KINDS])
 def test_a_cache_on_a_file_system_with_libfuse(
     make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path, kind: str
 ) -> None:

@@ -23,10 +23,7 @@ from tests.simulation.patterns import PATTERNS
 from tests.simulation.world import catalog
 
 OPENS = 150
-IN_EVERY_RUN = (
-    "single re-lister",
-    "hyper-parameter search: a new process every few minutes",
-)
+IN_EVERY_RUN = ("hyper-parameter search: a new process every few minutes",)
 ONE_GENERATION = ("a notebook looks at a batch before it lists the validation set",)
 """Their processes ask once: what they list later must be the same."""
 LIST_FOR_OTHERS = (

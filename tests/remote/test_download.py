@@ -93,10 +93,9 @@ def test_only_the_byte_range_of_the_task_is_requested(
     ]
 
 
-@pytest.mark.parametrize("kind", [s3, lambda url: HttpRemote(RemoteSpec(url))])
+@pytest.mark.parametrize(("kind", "size"), [(s3, len(DATA)), (lambda url: HttpRemote(RemoteSpec(url)), None)])
 @pytest.mark.parametrize("ranges", ["partial", "rclone", "ignored"])
 @pytest.mark.parametrize("keeps_alive", [True, False])
-@pytest.mark.parametrize("size", [len(DATA), None])
 def test_a_file_is_fetched_however_the_server_handles_ranges(
     serve: Serve,
     tmp_path: Path,
@@ -178,8 +177,13 @@ def test_a_server_that_stops_sending_ranges_is_left_to_the_library(
 
 
 @pytest.mark.promise(3)
-@pytest.mark.parametrize("fault", ["cut", 429, 500, 502, 503, 504])
-@pytest.mark.parametrize("failing", [{1}, {2}, {7}, {1, 2, 3}, {4, 5, 6, 7}])
+@pytest.mark.parametrize(
+    ("fault", "failing"),
+    [
+        *(("cut", failing) for failing in ({1}, {2}, {7}, {1, 2, 3}, {4, 5, 6, 7})),
+        *((status, {1, 2, 3}) for status in (429, 500, 502, 503, 504)),
+    ],
+)
 def test_a_part_that_fails_goes_on_from_its_last_byte(
     serve: Serve,
     tmp_path: Path,

@@ -6,8 +6,6 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from growfs.errors import GrowfsError
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
@@ -90,8 +88,7 @@ def test_a_service_that_fails_is_run_again_and_nothing_is_lost(growfs: Growfs, t
         growfs.umount()
 
 
-@pytest.mark.parametrize("name", ["Fetcher", "Outage"])
-def test_a_service_that_fails_in_an_outage_waits_it_out_even_so(growfs: Growfs, tmp_path: Path, name: str) -> None:
+def test_services_that_fail_in_an_outage_wait_it_out_even_so(growfs: Growfs, tmp_path: Path) -> None:
     growfs.tolerate_log = True
     growfs.env[SETUP_VARIABLE] = BREAKABLE.format(folder=str(tmp_path))
     noise = Noise(keys=200, size=20_000, connection_bytes_per_s=40_000)
@@ -99,7 +96,8 @@ def test_a_service_that_fails_in_an_outage_waits_it_out_even_so(growfs: Growfs, 
         mount(growfs, url)
         store.away = "closed"
         until(lambda: growfs.status()["outage"] is not None)
-        break_service(growfs, tmp_path, name)
+        for name in ("Fetcher", "Outage"):
+            break_service(growfs, tmp_path, name)
         store.away = None
         wait_for_all(growfs, noise)
         assert growfs.status()["fetch"]["failed"] == 0
