@@ -178,7 +178,7 @@ def test_passthrough_needs_no_pyfuse3(without_pyfuse3: Growfs, tmp_path: Path) -
     assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
 
 
-@pytest.mark.parametrize("without_pyfuse3", [NO_MODULE, OTHER_VERSION], indirect=True)
+@pytest.mark.parametrize("without_pyfuse3", [OTHER_VERSION], indirect=True)
 def test_libfuse_without_pyfuse3_says_what_to_install(without_pyfuse3: Growfs, tmp_path: Path) -> None:
     growfs = mark_environment(without_pyfuse3)
     make_tree(tmp_path / "remote", directories=1, files=1)

@@ -10,6 +10,7 @@ import pytest
 
 from growfs.status_and_metrics import status_fields
 from tests.cli.support import closed
+from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, make_tree, until
 
 
@@ -20,11 +21,12 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
     growfs = Growfs(folder)
     with closed(growfs):
         make_tree(folder / "remote", directories=2, files=3)
+        growfs.env[SETUP_VARIABLE] = "from growfs.cache import usage; usage.SAVE_EVERY_S = 0.1"
         growfs.mount(folder / "remote", "--settle", "0")
         until(lambda: growfs.status()["state"] == "complete")
         growfs.names()
         (growfs.mountpoint / "class0/0000.bin").read_bytes()
-        until(lambda: growfs.status()["opens"]["max"])  # counted every few seconds
+        until(lambda: growfs.status()["opens"]["max"])
         yield growfs
 
 

@@ -20,12 +20,6 @@ from tests.needs import need_programs
 LARGE = "sizes/large.bin"
 
 
-@pytest.mark.promise(1)
-def test_content(library: Library) -> None:
-    assert files_below(library.path) == set(library.tree)
-    assert {path: (library.path / path).read_bytes() for path in library.tree} == library.tree
-
-
 @pytest.mark.promise(1, 4)
 def test_size_and_mtime_are_the_remotes(library: Library) -> None:
     for path, content in library.tree.items():
@@ -96,7 +90,7 @@ def test_sendfile(library: Library, tmp_path: Path) -> None:
         assert theirs.recv(1 << 20, socket.MSG_WAITALL | socket.MSG_DONTWAIT) == library.tree["sizes/odd.bin"]
 
 
-@pytest.mark.parametrize("command", [["cp", "-r", "--reflink=auto"], ["rsync", "-a"], ["cp", "-a"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["cp", "-r", "--reflink=auto"], ["rsync", "-a"]], ids=" ".join)
 def test_copies_of_the_tree(library: Library, tmp_path: Path, command: list[str]) -> None:
     need_programs(command[0])
     target = tmp_path / "copy"
@@ -116,16 +110,6 @@ def test_tar(library: Library, tmp_path: Path) -> None:
         path: (len(content), (library.remote / path).stat().st_mtime_ns // 10**9)
         for path, content in library.tree.items()
     }
-
-
-def test_find_and_du(library: Library) -> None:
-    found = subprocess.run(
-        ["find", library.path, "-type", "f", "-printf", r"%s %P\0"], check=True, capture_output=True, timeout=60
-    )
-    entries = [entry.decode().split(" ", 1) for entry in found.stdout.split(b"\0")[:-1]]
-    assert {path: int(size) for size, path in entries} == {path: len(file) for path, file in library.tree.items()}
-    total = subprocess.run(["du", "-sb", "--apparent-size", library.path], check=True, capture_output=True, timeout=60)
-    assert int(total.stdout.split()[0]) == sum(map(len, library.tree.values()))
 
 
 @pytest.mark.promise(1, 13)
@@ -217,12 +201,12 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.promise(4)
-@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("path", ["sizes/one.bin", ".growfs/status"])
-def test_read_only(library: Library, change: str, path: str) -> None:
-    with pytest.raises(OSError, match=r".") as refused:
-        CHANGES[change](library.path / path)
-    assert refused.value.errno == errno.EROFS
+def test_read_only(library: Library, path: str) -> None:
+    for name, change in CHANGES.items():
+        with pytest.raises(OSError, match=r".") as refused:
+            change(library.path / path)
+        assert refused.value.errno == errno.EROFS, name
 
 
 @pytest.mark.promise(28)

@@ -11,6 +11,7 @@ import pandas
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import Library
 from tests.harness import Growfs, make_tree, until
 
@@ -85,6 +86,7 @@ def test_index_is_a_data_frame(library: Library) -> None:
 
 
 def test_index_counts_opens(growfs: Growfs, tmp_path: Path) -> None:
+    growfs.env[SETUP_VARIABLE] = "from growfs.cache import usage; usage.SAVE_EVERY_S = 0.1"
     tree = make_tree(tmp_path / "remote", directories=1, files=3)
     growfs.mount(tmp_path / "remote")
     for path in tree:

@@ -128,14 +128,15 @@ Serve = Callable[[FakeBucket], S3Remote]
 def test_real_servers_are_listed_in_parallel(request: pytest.FixtureRequest, kind: str) -> None:
     server: S3Server = request.getfixturevalue(f"{kind}_s3")
     prefix = uuid4().hex
-    for name in NAMES:
+    names = NAMES[:200]
+    for name in names:
         server.put(f"{prefix}/{name}", b"x")
     with proxy_to(server.endpoint_url) as proxy:
         remote = S3Remote(server.spec(prefix, endpoint_url=proxy.url))
-        assert sorted(paths(remote.pages())) == sorted(NAMES)
+        assert sorted(paths(remote.pages())) == sorted(names)
         targets = [sent.target for sent in proxy.requests]
     assert any("start-after" in target for target in targets)
-    assert len(targets) < len(NAMES) / PAGE * 1.6
+    assert len(targets) < len(names) / PAGE * 1.6
 
 
 def test_requests_are_parallel_after_the_first_page(serve: Serve) -> None:

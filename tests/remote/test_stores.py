@@ -182,36 +182,6 @@ def test_no_file_is_deleted_where_the_whole_folder_is_gone(
         remote.fetch(FetchTask(file, tmp_path / "target"))
 
 
-def test_keys_that_are_no_valid_paths_are_skipped(moto_s3: S3Server) -> None:
-    valid = {"bad/a", "bad/a/b"}
-    invalid = ["bad/x//y", "bad//lead", "bad/folder/", "bad/.growfs/x", "bad/" + "n" * 300, "bad/data/"]
-    invalid += ["bad/../up", "bad/./dot", "bad/nul\0x"]
-    for key in (*valid, *invalid):
-        moto_s3.put(key, b"" if key == "bad/folder/" else b"data")
-    files, skipped = listed(moto_s3.spec("bad"))
-    assert files == {key[4:] for key in valid}
-    assert skipped == {
-        "x//y": "empty path component",
-        "/lead": "empty path component",
-        "data/": "empty path component",
-        ".growfs/x": ".growfs is reserved",
-        "../up": "'.' or '..' in path",
-        "./dot": "'.' or '..' in path",
-        "nul\0x": "NUL in path",
-        "n" * 300: "path component over 255 bytes",
-    }
-
-
-def test_a_listing_of_two_pages_resumes_after_the_first(rclone_s3: S3Server) -> None:
-    for number in range(1003):
-        rclone_s3.put(f"many/{number:04}", b"")
-    remote = open_remote(rclone_s3.spec("many"))
-    first, second = remote.pages()
-    assert (len(first.files), len(second.files)) == (1000, 3)
-    (rest,) = remote.pages(first.cursor)
-    assert rest.files == second.files
-
-
 def test_include_and_exclude_filter_a_listing(moto_s3: S3Server) -> None:
     for key in ("filter/a.jpg", "filter/b.txt", "filter/skip/c.jpg", "filter/d//e.jpg"):
         moto_s3.put(key, b"x")

@@ -70,16 +70,6 @@ def test_each_member_is_a_file_that_takes_one_request(growfs: Growfs, bucket: Sh
     assert len(ranges) == len(SHARDS) + sum(bool(data) for data in expected.values())
 
 
-@pytest.mark.promise(35)
-def test_members_from_a_server_without_etags_are_served(growfs: Growfs, rclone_s3: S3Server) -> None:
-    growfs.env.update(rclone_s3.env)
-    for name, data in SHARDS.items():
-        rclone_s3.put(f"members-mount/{name}", data)
-    growfs.mount(f"s3://{rclone_s3.bucket}/members-mount", "--members", "growfs.producers:tar")
-    wait(growfs)
-    assert growfs.content() == members(SHARDS)
-
-
 @pytest.mark.promise(36)
 def test_a_shard_that_cannot_be_read_keeps_its_members(growfs: Growfs, bucket: ShardBucket) -> None:
     growfs.mount(bucket.url, *bucket.flags, "tar", "--refresh", "0.3s")
@@ -90,7 +80,7 @@ def test_a_shard_that_cannot_be_read_keeps_its_members(growfs: Growfs, bucket: S
     )
     bucket.put({"train-1.tar": tar_of(samples(99)), "train-9.tar": tar_of(samples(9))})
     until(lambda: any(skip["example"] == "train-1.tar" for skip in growfs.status()["skipped"]))
-    until(lambda: growfs.status()["cache"]["files"] == len(before) * 5 // 4)
+    growfs.until_cached(len(before) * 5 // 4)
     assert before.keys() <= set(growfs.names())
     assert {path: (growfs.mountpoint / path).read_bytes() for path in before} == before
     bucket.proxy.fault = lambda _: None
@@ -161,18 +151,6 @@ def test_a_bucket_of_only_compressed_shards_is_refused(growfs: Growfs, moto_s3: 
     assert done.returncode == 1
     assert "there are no files" in done.stderr
     assert "a.tar.gz was skipped: not readable by growfs.producers:tar: compressed with gzip" in done.stderr
-
-
-@pytest.mark.promise(35)
-def test_an_evicted_member_is_fetched_when_opened(growfs: Growfs, bucket: ShardBucket) -> None:
-    growfs.mount(bucket.url, *bucket.flags, "tar")
-    wait(growfs)
-    growfs.run("pause", growfs.mountpoint)
-    path = "train-1/0010003.bin"
-    growfs.run("evict", growfs.mountpoint, path)
-    assert path not in growfs.names()
-    assert (growfs.mountpoint / path).read_bytes() == members(SHARDS)[path]
-    assert growfs.status()["miss"]["files_total"] == 1
 
 
 @pytest.mark.promise(36)

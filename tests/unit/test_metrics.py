@@ -177,7 +177,7 @@ async def test_requests_at_the_same_time_take_one_status() -> None:
 async def test_clients_that_send_or_read_nothing_do_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as may be connected; the next is refused at once, and after some seconds all of them are gone."""
     monkeypatch.setattr(metrics_server, "CONNECTIONS_MAX", 10)
-    monkeypatch.setattr(metrics_server, "CONNECTION_S", 5.0)
+    monkeypatch.setattr(metrics_server, "CONNECTION_S", 2.0)
     async with serving() as server:
         idle = [await connect(server, b"GET /met") for _ in range(9)]
         assert b"growfs_generation" in await receive(await connect(server, GET % b"/metrics"))

@@ -68,19 +68,6 @@ def test_a_command_may_fetch_what_the_prefetcher_is_fetching(growfs: Growfs, tmp
     assert len(os.listdir(growfs.cache / "files")) == len(tree)
 
 
-def test_a_client_that_disconnects_ends_nothing_else(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_flat(tmp_path / "remote", 60)
-    growfs.mount(tmp_path / "remote", "--cache-size", 4 * BLOCK)
-    (tmp_path / "remote").rename(tmp_path / "away")
-    for _ in range(3):
-        with control(growfs) as connection:
-            connection.sendall(json.dumps({"command": "fetch", "globs": list(tree)[:6]}).encode() + b"\n")
-            assert connection.recv(1)
-    (tmp_path / "away").rename(tmp_path / "remote")
-    assert growfs.status()["fetch"]["failed"] >= 0
-    assert (growfs.mountpoint / list(tree)[7]).read_bytes() == tree[list(tree)[7]]
-
-
 INVALID: list[object] = [
     {"command": "no such"},
     {"command": ["status"]},

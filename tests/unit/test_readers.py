@@ -81,13 +81,6 @@ async def end(readers: Readers, process: subprocess.Popen[bytes]) -> None:
             await readers.released.wait()
 
 
-async def test_each_epoch_begins_a_generation(readers: Readers) -> None:
-    assert [await generation(readers, ME), await generation(readers, ME)] == [1, 1]
-    opens(readers, ME)
-    assert await generation(readers, ME) == 2
-    assert await generation(readers, ME) == 2
-
-
 async def test_a_process_that_asks_begins_generations_only_by_asking(readers: Readers) -> None:
     """Nor do the programs that it starts, one after another."""
     for number in (1, 2):
@@ -101,31 +94,6 @@ async def test_a_process_that_asks_begins_generations_only_by_asking(readers: Re
             readers.active()[0].is_shown(EVERYWHERE, 1)
             opens(readers, child.pid)
             await end(readers, child)
-
-
-async def test_all_directories_of_a_walk_are_of_one_generation(readers: Readers) -> None:
-    for directory in (1, 2, 3):
-        assert await generation(readers, ME, directory) == 1
-        opens(readers, ME)
-    assert await generation(readers, ME, 1) == 2
-    assert await generation(readers, ME, 2) == 2
-
-
-async def test_a_reader_that_opens_nothing_sees_growth_after_the_settle_time(
-    readers: Readers, autojump_clock: MockClock
-) -> None:
-    other = sleeper()
-    assert await generation(readers, ME) == 1
-    await trio.sleep(SETTLE_S)
-    assert await generation(readers, ME) == 1
-    await trio.sleep(0.1)
-    assert await generation(readers, ME) == 2
-    await trio.sleep(SETTLE_S + 0.1)
-    assert await generation(readers, other.pid) == 3
-    await trio.sleep(SETTLE_S + 0.1)
-    assert await generation(readers, ME, 7) == 3, "nobody holds what it was shown of that directory"
-    other.kill()
-    other.wait()
 
 
 @pytest.mark.promise(6)

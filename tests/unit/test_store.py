@@ -305,19 +305,6 @@ async def test_open_and_pinned_files_are_not_evicted(cache: LocalCache) -> None:
     assert cache.resident() == {"a/5.jpg", "a/0.jpg", "a/3.jpg", "a/1.jpg"}
 
 
-@pytest.mark.promise(7)
-async def test_a_directory_keeps_one_file_of_each_extension(cache: LocalCache) -> None:
-    paths = ["a/1.jpg", "a/2.jpg", "a/1.txt", "b/1.jpg", "b/2.jpg"]
-    await list_files(cache, *paths)
-    await cache.admit(*paths)
-    await cache.begin()
-    assert not await cache.shrink(0)
-    cache.store.limit_bytes = 4 * BLOCK
-    assert await cache.reserve_by_eviction(BLOCK, Holds())
-    kinds = {(path.partition("/")[0], path.rpartition(".")[2]) for path in cache.resident()}
-    assert kinds == {("a", "jpg"), ("a", "txt"), ("b", "jpg")}
-
-
 async def test_a_lower_limit_evicts_down_to_it(cache: LocalCache) -> None:
     await fill(cache)
     assert await cache.shrink(2 * BLOCK)
@@ -448,33 +435,6 @@ async def test_concurrent_reservations_evict_a_file_each(cache: LocalCache) -> N
             nursery.start_soon(reserve)
     assert len(cache.resident()) == 2
     assert cache.store.used_bytes == cache.store.limit_bytes
-
-
-@pytest.mark.parametrize("tamper", [lambda path: path.unlink(), lambda path: os.truncate(path, 3)])
-async def test_a_cached_file_that_was_altered_is_not_opened(cache: LocalCache, tamper: object) -> None:
-    await list_files(cache, "a/1")
-    await cache.admit("a/1")
-    tamper(cache.folder / "files/a/1")  # type: ignore[operator]
-    assert cache.store.open(cache.node("a/1").id) is None
-    assert cache.store.open_files.get(cache.node("a/1").id) is None
-    await cache.store.recheck(cache.node("a/1").id)
-    assert cache.resident() == set()
-
-
-@pytest.mark.parametrize("whole", [True, False])
-async def test_the_digest_decides_where_only_the_modification_time_differs(cache: LocalCache, whole: bool) -> None:
-    await list_files(cache, "a/1")
-    await cache.admit("a/1")
-    path = cache.folder / "files/a/1"
-    if whole:
-        os.utime(path)
-    else:
-        path.write_bytes(bytes(100))
-    id = cache.node("a/1").id
-    assert cache.store.open(id) is None
-    await cache.store.recheck(id)
-    assert (cache.store.open(id) is not None) == whole
-    assert ("a/1" in cache.resident()) == whole
 
 
 async def renew(cache: LocalCache) -> None:
