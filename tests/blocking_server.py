@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from email.message import Message
 from urllib.parse import unquote
 
-from tests.servers import serving
+from tests.servers import QuietHandler, serving
 
 
 class BlockingServer:
@@ -64,7 +63,7 @@ def blocking_server(files: dict[str, bytes], *blocked: str) -> Iterator[Blocking
     server = BlockingServer(files)
     server.blocked.update(blocked)
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"  # one thread serves many requests
 
         def do_HEAD(self) -> None:
@@ -87,9 +86,6 @@ def blocking_server(files: dict[str, bytes], *blocked: str) -> Iterator[Blocking
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             return body
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
 
     with serving(Handler) as url:
         server.url = url

@@ -71,8 +71,12 @@ class Growfs:
 
     def mount(self, url: object, *flags: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Mount with the default cache size of a test, 1 GB, unless flags say otherwise."""
+        return self.run(*self.mount_words(url, *flags), check=check)
+
+    def mount_words(self, url: object, *flags: object) -> tuple[object, ...]:
+        """The command of `mount`, for a test that runs it in another way."""
         size = [] if "--cache-size" in flags else ["--cache-size", "1GB"]
-        return self.run("mount", url, self.mountpoint, "--cache-dir", self.cache_dir, *size, *flags, check=check)
+        return ("mount", url, self.mountpoint, "--cache-dir", self.cache_dir, *size, *flags)
 
     def umount(self, lazy: bool = False) -> None:
         """Unmount, and return when the daemon has ended. As the command does, but without a new process."""
@@ -81,6 +85,15 @@ class Growfs:
     def status(self) -> dict[str, Any]:
         """The status, from the control socket. As the command, but without a new process, since tests poll it."""
         return dict(call(find_living(self.mountpoint).cache, "status"))
+
+    def until_cached(self, files: int) -> None:
+        """Wait until exactly this many files are cached."""
+        until(lambda: self.status()["cache"]["files"] == files)
+
+    def resize(self, files: int, each: int) -> None:
+        """Set the size of the cache to that of so many files of `each` bytes, and wait until it has them."""
+        self.run("set", self.mountpoint, f"cache-size={files * each}")
+        self.until_cached(files)
 
     @property
     def cache(self) -> Path:

@@ -128,15 +128,12 @@ def parquet(rows: Sequence[Sequence[Any]]) -> bytes:
 
 @pytest.fixture(scope="session")
 def inventories(moto_s3: S3Server) -> Iterator[InventoryBucket]:
-    boto3 = pytest.importorskip("boto3")
-    keys = {"aws_access_key_id": moto_s3.access_key, "aws_secret_access_key": moto_s3.secret_key}
-    client = boto3.client("s3", endpoint_url=moto_s3.endpoint_url, region_name="us-east-1", **keys)
-    client.create_bucket(Bucket="growfs-inventory")
-    yield InventoryBucket(
-        moto_s3,
-        "growfs-inventory",
-        lambda key, data: client.put_object(Bucket="growfs-inventory", Key=key, Body=data) and None,
-        lambda key: client.delete_object(Bucket="growfs-inventory", Key=key) and None,
-        lambda prefix: client.list_objects_v2(Bucket=moto_s3.bucket, Prefix=prefix).get("Contents", []),
-    )
-    client.close()
+    with moto_s3.client() as client:
+        client.create_bucket(Bucket="growfs-inventory")
+        yield InventoryBucket(
+            moto_s3,
+            "growfs-inventory",
+            lambda key, data: client.put_object(Bucket="growfs-inventory", Key=key, Body=data) and None,
+            lambda key: client.delete_object(Bucket="growfs-inventory", Key=key) and None,
+            lambda prefix: client.list_objects_v2(Bucket=moto_s3.bucket, Prefix=prefix).get("Contents", []),
+        )

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,14 @@ class S3Server:
             "AWS_ENDPOINT_URL": self.endpoint_url,
         }
 
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """The client of boto3, for what `put` and `delete` cannot do."""
+        boto3 = pytest.importorskip("boto3")
+        keys = {"aws_access_key_id": self.access_key, "aws_secret_access_key": self.secret_key}
+        with closing(boto3.client("s3", endpoint_url=self.endpoint_url, region_name="us-east-1", **keys)) as client:
+            yield client
+
     def spec(self, prefix: str = "", **more: Any) -> RemoteSpec:
         more = {"storage_options": self.storage_options, "endpoint_url": self.endpoint_url, **more}
         return RemoteSpec(f"s3://{self.bucket}/{prefix}".rstrip("/"), **more)
@@ -95,22 +104,19 @@ def rclone_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def moto_s3() -> Iterator[S3Server]:
     """moto's S3 server, in a separate process because it patches botocore."""
-    boto3 = pytest.importorskip("boto3")
     pytest.importorskip("moto.server")
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with running(command, port, {**os.environ, "MOTO_ALLOW_NONEXISTENT_REGION": "1"}):
-        url = f"http://127.0.0.1:{port}"
-        keys = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY, "region_name": "us-east-1"}
-        client = boto3.client("s3", endpoint_url=url, **keys)
-        client.create_bucket(Bucket="growfs-test")
-        yield S3Server(
-            url,
+        server = S3Server(
+            f"http://127.0.0.1:{port}",
             "growfs-test",
             lambda key, data: client.put_object(Bucket="growfs-test", Key=key, Body=data) and None,
             lambda key: client.delete_object(Bucket="growfs-test", Key=key) and None,
         )
-        client.close()
+        with server.client() as client:
+            client.create_bucket(Bucket="growfs-test")
+            yield server
 
 
 @pytest.fixture(scope="session")

@@ -20,11 +20,11 @@ SHARD, SINGLE = "records/00005.tfrecord", "classes/1/00001.bin"
 
 
 @pytest.mark.promise(1, 2, 3, 7, 17, 29)
-def test_readers_see_no_fault_but_those_that_are_due(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["either", pytest.param("libfuse", marks=pytest.mark.long)], indirect=True)
+def test_readers_see_no_fault_but_those_that_are_due(tmp_path: Path, engine: str) -> None:
     """Real readers, a remote that misbehaves and changes, and kills of all that can be killed."""
-    done = FORKS.run(
-        ["-m", "tools.soak", "0.1", "--seed", "7"], {**ENV, FORK_ALL_VARIABLE: "1", "TMPDIR": str(tmp_path)}, 110
-    )
+    words = ["-m", "tools.soak", "0.1", "--seed", "7", "--engine", engine]
+    done = FORKS.run(words, {**ENV, FORK_ALL_VARIABLE: "1", "TMPDIR": str(tmp_path)}, 110)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing was lost" in done.stdout
     for action in ACTIONS:

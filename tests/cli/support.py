@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -100,6 +100,15 @@ def tmpfs(at: Path, *options: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(at)], check=True)
 
 
+def fill_disk(path: Path) -> None:
+    """Take all that a file system has, as another program might."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 16, 1 << 12):
+            with suppress(OSError):
+                while True:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
+
+
 @functools.cache
 def python_of_nobody() -> tuple[str, dict[str, str]]:
     """An interpreter that nobody can run, and its settings: that of the tests or, if it is root's alone, the system's.
@@ -179,6 +188,15 @@ def namespace(script: str, keep: Path | None = None) -> Iterator[tuple[str, ...]
         if holder.stdout.readline() != "ready\n":
             pytest.skip("this machine allows no mount namespace")
         yield ("nsenter", f"--target={holder.pid}", "--mount", "--")
+
+
+@contextmanager
+def fuse_device(mode: str = "666") -> Iterator[tuple[str, ...]]:
+    """The prefix of a namespace whose /dev/fuse has these permissions: by default every user may open it."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = f"mount -t tmpfs tmpfs {folder}; mknod -m {mode} {folder}/fuse c 10 229"
+        with namespace(f"{script}; mount --bind {folder}/fuse /dev/fuse") as prefix:
+            yield prefix
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import os
 import subprocess
 from pathlib import Path
@@ -14,6 +13,8 @@ from tests.cli.support import (
     Done,
     assert_refused,
     cache_folders,
+    fill_disk,
+    fuse_device,
     leftovers,
     mark_environment,
     namespace,
@@ -22,16 +23,18 @@ from tests.cli.support import (
     processes_of,
     tmpfs,
 )
+from tests.forkserver import SETUP_VARIABLE
 from tests.harness import GROWFS, Growfs, make_tree, until
-from tests.servers import S3Server, WebFolder, free_port, serving
+from tests.s3.credentials import without_credentials
+from tests.servers import S3Server, WebFolder, free_port
+
+QUICK_RETRIES = "from growfs.remote import retries; retries.DELAY_S_MIN = 0.01"
 
 
 @pytest.fixture(autouse=True)
-def no_credentials(growfs: Growfs, tmp_path: Path) -> None:
-    for name in [name for name in growfs.env if name.startswith(("AWS_", "GROWFS_")) and name != "AWS_CA_BUNDLE"]:
-        del growfs.env[name]
-    growfs.env["AWS_EC2_METADATA_DISABLED"] = "true"
-    growfs.env["AWS_SHARED_CREDENTIALS_FILE"] = growfs.env["AWS_CONFIG_FILE"] = str(tmp_path / "none")
+def no_credentials(growfs: Growfs) -> None:
+    env = without_credentials(growfs.env)
+    growfs.env = {name: value for name, value in env.items() if not name.startswith("GROWFS_")}
     mark_environment(growfs)
 
 
@@ -55,50 +58,18 @@ def with_keys(growfs: Growfs, server: S3Server) -> None:
 # The URL.
 
 
-@pytest.mark.parametrize("kind", ["rclone", "moto"])
-def test_no_such_bucket(growfs: Growfs, kind: str, request: pytest.FixtureRequest) -> None:
-    with_keys(growfs, request.getfixturevalue(f"{kind}_s3"))
+def test_no_such_bucket(growfs: Growfs, rclone_s3: S3Server) -> None:
+    with_keys(growfs, rclone_s3)
+    growfs.env[SETUP_VARIABLE] = QUICK_RETRIES
     expected = ("s3://no-such-bucket-here/train: no such bucket", "check the name and --endpoint-url")
     assert_mount_refused(growfs, "s3://no-such-bucket-here/train", expected=expected)
-
-
-def test_no_credentials(growfs: Growfs, rclone_s3: S3Server) -> None:
-    expected = (f"s3://{rclone_s3.bucket}: no credentials found", "AWS_ACCESS_KEY_ID", "--anon")
-    assert_mount_refused(
-        growfs, f"s3://{rclone_s3.bucket}", "--endpoint-url", rclone_s3.endpoint_url, expected=expected
-    )
-
-
-def test_wrong_credentials(growfs: Growfs, rclone_s3: S3Server) -> None:
-    with_keys(growfs, rclone_s3)
-    growfs.env["AWS_SECRET_ACCESS_KEY"] = "wrong-secret-0123456789"
-    assert_mount_refused(
-        growfs, f"s3://{rclone_s3.bucket}", expected=("credentials are wrong", "AWS_SECRET_ACCESS_KEY")
-    )
-
-
-def test_access_denied(growfs: Growfs, rclone_s3: S3Server) -> None:
-    class Denies(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-            self.send_response(403)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with_keys(growfs, rclone_s3)
-    with serving(Denies) as url:
-        expected = ("s3://private/train: access denied", "check its permissions")
-        assert_mount_refused(growfs, "s3://private/train", "--endpoint-url", url, expected=expected)
 
 
 @pytest.mark.parametrize("scheme", ["s3", "http"])
 def test_unreachable(growfs: Growfs, rclone_s3: S3Server, scheme: str) -> None:
     server = f"http://127.0.0.1:{free_port()}"
     with_keys(growfs, rclone_s3)
+    growfs.env[SETUP_VARIABLE] = QUICK_RETRIES
     flags = ("--endpoint-url", server) if scheme == "s3" else ()
     url = "s3://bucket/train" if scheme == "s3" else f"{server}/train/"
     assert_mount_refused(growfs, url, *flags, expected=(f"{url}: cannot reach the server", "check the network"))
@@ -245,7 +216,7 @@ def test_a_mountpoint_where_something_else_is_mounted(growfs: Growfs, remote: Pa
 def test_no_fuse_device(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     script = "mount -t tmpfs tmpfs {0}; cp -a /dev/null /dev/zero /dev/random /dev/urandom {0}; mount --bind {0} /dev"
-    done = run_in(growfs, script.format(tmp_path / "dev"), *mount_arguments(growfs, remote))
+    done = run_in(growfs, script.format(tmp_path / "dev"), *growfs.mount_words(remote))
     assert_refused(done, "/dev/fuse is missing", "modprobe fuse", "--device /dev/fuse", "growfs fill")
     assert leftovers(growfs) == []
 
@@ -253,7 +224,7 @@ def test_no_fuse_device(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
 def test_no_permission_to_mount(growfs: Growfs, remote: Path) -> None:
     needs_root()
     without = ("setpriv", "--bounding-set=-sys_admin", "--")
-    command = [*without, *GROWFS, *map(str, mount_arguments(growfs, remote))]
+    command = [*without, *GROWFS, *map(str, growfs.mount_words(remote))]
     done = subprocess.run(command, capture_output=True, text=True, env=growfs.env, timeout=60, check=False)
     assert_refused(done, "may not mount", "--cap-add SYS_ADMIN")
     assert leftovers(growfs) == []
@@ -262,10 +233,7 @@ def test_no_permission_to_mount(growfs: Growfs, remote: Path) -> None:
 def test_no_permission_to_use_fuse() -> None:
     with other_user() as user:
         (user.folder / "mnt").mkdir()
-        with namespace(
-            f"touch {user.folder}/x; chmod 600 {user.folder}/x; mount --bind {user.folder}/x /dev/fuse"
-        ) as ns:
-            user.before = ns
+        with fuse_device("600") as user.before:
             done = user.run("mount", "/etc", user.folder / "mnt", "--cache-dir", user.folder / "cache")
         assert_refused(done, "/dev/fuse: permission denied", "mount as root")
         assert not (user.folder / "cache").exists()
@@ -274,9 +242,7 @@ def test_no_permission_to_use_fuse() -> None:
 def test_no_fusermount() -> None:
     with other_user() as user:
         (user.folder / "mnt").mkdir()
-        (user.folder / "dev").mkdir()
-        script = "mount -t tmpfs tmpfs {0}; mknod -m 666 {0}/fuse c 10 229; mount --bind {0}/fuse /dev/fuse"
-        with namespace(script.format(user.folder / "dev")) as ns:
+        with fuse_device() as ns:
             user.before = (*ns, "env")
             user.env["PATH"] = "/usr/sbin"
             user.prefix = ("/usr/bin/setpriv", *user.prefix[1:])
@@ -299,7 +265,7 @@ def test_a_cache_directory_that_is_read_only(growfs: Growfs, remote: Path) -> No
 @pytest.mark.parametrize("flags", [(), ("--min-free", "0"), ("--min-free", "0", "--wait-files", "1")])
 def test_a_cache_directory_on_a_full_disk(growfs: Growfs, remote: Path, flags: tuple[str, ...]) -> None:
     with tmpfs(growfs.cache_dir, "size=1m"):
-        fill(growfs.cache_dir / "others")
+        fill_disk(growfs.cache_dir / "others")
         done = growfs.mount(remote, *flags, check=False)
         assert_refused(done, str(growfs.cache_dir), "--cache-dir")
         assert leftovers(growfs) == []
@@ -330,10 +296,8 @@ def test_a_disk_that_fills_up_holds_what_fits(growfs: Growfs, tmp_path: Path) ->
 def test_a_cache_directory_of_another_user(growfs: Growfs) -> None:
     with other_user() as user:
         (user.folder / "mnt").mkdir()
-        (user.folder / "dev").mkdir()
         growfs.cache_dir.mkdir(mode=0o700)
-        script = "mount -t tmpfs tmpfs {0}; mknod -m 666 {0}/fuse c 10 229; mount --bind {0}/fuse /dev/fuse"
-        with namespace(script.format(user.folder / "dev")) as user.before:
+        with fuse_device() as user.before:
             done = user.run("mount", "/etc", user.folder / "mnt", "--cache-dir", growfs.cache_dir)
         assert_refused(done, str(growfs.cache_dir), "Permission denied", "--cache-dir")
         assert list((user.folder / "mnt").iterdir()) == []
@@ -352,19 +316,6 @@ def test_a_cache_directory_that_is_a_file(growfs: Growfs, remote: Path) -> None:
     ("flags", "expected"),
     [
         (("--cache-size", "lots"), "--cache-size: 'lots' is not a size"),
-        (("--cache-size", "0"), "--cache-size: "),
-        (("--cache-size", "-5GB"), "--cache-size: "),
-        (("--cache-size", "nan"), "--cache-size: "),
-        (("--cache-size", "200%"), "--cache-size: '200%'"),
-        (("--min-free", "x"), "--min-free: 'x' is not a size"),
-        (("--wait-bytes", "many"), "--wait-bytes: 'many' is not a size"),
-        (("--wait-files", "-1"), "--wait-files: '-1' is not a whole number"),
-        (("--seed", "x"), "--seed: 'x' is not a whole number"),
-        (("--workers", "0"), "--workers: "),
-        (("--refresh", "soon"), "--refresh: 'soon' is not a time"),
-        (("--settle", "-1"), "--settle: '-1' is not a time"),
-        (("--on-miss", "panic"), "--on-miss: 'panic'"),
-        (("--storage-option", "key"), "--storage-option: "),
         (("--no-wait", "--wait-files", "3"), "--no-wait contradicts"),
         (("--anon",), "--anon makes no sense for file://"),
         (("--endpoint-url", "127.0.0.1:9000"), "'127.0.0.1:9000' is not the URL of a server; write http://"),
@@ -374,7 +325,6 @@ def test_a_cache_directory_that_is_a_file(growfs: Growfs, remote: Path) -> None:
             "there is no module no_such_module; it is looked for in",
         ),
         (("--members", "tarr"), "has no function tarr; check the name"),
-        (("--members", "a b"), "--members: 'a b' is not a function; write it as module:function"),
         (("--config", "/no/such.toml"), "/no/such.toml: No such file or directory"),
     ],
 )
@@ -386,12 +336,7 @@ def test_an_invalid_option_value(growfs: Growfs, remote: Path, flags: tuple[str,
     ("content", "expected"),
     [
         (b'cache-syze = "1GB"', "no such option: cache-syze"),
-        (b"cache-size = ", "config.toml"),
         (b"\xff\xfe", "config.toml"),
-        (b'cache-size = "lots"', "'lots' is not a size"),
-        (b"cache-size = true", "--cache-size"),
-        (b'no-wait = "yes"', "--no-wait"),
-        (b"workers = [1, 2]", "--workers"),
         (b"[workers]\nfew = 1", "--workers"),
     ],
 )
@@ -403,14 +348,6 @@ def test_an_invalid_configuration_file(
     flags = ("--cache-dir", growfs.cache_dir, "--config", config)
     assert_refused(growfs.run("mount", remote, growfs.mountpoint, *flags, check=False), expected, exit_code=2)
     assert leftovers(growfs) == []
-
-
-def test_an_invalid_environment_variable(growfs: Growfs, remote: Path) -> None:
-    growfs.env["GROWFS_SEED"] = "many"
-    assert_mount_refused(growfs, remote, expected=("--seed: 'many' is not a whole number",), exit_code=2)
-
-
-# Names.
 
 
 @pytest.mark.promise(31)
@@ -444,14 +381,15 @@ def test_names_that_cannot_be_files_are_skipped_and_reported(growfs: Growfs, mot
 
 
 @pytest.mark.promise(31)
-@pytest.mark.parametrize("line", ["../../escape", "a//b", "n" * 300, "x/../../../escape"])
-def test_a_manifest_that_points_outside(growfs: Growfs, remote: Path, tmp_path: Path, line: str) -> None:
+def test_a_manifest_that_points_outside(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
+    lines = ["../../escape", "a//b", "n" * 300, "x/../../../escape"]
     (tmp_path / "escape").write_text("not of the remote")
-    (tmp_path / "list.txt").write_text(f"{line}\nclass0/0000.bin\n")
+    (tmp_path / "list.txt").write_text("\n".join([*lines, "class0/0000.bin"]))
     growfs.mount(remote, "--manifest", tmp_path / "list.txt")
     assert growfs.names() == {"class0/0000.bin"}
-    (skip,) = growfs.status()["skipped"]
-    assert (skip["files"], skip["example"]) == (1, line)
+    skipped = growfs.status()["skipped"]
+    assert sum(skip["files"] for skip in skipped) == len(lines)
+    assert {skip["example"] for skip in skipped} <= set(lines)
 
 
 @pytest.mark.promise(31)
@@ -479,22 +417,7 @@ def test_a_remote_whose_files_are_all_larger_than_the_cache(growfs: Growfs, tmp_
     assert leftovers(growfs) == []
 
 
-def mount_arguments(growfs: Growfs, url: object) -> tuple[object, ...]:
-    return ("mount", url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
-
-
 def run_in(growfs: Growfs, script: str, *arguments: object) -> Done:
     with namespace(script) as before:
         command = [*before, *GROWFS, *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, env=growfs.env, timeout=60, check=False)
-
-
-def fill(path: Path) -> None:
-    """Fill a file system to the last byte."""
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 12, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import select
 import signal
@@ -20,6 +19,8 @@ from growfs.workers import sandbox
 from tests.blocking_server import blocking_server
 from tests.cli.support import (
     Done,
+    fill_disk,
+    fuse_device,
     mark_environment,
     namespace,
     needs_root,
@@ -30,7 +31,7 @@ from tests.cli.support import (
 )
 from tests.forward_proxy import AWAY, forward_proxy
 from tests.harness import GROWFS, Growfs, make_tree, until
-from tests.servers import S3Server, serving
+from tests.servers import QuietHandler, S3Server, serving
 
 QUICK = ("--measure", "50ms")
 
@@ -167,12 +168,8 @@ def test_device_rules_that_exclude_dev_fuse(growfs: Growfs, device_rules: Path) 
     ],
     ids=["no-access", "no-privileges"],
 )
-def test_an_ordinary_user_who_may_not_mount(
-    tmp_path: Path, mode: str, prefix: tuple[str, ...], name: str, expected: str
-) -> None:
-    (tmp_path / "dev").mkdir()
-    script = f"mount -t tmpfs tmpfs {tmp_path}/dev; mknod -m {mode} {tmp_path}/dev/fuse c 10 229"
-    with other_user() as user, namespace(f"{script}; mount --bind {tmp_path}/dev/fuse /dev/fuse") as inside:
+def test_an_ordinary_user_who_may_not_mount(mode: str, prefix: tuple[str, ...], name: str, expected: str) -> None:
+    with other_user() as user, fuse_device(mode) as inside:
         user.before = (*inside, *prefix)
         done = user.run("doctor", "--cache-dir", user.folder / "cache", *QUICK)
     assert_failed(done, name, expected)
@@ -189,8 +186,7 @@ def test_allow_other_that_fuse_conf_does_not_permit(tmp_path: Path) -> None:
 
 def test_a_full_disk(growfs: Growfs, tree: Path) -> None:
     with tmpfs(growfs.cache_dir, "size=1M"):
-        with (growfs.cache_dir / "full").open("wb") as file, pytest.raises(OSError, match="No space"):
-            file.write(b"x" * (2 << 20))
+        fill_disk(growfs.cache_dir / "full")
         done = doctor(growfs, tree)
         assert [path.name for path in growfs.cache_dir.iterdir()] == ["full"]
     assert_failed(done, "space", "no room for a cache: 0 bytes free", "delete something there")
@@ -282,10 +278,6 @@ def test_wrong_credentials(growfs: Growfs, s3: S3Server) -> None:
     assert "growfs-wrong" not in done.stdout
 
 
-def test_a_wrong_bucket(growfs: Growfs, s3: S3Server) -> None:
-    assert_failed(doctor(growfs, "s3://no-such-bucket"), "listing", "no such bucket; check the name")
-
-
 def test_an_unknown_profile(growfs: Growfs, s3: S3Server) -> None:
     growfs.env["AWS_PROFILE"] = "nobodys"
     growfs.starts_python = True
@@ -325,8 +317,7 @@ def test_a_server_that_does_not_answer(growfs: Growfs, s3: S3Server) -> None:
     until(lambda: processes_of(growfs.mountpoint.parent) == [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_leaves_nothing_behind_when_it_is_interrupted(growfs: Growfs, s3: S3Server, number: int) -> None:
+def test_it_leaves_nothing_behind_when_it_is_interrupted(growfs: Growfs, s3: S3Server) -> None:
     growfs.cache_dir.mkdir()
     arguments = ("doctor", f"s3://{s3.bucket}", "--cache-dir", growfs.cache_dir, *QUICK)
     with (
@@ -335,7 +326,7 @@ def test_it_leaves_nothing_behind_when_it_is_interrupted(growfs: Growfs, s3: S3S
     ):
         until(lambda: list(growfs.cache_dir.glob(".growfs-doctor-*")))
         until(lambda: select.select([server], [], [], 0)[0])  # not while it forks: a handler of logging's runs then
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         assert process.wait(30) == 1
         assert process.stderr
         assert process.stderr.read() == "growfs: interrupted\n"
@@ -344,16 +335,11 @@ def test_it_leaves_nothing_behind_when_it_is_interrupted(growfs: Growfs, s3: S3S
 
 
 def test_a_bucket_in_another_region(growfs: Growfs, s3: S3Server) -> None:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.send_response(403)  # as AWS answers without credentials
-            self.send_header("x-amz-bucket-region", "eu-west-1")
-            self.end_headers()
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.reply("", 403, {"x-amz-bucket-region": "eu-west-1"})  # as AWS answers without credentials
 
-        do_GET = do_HEAD  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
+        do_HEAD = do_GET  # noqa: N815
 
     with serving(Handler) as url:
         done = doctor(growfs, f"s3://{s3.bucket}", "--endpoint-url", url)
@@ -374,23 +360,14 @@ def test_a_server_that_is_busy(growfs: Growfs) -> None:
 
 
 def test_a_clock_that_is_wrong(growfs: Growfs) -> None:
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def date_time_string(self, timestamp: float | None = None) -> str:
             return "Mon, 01 Jan 2001 00:00:00 GMT"
 
-        def do_HEAD(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-
         def do_GET(self) -> None:
-            content = b"x" if self.path == "/x" else b'<a href="x">x</a>'
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.reply("x" if self.path == "/x" else '<a href="x">x</a>')
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
+        do_HEAD = do_GET  # noqa: N815
 
     with serving(Handler) as url:
         done = doctor(growfs, url)

@@ -49,7 +49,7 @@ def remote(tmp_path: Path) -> Path:
 
 @pytest.mark.promise(7, 15)
 def test_by_default_every_directory_has_a_file(growfs: Growfs) -> None:
-    with blocking_server(TREE, *TREE) as server, start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting:
+    with blocking_server(TREE, *TREE) as server, start_growfs(growfs, *growfs.mount_words(server.url)) as mounting:
         for _ in range(3):
             path = until(lambda: next((path for path in server.requested if path in server.blocked), None))
             assert mounting.poll() is None, "mount returned before every directory had a file"
@@ -77,7 +77,7 @@ def test_a_mount_with_a_large_cache_returns_soon_after_its_first_files(growfs: G
     arguments = ("--workers", "1")
     with (
         blocking_server(files, *in_order[20:]) as server,
-        start_growfs(growfs, *mount_arguments(growfs, server.manifest), *arguments) as mounting,
+        start_growfs(growfs, *growfs.mount_words(server.manifest), *arguments) as mounting,
     ):
         server.unblock(*first_files)
         output, _ = mounting.communicate(timeout=30)
@@ -90,7 +90,7 @@ def test_what_is_not_waited_for_does_not_slow_down_the_start(growfs: Growfs) -> 
     files = {f"{number:02}": bytes(4096) for number in range(40)}
     flags = ("--cache-size", 40 * 4096, "--workers", "1")
     with blocking_server(files, *files) as server:
-        with start_growfs(growfs, *mount_arguments(growfs, server.manifest), *flags) as mounting:
+        with start_growfs(growfs, *growfs.mount_words(server.manifest), *flags) as mounting:
             until(lambda: len(server.requests.keys() & server.blocked) == 4)
             time.sleep(0.3)  # in which others would be requested
             assert len(server.requests.keys() & server.blocked) == 4, "a tenth of the cache"
@@ -106,7 +106,7 @@ def test_once_mount_has_returned_nothing_is_held_back(growfs: Growfs) -> None:
     order = draw_order((Candidate(n, 1, path, 4096, False, False) for n, path in enumerate(files)), Pass(0, 1))
     with (
         blocking_server(files, *files) as server,
-        start_growfs(growfs, *mount_arguments(growfs, server.manifest), "--cache-size", 40 * 4096) as mounting,
+        start_growfs(growfs, *growfs.mount_words(server.manifest), "--cache-size", 40 * 4096) as mounting,
     ):
         until(lambda: len(server.requests.keys() & server.blocked) == 4)
         server.unblock(list(files)[order.seeds[0]])
@@ -117,7 +117,7 @@ def test_once_mount_has_returned_nothing_is_held_back(growfs: Growfs) -> None:
 def test_at_the_start_files_of_unknown_size_are_fetched_side_by_side(growfs: Growfs) -> None:
     """What is reserved for each is a guess, and two are more than what the start waits for."""
     tree = {f"{number}": b"x" * 1000 for number in range(12)}
-    with blocking_server(tree, *tree) as server, start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting:
+    with blocking_server(tree, *tree) as server, start_growfs(growfs, *growfs.mount_words(server.url)) as mounting:
         until(lambda: len(tree.keys() & server.requested) > 6)
         server.unblock()
         assert mounting.wait(30) == 0
@@ -136,7 +136,7 @@ def test_mount_waits_for_the_requested_amount(growfs: Growfs, flags: tuple[str, 
     """Files of 1 kB are fetched one by one, in the order of the draw."""
     with (
         blocking_server(TREE, *TREE) as server,
-        start_growfs(growfs, *mount_arguments(growfs, server.url), *flags, "--workers", "1") as mounting,
+        start_growfs(growfs, *growfs.mount_words(server.url), *flags, "--workers", "1") as mounting,
     ):
         for _ in range(files):
             path = until(lambda: next((path for path in server.requested if path in server.blocked), None))
@@ -165,26 +165,8 @@ def test_mount_does_not_wait_for_more_than_the_cache_holds(growfs: Growfs, remot
     assert 0 < growfs.status()["cache"]["files"] < 12
 
 
-@pytest.mark.parametrize("how", ["flag", "environment", "file"])
-def test_options_come_from_flag_environment_or_file(growfs: Growfs, remote: Path, tmp_path: Path, how: str) -> None:
-    flags: list[str] = []
-    if how == "flag":
-        flags = ["--seed", "7", "--cache-size", "77MB", "--include", "class0/", "--include", "class1/", "--no-wait"]
-    elif how == "environment":
-        growfs.env |= {"GROWFS_SEED": "7", "GROWFS_CACHE_SIZE": "77MB", "GROWFS_INCLUDE": "class0/ class1/"}
-        growfs.env |= {"GROWFS_NO_WAIT": "1"}
-    else:
-        config = tmp_path / "growfs.toml"
-        config.write_text('seed = 7\ncache-size = "77MB"\ninclude = ["class0/", "class1/"]\nno-wait = true\n')
-        flags = ["--config", str(config)]
-    growfs.run("mount", remote, growfs.mountpoint, "--cache-dir", growfs.cache_dir, *flags)
-    growfs.run("wait", growfs.mountpoint, "--files", "8")
-    status = growfs.status()
-    assert (status["seed"], status["cache"]["limit_bytes"], status["remote"]["files"]) == (7, 77_000_000, 8)
-
-
 def test_a_mount_that_lists_the_remote_is_listed_and_can_be_ended(growfs: Growfs) -> None:
-    with blocking_server(TREE, "") as server, start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting:
+    with blocking_server(TREE, "") as server, start_growfs(growfs, *growfs.mount_words(server.url)) as mounting:
         until(lambda: "" in server.requested)
         until(lambda: f"{growfs.mountpoint}  {growfs.cache}  not mounted yet: " in growfs.run("list").stdout)
         assert f"{server.url}: 0 files" in growfs.run("status", growfs.mountpoint).stdout
@@ -308,7 +290,7 @@ def test_a_terminal_gets_a_progress_bar(growfs: Growfs) -> None:
 
     with (
         blocking_server(TREE, *TREE) as server,
-        start_growfs(growfs, *mount_arguments(growfs, server.url), "--wait-files", "1", stderr=theirs) as mounting,
+        start_growfs(growfs, *growfs.mount_words(server.url), "--wait-files", "1", stderr=theirs) as mounting,
     ):
         os.close(theirs)
         reading = threading.Thread(target=read)
@@ -344,7 +326,7 @@ def test_an_interrupted_mount_leaves_nothing(growfs: Growfs, blocked: str, numbe
     mark_environment(growfs)
     with (
         blocking_server({"a/0": b"x"}, blocked) as server,
-        start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting,
+        start_growfs(growfs, *growfs.mount_words(server.url)) as mounting,
     ):
         until(lambda: blocked in server.requested)
         until(lambda: cache_folders(growfs.cache_dir))
@@ -363,7 +345,7 @@ def test_the_first_process_of_a_container_ends_at_sigterm_while_it_mounts(growfs
     needs_root()
     mark_environment(growfs)
     with blocking_server({"a": b"x"}, "a") as server:
-        command = ["unshare", "--pid", "--fork", "--kill-child", *GROWFS, *mount_arguments(growfs, server.url)]
+        command = ["unshare", "--pid", "--fork", "--kill-child", *GROWFS, *growfs.mount_words(server.url)]
         words = list(map(str, command))
         with subprocess.Popen(words, env=growfs.env, stderr=subprocess.PIPE, text=True) as unshare:
             until(lambda: "a" in server.requested)
@@ -401,7 +383,7 @@ def test_a_foreground_mount_that_is_ended_before_it_is_ready_leaves_nothing(
     arguments = ("--foreground",)
     with (
         blocking_server({"a/0": b"x"}, "a/0") as server,
-        start_growfs(growfs, *mount_arguments(growfs, server.url), *arguments) as mounting,
+        start_growfs(growfs, *growfs.mount_words(server.url), *arguments) as mounting,
     ):
         until(lambda: mounted_at(growfs.mountpoint))
         mounting.send_signal(number)
@@ -437,7 +419,7 @@ def test_a_foreground_mount_ends_cleanly_whenever_the_signal_comes(growfs: Growf
     )
     growfs.env[SETUP_VARIABLE] = signals + again
     mark_environment(growfs)
-    with start_growfs(growfs, *mount_arguments(growfs, remote), "--foreground") as mounting:
+    with start_growfs(growfs, *growfs.mount_words(remote), "--foreground") as mounting:
         assert mounting.stdout
         assert "12 of 12 files" in mounting.stdout.readline()
         until(lambda: signal_is_caught(mounting.pid, signal.SIGTERM))
@@ -452,7 +434,7 @@ def test_an_interrupted_mount_keeps_what_an_earlier_one_cached(growfs: Growfs) -
     with blocking_server({"a/0": b"x", "a/1": b"y"}, "a/1") as server:
         growfs.mount(server.url, "--wait-files", "1")
         growfs.umount()
-        with start_growfs(growfs, *mount_arguments(growfs, server.url), "--wait-files", "2") as mounting:
+        with start_growfs(growfs, *growfs.mount_words(server.url), "--wait-files", "2") as mounting:
             until(lambda: mounted_at(growfs.mountpoint))
             mounting.send_signal(signal.SIGINT)
             assert mounting.wait(30) == 1
@@ -479,7 +461,7 @@ def test_a_foreground_mount_runs_until_it_is_ended(
     growfs: Growfs, remote: Path, ended_by: signal.Signals | str
 ) -> None:
     mark_environment(growfs)
-    with start_growfs(growfs, *mount_arguments(growfs, remote), "--foreground") as mounting:
+    with start_growfs(growfs, *growfs.mount_words(remote), "--foreground") as mounting:
         assert mounting.stdout
         assert "12 of 12 files" in mounting.stdout.readline()
         assert mounting.poll() is None
@@ -515,7 +497,3 @@ def test_daemon_json_names_the_mount(growfs: Growfs, remote: Path) -> None:
     assert not (growfs.cache / "daemon.json").exists()
     assert not (growfs.cache / "control.sock").exists()
     assert processes_of(growfs.mountpoint.parent) == [], "umount returns when nothing of the mount runs any more"
-
-
-def mount_arguments(growfs: Growfs, url: object) -> tuple[object, ...]:
-    return ("mount", url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")

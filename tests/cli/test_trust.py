@@ -15,7 +15,7 @@ import pytest
 from growfs.cache.cache_folder import FORMAT
 from growfs.fuse.mounting import mounted_at
 from tests.blocking_server import blocking_server
-from tests.cli.support import OtherUser, assert_refused, cache_folders, namespace, other_user, start_growfs
+from tests.cli.support import OtherUser, assert_refused, cache_folders, fuse_device, other_user, start_growfs
 from tests.harness import GROWFS, Growfs, make_tree, until
 
 DAEMON = """
@@ -96,7 +96,7 @@ def test_stop_ends_the_daemon_and_no_process_of_the_same_number(growfs: Growfs, 
     """As in another pid namespace, where the number in daemon.json is that of a bystander."""
     with blocking_server({"a": b"x"}, "") as server, subprocess.Popen(["sleep", "60"]) as bystander:
         try:
-            words = ("mount", server.url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
+            words = growfs.mount_words(server.url)
             with start_growfs(growfs, *words) as mounting:
                 until(lambda: "" in server.requested)
                 announced = json.loads((growfs.cache / "daemon.json").read_text())
@@ -112,14 +112,12 @@ def test_stop_ends_the_daemon_and_no_process_of_the_same_number(growfs: Growfs, 
 def test_a_mount_that_names_the_cache_of_another_user_is_not_believed(
     growfs: Growfs, user: OtherUser, tmp_path: Path, command: str
 ) -> None:
-    (tmp_path / "dev").mkdir()
     (user.folder / "mnt").mkdir()
     os.chown(user.folder / "mnt", user.folder.stat().st_uid, -1)
     make_tree(tmp_path / "remote", directories=1, files=2)
     growfs.mount(tmp_path / "remote")
-    script = "mount -t tmpfs tmpfs {0}; mknod -m 666 {0}/fuse c 10 229; mount --bind {0}/fuse /dev/fuse"
     with (
-        namespace(script.format(tmp_path / "dev")) as user.before,
+        fuse_device() as user.before,
         running(user, MOUNTED, user.folder / "mnt", growfs.cache),
     ):
         done = user.run_as_root(*GROWFS, command, user.folder / "mnt", *(["*"] * (command == "evict")))
@@ -200,7 +198,7 @@ def test_root_mounts_on_the_folder_that_was_checked(growfs: Growfs, user: OtherU
     elsewhere.mkdir()
     assert user.run_program("mkdir", growfs.mountpoint).returncode == 0
     with blocking_server({"a": b"x"}, "") as server:
-        words = ("mount", server.url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
+        words = growfs.mount_words(server.url)
         with start_growfs(growfs, *words) as mounting:
             until(lambda: "" in server.requested)
             moved = growfs.mountpoint.rename(user.folder / "moved")

@@ -17,6 +17,7 @@ from growfs import disk
 from growfs.daemon.control_client import call
 from growfs.errors import GrowfsError
 from tests.harness import Growfs, files_below, until
+from tests.servers import QuietHandler
 
 DAEMON_GONE_S = 20.0
 
@@ -150,7 +151,7 @@ class GatedRemote:
         """For tests.servers.serving."""
         remote = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def do_HEAD(self) -> None:
@@ -178,8 +179,5 @@ class GatedRemote:
                     self.send_header("ETag", f'"{remote._versions[path]}"')
                 self.end_headers()
                 return content
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
 
         return Handler

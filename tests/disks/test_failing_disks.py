@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from growfs import disk
+from tests.cli.support import fill_disk
 from tests.crash.test_labels import HURRY
 from tests.disks.file_systems import MKFS, MakeFileSystem, file_system, quota_group, run
 from tests.forkserver import SETUP_VARIABLE
@@ -50,14 +51,6 @@ def error_of(action: Callable[[], object]) -> int | None:
     return None
 
 
-def fill(path: Path) -> None:
-    """Take all that a file system has, as another program might."""
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 20, 1 << 16, 1 << 12):
-            while error_of(lambda: os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)) is None:  # noqa: B023 - called at once
-                pass
-
-
 @pytest.mark.promise(3, 28)
 @pytest.mark.parametrize("kind", ["tmpfs", *[pytest.param(kind, marks=pytest.mark.long) for kind in MKFS]])
 def test_on_a_full_disk_misses_and_smaller_sizes_make_room(
@@ -70,7 +63,7 @@ def test_on_a_full_disk_misses_and_smaller_sizes_make_room(
     growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "6MB")
     until(lambda: growfs.status()["state"] == "held")
     read_all(growfs, tree)
-    fill(system.folder / "others")
+    fill_disk(system.folder / "others")
     for name in ("status", "status.json", "metrics", "log"):
         assert (growfs.mountpoint / ".growfs" / name).read_bytes(), name
     for _ in range(3):

@@ -33,7 +33,7 @@ def full(growfs: Fill, tmp_path: Path, *flags: object, files: int = 40) -> dict[
     """Fill with files in two directories and a cache of CAPACITY files, and wait until that is full."""
     tree = make_tree(tmp_path / "remote", directories=2, files=files // 2, size=SIZE)
     growfs.fill(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, *(flags or ("--turnover", "50%")))
-    until(lambda: growfs.status()["cache"]["files"] == CAPACITY)
+    growfs.until_cached(CAPACITY)
     return tree
 
 
@@ -65,7 +65,7 @@ def test_all_files_are_there_and_native(growfs: Fill, tmp_path: Path) -> None:
 def test_an_epoch_loop_sees_everything_within_the_quota(
     growfs: Fill, tmp_path: Path, readers: Readers, links: str
 ) -> None:
-    tree = full(growfs, tmp_path)
+    tree = full(growfs, tmp_path, files=24)
     reader = readers.new()
     seen: set[str] = set()
     while len(seen) < len(tree):
@@ -286,7 +286,7 @@ def test_after_a_kill_the_next_start_puts_right(growfs: Fill, tmp_path: Path, re
     assert kept >= shown - {str(broken.relative_to(growfs.cache / "files"))}
     for path in (first, growfs.current):
         assert all((path / name).read_bytes() == tree[name] for name in files_below(path))
-    until(lambda: growfs.status()["cache"]["files"] == CAPACITY)
+    growfs.until_cached(CAPACITY)
     assert growfs.used_bytes() <= CAPACITY * SIZE
     holder.end()
     until(lambda: int(first.name) not in growfs.generations)
@@ -394,7 +394,7 @@ def test_a_tree_that_could_not_be_made_is_made_later(growfs: Fill, tmp_path: Pat
         reader.next_generation(growfs.mountpoint)
         subprocess.run(["mount", "-o", "remount,ro", growfs.mountpoint], check=True)
         (tmp_path / "remote" / "later").write_bytes(b"later")
-        until(lambda: growfs.status()["cache"]["files"] == 3)
+        growfs.until_cached(3)
         reader.next_generation(growfs.mountpoint)
         assert "later" not in reader.names()
         subprocess.run(["mount", "-o", "remount,rw", growfs.mountpoint], check=True)

@@ -10,31 +10,18 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.archives import tar_of
 from tests.frameworks.harness import BLOCK, ENV, FORKS, HERE, Program, blocks, images
-from tests.harness import Growfs, make_tree, until
+from tests.harness import Growfs, make_tree
 from tests.needs import need
 from tests.servers import S3Server
 from tools.benchmarks.recipe_data import tfrecord
 
 pytestmark = pytest.mark.timeout(300)
-
-Grow = Callable[[int], None]
-
-
-def growing(growfs: Growfs, each: int) -> Grow:
-    """A function that grows the cache to a number of files of `each` bytes, and waits until it is full."""
-
-    def grow(files: int) -> None:
-        growfs.run("set", growfs.mountpoint, f"cache-size={files * each}")
-        until(lambda: growfs.status()["cache"]["files"] == files)
-
-    return grow
 
 
 @pytest.mark.promise(1, 6)
@@ -53,9 +40,8 @@ def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server) -> None:
         growfs.mount(
             f"s3://{rclone_s3.bucket}/tfrecord", "--cache-size", 3 * each, "--settle", "1h", "--rotation", "never"
         )
-        grow = growing(growfs, each)
         for files in (3, 6, 12):
-            grow(files)
+            growfs.resize(files, each)
             epoch = training.step()
             assert len(epoch["records"]) == files
             assert epoch["records"] == {name: shards[name][0] for name in epoch["records"]}
@@ -69,11 +55,10 @@ def test_keras_image_dataset_from_directory(growfs: Growfs, tmp_path: Path) -> N
     with Program("keras_subsets.py", growfs.mountpoint) as training:
         pictures = images(tmp_path / "remote", classes=4, each=10)
         growfs.mount(tmp_path / "remote", "--cache-size", 16 * BLOCK, "--settle", "1h", "--rotation", "never")
-        grow = growing(growfs, BLOCK)
         for files in (16, 32):
-            grow(files)
+            growfs.resize(files, BLOCK)
             first = training.step()
-            grow(files + 4)  # between the two calls
+            growfs.resize(files + 4, BLOCK)  # between the two calls
             second = training.step()
             assert not set(first["paths"]) & set(second["paths"])
             assert len(first["paths"]) + len(second["paths"]) == files
@@ -90,10 +75,9 @@ def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path) -> None:
     with Program("imagefolder_loader.py", growfs.mountpoint) as training:
         pictures = images(tmp_path / "remote", classes=6, each=5)
         growfs.mount(tmp_path / "remote", "--cache-size", 12 * BLOCK, "--settle", "1h", "--rotation", "never")
-        grow = growing(growfs, BLOCK)
         classes = {name: number for number, name in enumerate(sorted(os.listdir(tmp_path / "remote")))}
         for start, files in (("fork", 12), ("spawn", 20), ("fork", 30)):
-            grow(files)
+            growfs.resize(files, BLOCK)
             epoch = training.step(start)
             assert epoch["class_to_idx"] == classes
             assert len(epoch["images"]) == files
@@ -118,9 +102,8 @@ def test_torchvision_imagefolder_over_webdataset_shards(growfs: Growfs, tmp_path
             rclone_s3.put(f"imagefolder-webdataset/train-{number}.tar", tar_of(shard))
         flags = ("--cache-size", 14 * BLOCK, "--settle", "1h", "--rotation", "never")
         growfs.mount(f"s3://{rclone_s3.bucket}/imagefolder-webdataset", "--members", "webdataset", *flags)
-        grow = growing(growfs, BLOCK)
         for files in (14, len(pictures)):
-            grow(files)
+            growfs.resize(files, BLOCK)
             epoch = training.step("fork")
             assert epoch["class_to_idx"] == {f"{number:05}": number for number in range(12)}
             assert len(epoch["images"]) == files
@@ -134,9 +117,8 @@ def test_pandas_over_the_index(growfs: Growfs, tmp_path: Path) -> None:
     with Program("pandas_index.py", growfs.mountpoint) as training:
         tree = make_tree(tmp_path / "remote", directories=2, files=6, size=1000)
         growfs.mount(tmp_path / "remote", "--cache-size", 4 * BLOCK, "--settle", "1h", "--rotation", "never")
-        grow = growing(growfs, BLOCK)
         for files in (4, 8, 12):
-            grow(files)
+            growfs.resize(files, BLOCK)
             rows = training.step()
             assert len(rows) == files
             assert all(size == 1000 for _, size, _ in rows)

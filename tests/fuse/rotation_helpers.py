@@ -30,7 +30,7 @@ def full_cache(
     """Mount files in two directories with a cache of `capacity` files, and wait until it is full."""
     tree = make_tree(remote, directories=2, files=files // 2, size=SIZE)
     growfs.mount(remote, "--cache-size", capacity * SIZE, *(flags or HALF))
-    until(lambda: mount_status(growfs)["cache"]["files"] == capacity)
+    growfs.until_cached(capacity)
     return tree
 
 

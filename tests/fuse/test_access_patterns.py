@@ -48,11 +48,6 @@ def fetched(growfs: Growfs) -> int:
     return int(mount_status(growfs)["fetch"]["files_total"])
 
 
-def until_files(growfs: Growfs, files: int) -> None:
-    """Wait until exactly this many files are local."""
-    until(lambda: mount_status(growfs)["cache"]["files"] == files)
-
-
 @pytest.mark.promise(6)
 @pytest.mark.parametrize("disjoint", [True, False], ids=["parts", "everything"])
 def test_ranks_with_offsets_see_equal_lists(growfs: Growfs, tree: dict[str, bytes], disjoint: bool) -> None:
@@ -76,6 +71,7 @@ def test_ranks_with_offsets_see_equal_lists(growfs: Growfs, tree: dict[str, byte
     assert len(seen) >= 2 * CAPACITY
 
 
+@pytest.mark.long
 @pytest.mark.promise(20)
 def test_opens_are_even_after_index_csv_was_read_once(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     opens = Counter(dict.fromkeys(full_cache(growfs, tmp_path / "remote", "--turnover", "20%"), 0))
@@ -108,7 +104,7 @@ def test_training_listed_anew_beside_validation_listed_once(growfs: Growfs, tmp_
     for part in ("train", "val"):
         (tmp_path / part).rename(tmp_path / "remote" / part)
     growfs.mount(tmp_path / "remote", "--cache-size", 12 * SIZE, "--turnover", "40%")
-    until(lambda: mount_status(growfs)["cache"]["files"] == 12)
+    growfs.until_cached(12)
     validation = reader.walk("val")
     seen: set[str] = set()
     while len(seen) <= 20:
@@ -191,7 +187,7 @@ def test_listing_twice_while_the_cache_fills_gives_equal_lists(growfs: Growfs, t
     for files in (14, 18):
         training = reader.walk()
         growfs.run("set", growfs.mountpoint, f"cache-size={files * SIZE}")
-        until_files(growfs, files)
+        growfs.until_cached(files)
         validation = reader.walk()
         assert training == validation
         half = len(training) // 2
@@ -275,7 +271,7 @@ def test_epochs_of_many_kinds(growfs: Growfs, tree: dict[str, bytes], reader: Re
 def test_a_hundred_and_fifty_directories(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     make_tree(tmp_path / "remote", directories=150, files=3, size=100)
     growfs.mount(tmp_path / "remote", "--cache-size", 320 * SIZE, *HALF)
-    until(lambda: mount_status(growfs)["cache"]["files"] == 320)
+    growfs.until_cached(320)
     seen: set[str] = set()
     while len(seen) <= 320:
         shown = epoch(reader)

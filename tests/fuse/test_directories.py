@@ -86,7 +86,7 @@ def test_a_directory_found_by_a_refresh_appears_with_the_next_generation(growfs:
     assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1"}
     make_tree(tmp_path / "remote", directories=3)
     growfs.run("set", growfs.mountpoint, "refresh=0.1")
-    until(lambda: growfs.status()["cache"]["files"] == 15)
+    growfs.until_cached(15)
     assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1"}
     growfs.run("set", growfs.mountpoint, "settle=0")
     assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1", "class2"}

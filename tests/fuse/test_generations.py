@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,8 @@ def grow(growfs: Growfs, tmp_path: Path) -> Grow:
     make_tree(tmp_path / "remote", directories=2, files=6, size=SIZE)
     growfs.mount(tmp_path / "remote", "--cache-size", 4 * SIZE, "--settle", SETTLED_S, "--rotation", "never")
 
-    def local(files: int) -> None:
-        growfs.run("set", growfs.mountpoint, f"cache-size={files * SIZE}")
-        until(lambda: growfs.status()["cache"]["files"] == files)
-
-    local(4)
-    return local
+    growfs.until_cached(4)
+    return partial(growfs.resize, each=SIZE)
 
 
 def count(reader: Reader) -> int:

@@ -27,7 +27,7 @@ from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import epoch
 from tests.harness import Growfs, make_tree, until
 from tests.s3.proxy import proxy_to
-from tests.servers import S3Server, free_port, serving
+from tests.servers import QuietHandler, S3Server, free_port, serving
 
 SIZE = 10_000
 pytestmark = only("libfuse")
@@ -207,7 +207,7 @@ def test_a_node_fills_itself_from_others_while_the_remote_is_away(nodes: Nodes, 
         proxy.is_away = True
         until(lambda: node.status()["outage"])
         node.run("resume", node.mountpoint)
-        until(lambda: node.status()["cache"]["files"] == 16)
+        node.until_cached(16)
         assert node.status()["outage"]
         assert node.status()["fetch"]["failed"] == 0
         proxy.is_away = False
@@ -219,7 +219,7 @@ def test_nodes_come_and_go_while_mounted(nodes: Nodes) -> None:
     tree = make_tree(nodes.remote, directories=1, files=6, size=SIZE)
     first = nodes.start_with_all(0)
     alone = nodes.start(1, "--cache-size", 3 * 12288, "--wait-files", "1", peers=nodes.addresses[1])
-    until(lambda: alone.status()["cache"]["files"] == 3)
+    alone.until_cached(3)
     assert alone.status()["fetch"]["peer_bytes_total"] == 0
     alone.run("set", alone.mountpoint, f"peers={nodes.addresses[0]},{nodes.addresses[1]}")
     until(lambda: alone.status()["peers"]["answering"] == 1)
@@ -241,7 +241,7 @@ def test_nodes_come_and_go_while_mounted(nodes: Nodes) -> None:
     assert f"the node {nodes.addresses[0]} does not answer" in alone.log()
 
 
-class Between(http.server.BaseHTTPRequestHandler):
+class Between(QuietHandler):
     """Passes requests on to a node, and does something to the files that it sends. Subclasses set the first two."""
 
     address = ""
@@ -258,7 +258,7 @@ class Between(http.server.BaseHTTPRequestHandler):
         spoils = self.path.startswith("/files/") and response.status < 300
         type(self).misdeeds += spoils
         if spoils and self.how == "hangs":
-            time.sleep(3)
+            time.sleep(1)
             return
         self.send_response(response.status)
         for name, value in response.getheaders():
@@ -269,13 +269,10 @@ class Between(http.server.BaseHTTPRequestHandler):
         if spoils and self.how == "stalls":
             self.wfile.write(body[: len(body) // 2])
             self.wfile.flush()
-            time.sleep(3)
+            time.sleep(1)
             self.close_connection = True
             return
         self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 IMPATIENT = """
@@ -340,7 +337,7 @@ def test_the_nodes_are_those_that_dns_knows(nodes: Nodes, tmp_path: Path) -> Non
         peers=f"dns://growfs.test:{port}",
         env={SETUP_VARIABLE: RESOLVER.format(records=str(records))},
     )
-    until(lambda: alone.status()["cache"]["files"] == 3)
+    alone.until_cached(3)
     assert (alone.status()["peers"]["nodes"], alone.status()["fetch"]["peer_bytes_total"]) == (1, 0)
     set_records(records, "127.0.0.1 127.0.0.2")
     until(lambda: alone.status()["peers"]["answering"] == 1)

@@ -211,7 +211,7 @@ def test_a_replaced_file_stays_listed(growfs: Growfs, reader: Reader, other: Rea
     replace(tmp_path / "remote" / NAME, b"new")
     relist(growfs)
     until_size(growfs.mountpoint / NAME, 3)
-    until(lambda: growfs.status()["cache"]["files"] == 2)
+    growfs.until_cached(2)
     assert other.list("class0") == {"0000.bin"}  # a class folder must never be empty
 
 
@@ -310,7 +310,7 @@ def test_the_coverage_counts_at_once_what_was_evicted_again(growfs: Growfs, tmp_
 def test_a_mapped_file_without_a_descriptor_is_not_evicted(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=4, size=MAPPED_SIZE)
     growfs.mount(tmp_path / "remote", "--cache-size", 3 * MAPPED_SIZE, "--rotation", "never")
-    until(lambda: growfs.status()["cache"]["files"] == 3)
+    growfs.until_cached(3)
     local = sorted(growfs.names())
     (missing,) = set(tree) - set(local)
     with ExitStack() as stack:

@@ -31,11 +31,6 @@ def admission_order(growfs: Growfs) -> list[str]:
     return (growfs.mountpoint / ".growfs/files").read_text().splitlines()
 
 
-def until_local(growfs: Growfs, files: int) -> None:
-    """Wait until exactly this many files are local."""
-    until(lambda: growfs.status()["cache"]["files"] == files)
-
-
 def on_disk(cache: Path) -> int:
     """Allocated bytes of cached files and downloads; a file that is renamed meanwhile counts once."""
     blocks = {}
@@ -93,7 +88,7 @@ def test_the_order_continues_after_restarts_and_kills(growfs: Growfs, server: Bl
     for stop_at, end in ((15, growfs.umount), (30, growfs.kill), (45, growfs.kill)):
         server.blocked = set(whole[stop_at:])
         growfs.mount(server.manifest, "--no-wait")
-        until_local(growfs, stop_at)
+        growfs.until_cached(stop_at)
         end()
     server.unblock()
     growfs.mount(server.manifest)
@@ -240,7 +235,7 @@ def test_new_versions_wait_while_open_old_versions_fill_the_cache(growfs: Growfs
     for file in files.values():
         file.close()
     until(lambda: modified(growfs.mountpoint, tree) == modified(tmp_path / "remote", tree))
-    until(lambda: growfs.status()["cache"]["files"] == 5)
+    growfs.until_cached(5)
     assert on_disk(growfs.cache) <= limit
 
 
@@ -248,7 +243,7 @@ def test_new_versions_wait_while_open_old_versions_fill_the_cache(growfs: Growfs
 def test_a_file_evicted_for_a_miss_is_fetched_again_when_it_fits(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=6, size=SIZE)
     growfs.mount(tmp_path / "remote", "--cache-size", 5 * (-(-SIZE // 4096) * 4096))
-    until(lambda: growfs.status()["cache"]["files"] == 5)
+    growfs.until_cached(5)
     path = next(iter(growfs.names()))
     growfs.run("evict", growfs.mountpoint, path)
     until(lambda: growfs.status()["fetch"]["files_total"] == 6)  # the pass is complete, and path is not local
@@ -272,15 +267,6 @@ def test_shrinking_the_cache_evicts(growfs: Growfs, tmp_path: Path) -> None:
         assert "over its size" in (growfs.mountpoint / ".growfs/status").read_text()
     until(lambda: on_disk(growfs.cache) <= 1 << 20)
     assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1"}
-
-
-@only("passthrough")
-def test_growing_the_cache_fetches_more(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=2, files=10, size=SIZE)
-    growfs.mount(tmp_path / "remote", "--cache-size", "1MiB")
-    until(lambda: growfs.status()["state"] == "held")
-    growfs.run("set", growfs.mountpoint, "cache-size=10MiB")
-    growfs.run("wait", growfs.mountpoint, "--all")
 
 
 def test_growing_the_cache_again_fetches_what_shrinking_evicted(growfs: Growfs, tmp_path: Path) -> None:

@@ -17,10 +17,13 @@ from tests.harness import GROWFS, Growfs, make_tree, until
 
 def mount_with_descriptors(growfs: Growfs, descriptors: int, url: Path) -> subprocess.CompletedProcess[str]:
     """Mount with a limit on the file descriptors of every process."""
-    command = ["mount", url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB"]
     limit = f"--nofile={descriptors}:{descriptors}"
     return subprocess.run(
-        ["prlimit", limit, *GROWFS, *map(str, command)], capture_output=True, text=True, env=growfs.env, check=False
+        ["prlimit", limit, *GROWFS, *map(str, growfs.mount_words(url))],
+        capture_output=True,
+        text=True,
+        env=growfs.env,
+        check=False,
     )
 
 
@@ -83,7 +86,7 @@ def test_a_completely_full_disk_does_not_end_the_mount(growfs: Growfs, tmp_path:
     make_tree(tmp_path / "remote", directories=2, files=100, size=SIZE)
     with tmpfs(growfs.cache_dir, "size=8m"):
         growfs.mount(tmp_path / "remote", "--cache-size", 50 * SIZE, "--min-free", "0", "--settle", "0")
-        until(lambda: mount_status(growfs)["cache"]["files"] == 50)
+        growfs.until_cached(50)
         filler = growfs.cache_dir / "filler"
         with filler.open("wb", buffering=0) as file, suppress(OSError):
             while file.write(bytes(4096)):

@@ -144,7 +144,7 @@ def test_folders_that_are_samples_come_and_go(growfs: Growfs, tmp_path: Path, re
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"1" * SIZE)
     growfs.mount(remote, "--cache-size", 20 * SIZE, "--refresh", "1s", *HALF)
-    until(lambda: mount_status(growfs)["cache"]["files"] == 20)
+    growfs.until_cached(20)
     seen: set[str] = set()
     while len(seen) < 48:
         shown = epoch(reader)
@@ -197,7 +197,7 @@ def test_directories_keep_a_file_of_each_kind(growfs: Growfs, tmp_path: Path, re
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * SIZE)
     growfs.mount(tmp_path / "remote", "--cache-size", 16 * SIZE, *HALF)
-    until(lambda: mount_status(growfs)["cache"]["files"] == 16)
+    growfs.until_cached(16)
     kinds: set[tuple[str, str]] = set()
     seen: set[str] = set()
     while len(seen) < 48:
@@ -252,13 +252,13 @@ def test_a_reader_that_listed_once_keeps_all_its_files(
     tree = full_cache(growfs, tmp_path / "remote", files=FILES)
     mine = reader.walk()
     growfs.run("set", growfs.mountpoint, f"cache-size={2 * CAPACITY * SIZE}")
-    until(lambda: mount_status(growfs)["cache"]["files"] == 2 * CAPACITY)
+    growfs.until_cached(2 * CAPACITY)
     seen: set[str] = set()
     for number in range(10):
         seen |= epoch(other)
         reader.read_in_children(shuffled(mine, number))
         if mount_status(growfs)["generation"] > 2:
-            until(lambda: mount_status(growfs)["cache"]["files"] == 2 * CAPACITY)
+            growfs.until_cached(2 * CAPACITY)
     while seen != set(tree):
         until(lambda: not_shown_yet(growfs) > 0)
         seen |= epoch(other)
@@ -292,9 +292,20 @@ def test_a_hold_lasts_until(growfs: Growfs, rotating: set[str], reader: Reader, 
     assert waited_opens(growfs) == 0
 
 
+@pytest.fixture
+def looks_often(growfs: Growfs) -> None:
+    """Have the daemon look for readers that are silent, and save what was opened, every 0.1 s."""
+    growfs.env[SETUP_VARIABLE] = (
+        "from growfs.cache import usage; from growfs.rotation import readers\n"
+        "usage.SAVE_EVERY_S = readers.SILENCE_EVERY_S = 0.1"
+    )
+
+
 @pytest.mark.promise(17)
 @only("libfuse")
-def test_an_idle_reader_loses_its_hold(growfs: Growfs, rotating: set[str], reader: Reader, other: Reader) -> None:
+def test_an_idle_reader_loses_its_hold(
+    growfs: Growfs, looks_often: None, rotating: set[str], reader: Reader, other: Reader
+) -> None:
     mine = epoch(reader)
     next_generation(growfs, other)
     until(lambda: delisted_files(growfs) == TURNOVER)
@@ -399,7 +410,7 @@ def test_the_admission_order_depends_only_on_the_seed(growfs: Growfs, tmp_path: 
                     growfs.mount(tmp_path / "remote", "--cache-size", 6 * SIZE, *flags)
                     order += [name for name in admissions(growfs) if name not in order]
                 reader.read_all(reader.walk())
-                until(lambda: mount_status(growfs)["cache"]["files"] == 6)
+                growfs.until_cached(6)
         orders.append(order)
         growfs.umount()
     assert orders[0] == orders[1] == orders[2]
@@ -431,6 +442,7 @@ def test_status_advises_a_reader_that_opens_by_name(growfs: Growfs, rotating: se
 
 
 @only("libfuse")
+@pytest.mark.usefixtures("looks_often")
 def test_status_advises_to_exclude_files_that_are_never_opened(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     make_tree(tmp_path / "remote", files=10, size=SIZE, suffix=".jpg")
     make_tree(tmp_path / "remote", files=10, size=SIZE, suffix=".json")

@@ -46,7 +46,7 @@ def test_frozen_files_come_first_and_stay(growfs: Growfs, tmp_path: Path, reader
     growfs.mount(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, "--freeze", "class0/001[0-3].bin", *HALF)
     assert frozen <= local(growfs)  # as soon as `mount` returns
     assert set(admissions(growfs)[: len(frozen)]) == frozen
-    until(lambda: mount_status(growfs)["cache"]["files"] == CAPACITY)
+    growfs.until_cached(CAPACITY)
     seen: set[str] = set()
     epoch(reader)
     epoch(reader)
@@ -144,7 +144,7 @@ def unpaired(names: set[str]) -> set[str]:
 def test_a_group_is_always_listed_together(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     stems = make_pairs(tmp_path / "remote")
     growfs.mount(tmp_path / "remote", "--cache-size", 12 * SIZE, "--group", "{stem}", *HALF)
-    until(lambda: mount_status(growfs)["cache"]["files"] == 12)
+    growfs.until_cached(12)
     seen: set[str] = set()
     epoch(reader)
     epoch(reader)
@@ -163,7 +163,7 @@ def test_what_is_in_a_group_with_a_frozen_or_pinned_file_stays_listed(
     stems = make_pairs(tmp_path / "remote")
     flags = "--freeze", "class0/0000.jpg", "--group", "{stem}", "--settle", "0", *HALF
     growfs.mount(tmp_path / "remote", "--cache-size", 12 * SIZE, *flags)
-    until(lambda: mount_status(growfs)["cache"]["files"] == 12)
+    growfs.until_cached(12)
     growfs.run("pin", growfs.mountpoint, "class1/0001.json")
     kept = {f"{stem}.{suffix}" for stem in ("class0/0000", "class1/0001") for suffix in ("jpg", "json")}
     seen: set[str] = set()

@@ -19,7 +19,7 @@ from types import MappingProxyType
 import pytest
 
 from tests.forkserver import Process
-from tests.frameworks.harness import BLOCK, ENV, FORKS
+from tests.frameworks.harness import ENV, FORKS
 from tests.harness import Growfs, until
 
 RECIPES = Path(__file__).parents[2] / "tools/recipes"
@@ -153,12 +153,6 @@ def running(
     finally:
         recipe.stop()
         until(lambda: not unmounts or growfs.run("umount", growfs.mountpoint, check=False).returncode == 0)
-
-
-def grow(growfs: Growfs, files: int, each: int = BLOCK) -> None:
-    """Grow the cache to so many files of `each` bytes, and wait until it is full."""
-    growfs.run("set", growfs.mountpoint, f"cache-size={files * each}")
-    until(lambda: growfs.status()["cache"]["files"] == files)
 
 
 def misses(growfs: Growfs) -> int:

@@ -16,7 +16,7 @@ import pytest
 from tests.frameworks.harness import BLOCK, blocks, images
 from tests.harness import Growfs
 from tests.needs import need
-from tests.recipes.running import ONLY_GROWTH, Epoch, Recipe, grow, misses, running
+from tests.recipes.running import ONLY_GROWTH, Epoch, Recipe, misses, running
 from tests.servers import S3Server
 from tools.benchmarks.recipe_data import tfrecord
 
@@ -27,7 +27,7 @@ def after_growth(growfs: Growfs, recipe: Recipe, steps: list[int], each: int = B
     """Grow the cache in steps, each to that many files of `each` bytes; returns an epoch of each, by its files."""
     found = {}
     for files in steps:
-        grow(growfs, files, each)
+        growfs.resize(files, each)
         found[files] = recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
     assert misses(growfs) == 0
     return found

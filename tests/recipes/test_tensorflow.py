@@ -19,7 +19,7 @@ import pytest
 from tests.frameworks.harness import BLOCK, blocks
 from tests.harness import Growfs, make_tree, until
 from tests.needs import need
-from tests.recipes.running import ONLY_GROWTH, grow, misses, running
+from tests.recipes.running import ONLY_GROWTH, misses, running
 from tests.servers import S3Server
 from tools.benchmarks.recipe_data import example, tfrecord
 
@@ -49,11 +49,11 @@ def test_tfrecord_sees_more_shards_in_later_epochs(growfs: Growfs, rclone_s3: S3
     each = blocks(len(contents[0]))
     growfs.env |= rclone_s3.env
     growfs.mount(f"s3://{rclone_s3.bucket}/tf-recipe", "--cache-size", 3 * each, *ONLY_GROWTH)
-    grow(growfs, 3, each)
+    growfs.resize(3, each)
     with running("tf_tfrecord.py", growfs) as recipe:
         for files in (3, 6):
             with recipe.stopped():
-                grow(growfs, files, each)
+                growfs.resize(files, each)
             epoch = recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
             assert epoch.samples == files * RECORDS
             assert epoch.about.startswith(f"3 new, {files} so far")
@@ -74,14 +74,14 @@ def test_input_fn_called_afresh_fetches_nothing_twice(growfs: Growfs, tmp_path: 
             (tmp_path / "remote" / part / f"{part}-{number:05}.tfrecord").write_bytes(content)
     each = blocks(len(content))
     growfs.mount(tmp_path / "remote", "--cache-size", 4 * each, "--freeze", "val/**", *ONLY_GROWTH)
-    grow(growfs, 4, each)
+    growfs.resize(4, each)
     overlaps = ["serial", "prefetch", "parallel"]
     times = "--overlap", *overlaps, "--prepare-s", 0.02, "--step-s", 0.01
     with running("tf_input_fn.py", growfs, *times) as recipe:
         first = recipe.until(lambda _: True)
         assert (first.files, first.samples) == (2, 2 * RECORDS)
         with recipe.stopped():
-            grow(growfs, 8, each)
+            growfs.resize(8, each)
         for overlap in overlaps:
             epoch = recipe.until(lambda epoch, overlap=overlap: epoch.files == 6 and overlap in epoch.about)  # type: ignore[misc]
             assert epoch.samples == 6 * RECORDS
@@ -104,7 +104,7 @@ def test_keras_over_a_dataframe_of_what_is_listed(growfs: Growfs, tmp_path: Path
     with running("keras_dataframe.py", growfs) as recipe:
         for objects in (40, 80):
             with recipe.stopped():
-                grow(growfs, objects + 1)
+                growfs.resize(objects + 1, BLOCK)
             epoch = recipe.until(lambda epoch, objects=objects: epoch.files == objects)  # type: ignore[misc]
             assert epoch.samples == objects
             assert epoch.about.startswith(f"40 new, {objects} of 80 objects so far")
@@ -150,7 +150,7 @@ def test_an_upper_cache_rereads_from_a_lower_one(growfs: Growfs, tmp_path: Path,
     each = blocks(10_000)
     lower, upper = growfs, Growfs(memory)
     lower.mount(tmp_path / "remote", "--cache-size", 6 * each)
-    until(lambda: lower.status()["cache"]["files"] == 6)
+    lower.until_cached(6)
     upper.mount(lower.mountpoint, "--manifest", everything, "--cache-size", 4 * each)
     seen: set[str] = set()
 

@@ -18,7 +18,7 @@ from tests.frameworks.harness import BLOCK, ENV, FORKS
 from tests.fuse.rotation_helpers import local
 from tests.harness import Growfs
 from tests.needs import need
-from tests.recipes.running import ONLY_GROWTH, RECIPES, Recipe, grow, misses, running
+from tests.recipes.running import ONLY_GROWTH, RECIPES, Recipe, misses, running
 from tests.servers import S3Server, free_port
 from tools.benchmarks import recipe_data
 
@@ -36,13 +36,13 @@ def pictures(folder: Path) -> Path:
 def mount_some(growfs: Growfs, remote: Path) -> None:
     """Mount a cache that holds twelve of the thirty pictures."""
     growfs.mount(pictures(remote), "--cache-size", 12 * BLOCK, *ONLY_GROWTH)
-    grow(growfs, 12)
+    growfs.resize(12, BLOCK)
 
 
 def check_growth(recipe: Recipe, growfs: Growfs) -> None:
     """Grow the cache to 12, 20 and 30 pictures: each epoch reads every cached picture, and nothing is missed."""
     for files in (12, 20, 30):
-        grow(growfs, files)
+        growfs.resize(files, BLOCK)
         recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
     epochs = recipe.epochs
     assert all(epoch.samples == epoch.files for epoch in epochs)
@@ -73,7 +73,7 @@ def test_imagefolder_built_once_sees_nothing_new(growfs: Growfs, tmp_path: Path)
     mount_some(growfs, tmp_path / "remote")
     with running("torch_imagefolder.py", growfs, "--workers", 0, "--once") as recipe:
         recipe.until(lambda _: True)
-        grow(growfs, 30)
+        growfs.resize(30, BLOCK)
         recipe.skip()
         later = recipe.until(lambda _: True)
         assert later.files == later.samples == later.count("seen in all") == 12
@@ -92,10 +92,10 @@ def test_persistent_workers_list_again(growfs: Growfs, rclone_s3: S3Server, tmp_
         each = -(-path.stat().st_size // BLOCK) * BLOCK
     growfs.env.update(rclone_s3.env)
     growfs.mount(f"s3://{rclone_s3.bucket}/persistent", "--cache-size", 5 * each, *ONLY_GROWTH)
-    grow(growfs, 5, each)
+    growfs.resize(5, each)
     with running("torch_shards.py", growfs, "--workers", 2) as recipe:
         for files in (5, 9, 12):
-            grow(growfs, files, each)
+            growfs.resize(files, each)
             recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
         # No file is read by both workers.
         assert all(epoch.samples == 10 * epoch.files for epoch in recipe.epochs)

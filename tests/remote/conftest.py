@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +15,7 @@ from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.s3.credentials import Renewal
 from tests.remote.fake_store import PART, Serve
+from tests.s3.credentials import without_credentials
 
 
 @pytest.fixture
@@ -27,6 +29,16 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "AWS_CA_BUNDLE", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No credentials of the machine are found."""
+    env = without_credentials(os.environ)
+    for name in os.environ.keys() - env.keys():
+        monkeypatch.delenv(name)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -74,16 +73,6 @@ WAYS: dict[str, Configure] = {
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": server,
     },
 }
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No credentials of the machine are found."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, os.devnull)
 
 
 @pytest.mark.parametrize(("way", "by_s3fs"), [*((way, False) for way in WAYS), ("file", True), ("machine", True)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import ssl
 import sys
@@ -40,13 +39,7 @@ from tests.servers import QuietHandler, S3Server, free_port, serving
 SECRET = "very/secret+value="
 
 
-@pytest.fixture(autouse=True)
-def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in os.environ if name.startswith("AWS_") and name != "AWS_CA_BUNDLE"]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def error_of(spec: RemoteSpec) -> GrowfsError:
@@ -81,13 +74,9 @@ def test_missing_keys_are_denied(rclone_s3: S3Server) -> None:
 
 
 def test_a_private_bucket_is_denied(moto_s3: S3Server) -> None:
-    import boto3
-
-    keys = {"aws_access_key_id": moto_s3.access_key, "aws_secret_access_key": moto_s3.secret_key}
-    client = boto3.client("s3", endpoint_url=moto_s3.endpoint_url, region_name="us-east-1", **keys)
-    client.create_bucket(Bucket="private")
-    client.put_object(Bucket="private", Key="x", Body=b"", ACL="private")
-    client.close()
+    with moto_s3.client() as client:
+        client.create_bucket(Bucket="private")
+        client.put_object(Bucket="private", Key="x", Body=b"", ACL="private")
     with pytest.raises(RemoteDenied, match="access denied"):
         S3Remote(RemoteSpec("s3://private", {}, moto_s3.endpoint_url, anon=True)).stat("x")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +25,20 @@ MENDS = {
     "sso": "run 'aws sso login --profile team'",
 }
 """What to do when a kind of service refuses."""
+
+
+NO_CREDENTIALS = {
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_CONFIG_FILE": os.devnull,
+}
+
+
+def without_credentials(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which no credentials of this machine are found."""
+    return {
+        name: value for name, value in env.items() if not name.startswith("AWS_") or name == "AWS_CA_BUNDLE"
+    } | NO_CREDENTIALS
 
 
 class Issuer:

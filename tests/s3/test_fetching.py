@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -158,18 +157,3 @@ def test_no_file_is_lost_when_a_worker_dies(growfs: Growfs, server: S3Server) ->
     assert (status["fetch"]["failed"], status["last_error"]) == (0, None)
     growfs.run("set", growfs.mountpoint, "settle=0")
     assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == tree
-
-
-@pytest.mark.promise(14)
-def test_the_order_of_small_files_does_not_depend_on_the_workers(growfs: Growfs, server: S3Server) -> None:
-    url, tree = put(server, 150)
-    orders = []
-    for workers in (1, 4):
-        growfs.mount(url, "--workers", workers)
-        growfs.run("wait", growfs.mountpoint, "--all")
-        growfs.run("set", growfs.mountpoint, "settle=0")
-        orders.append((growfs.mountpoint / ".growfs/files").read_text().splitlines())
-        growfs.umount()
-        shutil.rmtree(growfs.cache_dir)
-    assert orders[0] == orders[1]
-    assert set(orders[0]) == set(tree)

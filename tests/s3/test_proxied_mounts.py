@@ -44,7 +44,10 @@ def new_store(kind: str, request: pytest.FixtureRequest) -> Store:
 
 
 @pytest.mark.promise(1)
-@pytest.mark.parametrize("kind", ["s3", "http", "google", "hub", "webdav", "azure"])
+@pytest.mark.parametrize(
+    "kind",
+    ["s3", "azure", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("http", "google", "hub", "webdav"))],
+)
 def test_every_store_is_reached_through_the_proxy(growfs: Growfs, request: pytest.FixtureRequest, kind: str) -> None:
     store = new_store(kind, request)
     tree = {"d/large": random.Random(1).randbytes(LARGE), "d/small": b"small"}

@@ -261,7 +261,6 @@ TRIES_OF_HOURS = 50
     ("status", "code", "why"),
     [
         (0, "", "cannot reach the server"),
-        (503, "SlowDown", "the server is busy or failing (503"),
         (403, "ExpiredToken", "the credentials are wrong or have expired"),
     ],
 )
@@ -343,8 +342,7 @@ def test_a_file_of_each_directory_comes_next_once_the_listing_is_complete(
     )
     with proxy_to(moto.endpoint_url) as proxy:
         proxy.hold(lambda request: request.is_later_page or request.is_fetch)
-        words = ("mount", url, growfs.mountpoint, "--endpoint-url", proxy.url, "--cache-dir", growfs.cache_dir)
-        with start_growfs(growfs, *words, "--cache-size", "1GB") as mounting:
+        with start_growfs(growfs, *growfs.mount_words(url, "--endpoint-url", proxy.url)) as mounting:
             until(lambda: any(request.is_fetch for request in proxy.requests))
             proxy.hold(lambda request: request.is_fetch)
             proxy.fault = none  # has those that are held look again
@@ -423,7 +421,7 @@ def test_files_arrive_while_the_store_throttles_others(growfs: Growfs, moto: S3S
             s3_error(503, "SlowDown") if request.is_fetch and "/d0/" in request.target else None
         )
         growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
-        until(lambda: growfs.status()["cache"]["files"] == 40)
+        growfs.until_cached(40)
         assert growfs.status()["fetch"]["failed"] == 0, "none of the throttled ones is given up yet"
 
 
@@ -441,7 +439,7 @@ def test_an_object_that_always_fails_is_reported_and_the_rest_served(
         with pytest.raises(OSError, match="Input/output error") as caught:
             (growfs.mountpoint / "d/3").read_bytes()
         assert caught.value.errno == errno.EIO
-        until(lambda: growfs.status()["cache"]["files"] == 5)
+        growfs.until_cached(5)
         until(lambda: growfs.names() == set(paths) - {"d/3"})
         status = growfs.status()
         assert status["fetch"]["failed"] >= 1
@@ -456,13 +454,9 @@ def test_an_object_that_always_fails_is_reported_and_the_rest_served(
 def test_archived_objects_are_skipped_and_served_once_they_can_be_read(
     growfs: Growfs, moto: S3Server, prefix: str
 ) -> None:
-    import boto3
-
     url = put(moto, prefix, "a")
-    keys = {"aws_access_key_id": moto.access_key, "aws_secret_access_key": moto.secret_key}
-    client = boto3.client("s3", endpoint_url=moto.endpoint_url, region_name="us-east-1", **keys)
-    client.put_object(Bucket=moto.bucket, Key=f"{prefix}/b", Body=b"b", StorageClass="DEEP_ARCHIVE")
-    client.close()
+    with moto.client() as client:
+        client.put_object(Bucket=moto.bucket, Key=f"{prefix}/b", Body=b"b", StorageClass="DEEP_ARCHIVE")
     growfs.mount(url, "--endpoint-url", moto.endpoint_url, "--settle", "0", "--refresh", "0.3s")
     until(lambda: growfs.status()["remote"]["listed"])
     reason = "archived: restore it, or copy it to another storage class"
