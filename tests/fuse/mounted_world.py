@@ -6,18 +6,15 @@ A simulated second takes a millisecond, except for the timers of the daemon.
 from __future__ import annotations
 
 import heapq
-import json
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from growfs.rotation.holds import EVERYWHERE
 from growfs.simulation.cache import File
 from growfs.simulation.simulator import Process
+from tests.fuse.reader import Reader
 from tests.harness import Growfs, until
 from tests.simulation.world import World, catalog
 
@@ -28,67 +25,36 @@ FILE_BYTES = 4096
 SPARE = 2
 DEADLINE_S = 60.0
 
-PROGRAM = """
-import json, os, sys
-opened = {}
-os.chdir("/")
-for line in sys.stdin:
-    verb, path = json.loads(line)
-    result = None
-    if verb == "list":
-        result = os.listdir(path)
-    elif verb == "lines":
-        result = open(path).read().splitlines()
-    elif verb == "open":
-        opened.setdefault(path, []).append(os.open(path, os.O_RDONLY))
-        result = len(os.read(opened[path][-1], 1 << 20))
-    else:
-        os.close(opened[path].pop())
-    print(json.dumps(result), flush=True)
-"""
-
 
 class MountReader:
     """A process that lists and opens files, with the interface of SimReader. A file is identified by its number."""
 
     def __init__(self, mount: MountedWorld) -> None:
         self._mount = mount
-        self._process = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._process = Reader(mount.mountpoint, job="pattern")
 
     def list(self, directory: int) -> list[int]:
-        """The listed files of a directory, in the order of admission."""
+        """The listed files of a directory."""
         if directory == EVERYWHERE:
-            return [self._mount.ids[path] for path in self._request("lines", ".growfs/files")]
-        ids = [self._mount.ids[f"c{directory}/{name}"] for name in self._request("list", f"c{directory}")]
+            return [self._mount.ids[path] for path in self._process.request("lines", ".growfs/files")]
+        names = self._process.request("list", f"c{directory}")
+        ids = [self._mount.ids[f"c{directory}/{name}"] for name in names]
         self._mount.shown.update(ids)
         return ids
 
     def open(self, id: int, keep: bool = False) -> float:
         """Open a file, read it, and keep it open."""
         assert keep
-        assert self._request("open", self._mount.files[id].path) == FILE_BYTES
+        assert self._process.request("keep_open", self._mount.files[id].path) == FILE_BYTES
         return 0.0
 
     def close(self, id: int) -> None:
         """Close it."""
-        self._request("close", self._mount.files[id].path)
+        self._process.request("close", self._mount.files[id].path)
 
     def exit(self) -> None:
         """End the process, and return when it is reaped."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.close()
-        self._process.wait(10)
-        self._process.stdout.close()
-
-    def _request(self, verb: str, path: str) -> Any:
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(json.dumps([verb, str(self._mount.mountpoint / path)]) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        self._process.end()
 
 
 class MountedWorld(World):

@@ -50,6 +50,15 @@ def read_in_children(*paths):
         if status:
             raise OSError(os.waitstatus_to_exitcode(status), "a child failed")
 
+opened = {}
+
+def keep_open(path):
+    opened.setdefault(path, []).append(os.open(path, os.O_RDONLY))
+    return len(os.read(opened[path][-1], 1 << 20))
+
+def close(path):
+    os.close(opened[path].pop())
+
 maps = {}
 
 def map(path):
@@ -115,6 +124,10 @@ class Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the process, and return when it is reaped."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
@@ -123,35 +136,35 @@ class Reader:
 
     def list(self, path: str = "") -> set[str]:
         """The names in a directory."""
-        return set(self._request("list", path))
+        return set(self.request("list", path))
 
     def list_in_thread(self, path: str = "") -> set[str]:
         """The names in a directory, listed by a new thread."""
-        return set(self._request("list_in_thread", path))
+        return set(self.request("list_in_thread", path))
 
     def read(self, path: str) -> int:
         """Open and read a file; returns its length. Raises OSError."""
-        return int(self._request("read", path))
+        return int(self.request("read", path))
 
     def walk(self, path: str = "") -> set[str]:
         """All files below a directory, by their paths in the mount; each directory is listed once."""
-        return {os.path.normpath(os.path.join(path, name)) for name in self._request("walk", path)}
+        return {os.path.normpath(os.path.join(path, name)) for name in self.request("walk", path)}
 
     def read_all(self, paths: Iterable[str]) -> int:
         """Open and read files, one after the other; returns their total length. Raises OSError."""
-        return int(self._request("read_all", *paths))
+        return int(self.request("read_all", *paths))
 
     def read_in_children(self, paths: Iterable[str]) -> None:
         """Read files in two child processes, which then end. Raises OSError."""
-        self._request("read_in_children", *paths)
+        self.request("read_in_children", *paths)
 
     def map(self, path: str) -> None:
         """Map a file into memory, and close it."""
-        self._request("map", path)
+        self.request("map", path)
 
     def mapped(self, path: str) -> bytes:
         """The content of a file that is mapped."""
-        return bytes.fromhex(self._request("mapped", path))
+        return bytes.fromhex(self.request("mapped", path))
 
     def kill(self) -> None:
         """Kill the process."""
@@ -159,21 +172,22 @@ class Reader:
 
     def lines(self, path: str) -> set[str]:
         """The lines of a text file."""
-        return set(self._request("lines", path))
+        return set(self.request("lines", path))
 
     def forked_read(self, path: str) -> None:
         """Read a file in a child process."""
-        self._request("forked_read", path)
+        self.request("forked_read", path)
 
     def forked_list_and_read(self, path: str = "") -> None:
         """List a directory, and read its first file, in a child process."""
-        self._request("forked_list_and_read", path)
+        self.request("forked_list_and_read", path)
 
     def spawned_read(self, path: str) -> None:
         """Read a file in a grandchild, which is another program."""
-        self._request("spawned_read", path)
+        self.request("spawned_read", path)
 
-    def _request(self, verb: str, *paths: str) -> Any:
+    def request(self, verb: str, *paths: str) -> Any:
+        """Call one of the functions of PROGRAM; returns its result. Raises OSError."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(json.dumps([verb, *(str(self._mountpoint / path) for path in paths)]) + "\n")

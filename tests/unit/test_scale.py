@@ -522,14 +522,6 @@ async def test_failed_files_are_tried_again_ever_more_rarely_and_at_least_daily(
     assert pauses[-1] == 86_400
 
 
-async def test_the_order_is_out_of_date_as_soon_as_a_listing_has_found_more(
-    cache: LocalCache, prefetch: PrefetchState
-) -> None:
-    """Until then all seems to be cached, and `growfs wait --all` would fail."""
-    new_prefetcher(cache, prefetch).handle_changed_catalog()
-    assert prefetch.is_stale
-
-
 async def test_files_that_change_one_by_one_have_the_order_computed_again_now_and_then(
     cache: LocalCache, prefetch: PrefetchState, autojump_clock: MockClock
 ) -> None:
