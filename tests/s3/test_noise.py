@@ -91,7 +91,7 @@ def test_what_has_arrived_of_large_files_survives_an_outage(growfs: Growfs) -> N
 
 @pytest.mark.promise(3)
 def test_a_link_that_loses_its_packets_for_seconds_costs_hardly_a_byte(growfs: Growfs) -> None:
-    noise = Noise(keys=2, size=4_000_000, connection_bytes_per_s=500_000, away_s=3, away_as=["late"], present_s=1)
+    noise = Noise(keys=3, size=8_000_000, connection_bytes_per_s=1_000_000, away_s=3, away_as=["late"], present_s=1)
     with serving(noise) as (store, url):
         mount(growfs, url)
         wait_for_all(growfs, noise)
