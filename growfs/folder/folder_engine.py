@@ -25,7 +25,7 @@ from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, Unreadable
 from growfs.folder import trees
 from growfs.folder.layout import LINK, number_of
 from growfs.folder.trees import Tree
@@ -237,7 +237,7 @@ class FolderEngine:
             for tree in self._ended():
                 await self._end(tree)
             self._last_error = ""
-        except OSError as error:
+        except (OSError, Unreadable) as error:
             if str(error) != self._last_error:  # it is retried again and again
                 log.warning("a generation cannot be made or ended, so the last one stays: %s", error)
             self._last_error = str(error)
@@ -282,7 +282,7 @@ class FolderEngine:
         try:
             await self._db.query_in_thread(partial(self._fill, tree, generation))
             trees.publish(self.folder, tree.path)
-        except OSError:
+        except (OSError, Unreadable):
             await self._db.run_in_writer(partial(self._discard, tree.path))
             raise
         tree.began_at = trio.current_time()

@@ -404,6 +404,40 @@ def test_a_tree_that_could_not_be_made_is_made_later(growfs: Fill, tmp_path: Pat
         stop(growfs.mountpoint)
 
 
+UNREADABLE_CATALOG = """
+import pathlib, sqlite3
+from growfs.folder import trees
+shown_files = trees.shown_files
+def refuse(*arguments):
+    if pathlib.Path({there!r}).exists():
+        raise sqlite3.DatabaseError("disk I/O error")
+    return shown_files(*arguments)
+trees.shown_files = refuse
+"""
+
+
+@pytest.mark.promise(44)
+def test_an_unreadable_page_of_the_catalog_does_not_end_the_daemon(
+    growfs: Fill, tmp_path: Path, readers: Readers
+) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    damage = tmp_path / "damage"
+    growfs.env["TEST_SETUP"] = UNREADABLE_CATALOG.format(there=str(damage))
+    growfs.fill(tmp_path / "remote", "--refresh", "1s", "--settle", "1s")
+    reader = readers.new()
+    reader.next_generation(growfs.mountpoint)
+    damage.touch()
+    (tmp_path / "remote" / "later").write_bytes(b"later")
+    until(lambda: growfs.status()["cache"]["files"] == 3)
+    tree = reader.next_generation(growfs.mountpoint)
+    assert "later" not in reader.names()
+    assert int(tree.name) == growfs.generations[-1]  # the other one, which could not be made, is removed
+    damage.unlink()
+    reader.next_generation(growfs.mountpoint)
+    assert "later" in reader.names()
+    reader.end()
+
+
 @pytest.mark.promise(44)
 def test_the_daemon_of_a_folder_that_is_moved_ends(growfs: Fill, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=2)
