@@ -22,7 +22,7 @@ from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import Options
 from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
-from growfs.fuse.mounting import mounted_at, resolved
+from growfs.fuse.mounting import is_dead, mounted_at, resolved
 from growfs.paths import absolute_path
 from growfs.status_and_metrics import MountStatus
 from growfs.units import seconds
@@ -58,10 +58,11 @@ class Mount:
 
         A file that is still open stays readable, and the daemon ends once it is closed. Does nothing the second time.
         """
-        atexit.unregister(self._unmount_at_exit)
-        if self in _mounts:
-            _mounts.remove(self)
+        if self not in _mounts:
+            return
         self._unmount()
+        _mounts.remove(self)
+        atexit.unregister(self._unmount_at_exit)
         if self._daemon.poll() is None:
             threading.Thread(target=self._daemon.wait, daemon=True).start()
 
@@ -121,7 +122,8 @@ class Mount:
             self._unmount()
 
     def _unmount(self) -> None:
-        if mounted_at(self.path):
+        # If the daemon has ended, another mount may be there by now.
+        if mounted_at(self.path) and (self._daemon.poll() is None or is_dead(self.path)):
             try:
                 stop(self.path)
             except GrowfsError:  # a file is still open, perhaps in a traceback: the daemon ends when it is closed

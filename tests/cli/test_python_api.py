@@ -101,6 +101,27 @@ def test_without_a_with_statement_the_mount_ends_when_it_is_unmounted(growfs: Gr
     until(lambda: processes_of(growfs.cache_dir) == [])
 
 
+@pytest.mark.parametrize("way", ["again", "late"])
+def test_a_mount_that_has_ended_does_not_unmount_its_successor(
+    growfs: Growfs, remote: Path, tmp_path: Path, way: str
+) -> None:
+    mount = package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir)
+    mount.unmount() if way == "again" else growfs.umount()
+    (tmp_path / "other").mkdir()
+    other = Growfs(tmp_path / "other")
+    other.mountpoint = growfs.mountpoint
+    other.mount(remote)
+    mount.unmount()
+    assert mounted_at(growfs.mountpoint)
+    other.umount()
+
+
+def test_a_mount_whose_daemon_was_killed_is_removed(growfs: Growfs, remote: Path) -> None:
+    with package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir):
+        growfs.kill()
+    assert not mounted_at(growfs.mountpoint)
+
+
 def test_the_same_call_again_gives_the_mount_that_there_is(growfs: Growfs, remote: Path) -> None:
     """As a notebook does whose cell is run again."""
     given: dict[str, Any] = {"cache_dir": growfs.cache_dir, "cache_size": "1GB"}
