@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -24,9 +24,6 @@ from growfs.client.progress import Bar
 from growfs.daemon.status_text import brief, engine, files, printable, render, state_text
 from growfs.errors import GrowfsError, UsageError
 from growfs.status_and_metrics import MountState, MountStatus
-
-if TYPE_CHECKING:
-    from growfs.daemon.options import Options
 
 MOUNTPOINT = completion.Mountpoint(path_type=Path)
 LIST_S = 5.0
@@ -81,11 +78,36 @@ def main(debug: bool) -> None:
 
 
 class MountCommand(click.Command):
-    """Has a flag for each mount option as well. They are created on demand, because other commands need none."""
+    """A command that takes all mount options: from flags, the environment and --config.
+
+    Its function gets those that are given, by field name, not parsed yet.
+    """
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, context_settings={"auto_envvar_prefix": "GROWFS"}, **more)
+        self.params.append(
+            click.Option(
+                ["--config"],
+                metavar="FILE",
+                type=click.Path(path_type=Path),
+                help="Read options from a TOML file.",
+            )
+        )
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """All parameters: the command's own, and the mount options."""
+        """All parameters: the command's own, and the mount options, which are created on demand."""
         return [*super().get_params(ctx), *_mount_options()]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, without secrets in the command line of this process."""
+        from growfs.daemon import launch
+        from growfs.daemon.options import read_file
+
+        launch.hide_secrets()
+        config, own = ctx.params.pop("config"), {parameter.name for parameter in self.params}
+        given = {name: value for name, value in ctx.params.items() if name in own or value not in (None, ())}
+        ctx.params = (read_file(config) if config else {}) | given
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
@@ -127,43 +149,24 @@ def _mount_options() -> list[click.Option]:
     return made
 
 
-def _parsed(config: Path | None, given: dict[str, Any], **defaults: str) -> Options:
-    """The mount options, from flags and environment variables, and from a file."""
-    from growfs.daemon.options import Options
-
-    return Options.parse(defaults | _merged(config, given))
-
-
-def _merged(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The mount options that are given, by field name, not parsed yet."""
-    from growfs.daemon.options import read_file
-
-    return (read_file(config) if config else {}) | {
-        name: value for name, value in given.items() if value not in (None, ())
-    }
-
-
-@main.command(cls=MountCommand, context_settings={"auto_envvar_prefix": "GROWFS"})
+@main.command(cls=MountCommand)
 @click.argument("url", shell_complete=completion.values, metavar="URL")
 @click.argument("mountpoint", type=click.Path(path_type=Path))
-@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
 @click.option("--foreground", is_flag=True, help="Stay in the foreground until unmounted. SIGTERM unmounts.")
-def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **given: Any) -> None:
+def mount(url: str, mountpoint: Path, foreground: bool, **given: Any) -> None:
     """Mount URL on MOUNTPOINT, and return when training can start.
 
     URL is any fsspec URL, such as s3://bucket/prefix, gs://, az://, https://, hf:// or file://, or a local path.
     With py:FUNCTION, your own function creates the files. MOUNTPOINT is created if it does not exist.
     """
-    _hide_secrets()
-    _start(url, mountpoint, _parsed(config, given), foreground, fills=False)
+    _start(url, mountpoint, given, foreground, fills=False)
 
 
-@main.command(cls=MountCommand, context_settings={"auto_envvar_prefix": "GROWFS"})
+@main.command(cls=MountCommand)
 @click.argument("url", shell_complete=completion.values, metavar="URL")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
 @click.option("--foreground", is_flag=True, help="Stay in the foreground until stopped, as by SIGTERM.")
-def fill(url: str, folder: Path, config: Path | None, foreground: bool, **given: Any) -> None:
+def fill(url: str, folder: Path, foreground: bool, **given: Any) -> None:
     """Keep FOLDER filled with files of URL, without a mount.
 
     Returns when training can start. FOLDER/current is a plain folder of complete files. Begin its next generation with
@@ -172,21 +175,15 @@ def fill(url: str, folder: Path, config: Path | None, foreground: bool, **given:
     """
     from growfs.folder.layout import DEFAULT_CACHE
 
-    _hide_secrets()
-    options = _parsed(config, given, cache_dir=str(folder / DEFAULT_CACHE))
-    _start(url, folder, options, foreground, fills=True)
+    _start(url, folder, {"cache_dir": str(folder / DEFAULT_CACHE)} | given, foreground, fills=True)
 
 
-def _hide_secrets() -> None:
-    from growfs.daemon import launch
-
-    launch.hide_secrets()
-
-
-def _start(url: str, mountpoint: Path, options: Options, foreground: bool, fills: bool) -> None:
+def _start(url: str, mountpoint: Path, given: dict[str, Any], foreground: bool, fills: bool) -> None:
     from growfs.daemon import launch
     from growfs.daemon.option_parsers import nodes_of_job
+    from growfs.daemon.options import Options
 
+    options = Options.parse(given)
     if re.match(r"[a-z][a-z0-9+.-]*:/", str(mountpoint)):
         usage = "fill URL FOLDER" if fills else "mount URL MOUNTPOINT"
         raise UsageError(f"{mountpoint}: is a URL, not a folder; the URL comes first: growfs {usage}")
@@ -543,7 +540,7 @@ def _refuse_given(*names: str, reason: str) -> None:
             raise UsageError(f"plan: --{name.replace('_', '-')} {reason}")
 
 
-@main.command(cls=MountCommand, context_settings={"auto_envvar_prefix": "GROWFS"})
+@main.command(cls=MountCommand)
 @click.option("--endpoint", metavar="URL", help="Where kubelet calls the driver. [unix:// and DIR/csi.sock]")
 @click.option("--node-id", metavar="NAME", default=socket.gethostname, help="Name of this node. [host name]")
 @click.option(
@@ -560,10 +557,7 @@ def _refuse_given(*names: str, reason: str) -> None:
     default="/sys/fs/cgroup",
     help="Where the control groups of the node are mounted. [/sys/fs/cgroup]",
 )
-@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
-def csi(
-    endpoint: str | None, node_id: str, state_dir: Path, control_groups: Path, config: Path | None, **given: Any
-) -> None:
+def csi(endpoint: str | None, node_id: str, state_dir: Path, control_groups: Path, **given: Any) -> None:
     """Mount for the pods of a Kubernetes node, as its CSI driver growfs.csi.
 
     The mount options are the defaults of all volumes, and the attributes of a volume override them.
@@ -575,23 +569,21 @@ def csi(
     except ModuleNotFoundError as error:
         raise UsageError(f"csi: {error.name} is missing; install it: {pip_install('growfs[kubernetes]')}") from None
     endpoint = endpoint or f"unix://{state_dir}/csi.sock"
-    server.serve(endpoint, node_id, state_dir, control_groups, _merged(config, given))
+    server.serve(endpoint, node_id, state_dir, control_groups, given)
 
 
-@main.command(cls=MountCommand, context_settings={"auto_envvar_prefix": "GROWFS"})
+@main.command(cls=MountCommand)
 @click.argument("url", shell_complete=completion.values, required=False)
 @click.argument("mountpoint", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--measure", metavar="TIME", default="2s", help="Time to measure each rate; 0: measure none. [2s]")
 @click.option("--timeout", metavar="TIME", default="10s", help="Maximum time for a server to respond. [10s]")
-@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
 def doctor(
     url: str | None,
     mountpoint: Path | None,
     as_json: bool,
     measure: str,
     timeout: str,
-    config: Path | None,
     **given: Any,
 ) -> None:
     """Check whether this machine can mount URL, and how fast.
@@ -599,11 +591,10 @@ def doctor(
     Takes the arguments of growfs mount: write doctor instead of mount. Without URL, only the machine and the cache are
     checked. Exits with 1 if mounting would fail. Changes nothing.
     """
-    from growfs.daemon import launch
+    from growfs.daemon.options import Options
     from growfs.doctor.examination import Effort, diagnose
 
-    launch.hide_secrets()
-    sys.exit(diagnose(url, mountpoint, _parsed(config, given), Effort.parse(measure, timeout), as_json))
+    sys.exit(diagnose(url, mountpoint, Options.parse(given), Effort.parse(measure, timeout), as_json))
 
 
 if __name__ == "__main__":

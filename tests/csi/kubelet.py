@@ -75,6 +75,11 @@ class Kubelet:
         """The output of all drivers."""
         return self.folder / "driver.log"
 
+    @property
+    def command_line(self) -> str:
+        """The command line of the driver, as all users of the node see it."""
+        return Path(f"/proc/{self._driver.pid}/cmdline").read_text()
+
     def kill(self) -> None:
         """SIGKILL the driver, without its mounts."""
         self._driver.kill()

@@ -98,6 +98,15 @@ def test_secrets_reach_the_daemon_alone(kubelet: Kubelet) -> None:
     assert sum(b"growfs: " in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
 
 
+def test_the_command_line_of_the_driver_shows_no_secret(kubelet: Kubelet) -> None:
+    """Every user of the node could read it."""
+    kubelet.kill()
+    kubelet.flags += ["--storage-option", "secret=hunter2-secret"]
+    kubelet.start()
+    assert kubelet.command_line.startswith("growfs csi --state-dir")
+    assert "hunter2-secret" not in kubelet.command_line
+
+
 INLINE = {"csi.storage.k8s.io/ephemeral": "true"}
 REFUSED: list[tuple[dict[str, str], dict[str, str], str]] = [
     ({"cache_sise": "1GB"}, {}, "cache-sise: no such option of a volume; did you mean cache-size?"),
