@@ -13,8 +13,9 @@ import pytest
 
 from growfs import __version__, errors
 from growfs.cli import main
+from growfs.daemon.log_file import LAST_LINES
 from growfs.daemon.options import GROUPS, Options, flag_name
-from growfs.daemon.virtual_files import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
+from growfs.daemon.virtual_files import LEDGER, virtual_files
 from growfs.fuse.engine_choice import PACKAGES
 from growfs.status_and_metrics import METRICS as OTHERS
 from growfs.status_and_metrics import MountState, MountStatus, status_fields
@@ -88,9 +89,9 @@ def test_every_virtual_file_is_documented() -> None:
     async def taken() -> MountStatus:
         raise NotImplementedError
 
-    rows = virtual_files(Path(), taken, RecentLog(), is_exact=True)
+    rows = virtual_files(Path(), Path(), taken, is_exact=True)
     assert {row.name for row in rows} == set(re.findall(r"\| `\.growfs/([\w.]+)`", STATUS))
-    assert f"the last {LOG_LINES_MAX:,} lines" in STATUS
+    assert f"the last {LAST_LINES:,} lines" in STATUS
 
 
 def test_every_column_of_the_ledger_is_documented() -> None:

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -26,6 +27,8 @@ OUTPUT_BYTES_PER_S = 64 << 10
 """How much of the workers' output is kept. A producer may print for each file, and must leave room for others."""
 OUTPUT = "output"
 """The name of log records that hold output."""
+LAST_LINES = 1000
+"""The number of lines of `last_lines`."""
 END_S = 5.0
 """How long to wait for the workers to end. Processes left behind by a producer may hold the pipe for longer."""
 PAUSE_S = 0.02
@@ -88,6 +91,18 @@ class LogFile(logging.handlers.RotatingFileHandler):
     def _write(self, output: bytes) -> None:
         text = output.decode(errors="replace").removesuffix(self.terminator)
         self.handle(logging.makeLogRecord({"name": OUTPUT, "msg": text}))
+
+
+def last_lines(path: Path) -> bytes:
+    """The last lines of a log. If the disk fails, the last one is the reason."""
+    lines: deque[bytes] = deque(maxlen=LAST_LINES)
+    try:
+        for part in (path.with_name(f"{path.name}.1"), path):
+            with suppress(FileNotFoundError), part.open("rb") as file:
+                lines.extend(file)
+    except OSError as error:
+        lines.append(f"{error}\n".encode())
+    return b"".join(lines)
 
 
 class OutputFormatter(logging.Formatter):

@@ -33,7 +33,6 @@ from growfs.daemon.log_file import LogFile, OutputFormatter
 from growfs.daemon.options import MountRequest
 from growfs.daemon.spawn import TITLE
 from growfs.daemon.supervisor import DISK_ERRORS, cause
-from growfs.daemon.virtual_files import RecentLog
 from growfs.daemon.wiring import Components, build
 from growfs.errors import GrowfsError
 from growfs.folder.trees import check_folder
@@ -189,7 +188,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
             other += "; it is emptied and filled again"
             launcher.report(note=other)
             folder.empty()
-        log_file, recent = _start_log(folder)
+        log_file = _start_log(folder)
         if other:
             log.warning("%s", other)
         if confined is not None:
@@ -197,7 +196,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
         folder.announce(url, request.mountpoint)
         workers = WorkerPool(fork_server, replace(spec, cache=folder.path), log_file.output)
         mount = MountSpec(request.mountpoint, folder.path, allow_other, place)
-        trio.run(_run, lambda: build(request, url, folder, workers, recent), mount, launcher)
+        trio.run(_run, lambda: build(request, url, folder, workers), mount, launcher)
         if not launcher.finished:
             raise GrowfsError(f"{request.mountpoint}: the mount was ended before it was ready")
     except sqlite3.DatabaseError as error:
@@ -232,12 +231,11 @@ def _check_mount(request: MountRequest, allow_other: bool) -> int:
     return folder
 
 
-def _start_log(folder: CacheFolder) -> tuple[LogFile, RecentLog]:
-    to_file, recent = LogFile(folder.log), RecentLog()
-    for handler in (to_file, recent):
-        handler.setFormatter(OutputFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[to_file, recent])
-    return to_file, recent
+def _start_log(folder: CacheFolder) -> LogFile:
+    log_file = LogFile(folder.log)
+    log_file.setFormatter(OutputFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[log_file])
+    return log_file
 
 
 def _raise_limits() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,14 +14,12 @@ import trio
 
 from growfs.cache.publish import FIRST_SHOWN
 from growfs.cache.schema import query_of, read_only, with_paths
+from growfs.daemon.log_file import last_lines
 from growfs.daemon.status_text import render
 from growfs.rotation.rules import Generation
 from growfs.status_and_metrics import MountStatus
 from growfs.vfs.attributes import NEXT_PART
 from growfs.vfs.virtual import VirtualFile
-
-LOG_LINES_MAX = 1000
-
 
 Render = Callable[[IO[bytes], Generation | None], Awaitable[None]]
 Row = tuple[str, int, str, int]
@@ -31,18 +27,6 @@ Row = tuple[str, int, str, int]
 LEDGER = ("path", "size", "fetches", "opens", "first_shown", "last_shown", "local")
 """Columns of ledger.csv. first_shown, last_shown: the first and last generation that listed the file. local: 1 while it
 is cached."""
-
-
-class RecentLog(logging.Handler):
-    """Keeps the last lines of the log."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: deque[str] = deque(maxlen=LOG_LINES_MAX)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Store a line."""
-        self.lines.append(self.format(record))
 
 
 def part_of(generation: Generation) -> dict[str, int]:
@@ -54,7 +38,7 @@ def part_of(generation: Generation) -> dict[str, int]:
 
 
 def virtual_files(
-    catalog: Path, snapshot: Callable[[], Awaitable[MountStatus]], recent: RecentLog, is_exact: bool
+    catalog: Path, log_file: Path, snapshot: Callable[[], Awaitable[MountStatus]], is_exact: bool
 ) -> list[VirtualFile]:
     """All virtual files. catalog: the path of the database. snapshot: returns the current status.
 
@@ -84,7 +68,7 @@ def virtual_files(
         await trio.to_thread.run_sync(lambda: _write_csv(LEDGER, _ever_fetched(catalog), out))
 
     async def log(out: IO[bytes], _: Generation | None) -> None:
-        out.write("".join(f"{line}\n" for line in recent.lines).encode())
+        out.write(await trio.to_thread.run_sync(last_lines, log_file))
 
     async def part(out: IO[bytes], generation: Generation | None) -> None:
         assert generation

@@ -23,7 +23,7 @@ from growfs.daemon.option_parsers import listening
 from growfs.daemon.options import MountRequest
 from growfs.daemon.snapshot import StatusSource
 from growfs.daemon.supervisor import Service, Supervisor
-from growfs.daemon.virtual_files import RecentLog, virtual_files
+from growfs.daemon.virtual_files import virtual_files
 from growfs.errors import GrowfsError, UsageError
 from growfs.folder.folder_engine import FolderEngine
 from growfs.fuse.engine_choice import Engine, EngineChoice
@@ -75,7 +75,7 @@ class Components:
     supervisor: Supervisor
 
 
-def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerPool, recent: RecentLog) -> Components:
+def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerPool) -> Components:
     """Construct and connect the components, from the lowest layer up. url: without secrets."""
 
     async def snapshot() -> MountStatus:
@@ -218,7 +218,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
 
     # The readers' view.
 
-    virtual = VirtualFolder(virtual_files(folder.database, snapshot, recent, options.exact), folder.partial)
+    virtual = VirtualFolder(virtual_files(folder.database, folder.log, snapshot, options.exact), folder.partial)
     engine: Engine
     if filled:
         engine, reason, misses, opens = filled, filled.reason, Misses(), filled.opens

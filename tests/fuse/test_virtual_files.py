@@ -108,6 +108,17 @@ def test_the_log_has_the_events(growfs: Growfs, tmp_path: Path) -> None:
     assert "listed 2 files" in (growfs.mountpoint / ".growfs/log").read_text()
 
 
+def test_the_log_has_the_last_lines_of_all_output(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote")
+    log, shown = growfs.cache / "log", growfs.mountpoint / ".growfs/log"
+    log.with_name("log.1").write_bytes(b"before the rotation\n")
+    assert shown.read_bytes() == b"before the rotation\n" + log.read_bytes()
+    with log.open("a") as output:
+        output.write("printed, \xff, by the daemon\n" * 1500)
+    assert shown.read_bytes().splitlines() == [b"printed, \xc3\xbf, by the daemon"] * 1000
+
+
 @pytest.mark.promise(8)
 def test_each_open_reads_a_snapshot_of_its_own(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2)

@@ -32,7 +32,6 @@ from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import ROOT, read_only
 from growfs.daemon import wiring
 from growfs.daemon.options import MountRequest, Options
-from growfs.daemon.virtual_files import RecentLog
 from growfs.errors import GrowfsError, RemoteChanged, RemoteMissing, Stale
 from growfs.proc import Process
 from growfs.remote import digest
@@ -371,7 +370,7 @@ class InProcess:
         options = self.request.options
         self._cache = open_cache(self._folder, self.request.remote, URL)
         workers = Workers(self.remote, PathFilter(options.include, options.exclude))
-        self.components = wiring.build(self.request, URL, self._cache, workers, RecentLog())  # type: ignore[arg-type]
+        self.components = wiring.build(self.request, URL, self._cache, workers)  # type: ignore[arg-type]
         engine = self.components.engine
         assert isinstance(engine, Engine)
         self.vfs = engine.vfs

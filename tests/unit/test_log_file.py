@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from growfs.daemon.log_file import LOG_BYTES_MAX, OUTPUT_BYTES_PER_S, Allowance
+from growfs.daemon.log_file import LOG_BYTES_MAX, OUTPUT_BYTES_PER_S, Allowance, last_lines
 from tests.needs import need
 
 PROGRAM = """
@@ -36,6 +36,14 @@ def test_the_log_has_all_that_is_printed_and_stays_small(tmp_path: Path) -> None
     assert 0 < log.stat().st_size <= LOG_BYTES_MAX + 1000
     assert before.stat().st_size <= LOG_BYTES_MAX + OUTPUT_BYTES_PER_S
     assert log.read_text().endswith("printed by the daemon\nand its last words\n")
+
+
+def test_the_last_line_says_if_the_disk_fails(tmp_path: Path) -> None:
+    (tmp_path / "log.1").write_text("first\n")
+    (tmp_path / "log").mkdir()  # stands for a disk that fails
+    before, reason = last_lines(tmp_path / "log").decode().splitlines()
+    assert before == "first"
+    assert "Is a directory" in reason
 
 
 def test_output_is_copied_as_it_is(tmp_path: Path) -> None:
