@@ -141,6 +141,8 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
     Raises GrowfsError, and leaves the mount as it is, if a process uses it, even in another mount namespace.
     """
     found = find(mountpoint)
+    if os.geteuid() not in (0, found.owner):
+        raise GrowfsError(f"{mountpoint}: belongs to another user; end it as that user or as root")
     if found.fills:
         find_living(mountpoint)
     with _end_of(found) as ended:
@@ -170,10 +172,7 @@ def _interrupt(found: Running) -> None:
 
 def _unmount(found: Running, lazy: bool) -> bool:
     """Unmount unless another process uses the mount; returns whether it was dead."""
-    assert found.mounted
     path = found.mountpoint
-    if os.geteuid() not in (0, found.mounted.owner):
-        raise GrowfsError(f"{path}: belongs to another user; unmount it as that user or as root")
     dead = not lazy and is_dead(path)
     anyway = "end it, or unmount anyway: umount --lazy"
     is_bind_mount = daemon_of(found.cache).get("mountpoint") != str(path)

@@ -147,6 +147,18 @@ def test_umount_of_another_users_mount_is_refused(beside_root: OtherUser) -> Non
     assert mounted_at(mountpoint)
 
 
+@pytest.mark.parametrize("command", ["stop", "umount"])
+def test_the_end_of_another_users_folder_is_refused(growfs: Growfs, nobody: OtherUser, command: str) -> None:
+    folder, cache_dir = nobody.folder / "filled", nobody.folder / "cache-of-root"
+    os.chown(nobody.folder, 0, 0)  # else that user could replace the cache, which is refused
+    growfs.run("fill", nobody.folder / "remote", folder, "--cache-dir", cache_dir, "--cache-size", "1GB")
+    (cache,) = cache_folders(cache_dir)
+    for readable in (folder, cache_dir, cache):
+        readable.chmod(0o755)
+    assert_refused(nobody.run(command, folder), f"{folder}: belongs to another user", "as root")
+    growfs.run("stop", folder)
+
+
 @pytest.mark.promise(10)
 def test_a_user_without_the_capability_gets_libfuse_and_a_reason(allowed: OtherUser) -> None:
     refused = allowed.run(*mount(allowed, "--engine", "passthrough"))
