@@ -277,13 +277,9 @@ def report(mountpoint: Path, output: Path, last: str | None) -> None:
     It needs no network and no server. MOUNTPOINT may also be the folder of a cache that is not mounted.
     """
     from growfs.client.report import Report
-    from growfs.units import seconds
+    from growfs.units import parsed, seconds
 
-    try:
-        last_s = seconds(last) if last else None
-    except UsageError as error:
-        raise UsageError(f"report: --last: {error}") from None
-    Report.of(mountpoint, last_s).save(output)
+    Report.of(mountpoint, parsed("report: --last", seconds, last) if last else None).save(output)
     click.echo(f"{output}: written; open it in a browser")
 
 
@@ -592,9 +588,12 @@ def doctor(
     checked. Exits with 1 if mounting would fail. Changes nothing.
     """
     from growfs.daemon.options import Options
-    from growfs.doctor.examination import Effort, diagnose
+    from growfs.doctor.examination import diagnose
+    from growfs.units import parsed, seconds
 
-    sys.exit(diagnose(url, mountpoint, Options.parse(given), Effort.parse(measure, timeout), as_json))
+    options = Options.parse(given)
+    measure_s, answer_s = parsed("doctor: --measure", seconds, measure), parsed("doctor: --timeout", seconds, timeout)
+    sys.exit(diagnose(url, mountpoint, options, measure_s, answer_s, as_json))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import humanfriendly
 
@@ -29,8 +31,18 @@ class CacheSize:
         return int(available * self.share)
 
 
+T = TypeVar("T")
+
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 MULTIPLES = {"k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+
+
+def parsed(flag: str, parse: Callable[[str], T], text: str) -> T:
+    """The value of a flag from text. Raises UsageError that begins with the flag."""
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}") from None
 
 
 def size(text: str) -> int:

@@ -13,7 +13,7 @@ from growfs.daemon.running import find_living
 from growfs.daemon.status_text import brief, moving, state_text
 from growfs.errors import GrowfsError, UsageError
 from growfs.status_and_metrics import MountState, MountStatus
-from growfs.units import count, fraction_of, seconds, size
+from growfs.units import count, fraction_of, parsed, seconds, size
 
 POLL_S = 0.2
 
@@ -31,14 +31,12 @@ class Enough:
         """Parse the values of the flags of `growfs wait`, at most one of which is given. Raises UsageError."""
         if sum(value is not None for value in (files, bytes, fraction)) + everything > 1:
             raise UsageError("wait: use only one of --files, --bytes, --fraction and --all")
-        try:
-            return cls(
-                files=None if files is None else count(files),
-                bytes=None if bytes is None else size(bytes),
-                share=1.0 if everything else None if fraction is None else fraction_of(fraction),
-            )
-        except UsageError as error:
-            raise UsageError(f"wait: {error}") from None
+        share = None if fraction is None else parsed("wait: --fraction", fraction_of, fraction)
+        return cls(
+            files=None if files is None else parsed("wait: --files", count, files),
+            bytes=None if bytes is None else parsed("wait: --bytes", size, bytes),
+            share=1.0 if everything else share,
+        )
 
     @property
     def is_start(self) -> bool:
@@ -63,7 +61,7 @@ class Enough:
 
 def wait(mountpoint: Path, enough: Enough, timeout: str | None = None) -> MountStatus:
     """Return the status once enough is cached. Raises GrowfsError if that will never happen, or after the timeout."""
-    deadline = time.monotonic() + seconds(timeout) if timeout else float("inf")
+    deadline = time.monotonic() + parsed("wait: --timeout", seconds, timeout) if timeout else math.inf
     with Bar("waiting") as bar:
         while True:
             now = status_of(find_living(mountpoint).cache)

@@ -46,7 +46,7 @@ from growfs.remote.interface import Producer, RemoteSpec
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
 from growfs.rotation.parts import PassPosition
-from growfs.units import CacheSize, fraction_of, positive, rate, seconds, size
+from growfs.units import CacheSize, fraction_of, parsed, positive, rate, seconds, size
 from growfs.units import count as whole
 
 if sys.version_info >= (3, 11):
@@ -428,13 +428,11 @@ def parse_value(row: Field[Any], value: Any) -> Any:
         raise UsageError(f"{flag_name(row.name)}: {value!r}: write {wanted}")
     if isinstance(value, bool):
         return value
-    try:
-        if row.metadata.get("repeatable"):
-            texts = value if isinstance(value, (list, tuple)) else [value]
-            return tuple(row.metadata["parse"](str(text)) for text in texts)
-        return row.metadata["parse"](str(value))
-    except UsageError as error:
-        raise UsageError(f"{flag_name(row.name)}: {error}") from None
+    flag, parse = flag_name(row.name), row.metadata["parse"]
+    if row.metadata.get("repeatable"):
+        texts = value if isinstance(value, (list, tuple)) else [value]
+        return tuple(parsed(flag, parse, str(text)) for text in texts)
+    return parsed(flag, parse, str(value))
 
 
 def _text(row: Field[Any], value: Any) -> str:

@@ -6,5 +6,5 @@ Owns none of a mount's rules: it calls the functions that the mount itself calls
 Invariants: it changes nothing and leaves nothing behind, even when it is interrupted. Steps that may wait for a server
 run in a separate process, which is killed in time. A check fails exactly if mounting would fail.
 
-Public: `examination.diagnose` and `examination.Effort`.
+Public: `examination.diagnose`.
 """

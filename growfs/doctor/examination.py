@@ -11,7 +11,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,10 @@ from growfs.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload
 from growfs.doctor.machine import check_engine, check_machine
 from growfs.doctor.outlook import Outlook, check_outlook
 from growfs.doctor.remote import check_remote
-from growfs.errors import GrowfsError, UsageError
+from growfs.errors import GrowfsError
 from growfs.fuse.mounting import check_mountpoint, check_outside
 from growfs.paths import working_folder
 from growfs.remote.names import redact
-from growfs.units import seconds
 
 FETCH_BYTES_MAX = 4 << 30
 """The maximum number of bytes fetched to measure the link."""
@@ -44,34 +43,22 @@ LEVEL_CHARS, NAME_CHARS = 7, 12
 PIPE_CHARS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How long each rate is measured, and how long a server may take to answer; in seconds."""
+def diagnose(
+    url: str | None, mountpoint: Path | None, options: Options, measure_s: float, answer_s: float, as_json: bool
+) -> int:
+    """Print the findings, and return the exit code: 1 if a mount would fail. Raises UsageError.
 
-    measure_s: float
-    answer_s: float
-
-    @classmethod
-    def parse(cls, measure: str, timeout: str) -> Effort:
-        """Parse the values of the flags. Raises UsageError that names the flag."""
-        try:
-            flag = "--measure"
-            measure_s = seconds(measure)
-            flag = "--timeout"
-            return cls(measure_s, seconds(timeout))
-        except UsageError as error:
-            raise UsageError(f"doctor: {flag}: {error}") from None
-
-
-def diagnose(url: str | None, mountpoint: Path | None, options: Options, effort: Effort, as_json: bool) -> int:
-    """Print the findings, and return the exit code: 1 if a mount would fail. Raises UsageError."""
+    measure_s: how long each rate is measured. answer_s: how long a server may take to answer.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C, so that nothing is left behind
         signal.signal(number, signal.default_int_handler)
     console = Console(highlight=False, quiet=as_json)
     if not console.is_terminal:
         console = Console(highlight=False, quiet=as_json, width=PIPE_CHARS, color_system=None)
     with console.status("") as status:
-        examination = Examination(url, mountpoint, options, effort, lambda doing: status.update(Text(doing)))
+        examination = Examination(
+            url, mountpoint, options, measure_s, answer_s, lambda doing: status.update(Text(doing))
+        )
         with closing(examination.run()) as found:
             shown = ""
             for section, check in found:
@@ -116,12 +103,14 @@ class Examination:
         url: str | None,
         mountpoint: Path | None,
         options: Options,
-        effort: Effort,
+        measure_s: float,
+        answer_s: float,
         on_phase: Callable[[str], None],
     ) -> None:
         """Raises UsageError if the options contradict each other or the URL."""
         self._checks: dict[str, list[Check]] = {}
-        self._options, self._mountpoint, self._effort, self._on_phase = options, mountpoint, effort, on_phase
+        self._options, self._mountpoint, self._on_phase = options, mountpoint, on_phase
+        self._measure_s, self._answer_s = measure_s, answer_s
         self._request: MountRequest | None = None
         name: str | None = None
         if url is not None:
@@ -172,9 +161,9 @@ class Examination:
         }
 
     def _check_cache(self) -> Iterator[Check]:
-        if self._effort.measure_s:
+        if self._measure_s:
             self._on_phase(f"writing and reading below {self._cache.folder}")
-        yield from self._cache.checks(self._effort.measure_s)
+        yield from self._cache.checks(self._measure_s)
         if self._cache.usable and not self.named(Level.FAILURE):
             check, self._engine = check_engine(self._options.engine, self._cache.folder)
             yield check
@@ -189,7 +178,7 @@ class Examination:
         check_outside(mountpoint, "--cache-dir", self._options.cache_dir)
 
     def _check_remote(self, request: MountRequest) -> Iterator[Check]:
-        cache, measure_s, is_producer = self._cache, self._effort.measure_s, bool(request.remote.producer)
+        cache, measure_s, is_producer = self._cache, self._measure_s, bool(request.remote.producer)
         try:
             check_apart(request.url, self._options.cache_dir, *([self._mountpoint] if self._mountpoint else []))
             check_function(self._options.members)
@@ -209,7 +198,7 @@ class Examination:
                 download_s=measure_s if cache.usable else 0.0,
                 bytes_per_s=self._options.bandwidth,
             )
-            with closing(check_remote(probe, self._effort.answer_s, self._on_phase)) as findings:
+            with closing(check_remote(probe, self._answer_s, self._on_phase)) as findings:
                 for found in findings:
                     if isinstance(found, Listing):
                         self._listing = found

@@ -19,7 +19,7 @@ from growfs.errors import GrowfsError, UsageError, pip_install
 from growfs.simulation.cache import POLICIES, File, MountSettings
 from growfs.simulation.nodes import NodesResult, simulate_nodes
 from growfs.simulation.simulator import Simulation
-from growfs.units import count, flag_size, fraction_of, positive, rate, size
+from growfs.units import count, flag_size, fraction_of, parsed, positive, rate, size
 
 MODEL_FILES = 2000
 """How many files a simulated data set has; more if its cache would hold fewer than MODEL_CACHE_FILES."""
@@ -60,9 +60,9 @@ class Workload:
         """Parse the values of the flags. Raises UsageError that names the flag."""
         if (given["--files"] is None) == (given["--file-size"] is None):
             raise UsageError("plan: give one of --files and --file-size")
-        data = _parsed(given, "--data-size", size)
-        files = _parsed(given, "--files", count) if given["--files"] else data / _parsed(given, "--file-size", size)
-        cache = min(data, _parsed(given, "--cache-size", size))
+        data = _number(given, "--data-size", size)
+        files = _number(given, "--files", count) if given["--files"] else data / _number(given, "--file-size", size)
+        cache = min(data, _number(given, "--cache-size", size))
         if files > data:
             raise UsageError(f"plan: {files:,.0f} files cannot share {format_size(data)}; each needs a byte")
         if cache < min(data, 2 * data / files):
@@ -72,19 +72,16 @@ class Workload:
             data_bytes=data,
             files=max(1.0, files),
             cache_bytes=cache,
-            bandwidth=_parsed(given, "--bandwidth", rate),
-            read_rate=_parsed(given, "--read-rate", rate),
-            turnover=_parsed(given, "--turnover", fraction_of),
-            epochs=_parsed(given, "--epochs", positive),
-            nodes=_parsed(given, "--nodes", positive),
+            bandwidth=_number(given, "--bandwidth", rate),
+            read_rate=_number(given, "--read-rate", rate),
+            turnover=_number(given, "--turnover", fraction_of),
+            epochs=_number(given, "--epochs", positive),
+            nodes=_number(given, "--nodes", positive),
         )
 
 
-def _parsed(given: dict[str, str | None], flag: str, parse: Callable[[str], Any]) -> Any:
-    try:
-        value = parse(given[flag] or "")
-    except UsageError as error:
-        raise UsageError(f"plan: {flag}: {error}") from None
+def _number(given: dict[str, str | None], flag: str, parse: Callable[[str], Any]) -> Any:
+    value = parsed(f"plan: {flag}", parse, given[flag] or "")
     if not value:
         raise UsageError(f"plan: {flag}: {given[flag]!r} is nothing; write more than 0")
     return value
