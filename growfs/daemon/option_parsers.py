@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -35,8 +36,8 @@ SLURM_NODES = "SLURM_JOB_NODELIST"
 EXPAND_S = 10.0
 
 
-def cache_size(text: str) -> CacheSize:
-    """A size or a percentage."""
+def size_or_percentage(text: str) -> CacheSize:
+    """A size, or a percentage of the free disk space or of the cache."""
     percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     if percent:
         if not 0 < float(percent[1]) <= 100:
@@ -47,16 +48,15 @@ def cache_size(text: str) -> CacheSize:
     return CacheSize(bytes=bytes)
 
 
-def part_size(text: str) -> CacheSize:
-    """A size, or a percentage of the cache."""
-    return cache_size(text)
+def one_of(*words: str) -> Callable[[str], str]:
+    """A parser that accepts only these words."""
 
+    def parse(text: str) -> str:
+        if text not in words:
+            raise UsageError(f"{text!r}: write one of {', '.join(words)}")
+        return text
 
-def rotation(text: str) -> str:
-    """When listed files may be evicted."""
-    if text not in ("auto", "never", "always"):
-        raise UsageError(f"{text!r}: write 'auto', 'never' or 'always'")
-    return text
+    return parse
 
 
 def partition(text: str) -> tuple[int, int]:
@@ -124,34 +124,6 @@ def rename(text: str) -> str:
             f"{text!r} does not name files; write it with {known} or {{index}}, such as '{{stem}}.tfrecord'"
         )
     return text
-
-
-def on_miss(text: str) -> str:
-    """What open() of an uncached file does."""
-    if text not in ("wait", "error"):
-        raise UsageError(f"{text!r}: write 'wait' (fetch it first) or 'error' (no such file)")
-    return text
-
-
-def engine(text: str) -> str:
-    """The engine."""
-    if text not in ("auto", "passthrough", "links", "libfuse"):
-        raise UsageError(
-            f"{text!r}: write 'passthrough', 'links', 'libfuse', or 'auto' (the fastest that shows plain files)"
-        )
-    return text
-
-
-def client(text: str) -> str:
-    """The client."""
-    if text not in ("auto", "growfs", "library"):
-        raise UsageError(f"{text!r}: write 'growfs', 'library', or 'auto' (growfs for all that it can request itself)")
-    return text
-
-
-def folder(text: str) -> Path:
-    """An absolute path, because the daemon's working directory is /."""
-    return absolute_path(text)
 
 
 def function(text: str) -> Function:

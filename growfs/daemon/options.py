@@ -22,26 +22,22 @@ from platformdirs import user_cache_path
 from growfs.daemon.option_parsers import (
     PYTHON_SCHEME,
     absolute,
-    cache_size,
-    client,
-    engine,
-    folder,
     function,
     group,
     metrics_addr,
-    on_miss,
-    part_size,
+    one_of,
     partition,
     peer_addr,
     peers,
     position,
     read_token,
     rename,
-    rotation,
+    size_or_percentage,
     storage_option,
     web_url,
 )
 from growfs.errors import UsageError
+from growfs.paths import absolute_path
 from growfs.remote.interface import Producer, RemoteSpec
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
@@ -60,6 +56,12 @@ def option(default: Any, parse: Callable[[str], Any], metavar: str, text: str, l
     return field(
         default=None, metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "live": live}
     )
+
+
+def choice(words: str, text: str, live: bool = False) -> Any:
+    """An option that accepts only some words, such as auto|never. The first one is the default."""
+    accepted = words.split("|")
+    return option(accepted[0], one_of(*accepted), words, text, live)
 
 
 def flag(text: str) -> Any:
@@ -95,10 +97,10 @@ GROUPS = {
 class Options:
     """The options of one mount. None: not given."""
 
-    cache_dir: Path = option(DEFAULT_CACHE_DIR, folder, "DIR", "Directory for the cached files.")
+    cache_dir: Path = option(DEFAULT_CACHE_DIR, absolute_path, "DIR", "Directory for the cached files.")
     cache_size: CacheSize = option(
         "80%",
-        cache_size,
+        size_or_percentage,
         "SIZE",
         "Maximum size of the cache on disk: 500GB, 20GiB, or a percentage of the free space.",
         live=True,
@@ -126,9 +128,7 @@ class Options:
         "NAME=VALUE",
         "Option of the store's fsspec filesystem; dots nest: client_kwargs.region_name=eu-west-1.",
     )
-    client: str = option(
-        "auto",
-        client,
+    client: str = choice(
         "auto|growfs|library",
         "Client that requests the files: growfs itself (faster) or the store's library, such as s3fs. auto: growfs"
         " if it supports the store.",
@@ -140,9 +140,7 @@ class Options:
         "Read the list of files from a text, CSV or Parquet file or an S3 Inventory, instead of listing the remote.",
     )
 
-    rotation: str = option(
-        "auto",
-        rotation,
+    rotation: str = choice(
         "auto|never|always",
         "When listed files may be evicted. auto: when no process holds them any more; always: when their reader"
         " has opened them all; never.",
@@ -185,7 +183,7 @@ class Options:
     )
     part_size: CacheSize = option(
         "5%",
-        part_size,
+        size_or_percentage,
         "SIZE",
         "With --exact: room for the files that do not stay cached, of the part that is read and the next one; a size,"
         " or a percentage of the cache.",
@@ -215,7 +213,9 @@ class Options:
     peer_addr: tuple[str, int] | None = option(
         None, peer_addr, "HOST:PORT", "Address on which this node serves its peers. Not encrypted."
     )
-    peer_token_file: Path | None = option(None, folder, "FILE", "File with a secret that all peers share, on one line.")
+    peer_token_file: Path | None = option(
+        None, absolute_path, "FILE", "File with a secret that all peers share, on one line."
+    )
     peer_bandwidth: int = option("0", rate, "RATE", "Maximum rate at which this node serves its peers; 0: no limit.")
 
     members: Function | None = option(
@@ -240,17 +240,13 @@ class Options:
         "2", whole, "N", "Retries when the producer fails on a file; then the file is skipped for this pass."
     )
 
-    engine: str = option(
-        "auto",
-        engine,
+    engine: str = choice(
         "auto|passthrough|links|libfuse",
         "How files are read: by the kernel (passthrough; root, Linux 6.9), through links into the cache (links; no"
         " root needed), or through the daemon (libfuse).",
     )
     allow_other: bool = flag("Let other users read the mount (always on when root mounts).")
-    on_miss: str = option(
-        "wait",
-        on_miss,
+    on_miss: str = choice(
         "wait|error",
         "What open() does if the file is not cached (a miss): wait until it is fetched, or fail with ENOENT.",
     )

@@ -20,12 +20,11 @@ from growfs.daemon.option_parsers import (
     SLURM_NODES,
     TORCHRUN,
     absolute,
-    cache_size,
     group,
     metrics_addr,
     partition,
     peers,
-    rotation,
+    size_or_percentage,
     storage_option,
 )
 from growfs.daemon.options import Options, flag_name, nested, parse_value, read_file
@@ -241,8 +240,8 @@ def test_no_wait_contradicts_wait_files() -> None:
     [
         (size, "1.5 MB", 1_500_000),
         (size, "4096", 4096),
-        (cache_size, " 12.5 % ", CacheSize(share=0.125)),
-        (cache_size, "100%", CacheSize(share=1.0)),
+        (size_or_percentage, " 12.5 % ", CacheSize(share=0.125)),
+        (size_or_percentage, "100%", CacheSize(share=1.0)),
         (seconds, "90s", 90),
         (seconds, "0", 0),
         (seconds, "1d", 86400),
@@ -253,7 +252,6 @@ def test_no_wait_contradicts_wait_files() -> None:
         (count, "100k", 100_000),
         (count, "1.5M", 1_500_000),
         (count, "2G", 2_000_000_000),
-        (rotation, "always", "always"),
         (group, "{parent}/{name}", "{parent}/{name}"),
         (group, "x-{name}", "x-{name}"),
         (storage_option, "yes=true", ("yes", True)),
