@@ -184,6 +184,7 @@ class NodeMounts:
                 if target in self._leaving:
                     mounting.terminate()
                     mounting.wait()
+                    raise GrowfsError(f"{target}: {GIVEN_UP}")
                 time.sleep(POLL_S)
             errors.seek(0)
             if mounting.returncode:

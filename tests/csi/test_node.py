@@ -216,12 +216,14 @@ def test_the_driver_is_killed_during_any_call(kubelet: Kubelet, seed: int) -> No
 
 def test_a_pod_is_deleted_before_training_can_start(kubelet: Kubelet) -> None:
     publish = partial(kubelet.publish, "a", kubelet.remote, bandwidth="1KB/s")
-    calling = in_background(publish)
-    until(lambda: kubelet.daemons() == 1)
-    code, message = code_of(publish)
-    assert (code, "still running" in message) == (grpc.StatusCode.ABORTED, True)
-    kubelet.unpublish("a")
-    calling.join()
+    with ThreadPoolExecutor(1) as threads:
+        calling = threads.submit(code_of, publish)
+        until(lambda: kubelet.daemons() == 1)
+        code, message = code_of(publish)
+        assert (code, "still running" in message) == (grpc.StatusCode.ABORTED, True)
+        kubelet.unpublish("a")
+    code, message = calling.result()
+    assert (code, "the pod was deleted" in message) == (grpc.StatusCode.INTERNAL, True), message
     until(lambda: kubelet.processes() == [])
     assert (kubelet.daemons(), kubelet.target("a").exists()) == (0, False)
 
