@@ -87,6 +87,7 @@ COMPONENTS = {
     "CatalogSync",
     "Database",
     "Dispatcher",
+    "Durability",
     "Space",
     "Fetcher",
     "Generations",

@@ -5,6 +5,7 @@ Owns the cache directory: catalog.sqlite, files/ and partial/.
 Invariants: a row means that its file is whole; resident, reserved and orphaned bytes stay within the quota; writes to
 the database happen on one thread at a time.
 
-Public modules: `cache_folder`, `database`, `schema`, `catalog`, `listing_diff`, `store`, `publish`, `open_files`,
-`recovery`, `usage` and `history`. Workers import `schema`, `catalog` and `listing_diff`, so this file imports nothing.
+Public modules: `cache_folder`, `database`, `schema`, `catalog`, `listing_diff`, `store`, `durability`, `publish`,
+`open_files`, `recovery`, `usage` and `history`. Workers import `schema`, `catalog` and `listing_diff`, so this file
+imports nothing.
 """

@@ -28,11 +28,10 @@ from setproctitle import setproctitle
 
 from growfs.cache.cache_folder import CacheFolder, open_cache, other_format, unreadable
 from growfs.cache.open_files import IDLE_MAX
-from growfs.cache.store import Store
 from growfs.daemon.log_file import LogFile, OutputFormatter
 from growfs.daemon.options import MountRequest
 from growfs.daemon.spawn import TITLE
-from growfs.daemon.supervisor import DISK_ERRORS, cause
+from growfs.daemon.supervisor import cause
 from growfs.daemon.wiring import Components, build
 from growfs.errors import GrowfsError
 from growfs.folder.trees import check_folder
@@ -60,7 +59,6 @@ log = logging.getLogger(__name__)
 PROGRESS_EVERY_S = 0.1
 CHECK_S_MIN, CHECK_SHARE = 0.01, 0.01
 """Readiness of the mount is checked after this time, and then after this share of the time elapsed so far."""
-DURABLE_EVERY_S = 30.0
 TEMPORARY_FOLDERS = ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR")
 """Environment variables that name the folder for temporary files, for Python, libraries, and SQLite."""
 SWITCH_S = 2e-4
@@ -258,30 +256,32 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
 async def _serve_until_ended(
     components: Components, mount: MountSpec, launcher: Launcher, signals: AsyncIterator[int]
 ) -> None:
+    status = components.status
+    start, engine = status.start, status.engine
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_until_signal, signals, nursery.cancel_scope)
-            for service in (*components.running, Durability(components.store)):
-                nursery.start_soon(components.supervisor.keep_running, service)
+            for service in components.running:
+                nursery.start_soon(status.supervisor.keep_running, service)
             await trio.lowlevel.checkpoint()  # all of them run before the first request arrives
-            await _progress_until(components, launcher, components.start.is_anything_listed)
-            components.engine.mount(mount)
-            nursery.start_soon(_serve, components.engine, nursery.cancel_scope)
+            await _progress_until(components, launcher, start.is_anything_listed)
+            engine.mount(mount)
+            nursery.start_soon(_serve, engine, nursery.cancel_scope)
             await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
             os.setsid()  # nothing accesses the mountpoint from here on (see spawn.py)
-            await _progress_until(components, launcher, components.start.is_possible)
-            await components.engine.ready()
-            components.start.open()
-            await launcher.ready(await components.status.snapshot())
+            await _progress_until(components, launcher, start.is_possible)
+            await engine.ready()
+            start.open()
+            await launcher.ready(await status.snapshot())
     except BaseExceptionGroup as group:
         raise cause(group) from group
     finally:
-        components.engine.unmount()
+        engine.unmount()
         components.folder.note_end()
-        components.usage.save_now()
+        status.usage.save_now()
         components.history.save_now()
-        components.store.stop()
-        components.database.close()
+        status.store.stop()
+        status.database.close()
 
 
 async def _progress_until(components: Components, launcher: Launcher, done: Callable[[], Awaitable[bool]]) -> None:
@@ -309,19 +309,3 @@ async def _until_signal(signals: AsyncIterator[int], daemon: trio.CancelScope) -
             daemon.cancel()
         else:
             log.info("ignoring %s: options are changed with growfs set, and the log rotates by itself", name)
-
-
-class Durability:
-    """The service that syncs the cached files, so that they count even after a power loss."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def run(self) -> None:
-        """Sync repeatedly until cancelled."""
-        while True:
-            await trio.sleep(DURABLE_EVERY_S)
-            try:
-                await self._store.make_durable()
-            except DISK_ERRORS as error:
-                log.warning("the cached files could not be synced to the disk, trying again: %s", error)

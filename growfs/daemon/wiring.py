@@ -12,6 +12,7 @@ from pathlib import Path
 from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
+from growfs.cache.durability import Durability
 from growfs.cache.history import History, Sample
 from growfs.cache.recovery import recover
 from growfs.cache.schema import set_meta
@@ -59,20 +60,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The parts of a mount that the daemon itself needs."""
+    """The parts of a mount that the daemon itself needs. Most of them are those of which `status` reports."""
 
     folder: CacheFolder
-    database: Database
-    catalog: Catalog
-    store: Store
-    usage: UsageCounters
     history: History
-    start: StartGate
     status: StatusSource
-    engine: Engine
     running: tuple[Service, ...]
     """The components with their own task."""
-    supervisor: Supervisor
 
 
 def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerPool) -> Components:
@@ -330,10 +324,9 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         commands |= PassCommands(catalog, parts, generations.end, was_read).table()
     control = Control(folder.path, commands)
     running: list[Service] = [outage, catalog_sync, readers, generations, space, fetcher, prefetcher, updater]
-    running += [usage, history, control, *([metrics] if metrics else []), *([peers] if peers else [])]
-    return Components(
-        folder, database, catalog, store, usage, history, start, status, engine, tuple(running), supervisor
-    )
+    running += [usage, history, Durability(store), control]
+    running += [*([metrics] if metrics else []), *([peers] if peers else [])]
+    return Components(folder, history, status, tuple(running))
 
 
 def _cache_warnings(cache_dir: Path) -> list[str]:

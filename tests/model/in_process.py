@@ -28,6 +28,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.cache.cache_folder import open_cache
 from growfs.cache.catalog import ListingDiff
+from growfs.cache.durability import Durability
+from growfs.cache.history import History
 from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import ROOT, read_only
 from growfs.daemon import wiring
@@ -371,7 +373,7 @@ class InProcess:
         self._cache = open_cache(self._folder, self.request.remote, URL)
         workers = Workers(self.remote, PathFilter(options.include, options.exclude))
         self.components = wiring.build(self.request, URL, self._cache, workers)  # type: ignore[arg-type]
-        engine = self.components.engine
+        engine = self.components.status.engine
         assert isinstance(engine, Engine)
         self.vfs = engine.vfs
         (control,) = (service for service in self.components.running if isinstance(service, Control))
@@ -385,7 +387,7 @@ class InProcess:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     for service in self.components.running:
-                        if service is not self.components.history:
+                        if not isinstance(service, (History, Durability)):
                             nursery.start_soon(service.run)
         except BaseException as error:  # noqa: BLE001 - the next call raises it
             self._error = error
@@ -394,12 +396,12 @@ class InProcess:
     async def _stop(self, clean: bool) -> None:
         self._scope.cancel()
         await self._ended.wait()
-        components = self.components
+        status = self.components.status
         if clean:
-            components.usage.save_now()
-            components.store.stop()
-        components.database.close()
-        opened = components.store.open_files
+            status.usage.save_now()
+            status.store.stop()
+        status.database.close()
+        opened = status.store.open_files
         for file in (*opened._files.values(), *opened._idle.values(), *opened._mapped.values()):
             os.close(file.fd)  # as the end of the process would
         if clean:
@@ -425,7 +427,7 @@ class InProcess:
 
     def make_durable(self) -> None:
         """Sync what is cached."""
-        self._loop.run(self.components.store.make_durable)
+        self._loop.run(self.components.status.store.make_durable)
 
     def end(self) -> None:
         """Leave nothing."""
@@ -455,15 +457,15 @@ class InProcess:
         return self._loop.run(self._names)
 
     async def _names(self) -> set[str]:
-        catalog = self.components.catalog
-        rows = self.components.database.rows("SELECT parent, name FROM node WHERE is_dir = 0")
+        catalog = self.components.status.catalog
+        rows = self.components.status.database.rows("SELECT parent, name FROM node WHERE is_dir = 0")
         return {catalog.path_of(parent, name) for parent, name in rows}
 
     def cache_figures(self) -> dict[str, int]:
         """As `cache` in status.json."""
 
         async def figures() -> dict[str, int]:
-            return self.components.store.status(0)
+            return self.components.status.store.status(0)
 
         return self._loop.run(figures)
 
