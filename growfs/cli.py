@@ -83,16 +83,10 @@ class MountCommand(click.Command):
     Its function gets those that are given, by field name, not parsed yet.
     """
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, context_settings={"auto_envvar_prefix": "GROWFS"}, **more)
-        self.params.append(
-            click.Option(
-                ["--config"],
-                metavar="FILE",
-                type=click.Path(path_type=Path),
-                help="Read options from a TOML file.",
-            )
-        )
+    def __init__(self, **more: Any) -> None:
+        super().__init__(context_settings={"auto_envvar_prefix": "GROWFS"}, **more)
+        path = click.Path(path_type=Path)
+        self.params.append(click.Option(["--config"], metavar="FILE", type=path, help="Read options from a TOML file."))
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """All parameters: the command's own, and the mount options, which are created on demand."""

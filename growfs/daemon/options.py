@@ -347,6 +347,10 @@ class Options:
             peer_token=read_token(self.peer_token_file) if self.peer_token_file else None,
         )
 
+    def fetch_processes(self, spec: RemoteSpec) -> int:
+        """The number of worker processes that fetch. A producer may use a whole core, a download does not."""
+        return self.workers or (len(os.sched_getaffinity(0)) if spec.producer else FETCH_PROCESSES)
+
     def _producer(self, url: str, folder: Path) -> Producer | None:
         """The producer of the files, if any. Raises UsageError if options contradict each other."""
         no_remote = url.startswith(PYTHON_SCHEME)
@@ -403,16 +407,9 @@ class MountRequest:
     fills: bool = False
     """The mountpoint is a folder to keep filled, without a mount."""
 
-    @property
     def remote(self) -> RemoteSpec:
-        """What is needed to open the remote. Raises UsageError if the options contradict the URL."""
+        """What is needed to open the remote; reads the token of the peers. Raises UsageError as `Options.remote`."""
         return self.options.remote(self.url, self.folder)
-
-    @property
-    def workers(self) -> int:
-        """The number of worker processes that fetch. A producer may use a whole core, a download does not."""
-        has_producer = self.remote.producer is not None
-        return self.options.workers or (len(os.sched_getaffinity(0)) if has_producer else FETCH_PROCESSES)
 
 
 def parse_value(row: Field[Any], value: Any) -> Any:

@@ -172,7 +172,7 @@ def run(fd: int, fork_server: ForkServer) -> None:
 def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: ForkServer) -> None:
     """Open the cache and run the mount. url: without secrets."""
     _raise_limits()
-    spec = request.remote
+    spec = request.remote()
     allow_other = request.options.allow_other or os.geteuid() == 0
     check_kernel()
     if request.fills:
@@ -194,7 +194,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
         folder.announce(url, request.mountpoint)
         workers = WorkerPool(fork_server, replace(spec, cache=folder.path), log_file.output)
         mount = MountSpec(request.mountpoint, folder.path, allow_other, place)
-        trio.run(_run, lambda: build(request, url, folder, workers), mount, launcher)
+        trio.run(_run, lambda: build(request, spec, url, folder, workers), mount, launcher)
         if not launcher.finished:
             raise GrowfsError(f"{request.mountpoint}: the mount was ended before it was ready")
     except sqlite3.DatabaseError as error:

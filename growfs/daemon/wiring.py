@@ -21,7 +21,7 @@ from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FileCommands, MountCommands, PassCommands, Setter
 from growfs.daemon.control import Control
 from growfs.daemon.option_parsers import listening
-from growfs.daemon.options import MountRequest
+from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.snapshot import StatusSource
 from growfs.daemon.supervisor import Service, Supervisor
 from growfs.daemon.virtual_files import virtual_files
@@ -31,6 +31,7 @@ from growfs.fuse.engine_choice import Engine, EngineChoice
 from growfs.fuse.links import LinksEngine
 from growfs.fuse.mounting import file_system, is_remote
 from growfs.remote.filter import PathFilter
+from growfs.remote.interface import RemoteSpec
 from growfs.remote.stores.registry import choose_client
 from growfs.rotation.division import owner
 from growfs.rotation.generations import Demand, Generations
@@ -69,13 +70,13 @@ class Components:
     """The components with their own task."""
 
 
-def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerPool) -> Components:
-    """Construct and connect the components, from the lowest layer up. url: without secrets."""
+def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder, workers: WorkerPool) -> Components:
+    """Construct and connect the components, from the lowest layer up. spec: of the remote. url: without secrets."""
 
     async def snapshot() -> MountStatus:
         return await status.snapshot()
 
-    options, producer = request.options, request.remote.producer
+    options, producer = request.options, spec.producer
     metrics = None
     if options.metrics_addr:
         from growfs.daemon.metrics_server import MetricsServer  # takes 0.1 s
@@ -110,7 +111,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     # Listed and held files.
 
     first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
-    peers = _build_peers(request, workers, database, catalog, store, first)
+    peers = _build_peers(options, spec.peer_token, workers, database, catalog, store, first)
     pass_order = PassOrder(workers, catalog, store, folder.partial, first, peers.locate if peers else None)
 
     parts = None
@@ -146,7 +147,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     # Fetched files.
 
     outage = Outage(partial(probe_in_worker, workers, catalog, folder.partial))
-    catalog_sync = CatalogSync(workers, catalog, store, outage, options.refresh, request.remote.is_endless)
+    catalog_sync = CatalogSync(workers, catalog, store, outage, options.refresh, spec.is_endless)
     sizes = SizeEstimate(store, varies=producer is not None)
     downloads = InFlightTable(database, catalog, options.group, folder.partial)
     peers_of = peers.holders if peers else lambda path: ()
@@ -154,10 +155,12 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         database, store, generations, budget, outage, sizes, waiting, holders.holds,
         peers.awaits if peers else None, peers_of,
     )  # fmt: skip
-    client = choose_client(request.remote)
+    client = choose_client(spec)
     if client.uses_library:
         log.info("files are requested by %s: %s", client.name, client.reason)
-    dispatcher = Dispatcher(workers, request.workers, options.bandwidth, client, producer is not None, peers_of)
+    dispatcher = Dispatcher(
+        workers, options.fetch_processes(spec), options.bandwidth, client, producer is not None, peers_of
+    )
     fetcher = Fetcher(
         downloads, store, space, sizes, dispatcher, generations, catalog_sync, outage, options.miss_timeout
     )
@@ -337,9 +340,14 @@ def _cache_warnings(cache_dir: Path) -> list[str]:
 
 
 def _build_peers(
-    request: MountRequest, workers: WorkerPool, database: Database, catalog: Catalog, store: Store, first: Pass
+    options: Options,
+    token: str | None,
+    workers: WorkerPool,
+    database: Database,
+    catalog: Catalog,
+    store: Store,
+    first: Pass,
 ) -> Peers | None:
-    options, token = request.options, request.remote.peer_token
     if not (options.peers and options.peer_addr and token):
         return None
     settings = PeerSettings(options.peers, options.peer_addr, token, options.peer_bandwidth)

@@ -24,7 +24,7 @@ from rich.text import Text
 from growfs.cache.cache_folder import folder_name
 from growfs.daemon.launch import check_apart, check_function
 from growfs.daemon.option_parsers import absolute
-from growfs.daemon.options import MountRequest, Options
+from growfs.daemon.options import Options
 from growfs.daemon.status_text import files
 from growfs.doctor.cache_disk import CacheDisk
 from growfs.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload, RemoteToTry, attempt, ok, warning
@@ -34,6 +34,7 @@ from growfs.doctor.remote import check_remote
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import check_mountpoint, check_outside
 from growfs.paths import working_folder
+from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
 
 FETCH_BYTES_MAX = 4 << 30
@@ -111,12 +112,8 @@ class Examination:
         self._checks: dict[str, list[Check]] = {}
         self._options, self._mountpoint, self._on_phase = options, mountpoint, on_phase
         self._measure_s, self._answer_s = measure_s, answer_s
-        self._request: MountRequest | None = None
-        name: str | None = None
-        if url is not None:
-            self._request = MountRequest(absolute(url), mountpoint or Path(), options, working_folder())
-            name = folder_name(self._request.remote, redact(self._request.url))
-        self._cache = CacheDisk(options, name)
+        self._spec = None if url is None else options.remote(absolute(url), working_folder())
+        self._cache = CacheDisk(options, folder_name(self._spec, redact(self._spec.url)) if self._spec else None)
         self._engine = ""
         self._listing: Listing | None = None
         self._download: MeasuredDownload | None = None
@@ -128,8 +125,8 @@ class Examination:
             "machine": check_machine(self._options.allow_other),
             f"cache {self._options.cache_dir}": self._check_cache(),
         }
-        if self._request:
-            sections[f"remote {redact(self._request.url)}"] = self._check_remote(self._request)
+        if self._spec:
+            sections[f"remote {redact(self._spec.url)}"] = self._check_remote(self._spec)
             sections["what to expect"] = self._check_outlook()
         for section, checks in sections.items():
             for check in checks:
@@ -177,10 +174,10 @@ class Examination:
         os.close(check_mountpoint(mountpoint))
         check_outside(mountpoint, "--cache-dir", self._options.cache_dir)
 
-    def _check_remote(self, request: MountRequest) -> Iterator[Check]:
-        cache, measure_s, is_producer = self._cache, self._measure_s, bool(request.remote.producer)
+    def _check_remote(self, spec: RemoteSpec) -> Iterator[Check]:
+        cache, measure_s = self._cache, self._measure_s
         try:
-            check_apart(request.url, self._options.cache_dir, *([self._mountpoint] if self._mountpoint else []))
+            check_apart(spec.url, self._options.cache_dir, *([self._mountpoint] if self._mountpoint else []))
             check_function(self._options.members)
             scratch = tempfile.TemporaryDirectory(prefix=SCRATCH, dir=cache.folder if cache.usable else None)
         except GrowfsError as error:
@@ -191,7 +188,7 @@ class Examination:
             return
         with scratch as folder:
             probe = RemoteToTry(
-                replace(request.remote, cache=Path(folder)),
+                replace(spec, cache=Path(folder)),
                 Path(folder),
                 room=min(FETCH_BYTES_MAX, cache.spare),
                 list_s=measure_s,
@@ -202,9 +199,10 @@ class Examination:
                 for found in findings:
                     if isinstance(found, Listing):
                         self._listing = found
-                        yield _describe_listing(found, request.remote.is_endless)
+                        yield _describe_listing(found, spec.is_endless)
                     elif isinstance(found, MeasuredDownload):
-                        self._download = replace(found, processes=request.workers if is_producer else 1)
+                        processes = self._options.fetch_processes(spec) if spec.producer else 1
+                        self._download = replace(found, processes=processes)
                         yield _describe_download(self._download)
                     else:
                         yield found

@@ -370,9 +370,10 @@ class InProcess:
 
     async def _start(self) -> None:
         options = self.request.options
-        self._cache = open_cache(self._folder, self.request.remote, URL)
+        spec = self.request.remote()
+        self._cache = open_cache(self._folder, spec, URL)
         workers = Workers(self.remote, PathFilter(options.include, options.exclude))
-        self.components = wiring.build(self.request, URL, self._cache, workers)  # type: ignore[arg-type]
+        self.components = wiring.build(self.request, spec, URL, self._cache, workers)  # type: ignore[arg-type]
         engine = self.components.status.engine
         assert isinstance(engine, Engine)
         self.vfs = engine.vfs
