@@ -491,6 +491,7 @@ def plan(exact: bool, part_size: str | None, draw: Path | None, as_json: bool, *
     from growfs.daemon.options import Options
     from growfs.simulation import exact as whole_epochs
     from growfs.simulation import plan as planning
+    from growfs.simulation.nodes import simulate_nodes
 
     workload = planning.Workload.parse({"--" + name.replace("_", "-"): text for name, text in given.items()})
     room = Options.parse({"part_size": part_size}).part_size
@@ -508,7 +509,10 @@ def plan(exact: bool, part_size: str | None, draw: Path | None, as_json: bool, *
     found = planning.simulate_policies(workload)
     if draw:
         planning.draw(found, draw)
-    nodes = planning.of_nodes(workload, found[0]) if workload.nodes > 1 else None
+    nodes = None
+    if workload.nodes > 1:  # what one node shows does not depend on where its files come from
+        sizes = workload.data_bytes, workload.cache_bytes
+        nodes = simulate_nodes(workload.nodes, *sizes, found[0].all_seen_days)
     if as_json:
         rows = [asdict(row) for row in found]
         click.echo(json.dumps({"policies": rows, "nodes": asdict(nodes)} if nodes else rows, indent=1))

@@ -61,10 +61,6 @@ class _Collector:
         """All metrics."""
         return families(self._take())
 
-    def describe(self) -> Iterable[Any]:
-        """Return nothing: registering a collector must not take a status."""
-        return ()
-
 
 def _registry(take: Callable[[], MountStatus]) -> CollectorRegistry:
     registry = CollectorRegistry()

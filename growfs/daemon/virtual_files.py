@@ -29,14 +29,6 @@ LEDGER = ("path", "size", "fetches", "opens", "first_shown", "last_shown", "loca
 is cached."""
 
 
-def part_of(generation: Generation) -> dict[str, int]:
-    """The numbers of a generation and of its part, for programs."""
-    numbers = {"generation": generation.number}
-    if part := generation.part:
-        numbers |= {"pass": part.pass_, "part": part.part, "parts": part.parts}
-    return numbers
-
-
 def virtual_files(
     catalog: Path, log_file: Path, snapshot: Callable[[], Awaitable[MountStatus]], is_exact: bool
 ) -> list[VirtualFile]:
@@ -72,7 +64,7 @@ def virtual_files(
 
     async def part(out: IO[bytes], generation: Generation | None) -> None:
         assert generation
-        out.write(f"{json.dumps(part_of(generation))}\n".encode())
+        out.write(f"{json.dumps(generation.numbers)}\n".encode())
 
     return [
         *([VirtualFile(NEXT_PART, part, needs_generation=True, begins_next=True)] if is_exact else []),

@@ -170,21 +170,18 @@ class FolderEngine:
 
         after: the generation that the caller has read; 0 for none. holds: the caller is about to lock it.
         """
-        before = self._rounds
-        if self._is_ready and self._is_due(after):
+        begins, before = self._is_ready and self._is_due(after), self._rounds
+        if begins:
             self._want()
-        else:
-            before -= 1
-        while self._rounds == before or not self._trees:
+        while (begins and self._rounds == before) or not self._trees:
             with trio.move_on_after(PROGRESS_S):
                 await self._finished.wait()
             yield {"generation": self._generations.number}
         tree = self._trees[-1]
         if holds:
             tree.is_claimed, tree.unused_at = True, max(tree.unused_at, trio.current_time() + GRACE_S)
-        part = self._generations.current.part if self._generations.current else None
-        numbers = {"pass": part.pass_, "part": part.part, "parts": part.parts} if part else {}
-        yield {"generation": tree.number, "path": str(tree.path)} | numbers
+        current = self._generations.current
+        yield (current.numbers if current else {}) | {"generation": tree.number, "path": str(tree.path)}
 
     def _is_due(self, after: int) -> bool:
         """Whether a generation has to begin for a process that has read `after`; otherwise it joins the current one."""

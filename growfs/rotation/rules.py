@@ -128,6 +128,13 @@ class Generation:
         """A hold on the files that it lists."""
         return Hold(self.number, self.last_seq)
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Its number, and those of its part, for programs."""
+        part = self.part
+        of_part = {"pass": part.pass_, "part": part.part, "parts": part.parts} if part else {}
+        return {"generation": self.number} | of_part
+
     def shows(self, seq: int, delisted: int | None) -> bool:
         """Whether a file admitted up to last_seq is listed. delisted: the generation that delisted it, by its row."""
         if self.part:

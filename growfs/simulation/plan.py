@@ -17,7 +17,7 @@ from rich.table import Table
 
 from growfs.errors import GrowfsError, UsageError, pip_install
 from growfs.simulation.cache import POLICIES, File, MountSettings
-from growfs.simulation.nodes import NodesResult, simulate_nodes
+from growfs.simulation.nodes import NodesResult
 from growfs.simulation.simulator import Simulation
 from growfs.units import count, flag_size, fraction_of, parsed, positive, rate, size
 
@@ -188,11 +188,6 @@ def _all_seen_days(points: list[Point], half: Point) -> float | None:
 def simulate_policies(workload: Workload) -> list[PolicyResult]:
     """The results of all policies."""
     return [simulate_policy(workload, policy) for policy in POLICIES]
-
-
-def of_nodes(workload: Workload, found: PolicyResult) -> NodesResult:
-    """The reads of all nodes. found: the result of one node, which does not depend on where its files come from."""
-    return simulate_nodes(workload.nodes, workload.data_bytes, workload.cache_bytes, found.all_seen_days)
 
 
 def nodes_table(found: NodesResult) -> Table:

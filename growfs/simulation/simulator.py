@@ -70,7 +70,6 @@ class Simulation:
         self.unlisted = 0  # opens of uncached files not shown to the reader
         self.remote_bytes = 0  # fetched so far
         self.opened_files = 0  # opened at least once
-        self.waits = 0.0  # total seconds that misses waited
         self.passes: list[int] = []  # for each pass that began, the bytes fetched before it
         self.shown = bytearray(len(files))  # 1 for each file that was listed
         self._seed = settings.seed
@@ -80,7 +79,7 @@ class Simulation:
         self._begun_in_pass = 0
         self._window: deque[SimulatedDownload] = deque()
         self._in_flight: set[int] = set()
-        self._lacks_room = False
+        self.lacks_room = False
         self._moved_at = 0.0
         self._draw_at = 0.0
         self._pids = itertools.count(1)
@@ -135,11 +134,6 @@ class Simulation:
         if self._draw_at > self.now:
             self._draw_at = self.now
 
-    def room_may_have_grown(self) -> None:
-        """Try to draw now, if the last draw found no room."""
-        if self._lacks_room:
-            self.try_drawing()
-
     # Prefetching.
 
     def _advance(self) -> None:
@@ -166,14 +160,14 @@ class Simulation:
     def _draw(self) -> None:
         """Begin fetches while there are slots, files and room; schedule the next attempt."""
         active = [download.lacking for download in self._window if download.lacking > 0]
-        self._lacks_room = False
+        self.lacks_room = False
         while len(active) < self._parallel and len(self._window) < WINDOW * self._parallel:
             id = self._next()
             if id is None:
                 break
             size = self.files[id].size
             if not self.cache.make_room(size, self.now):
-                self._lacks_room = True
+                self.lacks_room = True
                 break
             self._order.popleft()
             self._begun_in_pass += 1
@@ -184,7 +178,7 @@ class Simulation:
         if active:
             self._draw_at = self._moved_at + min(active) * len(active) / self.bandwidth
         else:  # a hold may end because its reader falls silent
-            self._draw_at = self.now + 180.0 if self._lacks_room else float("inf")
+            self._draw_at = self.now + 180.0 if self.lacks_room else float("inf")
 
     def _next(self) -> int | None:
         """The file to fetch next, which stays in the order; None if there is none now."""
@@ -233,7 +227,6 @@ class Simulation:
                 self.fetches[id] += 1
                 self.remote_bytes += int(size)
         wait = lacking / self.bandwidth
-        self.waits += wait
         self._moved_at = max(self._moved_at, self.now) + wait
         if self._window:
             active = [download.lacking for download in self._window if download.lacking > 0]
@@ -241,11 +234,6 @@ class Simulation:
         else:
             self.try_drawing()
         return wait
-
-    def show(self, ids: Iterable[int]) -> None:
-        """Note that these files were listed."""
-        for id in ids:
-            self.shown[id] = 1
 
 
 def _order(files: Sequence[File], pass_: Pass, seq: Sequence[int]) -> Iterator[int]:
@@ -279,7 +267,8 @@ class SimReader:
         if directory == EVERYWHERE:
             self._seen.clear()
         self._seen[directory] = set(shown)
-        simulation.show(shown)
+        for id in shown:
+            simulation.shown[id] = 1
         simulation.try_drawing()
         return shown
 
@@ -313,7 +302,8 @@ class SimReader:
         """Close a file that was kept open."""
         self.reader.closed(self._simulation.now)
         self._simulation.cache.closed(id)
-        self._simulation.room_may_have_grown()
+        if self._simulation.lacks_room:
+            self._simulation.try_drawing()
 
     def exit(self) -> None:
         """End the process, and with it its holds. It must have closed its files."""
