@@ -289,31 +289,25 @@ class Options:
             raise UsageError("--no-wait contradicts --wait-files and --wait-bytes; use one or the other")
         return options
 
-    def _check_exact(self) -> None:
-        default = _defaults()
-        for wrong, message in (
+    def _check(self, url: str) -> None:
+        default, is_python = _defaults(), url.startswith(PYTHON_SCHEME)
+        _refuse(
+            "; see docs/many-nodes.md",
+            (bool(self.peers) != bool(self.peer_addr), "--peers and --peer-addr go together"),
+            (bool(self.peers) != bool(self.peer_token_file), "--peers and --peer-token-file go together"),
+            (self.peers and self.partition, "with --peers every node fetches all files; leave out --partition"),
+            (self.peers and self.producer, "--peers cannot be used with --producer: nodes may make different files"),
+        )
+        _refuse(
+            "; see docs/whole-epochs.md",
             (not self.exact and self.start, "--start needs --exact"),
             (not self.exact and self.part_size != default.part_size, "--part-size needs --exact"),
             (self.exact and self.rotation != default.rotation, "--exact and --rotation contradict each other"),
             (self.exact and self.turnover != default.turnover, "--exact and --turnover contradict each other"),
             (self.exact and self.show_files, "--exact decides how many files are listed; leave out --show-files"),
-            (
-                self.exact and self.producer,
-                "--exact cannot be used with --producer: it needs the size of each file",
-            ),
-        ):
-            if wrong:
-                raise UsageError(f"{message}; see docs/whole-epochs.md")
-
-    def _check_peers(self) -> None:
-        for wrong, message in (
-            (bool(self.peers) != bool(self.peer_addr), "--peers and --peer-addr go together"),
-            (bool(self.peers) != bool(self.peer_token_file), "--peers and --peer-token-file go together"),
-            (self.peers and self.partition, "with --peers every node fetches all files; leave out --partition"),
-            (self.peers and self.producer, "--peers cannot be used with --producer: nodes may make different files"),
-        ):
-            if wrong:
-                raise UsageError(f"{message}; see docs/many-nodes.md")
+            (self.exact and self.producer, "--exact cannot be used with --producer: it needs the size of each file"),
+            (self.exact and is_python, "--exact cannot be used with py:, which has no catalog"),
+        )
 
     def changed(self) -> dict[str, str]:
         """The options that differ from their defaults, by flag, as text for people, without secrets."""
@@ -329,10 +323,7 @@ class Options:
 
         Raises UsageError if the options contradict the URL.
         """
-        self._check_peers()
-        self._check_exact()
-        if self.exact and url.startswith(PYTHON_SCHEME):
-            raise UsageError("--exact cannot be used with py:, which has no catalog; see docs/whole-epochs.md")
+        self._check(url)
         return RemoteSpec(
             url=url,
             storage_options=nested(self.storage_option),
@@ -358,7 +349,8 @@ class Options:
         names = {name for _, name, _, _ in Formatter().parse(self.rename or "") if name is not None}
         by_index = "index" in names
         store = self.endpoint_url or self.anon or self.storage_option
-        for wrong, message in (
+        _refuse(
+            "",
             (no_remote and self.producer, "--producer cannot be used with py:, which names a producer itself"),
             (no_remote and self.manifest, "--manifest cannot be used with py:, which has no remote files"),
             (self.members and self.producer, "--members and --producer cannot be used together"),
@@ -372,9 +364,7 @@ class Options:
             (not no_remote and by_index, "--rename can use {index} with py: only; remote files have {stem} and others"),
             (not no_remote and self.count, "--count needs py:FUNCTION as the URL"),
             (not function and self.rename, "--rename needs --producer"),
-        ):
-            if wrong:
-                raise UsageError(message)
+        )
         if function is None:
             return None
         return Producer(
@@ -386,6 +376,13 @@ class Options:
             seed=self.seed if no_remote else None,
             count=self.count,
         )
+
+
+def _refuse(see: str, *rows: tuple[object, str]) -> None:
+    """Raise UsageError with the message of the first row that is true. see: what follows each message."""
+    for is_wrong, message in rows:
+        if is_wrong:
+            raise UsageError(f"{message}{see}")
 
 
 @cache
