@@ -19,7 +19,6 @@ from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.schema import PINNED, Query, id_at, with_paths
 from growfs.cache.store import Store
-from growfs.daemon.control import Command
 from growfs.daemon.options import Options, flag_name, parse_value
 from growfs.daemon.status_text import files
 from growfs.errors import GrowfsError, UsageError
@@ -65,10 +64,6 @@ class MountCommands:
         self._setters = setters
         self._live = {row.name: row for row in fields(Options) if row.metadata["live"]}
         assert self._live.keys() == setters.keys()
-
-    def table(self) -> dict[str, Command]:
-        """The commands by name."""
-        return _by_name(self.status, self.set, self.pause, self.resume, self.release, self.waiting, self.stop)
 
     async def status(self) -> AsyncIterator[Any]:
         """Return the status."""
@@ -125,10 +120,6 @@ class PassCommands:
         self._end = end
         self._is_read = is_read
 
-    def table(self) -> dict[str, Command]:
-        """The commands by name."""
-        return _by_name(self.go_to)
-
     async def go_to(self, position: dict[str, Any], force: bool) -> AsyncIterator[Any]:
         """Go on from a position. force: even if the catalog differs from that of the position."""
         while not self._catalog.listing:
@@ -171,10 +162,6 @@ class FileCommands:
         self._store = store
         self._space = space
         self._fetch_file = fetch
-
-    def table(self) -> dict[str, Command]:
-        """The commands by name."""
-        return _by_name(self.pin, self.unpin, self.fetch, self.evict, self.refetch, self.complete)
 
     async def pin(self, globs: list[str]) -> AsyncIterator[Any]:
         """Fetch the matching files, and never evict them."""
@@ -285,10 +272,6 @@ class FileCommands:
                     await finished.wait()
                 reported = done
                 yield result
-
-
-def _by_name(*commands: Command) -> dict[str, Command]:
-    return {command.__name__: command for command in commands}
 
 
 def _match(paths: PathFilter, ask: Query) -> Matching:

@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,11 @@ Command = Callable[..., AsyncIterator[Any]]
 
 
 class Control:
-    """The daemon's end. Owns the socket."""
+    """The daemon's end. Owns the socket. commands: their names are those of the functions."""
 
-    def __init__(self, folder: Path, commands: dict[str, Command]) -> None:
+    def __init__(self, folder: Path, commands: Iterable[Command]) -> None:
         self._folder = folder
-        self._commands = commands
+        self._commands = {command.__name__: command for command in commands}
 
     async def run(self) -> None:
         """Answer requests until cancelled."""

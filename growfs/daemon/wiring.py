@@ -19,7 +19,7 @@ from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FileCommands, MountCommands, PassCommands, Setter
-from growfs.daemon.control import Control
+from growfs.daemon.control import Command, Control
 from growfs.daemon.option_parsers import listening
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.snapshot import StatusSource
@@ -319,12 +319,18 @@ def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder
         "miss_timeout": fetcher.set_miss_timeout,
         "settle": generations.set_settle,
     }
-    commands = MountCommands(status.snapshot, prefetch.pause, readers.release, misses.processes, setters).table()
-    commands |= FileCommands(database, catalog, store, space, fetcher.ensure).table()
-    commands |= filled.table() if filled else {}
+    of_mount = MountCommands(status.snapshot, prefetch.pause, readers.release, misses.processes, setters)
+    of_files = FileCommands(database, catalog, store, space, fetcher.ensure)
+    commands: list[Command] = [
+        of_mount.status, of_mount.set, of_mount.pause, of_mount.resume, of_mount.release, of_mount.waiting,
+        of_mount.stop, of_files.pin, of_files.unpin, of_files.fetch, of_files.evict, of_files.refetch,
+        of_files.complete,
+    ]  # fmt: skip
+    if filled:
+        commands.append(filled.next)
     if parts:
         was_read = filled.was_left if filled else generations.was_read
-        commands |= PassCommands(catalog, parts, generations.end, was_read).table()
+        commands.append(PassCommands(catalog, parts, generations.end, was_read).go_to)
     control = Control(folder.path, commands)
     running: list[Service] = [outage, catalog_sync, readers, generations, space, fetcher, prefetcher, updater]
     running += [usage, history, Durability(store), control]

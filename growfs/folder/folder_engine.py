@@ -159,11 +159,7 @@ class FolderEngine:
         """The holds of the trees."""
         return Holds(DirectoryHolds(tree.hold) for tree in self._trees)
 
-    # Commands.
-
-    def table(self) -> dict[str, Callable[..., AsyncIterator[Any]]]:
-        """The commands by name."""
-        return {"next": self.next}
+    # The command.
 
     async def next(self, after: int = 0, holds: bool = True) -> AsyncIterator[Any]:
         """Return the number and path of the next generation; it begins if there is something new.

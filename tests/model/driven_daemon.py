@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,8 +108,8 @@ def install(hangs: str) -> None:
         yield None
 
     class Control(control.Control):
-        def __init__(self, folder: Path, commands: dict[str, control.Command]) -> None:
-            super().__init__(folder, commands | {"idle": idle, "go_on": go_on})
+        def __init__(self, folder: Path, commands: Iterable[control.Command]) -> None:
+            super().__init__(folder, [*commands, idle, go_on])
 
     handle = worker._handle
 

@@ -14,7 +14,7 @@ import random
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +33,7 @@ from growfs.cache.history import History
 from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import ROOT, read_only
 from growfs.daemon import wiring
+from growfs.daemon.control import Command
 from growfs.daemon.options import MountRequest, Options
 from growfs.errors import GrowfsError, RemoteChanged, RemoteMissing, Stale
 from growfs.proc import Process
@@ -221,8 +222,8 @@ class Engine:
 class Control:
     """The commands, without a socket."""
 
-    def __init__(self, _: Path, commands: dict[str, Any]) -> None:
-        self.commands = commands
+    def __init__(self, _: Path, commands: Iterable[Command]) -> None:
+        self.commands = {command.__name__: command for command in commands}
 
     async def run(self) -> None:
         pass

@@ -51,13 +51,7 @@ async def break_disk() -> AsyncIterator[Any]:
     raise OSError(5, "Input/output error")
 
 
-COMMANDS: dict[str, Command] = {
-    "count": count,
-    "fail": fail,
-    "refuse": refuse,
-    "break_disk": break_disk,
-    "crash": crash,
-}
+COMMANDS: list[Command] = [count, fail, refuse, break_disk, crash]
 
 
 async def run(folder: Path, command: str, **request: Any) -> tuple[Any, list[Any]]:
@@ -222,7 +216,7 @@ async def test_a_client_that_disconnects_does_not_harm_the_others(tmp_path: Path
         ended.set()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Control(tmp_path, {**COMMANDS, "long": long}).run)
+        nursery.start_soon(Control(tmp_path, [*COMMANDS, long]).run)
         await trio.testing.wait_all_tasks_blocked()
         connection = await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET))
         await connection.send_all(b'{"command": "long"}\n')
