@@ -572,14 +572,7 @@ def csi(endpoint: str | None, node_id: str, state_dir: Path, control_groups: Pat
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--measure", metavar="TIME", default="2s", help="Time to measure each rate; 0: measure none. [2s]")
 @click.option("--timeout", metavar="TIME", default="10s", help="Maximum time for a server to respond. [10s]")
-def doctor(
-    url: str | None,
-    mountpoint: Path | None,
-    as_json: bool,
-    measure: str,
-    timeout: str,
-    **given: Any,
-) -> None:
+def doctor(url: str | None, mountpoint: Path | None, as_json: bool, measure: str, timeout: str, **given: Any) -> None:
     """Check whether this machine can mount URL, and how fast.
 
     Takes the arguments of growfs mount: write doctor instead of mount. Without URL, only the machine and the cache are
