@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from tests.forkserver import FORK_ALL_VARIABLE
 from tests.frameworks.harness import ENV, FORKS
 from tests.harness import NETWORK_FORKS
 from tests.needs import need
+from tools import bench as program
 from tools.bench import BENCHMARKS
-from tools.benchmarks.measure import ENGINES
+from tools.benchmarks.measure import ENGINES, BenchError, Figures, Setting
 
 FIGURE = {"benchmark", "name", "measured", "unit", "rounds", "noise", "target", "met"}
 EXPECTED = {
@@ -119,3 +121,27 @@ def test_an_unknown_benchmark_is_a_usage_error() -> None:
     assert done.returncode == 2
     assert "walks" in done.stderr
     assert "small-files" in done.stderr
+
+
+def test_a_benchmark_that_fails_leaves_the_figures_of_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def works(setting: Setting, found: Figures) -> str:
+        found.add("a figure", 1.0)
+        return "one that works"
+
+    def fails(setting: Setting, found: Figures) -> str:
+        found.add("a figure before the failure", 1.0)
+        raise BenchError("no such program")
+
+    file = tmp_path / "figures.json"
+    monkeypatch.setattr(program, "BENCHMARKS", {"works": works, "fails": fails, "works too": works})
+    monkeypatch.setattr(sys, "argv", ["bench", "--engine", "libfuse", "--json", str(file)])
+    assert program.bench() == 1
+    figures = [(figure["benchmark"], figure["name"]) for figure in json.loads(file.read_text())["figures"]]
+    assert figures == [
+        ("works", "a figure"),
+        ("fails", "a figure before the failure"),
+        ("works too", "a figure"),
+    ]
+    assert "bench: fails failed: no such program" in capfd.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.dlio import page
-from tools.dlio.cases import CASES
+from tools.dlio.cases import CACHED, CASES
 from tools.dlio.profiles import PROFILES
 from tools.peers.page import PERFORMANCE
 from tools.peers.results import Results
@@ -20,6 +20,21 @@ ROOT = Path(__file__).parent.parent
 def test_the_section_has_the_figures_of_the_results() -> None:
     performance = PERFORMANCE.read_text()
     assert page.with_section(performance, page.markdown(Results.load(page.FILE))) == performance
+
+
+def test_the_reasons_are_those_of_all_rounds() -> None:
+    def run(samples_per_s: float, cpu_s: float) -> dict[str, object]:
+        epoch = {"utilization": 0.5, "samples_per_s": samples_per_s}
+        return {"epochs": [epoch], "cpu_s": cpu_s, "cores": 1.0}
+
+    results = Results.load(page.FILE)
+    results.runs.clear()
+    name, sizes = next(page.profiles(results))
+    samples = sizes["files"] * sizes["samples_per_file"] * sizes["epochs"]
+    for cpu_ms in (1, 3, 3):
+        results.add(CACHED, "growfs, links", name, run(1.0, cpu_ms * samples / 1e3))
+        results.add(CACHED, "JuiceFS", name, run(2.0, cpu_ms * samples / 1e3))
+    assert "DLIO takes 3.0 ms of CPU for a sample over growfs, links, and 3.0" in page.reasons(results, CACHED)
 
 
 def test_a_file_of_a_profile_is_whole_batches() -> None:

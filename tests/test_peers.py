@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tools.peers import page
-from tools.peers.cases import CASES, LARGER
+from tools.benchmarks.measure import BenchError
+from tools.peers import command, page
+from tools.peers.cases import CASES, LARGER, Setting
 from tools.peers.peer import PEERS
 from tools.peers.results import FILE, Results
 from tools.peers.trainer import IMPORTS, SOURCES, samples_of
@@ -51,6 +55,53 @@ def test_a_shard_has_the_samples_that_were_written(tmp_path: Path) -> None:
     assert [samples_of(shard.read_bytes()[:-1024], 1024) for shard in shards] == [
         list(range(start, start + 10)) for start in (0, 10, 20)
     ]
+
+
+OPTIONS = command.parser("tools/bench peers", "", "", CASES, PEERS)
+
+
+def test_a_quick_run_writes_no_figures_into_the_documents() -> None:
+    assert command.begin(OPTIONS, ["--quick"], FILE)[0].out == ROOT / "build"
+    assert command.begin(OPTIONS, [], FILE)[0].out == FILE.parent
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BenchError("no space")])
+def test_a_run_that_ends_before_its_first_figure_keeps_those_that_are_there(
+    error: BaseException, tmp_path: Path
+) -> None:
+    def measure(arguments: argparse.Namespace, results: Results) -> None:
+        raise error
+
+    file = tmp_path / FILE.name
+    file.write_bytes(FILE.read_bytes())
+    try:
+        assert command.run(OPTIONS, [], file, measure, page.write) == 1
+    except KeyboardInterrupt:
+        assert isinstance(error, KeyboardInterrupt)
+    assert file.read_bytes() == FILE.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == [FILE.name]
+
+
+def test_a_run_that_works_is_no_longer_one_that_was_left_out(tmp_path: Path) -> None:
+    def measured(folder: Path) -> dict[str, Any]:
+        return {"a figure": 1}
+
+    def failing(folder: Path) -> dict[str, Any]:
+        raise BenchError("no space")
+
+    def attempt(run: Callable[[Path], dict[str, Any]]) -> dict[str, str]:
+        setting.attempt(LARGER, PEERS[0], "35%", run)
+        return setting.results.left_out
+
+    setting = Setting(tmp_path, True, 1, PEERS, Results())
+    assert attempt(failing) == {f"{PEERS[0].name} ({LARGER}, 35%)": "no space"}
+    assert attempt(measured) == {}
+
+
+def test_results_of_an_older_version_can_be_read(tmp_path: Path) -> None:
+    file = tmp_path / FILE.name
+    file.write_text(FILE.read_text().replace("{", '{"note": "of an older version",', 1))
+    assert Results.load(file) == Results.load(FILE)
 
 
 @pytest.mark.long

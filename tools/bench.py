@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,10 +26,20 @@ from rich.table import Table
 from rich.text import Text
 
 import growfs
+from growfs.errors import GrowfsError
 from tools.benchmarks import cached, filling, training
 from tools.benchmarks.first import first
 from tools.benchmarks.gpu import gpu
-from tools.benchmarks.measure import ENGINES, NOISE_MAX, BenchError, Figure, Figures, Setting, temporary_folder
+from tools.benchmarks.measure import (
+    ENGINES,
+    NOISE_MAX,
+    BenchError,
+    Figure,
+    Figures,
+    Setting,
+    exit_status,
+    temporary_folder,
+)
 from tools.benchmarks.mounts import working_engines
 from tools.benchmarks.nodes import nodes
 from tools.benchmarks.noise import noise
@@ -127,16 +136,8 @@ def engines() -> tuple[str, ...]:
     return found
 
 
-def stop(signum: int, frame: object) -> NoReturn:
-    """Exit through the usual cleanup, which unmounts."""
-    signal.signal(signum, signal.SIG_IGN)
-    sys.exit(128 + signum)
-
-
-def main() -> int:
-    """Run the named benchmarks (by default, all), or one of the comparisons."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+def bench() -> int:
+    """Run the named benchmarks (by default, all), or one of the comparisons. Returns the exit status."""
     if compare := COMPARISONS.get(" ".join(sys.argv[1:2])):
         return max([main_of(sys.argv[2:], machine()) for main_of in compare])
     parser = argparse.ArgumentParser(
@@ -169,31 +170,32 @@ def main() -> int:
     console.print(f"growfs {growfs.__version__}; " + ", ".join(f"{name} {value}" for name, value in about.items()))
     if arguments.quick:
         console.print("[yellow]--quick: the targets apply to larger sizes; these figures only show that it runs[/]")
-    results = []
+    results: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
     try:
         wanted = tuple(arguments.engine or engines())
         for name in arguments.names or BENCHMARKS:
-            with temporary_folder() as folder:
-                rounds = arguments.rounds or (2 if arguments.quick else 5)
-                setting = Setting(folder, arguments.quick, rounds, wanted, arguments.plot)
-                began, found = time.monotonic(), Figures()
-                with console.status(f"{name} ...") if console.is_terminal else nullcontext():
-                    title = BENCHMARKS[name](setting, found)
+            began, found = time.monotonic(), Figures()
+            try:
+                with temporary_folder() as folder:
+                    rounds = arguments.rounds or (2 if arguments.quick else 5)
+                    setting = Setting(folder, arguments.quick, rounds, wanted, arguments.plot)
+                    with console.status(f"{name} ...") if console.is_terminal else nullcontext():
+                        title = BENCHMARKS[name](setting, found)
+            except (BenchError, GrowfsError, OSError) as error:
+                title, failed[name] = "failed", str(error)
             console.print(table_of(f"{name}: {title} ({time.monotonic() - began:.0f} s)", found.values()))
             results += [
                 {"benchmark": name} | {field: getattr(figure, field) for field in FIELDS} for figure in found.values()
             ]
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        return 130
-    if arguments.json:
-        report = {"growfs": growfs.__version__, "machine": about, "quick": arguments.quick, "figures": results}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    return 0
+    finally:
+        if arguments.json:
+            report = {"growfs": growfs.__version__, "machine": about, "quick": arguments.quick, "figures": results}
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    for name, message in failed.items():
+        print(f"bench: {name} failed: {message}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status("bench", bench))

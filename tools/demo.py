@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 # Set before the first import of tensorflow, which otherwise logs a page about this machine's CPU.
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -27,7 +27,7 @@ os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 
 from rich.console import Console
 
-from tools.benchmarks.measure import BenchError, environment, need_space, temporary_folder
+from tools.benchmarks.measure import BenchError, environment, exit_status, need_space, temporary_folder
 from tools.benchmarks.mounts import GROWFS, mounted
 from tools.benchmarks.servers import rclone_server
 
@@ -202,29 +202,15 @@ def demonstrate(epochs: int) -> None:
         show([*GROWFS, "umount", mount.mountpoint], folder)
 
 
-def stop(signum: int, frame: object) -> NoReturn:
-    signal.signal(signum, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
-    sys.exit(128 + signum)
-
-
-def main() -> int:
+def demo() -> int:
     parser = argparse.ArgumentParser(prog="tools/demo", description="Watch a mount grow while a model trains on it.")
     parser.add_argument("--epochs", type=int, default=20, help="how many epochs to train (default: %(default)s)")
     epochs = parser.parse_args().epochs
     if epochs < 1:
         parser.error("--epochs is at least 1")
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGHUP, stop)
-    try:
-        demonstrate(epochs)
-    except KeyboardInterrupt:
-        console.print("\ninterrupted; everything was removed again")
-        return 130
-    except BenchError as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return 1
+    demonstrate(epochs)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status("demo", demo))

@@ -7,7 +7,6 @@ differs, and if training ends after a fixed time, their number. Run it as tools/
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from tools.benchmarks.measure import ROOT, BenchError, temporary_folder
+from tools.benchmarks.measure import ROOT, BenchError, exit_status, temporary_folder
 from tools.training import orders, page, recording
 from tools.training.mnist import TRAIN, download, split, train
 from tools.training.orders import OPENS_PER_S, Order, Reading, take
@@ -105,9 +104,8 @@ def measure(arguments: argparse.Namespace, file: Path) -> Findings:
     return found
 
 
-def main() -> int:
-    """Train, and write the results."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # through the cleanup, which unmounts
+def experiments() -> int:
+    """Train, and write the results. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="tools/experiments", description="Does a rotating cache train as well?")
     parser.add_argument("--quick", action="store_true", help="one short repetition, to check that it runs")
     parser.add_argument("--add", action="store_true", help="keep the repetitions that are there, and add the others")
@@ -124,14 +122,10 @@ def main() -> int:
     if arguments.page:
         page.write(Findings.load(file), out)
         return 0
-    try:
-        found = measure(arguments, file)
-    except BenchError as error:
-        print(f"experiments: {error}", file=sys.stderr)
-        return 1
+    found = measure(arguments, file)
     page.write(found, out)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status("experiments", experiments))

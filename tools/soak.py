@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import random
-import signal
 import sys
-from types import FrameType
-from typing import NoReturn
 
 from rich.console import Console
 
 from growfs.fuse.probe import why_not_passthrough
-from tools.benchmarks.measure import BenchError, temporary_folder
+from tools.benchmarks.measure import exit_status, temporary_folder
 from tools.soaking.soak import Plan, Soak
 from tools.soaking.tables import print_tables
 
@@ -26,13 +23,8 @@ QUICK_MINUTES = 3.0
 """A shorter run has fewer files, and faults follow each other faster."""
 
 
-def stop(signum: int, frame: FrameType | None) -> NoReturn:
-    """End like Ctrl-C, with the tables."""
-    raise KeyboardInterrupt
-
-
-def main() -> int:
-    """Soak for as long as asked."""
+def soak() -> int:
+    """Soak for as long as asked. Returns the exit status. Ctrl-C ends it early, with the tables."""
     parser = argparse.ArgumentParser(prog="tools/soak", description="Read through a mount while everything fails.")
     parser.add_argument(
         "minutes", nargs="?", type=float, default=60.0, metavar="MINUTES", help="how long (default: 60)"
@@ -47,27 +39,21 @@ def main() -> int:
         parser.error("MINUTES is more than 0")
     if arguments.pause < 0:
         parser.error("SECONDS is not below 0")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    try:
-        with temporary_folder() as folder:
-            engines = (arguments.engine,) if arguments.engine else ("passthrough", "libfuse")
-            if why := why_not_passthrough(folder):
-                console.print(f"libfuse only: {why}")
-                engines = ("libfuse",)
-            console.print(f"tools/soak {arguments.minutes:g} --seed {arguments.seed}")
-            quick = arguments.minutes < QUICK_MINUTES
-            soak = Soak(Plan(folder, arguments.minutes * 60, arguments.seed, quick, engines, arguments.pause), console)
-            interrupted = soak.run()
-        failures = print_tables(console, soak)
-    except BenchError as error:
-        print(f"soak: {error}", file=sys.stderr)
-        return 1
+    with temporary_folder() as folder:
+        engines = (arguments.engine,) if arguments.engine else ("passthrough", "libfuse")
+        if why := why_not_passthrough(folder):
+            console.print(f"libfuse only: {why}")
+            engines = ("libfuse",)
+        console.print(f"tools/soak {arguments.minutes:g} --seed {arguments.seed}")
+        quick = arguments.minutes < QUICK_MINUTES
+        run = Soak(Plan(folder, arguments.minutes * 60, arguments.seed, quick, engines, arguments.pause), console)
+        interrupted = run.run()
+    failures = print_tables(console, run)
     if failures:
         return 1
     return 130 if interrupted else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status("soak", soak))

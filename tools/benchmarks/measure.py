@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 ACCESS_KEY, SECRET_KEY = "growfs-bench", "growfs-bench-secret"
@@ -30,6 +31,27 @@ CACHESTAT = 451
 
 class BenchError(Exception):
     """The benchmark cannot run; `str(error)` is the whole message."""
+
+
+def exit_status(program: str, work: Callable[[], int]) -> int:
+    """Do the work of a program, which returns its exit status. SIGTERM and SIGHUP end it as Ctrl-C does: through the
+    usual cleanup, which unmounts.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        return work()
+    except BenchError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _interrupt(signum: int, frame: object) -> NoReturn:
+    signal.signal(signum, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
+    raise KeyboardInterrupt
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 from tools.benchmarks.measure import BenchError, temporary_folder
 from tools.dlio import environment, page
@@ -32,22 +33,10 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
     )
     names = [profile.name for profile in PROFILES]
     options.add_argument("--profile", action="append", choices=names, help="run only this one; may be repeated")
-    arguments, results = command.begin(options, given, FILE)
-    file = arguments.out / FILE.name
-    try:
-        if not arguments.page:
-            measure(arguments, machine, results)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    finally:
-        if results.runs:
-            results.save(file)
-            page.write(results, arguments.out)
-    return 0 if results.runs else 1
+    return command.run(options, given, FILE, partial(measure, machine), page.write)
 
 
-def measure(arguments: argparse.Namespace, machine: dict[str, object], results: Results) -> None:
+def measure(machine: dict[str, object], arguments: argparse.Namespace, results: Results) -> None:
     """Run the selected cases with the peers that work here."""
     results.machine, results.quick, version = machine, arguments.quick, environment.install()
     peers = command.prepare(arguments, results, PEERS_OF_DLIO, QUICK_PEERS)
@@ -70,6 +59,7 @@ def measure(arguments: argparse.Namespace, machine: dict[str, object], results: 
                         for name in arguments.case or CASES:
                             CASES[name](setting, runner, profile, endpoint, bucket)
                             results.save(arguments.out / FILE.name)
+                    results.left_out.pop(profile.name, None)
                 except (BenchError, OSError) as error:
                     results.left_out[profile.name] = str(error).splitlines()[0]
                     print(f"  failed: {error}", file=sys.stderr, flush=True)

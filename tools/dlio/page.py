@@ -112,9 +112,6 @@ def with_section(performance: str, section: str) -> str:
 def markdown(results: Results) -> str:
     """The section."""
     machine, dlio = results.machine, results.cases["dlio"]
-    remarks = f"{results.note}\n\n" if results.note else ""
-    if results.quick:
-        remarks += "**This was `--quick`: it shows only that everything runs.**\n\n"
     missing = page.left_out(results)
     starts = [epoch["started_s"] for run in results.runs if run["case"] == THIRD for epoch in run["figures"]["epochs"]]
     values = {
@@ -122,7 +119,7 @@ def markdown(results: Results) -> str:
         **dlio,
         "date": results.date,
         "memory_gb": machine["memory_bytes"] / 1e9,
-        "remarks": remarks,
+        "remarks": page.remarks(results),
         "profiles": profile_table(results),
         "flags": f"--show-files N --settle {SETTLE}",
         "exact_flags": f"{' '.join(EXACT)} --part-size {PART_SIZE}",
@@ -211,9 +208,13 @@ def in_list(text: str) -> str:
 
 
 def reason(results: Results, case: str, row: Row, profile: tuple[str, Sizes], own: str, best: str) -> str:
-    """A sentence."""
+    """A sentence, from the medians of all rounds."""
     name, sizes = profile
-    ours, theirs = (results.of(case, way, name)[0] for way in (own, best))
+    ours, theirs = (results.of(case, way, name) for way in (own, best))
+
+    def of_both(figure: Callable[[Run], float]) -> tuple[float, float]:
+        return median(map(figure, ours)), median(map(figure, theirs))
+
     if row is READY:
         files = sizes["files"] // RUNS
         return (
@@ -221,24 +222,25 @@ def reason(results: Results, case: str, row: Row, profile: tuple[str, Sizes], ow
             f" {files} files, so that DLIO finds them: {files * file_bytes(sizes) / 1e6:.0f} MB."
         )
     if case == THIRD:
+        (own_used, used), (own_waits, waits) = of_both(lambda run: link_used(run, sizes)), of_both(waiting)
+        own_starts, starts = of_both(lambda run: len(run["epochs"]))
         return (
-            f"It uses {link_used(theirs, sizes):.0%} of the link, and {own} {link_used(ours, sizes):.0%}. Of its time,"
-            f" {own} takes {waiting(ours):.0%} to start DLIO and list {len(ours['epochs'])} times, and {best}"
-            f" {waiting(theirs):.0%} for {len(theirs['epochs'])}."
+            f"It uses {used:.0%} of the link, and {own} {own_used:.0%}. Of its time, {own} takes {own_waits:.0%} to"
+            f" start DLIO and list {own_starts:.0f} times, and {best} {waits:.0%} for {starts:.0f}."
         )
     figure = "utilization" if "utilization" in row.name else "samples_per_s"
-    apart = abs(row.value(theirs, sizes) - row.value(ours, sizes))
-    noise = max(pstdev(epoch[figure] for epoch in run["epochs"]) for run in (ours, theirs))
-    if apart <= noise:
+    own_value, value = of_both(lambda run: row.value(run, sizes))
+    noise = max(of_both(lambda run: pstdev(epoch[figure] for epoch in run["epochs"])))
+    if abs(value - own_value) <= noise:
         return (
             f"{own} is as close as the epochs of a run are to each other ({row.form.format(noise)} standard deviation)."
         )
-    own_ms, best_ms = (
-        1e3 * run["cpu_s"] / sizes["files"] / sizes["samples_per_file"] / sizes["epochs"] for run in (ours, theirs)
-    )
+    samples = sizes["files"] * sizes["samples_per_file"] * sizes["epochs"]
+    own_ms, ms = of_both(lambda run: 1e3 * run["cpu_s"] / samples)
+    own_cores, cores = of_both(lambda run: run["cores"])
     return (
-        f"DLIO takes {own_ms:.1f} ms of CPU for a sample over {own}, and {best_ms:.1f} over {best};"
-        f" {ours['cores']:.1f} cores were busy, with {best} {theirs['cores']:.1f}."
+        f"DLIO takes {own_ms:.1f} ms of CPU for a sample over {own}, and {ms:.1f} over {best};"
+        f" {own_cores:.1f} cores were busy, with {best} {cores:.1f}."
     )
 
 

@@ -66,12 +66,15 @@ class Setting:
     def attempt(self, case: str, peer: Peer, name: str, measured: Callable[[Path], dict[str, Any]]) -> None:
         """Add a run to the results. If a peer fails, its message is noted, and the others continue."""
         print(f"{case}: {peer.name}, {name}", file=sys.stderr, flush=True)
+        run = f"{peer.name} ({case}, {name})"
         with temporary_folder() as folder:
             try:
                 self.results.add(case, peer.name, name, measured(folder))
             except (BenchError, GrowfsError, OSError, ValueError, SubprocessError) as error:
-                self.results.left_out[f"{peer.name} ({case}, {name})"] = str(error).splitlines()[0][:200]
+                self.results.left_out[run] = str(error).splitlines()[0][:200]
                 print(f"  failed: {error}", file=sys.stderr, flush=True)
+            else:
+                self.results.left_out.pop(run, None)  # --add, or another round
 
 
 # 1. The data set is larger than the cache.

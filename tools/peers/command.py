@@ -1,12 +1,13 @@
-"""The common part of the commands `tools/bench peers` and `tools/bench dlio`: their options, and their results."""
+"""The common part of the commands `tools/bench peers` and `tools/bench dlio`: their options, and what they write."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 
+from tools.benchmarks.measure import ROOT, BenchError
 from tools.peers import environment
 from tools.peers.peer import Peer
 from tools.peers.results import Results
@@ -24,24 +25,49 @@ def parser(
     options.add_argument("--rounds", type=int, default=1, help="how often to measure each figure (default: 1)")
     options.add_argument("--add", action="store_true", help="keep the results that are there, and add to them")
     options.add_argument("--page", action="store_true", help="measure nothing, write the page from the results")
-    options.add_argument("--note", metavar="TEXT", help="a sentence for the page, on the state of the machine")
-    options.add_argument("--out", type=Path, metavar="FOLDER", help="where the results go (default: docs)")
+    options.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write the results there (default: docs; with --quick: build)"
+    )
     return options
+
+
+def run(
+    options: argparse.ArgumentParser,
+    given: Sequence[str],
+    file: Path,
+    measure: Callable[[argparse.Namespace, Results], None],
+    write: Callable[[Results, Path], None],
+) -> int:
+    """Measure unless told not to, and write what there is, whatever has failed. Returns the exit status.
+
+    file: where results are by default. write: writes the page into a folder.
+    """
+    arguments, results = begin(options, given, file)
+    status = 0
+    try:
+        if not arguments.page:
+            measure(arguments, results)
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        status = 1
+    finally:
+        results.save(arguments.out / file.name)
+        if results.runs:
+            write(results, arguments.out)
+    return status if results.runs else 1
 
 
 def begin(options: argparse.ArgumentParser, given: Sequence[str], file: Path) -> tuple[argparse.Namespace, Results]:
     """The arguments, with `out` set, and the results to add to. file: where results are by default."""
     arguments = options.parse_args(given)
-    arguments.out = arguments.out or file.parent
+    arguments.out = arguments.out or (ROOT / "build" if arguments.quick else file.parent)
     if arguments.rounds < 1:
         options.error("--rounds is at least 1")
     kept = arguments.out / file.name
     if (arguments.add or arguments.page) and not kept.exists():
         options.error(f"there are no results in {kept}")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    results = Results.load(kept) if arguments.add or arguments.page else Results()
-    results.note = arguments.note or results.note
-    return arguments, results
+    return arguments, Results.load(kept) if arguments.add or arguments.page else Results()
 
 
 def prepare(

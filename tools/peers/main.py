@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 
 from tools.benchmarks.measure import temporary_folder
 from tools.peers import command, page
@@ -27,21 +28,13 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
         CASES,
         PEERS,
     )
-    arguments, results = command.begin(options, given, FILE)
-    file = arguments.out / FILE.name
-    results.left_out |= LEFT_OUT
-    try:
-        if not arguments.page:
-            measure(arguments, machine, results)
-    finally:
-        results.save(file)
-    page.write(results, arguments.out)
-    return 0 if results.runs else 1
+    return command.run(options, given, FILE, partial(measure, machine), page.write)
 
 
-def measure(arguments: argparse.Namespace, machine: dict[str, object], results: Results) -> None:
+def measure(machine: dict[str, object], arguments: argparse.Namespace, results: Results) -> None:
     """Run the selected cases with the peers that work here."""
     results.machine, results.quick = machine, arguments.quick
+    results.left_out |= LEFT_OUT
     found = command.prepare(arguments, results, PEERS, [peer.name for peer in QUICK])
     known = results.peers | {peer.name: command.described(peer) for peer in found}
     results.peers = {peer.name: known[peer.name] for peer in PEERS if peer.name in known}

@@ -307,9 +307,7 @@ def values(results: Results, case: str) -> dict[str, Any]:
 
 def markdown(results: Results) -> str:
     """The text, a section of a page."""
-    machine, remarks = results.machine, f"{results.note}\n\n" if results.note else ""
-    if results.quick:
-        remarks += "**This was `--quick`: it shows only that everything runs.**\n\n"
+    machine = results.machine
     ran = (
         [f"[{name}]({peer['documents']})" if peer["documents"].startswith("http") else name, peer["about"],
          peer["version"], f"`{peer['flags']}`" if peer["flags"] else ""]
@@ -319,7 +317,7 @@ def markdown(results: Results) -> str:
         **machine,
         "date": results.date,
         "memory_gb": machine["memory_bytes"] / 1e9,
-        "remarks": remarks,
+        "remarks": remarks(results),
         "peers": table(["", "what it is", "version", "flags"], ran),
         "left_out": f"\nNot measured:\n\n{missing}" if (missing := left_out(results)) else "",
     }
@@ -334,6 +332,11 @@ def markdown(results: Results) -> str:
 def wrapped(block: str) -> str:
     """A paragraph in lines of 120 characters; tables, lists, headings and pictures as they are."""
     return block if block[:1] in "|-#!" else textwrap.fill(block, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def remarks(results: Results) -> str:
+    """A paragraph, if there is something to say about the run."""
+    return "**This was `--quick`: it shows only that everything runs.**\n\n" if results.quick else ""
 
 
 def left_out(results: Results) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -16,15 +16,13 @@ FILE = Path(__file__).parents[2] / "docs" / "benchmarks.json"
 class Results:
     """All runs.
 
-    machine: properties that the figures depend on. note: a further remark on the page. peers: those that ran, by name.
-    left_out: why others did not, by name. cases: the sizes of each case that ran. runs: dictionaries with case, peer,
-    setting and figures.
+    machine: properties that the figures depend on. peers: those that ran, by name. left_out: why others did not, by
+    name. cases: the sizes of each case that ran. runs: dictionaries with case, peer, setting and figures.
     """
 
     machine: dict[str, Any] = field(default_factory=dict)
     date: str = ""
     quick: bool = False
-    note: str = ""
     peers: dict[str, dict[str, str]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -33,11 +31,13 @@ class Results:
     @classmethod
     def load(cls, file: Path) -> Results:
         """Read a file."""
-        return cls(**json.loads(file.read_text()))
+        values = json.loads(file.read_text())
+        return cls(**{each.name: values[each.name] for each in fields(cls)})
 
     def save(self, file: Path) -> None:
-        """Write a file."""
-        file.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        """Write a file. If nothing ran, one that is there stays."""
+        if self.runs:
+            file.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     def add(self, case: str, peer: str, setting: str, figures: dict[str, Any]) -> None:
         """Add a run that has just ended."""
