@@ -7,6 +7,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,10 @@ from tests.harness import NETWORK_FORKS
 from tests.needs import need
 from tools import bench as program
 from tools.bench import BENCHMARKS
+from tools.benchmarks import nodes, noise
 from tools.benchmarks.measure import ENGINES, BenchError, Figures, Setting
+from tools.benchmarks.mounts import Mount
+from tools.benchmarks.noisy_s3 import Noise
 
 FIGURE = {"benchmark", "name", "measured", "unit", "rounds", "noise", "target", "met"}
 EXPECTED = {
@@ -145,3 +153,55 @@ def test_a_benchmark_that_fails_leaves_the_figures_of_all_others(
         ("works too", "a figure"),
     ]
     assert "bench: fails failed: no such program" in capfd.readouterr().err
+
+
+@pytest.mark.timeout(20)
+def test_a_node_that_fails_ends_the_others(tmp_path: Path) -> None:
+    (tmp_path / "file.bin").touch()
+
+    def fails(stop: threading.Event) -> None:
+        raise BenchError("the node is gone")
+
+    reads = partial(nodes.read, tmp_path, set(), lambda: False, 60.0)
+    with pytest.raises(BenchError, match="the node is gone"):
+        nodes.side_by_side([reads, fails])
+
+
+@pytest.mark.parametrize("size", [10, 9])
+def test_a_program_of_noise_that_fails_counts_as_slow(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """growfs as the others, if a file does not have its size."""
+
+    @contextmanager
+    def mounted(*_: object, **__: object) -> Iterator[Mount]:
+        yield Mount(tmp_path, tmp_path)
+
+    def fetch(name: str) -> float:
+        return noise.fetched(name, "", tmp_path, Noise(keys=1, size=10), {})
+
+    command = [sys.executable, "-c", f"import sys; open(sys.argv[1] + '/file', 'w').write('x' * {size})"]
+    monkeypatch.setattr(noise, "mounted", mounted)
+    monkeypatch.setattr(noise, "run", lambda words: "")
+    monkeypatch.setitem(noise.PROGRAMS, "another", noise._command(lambda url, target: [*command, target]))
+    slow = [name for name in ("another", "growfs") if fetch(name) == noise.PEER_S_MAX]
+    assert slow == ([] if size == 10 else ["another", "growfs"])
+    assert ("growfs: files are missing" in capfd.readouterr().err) == bool(slow)
+
+
+def test_a_mount_of_noise_that_fails_counts_as_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> str:
+        raise BenchError("growfs mount failed")
+
+    monkeypatch.setattr(noise, "run", fails)
+    assert noise.fetched("growfs", "http://127.0.0.1:1", tmp_path, Noise(), {}) == noise.PEER_S_MAX
+
+
+def test_the_title_of_noise_says_what_ran_and_what_did_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = noise.Case("dead addresses", replace(noise.SMALL, keys=100, dead=noise.DEAD))
+    monkeypatch.setattr(noise, "QUICK_CASES", [*noise.QUICK_CASES, dead])
+    monkeypatch.setattr(noise, "_measure", lambda case, folder, name: (1.0, 1))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    title = noise.noise(Setting(tmp_path, True, 1, ("libfuse",)), Figures())
+    assert "200 files of 10,000 bytes; 3 files of 2,000,000 bytes" in title
+    assert "dead addresses: left out, because it needs root" in title

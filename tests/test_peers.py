@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tools.benchmarks.measure import BenchError
-from tools.peers import command, page
-from tools.peers.cases import CASES, LARGER, Setting
-from tools.peers.peer import PEERS
+from tools.peers import command, page, runs
+from tools.peers.cases import CASES, FILLED, LARGER, Setting
+from tools.peers.peer import PEERS, Room
 from tools.peers.results import FILE, Results
+from tools.peers.runs import Stage, beside
 from tools.peers.trainer import IMPORTS, SOURCES, samples_of
 
 ROOT = Path(__file__).parent.parent
@@ -102,6 +105,19 @@ def test_results_of_an_older_version_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / FILE.name
     file.write_text(FILE.read_text().replace("{", '{"note": "of an older version",', 1))
     assert Results.load(file) == Results.load(FILE)
+
+
+@pytest.mark.timeout(60)
+def test_a_peer_that_cannot_start_beside_a_job_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def fails(room: Room) -> Iterator[dict[str, Any]]:
+        raise BenchError("it cannot start")
+        yield {}
+
+    monkeypatch.setattr(runs, "run", lambda words, **variables: "1.0")
+    stage = Stage(replace(PEERS[0], running=fails), "http://127.0.0.1:1", tmp_path, FILLED, 1)
+    with pytest.raises(BenchError, match="it cannot start"):
+        beside(stage, 1, 0.1, tmp_path)
 
 
 @pytest.mark.long

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from tests.servers import free_port
-from tools.benchmarks.measure import BenchError, Figures, Setting
+from tools.benchmarks.measure import Figures, Setting
 from tools.benchmarks.mounts import Mount, mounted
 from tools.benchmarks.servers import rclone_server
 
@@ -50,37 +50,45 @@ def _reads(setting: Setting, endpoint: str, nodes: int, files: int, bytes: int, 
     with contextlib.ExitStack() as stack:
         mounts: list[Mount] = []
 
-        def start(number: int) -> None:
+        def start(number: int, stop: threading.Event) -> None:
             folder = setting.folder / f"{'feeding' if feeds else 'alone'}-{number}"
             more = (*known, "--peer-addr", addresses[number]) if feeds else ()
             mounts.append(stack.enter_context(mounted("s3://data", folder, *flags, *more)))
 
-        _side_by_side([partial(start, number) for number in range(nodes)])
-        if len(mounts) < nodes:
-            raise BenchError("a node could not be started; see above")
+        side_by_side([partial(start, number) for number in range(nodes)])
         seen: list[set[str]] = [set() for _ in mounts]
         epoch_s = EPOCH_S / 5 if setting.quick else EPOCH_S
-        _side_by_side(
+        side_by_side(
             [
-                partial(_read, mount.mountpoint, names, lambda: all(len(names) == files for names in seen), epoch_s)
+                partial(read, mount.mountpoint, names, lambda: all(len(names) == files for names in seen), epoch_s)
                 for mount, names in zip(mounts, seen, strict=True)
             ]
         )
         return float(sum(mount.status()["fetch"]["bytes_total"] for mount in mounts)) / bytes
 
 
-def _side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=task) for task in tasks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def side_by_side(tasks: Sequence[Callable[[threading.Event], None]]) -> None:
+    """Run the tasks at the same time. If one fails, the others should stop: the event is set. Raises its error then."""
+    stop = threading.Event()
+
+    def run(task: Callable[[threading.Event], None]) -> None:
+        try:
+            task(stop)
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        for ended in [pool.submit(run, task) for task in tasks]:
+            ended.result()
 
 
-def _read(mountpoint: Path, seen: set[str], all_have_seen: Callable[[], bool], epoch_s: float) -> None:
-    """Train in epochs, until all nodes have seen every file."""
-    while not all_have_seen():
+def read(
+    mountpoint: Path, seen: set[str], all_have_seen: Callable[[], bool], epoch_s: float, stop: threading.Event
+) -> None:
+    """Train in epochs, until all nodes have seen every file, or one of them has failed."""
+    while not (all_have_seen() or stop.is_set()):
         for path in list(mountpoint.rglob("*.bin")):
             path.read_bytes()
             seen.add(path.name)
-        time.sleep(epoch_s)
+        stop.wait(epoch_s)

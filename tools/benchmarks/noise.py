@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 from urllib.request import urlopen
 
+from growfs.errors import GrowfsError
 from tests.servers import make_certificate
-from tools.benchmarks.measure import Figures, Setting, environment, run
+from tools.benchmarks.measure import BenchError, Figures, Setting, environment, run
 from tools.benchmarks.mounts import GROWFS, mounted
 from tools.benchmarks.noisy_s3 import Noise, key
 from tools.benchmarks.servers import noisy_server, rclone_binary, s5cmd_binary
 
 PEER_S_MAX = 120.0
-"""A program that takes longer is ended. That, an error, or missing files count as this many seconds."""
+"""A program that takes longer is ended. That, an error, or missing files count as this many seconds, growfs's too."""
 POLL_S = 0.2
 """How often files are counted while a program fetches, if one of them never arrives."""
 PAUSE_S = 20.0
@@ -98,7 +98,8 @@ QUICK_CASES = [
 
 def noise(setting: Setting, found: Figures) -> str:
     """Run each case once in a round, with all programs in turn, each on its own server."""
-    cases = QUICK_CASES if setting.quick else [case for case in CASES if not (case.noise.dead and os.geteuid())]
+    wanted = QUICK_CASES if setting.quick else CASES
+    cases = [case for case in wanted if not (case.noise.dead and os.geteuid())]
     for number in range(setting.rounds):
         for place, case in enumerate(cases):
             folder = setting.folder / f"{number}-{place}"
@@ -113,7 +114,9 @@ def noise(setting: Setting, found: Figures) -> str:
             found.add(f"{case.name}: sent to growfs, of the data", sent / (case.noise.keys * case.noise.size))
         if not setting.quick:
             _read_after_pause(setting.folder / f"{number}-pause", found)
-    return "20,000 files of 10 kB over 50 ms; 3 of 100 MB at 1 MB/s for each connection"
+    sizes = dict.fromkeys(f"{case.noise.keys:,} files of {case.noise.size:,} bytes" for case in cases)
+    left_out = [f"{case.name}: left out, because it needs root" for case in wanted if case not in cases]
+    return "; ".join([*sizes, *left_out])
 
 
 def _measure(case: Case, folder: Path, name: str) -> tuple[float, int]:
@@ -125,8 +128,17 @@ def _measure(case: Case, folder: Path, name: str) -> tuple[float, int]:
         what = replace(what, certificate=str(certificate))
         trusted = {"SSL_CERT_FILE": certificate, "AWS_CA_BUNDLE": certificate}
     with noisy_server(what, folder / "server.log") as url:
-        fetch = partial(_by_name, name) if what.dead else PROGRAMS[name]
-        return fetch(url, folder, what, trusted), _bytes_sent(url)
+        fetch = _by_name if what.dead else fetched
+        return fetch(name, url, folder, what, trusted), _bytes_sent(url)
+
+
+def fetched(name: str, url: str, folder: Path, noise: Noise, variables: dict[str, object]) -> float:
+    """Run a program; returns its seconds, or PEER_S_MAX if it fails."""
+    try:
+        return PROGRAMS[name](url, folder, noise, variables)
+    except (BenchError, GrowfsError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return PEER_S_MAX
 
 
 def _by_name(name: str, url: str, folder: Path, noise: Noise, variables: dict[str, object]) -> float:
@@ -177,7 +189,15 @@ def _growfs(url: str, folder: Path, noise: Noise, variables: dict[str, object]) 
     flags, start = ("--endpoint-url", url, "--cache-size", "2GB", "--no-wait"), lambda words: run(words, **variables)
     with mounted("s3://noise", folder, *flags, start=start) as mount:
         run([*GROWFS, "wait", mount.mountpoint, "--files", _arriving(noise), "--timeout", f"{PEER_S_MAX:g}s"])
-        return time.monotonic() - began
+        took_s = time.monotonic() - began
+        if not _has_arrived(mount.files, noise):
+            raise BenchError("files are missing, or are not whole")
+        return took_s
+
+
+def _has_arrived(folder: Path, noise: Noise) -> bool:
+    """Whether all files that arrive within the time of the benchmark are there, and have their size."""
+    return _arriving(noise) == sum(path.stat().st_size == noise.size for path in folder.rglob("*") if path.is_file())
 
 
 def _arriving(noise: Noise) -> int:
@@ -200,15 +220,14 @@ def _command(words: Callable[[str, Path], list[object]]) -> Program:
                         process.wait(poll_s)
                     took_s = time.monotonic() - began
                     if process.returncode:
-                        break
-                    whole = sum(path.stat().st_size == noise.size for path in target.rglob("*") if path.is_file())
-                    if whole == _arriving(noise):
+                        raise BenchError(f"ended with {process.returncode}")
+                    if _has_arrived(target, noise):
                         return took_s
-                    if process.returncode is not None:
-                        break
+                    if process.returncode == 0:
+                        raise BenchError("files are missing, or are not whole")
             finally:
                 process.kill()
-        return PEER_S_MAX
+        raise BenchError(f"has not ended after {PEER_S_MAX:g} s")
 
     return program
 
@@ -228,4 +247,4 @@ PROGRAMS: dict[str, Program] = {
 
 
 if __name__ == "__main__":
-    print(PROGRAMS[sys.argv[1]](sys.argv[2], Path(sys.argv[3]), Noise(**json.loads(sys.argv[4])), {}))
+    print(fetched(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Noise(**json.loads(sys.argv[4])), {}))

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -132,17 +133,24 @@ def beside(stage: Stage, processes: int, seconds: float, folder: Path) -> dict[s
     with (
         behind_link(stage.server, link.rtt_s, link.rate, folder / "link.log", counts) as near,
         Cgroup("-daemons") as daemons,
+        ThreadPoolExecutor(1) as pool,
     ):
         alone, ended = job(), threading.Event()
-        filling = threading.Thread(target=fill)
-        filling.start()
+        filling = pool.submit(fill)
+
+        def is_filling() -> bool:
+            if filling.done():
+                filling.result()  # raises why
+            return received() > link.rate / 10
+
         try:
-            wait_until(lambda: received() > link.rate / 10, "filling", every_s=0.05)
+            wait_until(is_filling, "filling", every_s=0.05)
             before = received()
-            return {"alone_per_s": alone, "beside_per_s": job(), "bytes_per_s": (received() - before) / seconds}
+            figures = {"alone_per_s": alone, "beside_per_s": job(), "bytes_per_s": (received() - before) / seconds}
         finally:
             ended.set()
-            filling.join()
+        filling.result()
+        return figures
 
 
 def look_up(peer: Peer, endpoint: str, keys: int, cache_bytes: int, folder: Path) -> dict[str, Any]:
