@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,10 +109,8 @@ def test_results_of_an_older_version_can_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_peer_that_cannot_start_beside_a_job_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def fails(room: Room) -> Iterator[dict[str, Any]]:
+    def fails(room: Room) -> AbstractContextManager[dict[str, Any]]:
         raise BenchError("it cannot start")
-        yield {}
 
     monkeypatch.setattr(runs, "run", lambda words, **variables: "1.0")
     stage = Stage(replace(PEERS[0], running=fails), "http://127.0.0.1:1", tmp_path, FILLED, 1)

@@ -83,20 +83,25 @@ def cifar(image: bytes, label: int) -> bytes:
 
 def shards(folder: Path, count: int, records: int, record: Callable[[bytes, int], bytes] = cifar) -> None:
     """TFRecord files of images of CIFAR-10's size. record: encodes pixels and a label."""
-    generator = random.Random(6)
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
-        labelled = [(generator.randrange(10), generator.randbytes(CIFAR_BYTES - 1)) for _ in range(records)]
-        content = tfrecord([record(image, label) for label, image in labelled])
-        (folder / f"train-{number:05}.tfrecord").write_bytes(content)
+
+    def draw(generator: random.Random) -> bytes:
+        label = generator.randrange(10)
+        return record(generator.randbytes(CIFAR_BYTES - 1), label)
+
+    write_shards(folder, count, records, draw)
 
 
 def random_records(folder: Path, count: int, records: int, size: int) -> None:
     """TFRecord files with random records of `size` bytes."""
+    write_shards(folder, count, records, lambda generator: generator.randbytes(size))
+
+
+def write_shards(folder: Path, count: int, records: int, draw: Callable[[random.Random], bytes]) -> None:
+    """TFRecord files. draw: makes a record."""
     generator = random.Random(6)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        content = tfrecord([generator.randbytes(size) for _ in range(records)])
+        content = tfrecord([draw(generator) for _ in range(records)])
         (folder / f"train-{number:05}.tfrecord").write_bytes(content)
 
 
