@@ -14,6 +14,7 @@ from tools.benchmarks.measure import (
     cached_bytes,
     drop_pages,
     make_file,
+    make_files,
     need_space,
 )
 from tools.benchmarks.mounts import Mount, fully_cached
@@ -98,7 +99,7 @@ def small_files(setting: Setting, found: Figures) -> str:
     files = 100 if setting.quick else 10_000
     need_space(setting.folder, 3 * files * SMALL_BYTES)
     remote, names = setting.folder / "remote", setting.folder / "names"
-    make_small_files(remote, files, names)
+    names.write_text("".join(f"{path}\n" for path in make_files(remote, files, SMALL_BYTES, DIRECTORIES)))
     with ReaderProcess() as reader:
         for number in range(setting.rounds):
             for engine in setting.engines:
@@ -125,16 +126,6 @@ def small_files(setting: Setting, found: Figures) -> str:
     return f"{files:,} cached files of 100 kB, opened, read and closed in random order"
 
 
-def make_small_files(remote: Path, files: int, names: Path | None = None, directories: int = DIRECTORIES) -> None:
-    """Write files of 100 kB in class folders. names: a file that gets a list of their paths."""
-    paths = [f"class{number % directories:02}/{number:06}.bin" for number in range(files)]
-    for path in paths:
-        (remote / path).parent.mkdir(parents=True, exist_ok=True)
-        (remote / path).write_bytes(os.urandom(SMALL_BYTES))
-    if names:
-        names.write_text("".join(f"{path}\n" for path in paths))
-
-
 # A walk, and an idle mount.
 
 TIMES_NATIVE = 3.0
@@ -144,10 +135,7 @@ def walk(setting: Setting, found: Figures) -> str:
     """A tree of many tiny files: os.walk, then os.stat of each file, after a fresh mount and again."""
     files, directories = (200 if setting.quick else 100_000), 100
     remote = setting.folder / "remote"
-    for number in range(files):
-        path = remote / f"d{number % directories:02}" / f"f{number // directories:04}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"tiny")
+    make_files(remote, files, 4, directories)
     with ReaderProcess() as reader:
         for _ in range(setting.rounds):
             for engine in setting.engines:
@@ -171,9 +159,7 @@ def idle(setting: Setting, found: Figures) -> str:
     """The CPU time of an idle mount: all mounts at once, in one round, as other processes do not affect CPU seconds."""
     idle_s = 1 if setting.quick else 20
     remote = setting.folder / "remote"
-    remote.mkdir()
-    for number in range(100):
-        (remote / f"{number}.bin").write_bytes(b"content")
+    make_files(remote, 100, 7)
     with contextlib.ExitStack() as stack:
         mounts = {}
         for engine in setting.engines:

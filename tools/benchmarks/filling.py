@@ -22,7 +22,7 @@ from statistics import median
 from typing import BinaryIO
 
 from tests.servers import make_certificate
-from tools.benchmarks.cached import SMALL_BYTES, make_small_files
+from tools.benchmarks.cached import SMALL_BYTES
 from tools.benchmarks.cgroup import Cgroup
 from tools.benchmarks.measure import (
     BenchError,
@@ -30,6 +30,7 @@ from tools.benchmarks.measure import (
     Setting,
     fault_in_memory,
     make_file,
+    make_files,
     need_space,
     ratios,
     run,
@@ -39,8 +40,8 @@ from tools.benchmarks.servers import (
     Server,
     behind_link,
     rclone_binary,
-    rclone_keys,
     rclone_server,
+    rclone_source,
     s5cmd_binary,
 )
 
@@ -180,8 +181,10 @@ def check(source: Source, folder: Path) -> float:
 def rclone_copy(source: Source, target: Path) -> CopyRun:
     """rclone, with the fastest flags found."""
     flags = [f"--ca-cert={source.certificate}"] if source.certificate else []
-    command = [rclone_binary(), "copy", "--config", os.devnull, *RCLONE_FLAGS, *flags, f":s3:{NAME}", target]
-    return run_copier(source, target, command, **rclone_keys(source.server.endpoint))
+    bucket = rclone_source(source.server.endpoint, NAME)
+    return run_copier(
+        source, target, [rclone_binary(), "copy", "--config", os.devnull, *RCLONE_FLAGS, *flags, bucket, target]
+    )
 
 
 def s5cmd_cp(*flags: object) -> Contender:
@@ -248,7 +251,7 @@ def small_fetch(setting: Setting, found: Figures) -> str:
     """Small files. s5cmd also runs with fewer than its 256 workers, which is faster on a machine with few cores."""
     files, remote = 100 if setting.quick else 10_000, setting.folder / "remote"
     need_space(setting.folder, 2 * files * SMALL_BYTES)
-    make_small_files(remote / NAME, files, directories=10)
+    make_files(remote / NAME, files, SMALL_BYTES, directories=10)
     with rclone_server(remote, setting.folder / "rclone.log", low_priority=True) as server:
         source = Source(server, files, files * SMALL_BYTES)
         contenders = {"growfs": growfs_mount(setting.engines[0]), **COPIERS}
@@ -287,7 +290,7 @@ def far(setting: Setting, found: Figures) -> str:
     """
     shards, mib, files = (4, 1, 20) if setting.quick else (SHARDS, 128, 500)
     bytes = make_shards(setting.folder / "large", shards, mib)
-    make_small_files(setting.folder / "small" / NAME, files, directories=10)
+    make_files(setting.folder / "small" / NAME, files, SMALL_BYTES, directories=10)
     for name, count, size in (("large", shards, bytes), ("small", files, files * SMALL_BYTES)):
         with (
             rclone_server(setting.folder / name, setting.folder / f"{name}-rclone.log") as server,

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tools.benchmarks.filling import COPIERS, NAME, Source
 from tools.benchmarks.measure import Figures, Setting, make_file, need_space, run
-from tools.benchmarks.mounts import GROWFS, foreground, mounted, rclone_mount_command
-from tools.benchmarks.servers import behind_link, rclone_keys, rclone_server
+from tools.benchmarks.mounts import GROWFS, mounted, rclone_mounted
+from tools.benchmarks.servers import behind_link, rclone_server
 
 FIRST_FACTOR, FIRST_MORE_S = 1.25, 1.2
 NTH_FACTOR, NTH_MORE_S = 1.1, 1.5
@@ -155,9 +155,7 @@ def _first_through_rclone_mount(source: Source, folder: Path) -> float:
     """Seconds from the start of `rclone mount` until the first file is read."""
     folder.mkdir()
     began = time.monotonic()
-    mountpoint = folder / "mnt"
-    command = rclone_mount_command(f":s3:{NAME}", mountpoint, folder / "cache")
-    with foreground(command, mountpoint, folder / "log", **rclone_keys(source.server.endpoint)):
+    with rclone_mounted(source.server.endpoint, NAME, folder) as mountpoint:
         (mountpoint / _bucket_names(source)[0]).read_bytes()
         took_s = time.monotonic() - began
     shutil.rmtree(folder)

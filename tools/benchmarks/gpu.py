@@ -15,9 +15,9 @@ import numpy as np
 
 from tools.benchmarks.filling import NAME
 from tools.benchmarks.measure import Figures, Setting, need_modules, need_space, temporary_folder
-from tools.benchmarks.mounts import foreground, mounted, rclone_limit, rclone_mount_command
+from tools.benchmarks.mounts import mounted, rclone_mounted
 from tools.benchmarks.reader_process import ReaderProcess
-from tools.benchmarks.servers import behind_link, rclone_keys, rclone_server
+from tools.benchmarks.servers import behind_link, rclone_server
 
 PROGRAM = Path(__file__).with_name("gpu_trainer.py")
 MODELS = ("resnet50", "resnet18")
@@ -108,10 +108,8 @@ def shown(name: str, plain: Path, folder: Path, endpoint: str, cache_bytes: int)
     if name == PLAIN:
         yield plain
     elif name == RCLONE:
-        limit = rclone_limit(f"{cache_bytes}B")
-        command = rclone_mount_command(f":s3:{NAME}", folder / "mnt", folder / "cache", **limit)
-        with foreground(command, folder / "mnt", folder / "log", **rclone_keys(endpoint)):
-            yield folder / "mnt"
+        with rclone_mounted(endpoint, NAME, folder, cache_bytes) as mountpoint:
+            yield mountpoint
     else:
         flags = ["--engine", name, "--endpoint-url", endpoint, "--cache-size", cache_bytes]
         with mounted(f"s3://{NAME}", folder, *flags) as mount:

@@ -169,6 +169,16 @@ def make_file(path: Path, mib: int) -> None:
     os.utime(path, (time.time() - 60,) * 2)
 
 
+def make_files(folder: Path, count: int, size: int, directories: int = 0) -> list[str]:
+    """Write small files of random bytes, in so many class folders if there are any; returns their paths below it."""
+    classes = [f"class{number:02}/" for number in range(directories)] or [""]
+    paths = [f"{classes[number % len(classes)]}{number:06}.bin" for number in range(count)]
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(os.urandom(size))
+    return paths
+
+
 def run(command: Sequence[object], **variables: object) -> str:
     """Run a command and return its output. variables: added to its environment. Raises BenchError on failure."""
     try:

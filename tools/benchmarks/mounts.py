@@ -17,8 +17,9 @@ from growfs.daemon.launch import stop
 from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
+from tools.benchmarks.cgroup import Cgroup
 from tools.benchmarks.measure import ENGINES, BenchError, cpu_s, run, wait_until
-from tools.benchmarks.servers import rclone_binary, running
+from tools.benchmarks.servers import rclone_binary, rclone_source, running
 
 GROWFS = [sys.executable, "-m", "growfs"]
 CACHE_SIZE = "8GB"
@@ -130,18 +131,12 @@ def rclone_limit(size: str) -> dict[str, str]:
     return {"vfs-cache-max-size": size, "vfs-cache-poll-interval": "100ms"}
 
 
-def rclone_mount_command(source: object, mountpoint: Path, cache: Path, **flags: str) -> list[object]:
-    """`rclone mount`. flags: differing from the fastest ones."""
-    words = [rclone_binary(), "mount", source, mountpoint, "--config", os.devnull, "--cache-dir", cache]
-    return [*words, *(f"--{name}={value}" for name, value in (RCLONE_TUNED | flags).items())]
-
-
 @contextlib.contextmanager
-def foreground(command: Sequence[object], mountpoint: Path, log: Path, **variables: str) -> Iterator[None]:
+def foreground(command: Sequence[object], mountpoint: Path, log: Path) -> Iterator[None]:
     """Run a mount that stays in the foreground, entering the block when it is mounted; unmount at the block's end."""
     mountpoint.mkdir()
     try:
-        with running(command, log, "()", **variables) as server:
+        with running(command, log, "()") as server:
 
             def is_mounted() -> bool:
                 if os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -156,3 +151,20 @@ def foreground(command: Sequence[object], mountpoint: Path, log: Path, **variabl
     finally:
         if f" {mountpoint} " in Path("/proc/self/mounts").read_text():
             subprocess.run(["fusermount3", "-u", "-z", mountpoint], timeout=10, check=False)
+
+
+@contextlib.contextmanager
+def rclone_mounted(
+    endpoint: str, path: str, folder: Path, cache_bytes: int | None = None, group: Cgroup | None = None
+) -> Iterator[Path]:
+    """`rclone mount` at folder/mnt with the cache in folder/cache. path: the bucket, or a folder of it.
+
+    cache_bytes: the limit of the cache. group: counts it.
+    """
+    mountpoint, flags = folder / "mnt", RCLONE_TUNED
+    if cache_bytes is not None:
+        flags = flags | rclone_limit(f"{cache_bytes}B")
+    words = [rclone_binary(), "mount", rclone_source(endpoint, path), mountpoint, "--config", os.devnull]
+    words += ["--cache-dir", folder / "cache", *(f"--{name}={value}" for name, value in flags.items())]
+    with foreground(group.command(words) if group else words, mountpoint, folder / "log"):
+        yield mountpoint

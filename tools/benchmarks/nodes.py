@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.servers import free_port
-from tools.benchmarks.measure import Figures, Setting
+from tools.benchmarks.measure import Figures, Setting, make_files
 from tools.benchmarks.mounts import Mount, mounted
 from tools.benchmarks.servers import rclone_server
 
@@ -28,10 +27,7 @@ def nodes(setting: Setting, found: Figures) -> str:
     """How often the bucket is read until each of the nodes has seen every file."""
     count, files, size = (2, 80, 16 << 10) if setting.quick else (NODES, 800, 64 << 10)
     data = setting.folder / "buckets/data"
-    for number in range(files):
-        path = data / f"class{number % 4}/{number:05}.bin"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(os.urandom(size))
+    make_files(data, files, size, directories=4)
     (setting.folder / "token").write_text("bench\n")
     with rclone_server(setting.folder / "buckets", setting.folder / "rclone.log", etags="MD5") as server:
         for feeds in (True, False):

@@ -20,7 +20,7 @@ from tests.servers import make_certificate
 from tools.benchmarks.measure import BenchError, Figures, Setting, environment, run
 from tools.benchmarks.mounts import GROWFS, mounted
 from tools.benchmarks.noisy_s3 import Noise, key
-from tools.benchmarks.servers import noisy_server, rclone_binary, s5cmd_binary
+from tools.benchmarks.servers import noisy_server, rclone_binary, rclone_source, s5cmd_binary
 
 PEER_S_MAX = 120.0
 """A program that takes longer is ended. That, an error, or missing files count as this many seconds, growfs's too."""
@@ -237,7 +237,7 @@ PROGRAMS: dict[str, Program] = {
     "s5cmd": _command(lambda url, target: [s5cmd_binary(), "--endpoint-url", url, "cp", "s3://noise/*", f"{target}/"]),
     "rclone": _command(
         lambda url, target: [
-            *(rclone_binary(), "copy", f":s3,provider=Other,env_auth,endpoint='{url}':noise", target),
+            *(rclone_binary(), "copy", rclone_source(url, "noise"), target),
             *("--transfers=32", "--multi-thread-streams=16", "--config=/dev/null"),
         ]
     ),

@@ -5,11 +5,10 @@ The loop has one thread and does not read ahead, so it is busy while it computes
 
 from __future__ import annotations
 
-import os
 import shutil
 
 from tools.benchmarks.filling import NAME
-from tools.benchmarks.measure import Figures, Setting
+from tools.benchmarks.measure import Figures, Setting, make_files
 from tools.benchmarks.mounts import mounted
 from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import behind_link, rclone_server
@@ -28,11 +27,8 @@ def rotation(setting: Setting, found: Figures) -> str:
     files, epochs = (200, 3) if setting.quick else (12_000, 20)
     cached = files // CACHED_SHARE
     remote, plain = setting.folder / "remote", setting.folder / "plain"
-    for number in range(files):
-        for folder in (remote / NAME, plain) if number < cached else (remote / NAME,):
-            path = folder / f"class{number % DIRECTORIES}" / f"{number:06}.bin"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(os.urandom(SIZE))
+    make_files(remote / NAME, files, SIZE, DIRECTORIES)
+    make_files(plain, cached, SIZE, DIRECTORIES)
     with (
         rclone_server(remote, setting.folder / "rclone.log", low_priority=True, etags="crc32") as server,
         behind_link(server.endpoint, RTT_S, RATE, setting.folder / "link.log") as link,

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
+from tools.benchmarks.link_emulator import COUNTS
 from tools.benchmarks.measure import ACCESS_KEY, ROOT, SECRET_KEY, BenchError, environment, wait_until
 from tools.benchmarks.noisy_s3 import Noise
 
@@ -96,16 +98,32 @@ def rclone_webdav_server(folder: Path, log: Path) -> Iterator[Server]:
         yield server
 
 
-@contextlib.contextmanager
-def behind_link(endpoint: str, rtt_s: float, rate: int, log: Path, counts: Path | None = None) -> Iterator[Server]:
-    """Put an emulated link of `rate` bytes/s in front of a server; the endpoint is the link's near end.
+class Traffic(NamedTuple):
+    """What a link has carried: bytes from the server, and requests for a listing and for anything else."""
 
-    counts: a file that is kept up to date with the link's traffic (link_emulator.COUNTS).
-    """
+    bytes: int
+    lists: int
+    gets: int
+
+
+@dataclass(frozen=True, slots=True)
+class FarServer(Server):
+    """A server behind an emulated link; the endpoint is the link's near end. counts: a file of the link_emulator."""
+
+    counts: Path
+
+    def traffic(self) -> Traffic:
+        """The traffic so far."""
+        return Traffic(*COUNTS.unpack(self.counts.read_bytes()))
+
+
+@contextlib.contextmanager
+def behind_link(endpoint: str, rtt_s: float, rate: int, log: Path) -> Iterator[FarServer]:
+    """Put an emulated link of `rate` bytes/s in front of a server."""
     emulator = [sys.executable, "-m", "tools.benchmarks.link_emulator", endpoint.partition("://")[2]]
-    command = [*emulator, rtt_s, rate, *([counts] if counts else [])]
-    with running(command, log, r"(http://\S+)") as link:
-        yield link
+    counts = log.with_suffix(".counts")
+    with running([*emulator, rtt_s, rate, counts], log, r"(http://\S+)") as link:
+        yield FarServer(link.pid, link.endpoint, counts)
 
 
 @contextlib.contextmanager
@@ -116,10 +134,9 @@ def noisy_server(noise: Noise, log: Path) -> Iterator[str]:
         yield server.endpoint
 
 
-def rclone_keys(endpoint: str) -> dict[str, str]:
-    """The environment that makes rclone's remote `:s3:` use a server here."""
-    keys = {"ACCESS_KEY_ID": ACCESS_KEY, "SECRET_ACCESS_KEY": SECRET_KEY, "ENDPOINT": endpoint, "PROVIDER": "Other"}
-    return {f"RCLONE_S3_{name}": value for name, value in keys.items()}
+def rclone_source(endpoint: str, path: str) -> str:
+    """A bucket of a server here, or a folder of one, as rclone names it. The keys are those of the environment."""
+    return f":s3,provider=Other,env_auth,endpoint='{endpoint}':{path}"
 
 
 def rclone_binary() -> Path:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from tools.benchmarks.cgroup import Cgroup
-from tools.benchmarks.measure import Figures, Setting, run
+from tools.benchmarks.measure import Figures, Setting, make_files, run
 from tools.benchmarks.mounts import GROWFS, mounted
 from tools.benchmarks.servers import rclone_server
 
@@ -16,10 +15,7 @@ FILES, FILE_BYTES = 200, 10_000
 def start(setting: Setting, found: Figures) -> str:
     """Each command once per round."""
     bucket = setting.folder / "remote" / "bucket"
-    for number in range(FILES):
-        path = bucket / f"class{number % 10}" / f"{number:03}.bin"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(os.urandom(FILE_BYTES))
+    make_files(bucket, FILES, FILE_BYTES, directories=10)
 
     def time_command(name: str, *words: object, **variables: object) -> None:
         began = time.monotonic()

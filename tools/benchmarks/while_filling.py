@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from tools.benchmarks.filling import NAME, SHARDS, make_shards
-from tools.benchmarks.measure import BenchError, Figures, Setting, fault_in_memory, on_cores, wait_until
+from tools.benchmarks.measure import BenchError, Figures, Setting, fault_in_memory, make_files, on_cores, wait_until
 from tools.benchmarks.mounts import Mount, mounted
 from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import rclone_server
@@ -38,10 +38,7 @@ def while_filling(setting: Setting, found: Figures) -> str:
     remote = setting.folder / "remote"
     bytes = make_shards(remote, SHARDS, mib)
     names = setting.folder / "names"
-    names.write_text("".join(f"{number:03}.bin\n" for number in range(FILES)))
-    (remote / NAME / SMALL).mkdir()
-    for name in names.read_text().splitlines():
-        (remote / NAME / SMALL / name).write_bytes(os.urandom(SIZE))
+    names.write_text("".join(f"{path}\n" for path in make_files(remote / NAME / SMALL, FILES, SIZE)))
     with contextlib.ExitStack() as stack:
         with on_cores(server_cores):
             server = stack.enter_context(rclone_server(remote, setting.folder / "rclone.log"))

@@ -13,7 +13,6 @@ from typing import Any
 
 from growfs.vfs.file_events import OPEN, Inotify
 from tools.benchmarks.cgroup import Cgroup
-from tools.benchmarks.link_emulator import COUNTS
 from tools.benchmarks.measure import ENGINES, BenchError, run
 from tools.benchmarks.mounts import GROWFS, fully_cached
 from tools.benchmarks.servers import behind_link
@@ -134,10 +133,10 @@ def for_dlio(peer: Peer, profile: Profile) -> Peer:
 
 def train(runner: Runner, profile: Profile, stage: Stage, passes: int, folder: Path) -> dict[str, Any]:
     """Passes over as many samples as the data set has. Raises BenchError."""
-    counts, is_exact, is_rotating = folder / "counts", stage.peer.source == "parts", stage.peer.name == GROWFS_ROTATING
+    is_exact, is_rotating = stage.peer.source == "parts", stage.peer.name == GROWFS_ROTATING
     names = set(os.listdir(stage.plain / stage.prefix))
     with (
-        behind_link(stage.server, stage.link.rtt_s, stage.link.rate, folder / "link.log", counts) as near,
+        behind_link(stage.server, stage.link.rtt_s, stage.link.rate, folder / "link.log") as near,
         Cgroup("-daemons") as daemons,
     ):
         began = time.monotonic()
@@ -147,7 +146,7 @@ def train(runner: Runner, profile: Profile, stage: Stage, passes: int, folder: P
             opens.watch(Path(more["folder"]), OPEN)
             for _ in range(passes):
                 drop_page_cache()
-                began, before = time.monotonic(), COUNTS.unpack(counts.read_bytes())[0]
+                began, before = time.monotonic(), near.traffic().bytes
                 files, waited_s, opened, is_over = 0, 0.0, set[str](), False
                 while not is_over:
                     expected = profile.files // RUNS if is_rotating else profile.files
@@ -164,7 +163,7 @@ def train(runner: Runner, profile: Profile, stage: Stage, passes: int, folder: P
                         "started_s": waited_s,
                         "files": files,
                         "different": len(opened & names),
-                        "remote_bytes": COUNTS.unpack(counts.read_bytes())[0] - before,
+                        "remote_bytes": near.traffic().bytes - before,
                     }
                 )
             return found

@@ -13,7 +13,7 @@ from typing import Any
 import growfs
 from tools.benchmarks.cgroup import Cgroup
 from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, run
-from tools.benchmarks.mounts import RCLONE_TUNED, foreground, mounted, rclone_limit, rclone_mount_command
+from tools.benchmarks.mounts import RCLONE_TUNED, foreground, mounted, rclone_limit, rclone_mounted
 from tools.benchmarks.servers import rclone_binary, s5cmd_binary
 from tools.peers import environment
 
@@ -122,10 +122,9 @@ def shown(flags: dict[str, str]) -> str:
 @contextmanager
 def run_rclone(room: Room) -> Iterator[dict[str, Any]]:
     """rclone mount with a limited cache."""
-    source = f":s3,provider=Other,env_auth,endpoint='{room.endpoint}':{room.bucket}/{room.prefix}"
-    limit = rclone_limit(f"{room.cache_bytes}B")
-    with room.mount(rclone_mount_command(source, room.mountpoint, room.cache, **limit)):
-        yield {"folder": str(room.mountpoint), "cached": str(room.cache)}
+    path = f"{room.bucket}/{room.prefix}"
+    with rclone_mounted(room.endpoint, path, room.folder, room.cache_bytes, room.group) as mountpoint:
+        yield {"folder": str(mountpoint), "cached": str(room.cache)}
 
 
 S3FS_FLAGS = "use_path_request_style,enable_noobj_cache,stat_cache_expire=86400,multireq_max=20"

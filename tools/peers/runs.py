@@ -19,7 +19,6 @@ from statistics import median
 from typing import Any
 
 from tools.benchmarks.cgroup import Cgroup
-from tools.benchmarks.link_emulator import COUNTS
 from tools.benchmarks.measure import BenchError, environment, run, wait_until
 from tools.benchmarks.noisy_s3 import key
 from tools.benchmarks.servers import behind_link
@@ -90,9 +89,9 @@ def _over_peer(
     stage: Stage, words: list[object], spec: dict[str, Any], folder: Path
 ) -> tuple[list[dict[str, Any]], float]:
     """The lines that a program prints, with the counts at that time; and the final memory of the peer's daemons."""
-    counts, log = folder / "counts", folder / "program.log"
+    log = folder / "program.log"
     with (
-        behind_link(stage.server, stage.link.rtt_s, stage.link.rate, folder / "link.log", counts) as near,
+        behind_link(stage.server, stage.link.rtt_s, stage.link.rate, folder / "link.log") as near,
         Cgroup("-daemons") as daemons,
         Cgroup("-program") as programs,
         _program(stage.peer.name, words, programs, log) as process,
@@ -103,7 +102,7 @@ def _over_peer(
         with stage.peer.running(room) as more:
             lines = []
             for line in _answers(process, {**spec, **more, "began": began}):
-                bytes, lists, gets = COUNTS.unpack(counts.read_bytes())
+                bytes, lists, gets = near.traffic()
                 cpu = {"daemon_cpu_s": daemons.cpu_s(), "program_cpu_s": (programs.cpu_s() or 0.0) - before}
                 lines.append(line | cpu | {"remote_bytes": bytes, "lists": lists, "gets": gets})
             if not lines:
@@ -113,13 +112,10 @@ def _over_peer(
 
 def beside(stage: Stage, processes: int, seconds: float, folder: Path) -> dict[str, Any]:
     """The samples that a job that needs all cores makes in that time, alone and while a peer fills its cache."""
-    counts, link = folder / "counts", stage.link
+    link = stage.link
 
     def job() -> float:
         return float(run([PYTHON, BURN, seconds, processes], **VARIABLES))
-
-    def received() -> int:
-        return int(COUNTS.unpack(counts.read_bytes())[0])
 
     def fill() -> None:
         with stage.peer.running(stage.room(folder, near.endpoint, daemons)) as more:
@@ -131,7 +127,7 @@ def beside(stage: Stage, processes: int, seconds: float, folder: Path) -> dict[s
             ended.wait()
 
     with (
-        behind_link(stage.server, link.rtt_s, link.rate, folder / "link.log", counts) as near,
+        behind_link(stage.server, link.rtt_s, link.rate, folder / "link.log") as near,
         Cgroup("-daemons") as daemons,
         ThreadPoolExecutor(1) as pool,
     ):
@@ -141,12 +137,16 @@ def beside(stage: Stage, processes: int, seconds: float, folder: Path) -> dict[s
         def is_filling() -> bool:
             if filling.done():
                 filling.result()  # raises why
-            return received() > link.rate / 10
+            return near.traffic().bytes > link.rate / 10
 
         try:
             wait_until(is_filling, "filling", every_s=0.05)
-            before = received()
-            figures = {"alone_per_s": alone, "beside_per_s": job(), "bytes_per_s": (received() - before) / seconds}
+            before = near.traffic().bytes
+            figures = {
+                "alone_per_s": alone,
+                "beside_per_s": job(),
+                "bytes_per_s": (near.traffic().bytes - before) / seconds,
+            }
         finally:
             ended.set()
         filling.result()

@@ -22,10 +22,9 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tools.benchmarks.link_emulator import COUNTS
 from tools.benchmarks.measure import ROOT, BenchError, environment
-from tools.benchmarks.mounts import foreground, mounted, rclone_limit, rclone_mount_command
-from tools.benchmarks.servers import behind_link, rclone_server
+from tools.benchmarks.mounts import mounted, rclone_mounted
+from tools.benchmarks.servers import FarServer, behind_link, rclone_server
 from tools.training.mnist import RESIDENT, Bytes, chosen, labels
 from tools.training.orders import FILE_BYTES, OPENS_PER_S, PART_SHARE, Reading
 from tools.training.results import EXACT, GROWFS, LRU
@@ -88,10 +87,7 @@ def exact_mount(opens_per_fetch: int, remote: Remote) -> AbstractContextManager[
 @contextmanager
 def rclone_mount(opens_per_fetch: int, remote: Remote) -> Iterator[Path]:
     """`rclone mount`, whose cache evicts the least recently used files."""
-    source = f":s3,provider=Other,env_auth,endpoint='{remote.endpoint}':mnist/train"
-    mountpoint = remote.folder / "mnt"
-    command = rclone_mount_command(source, mountpoint, remote.folder / "cache", **rclone_limit(f"{CACHE_BYTES}B"))
-    with foreground(command, mountpoint, remote.folder / "mount.log"):
+    with rclone_mounted(remote.endpoint, "mnist/train", remote.folder, CACHE_BYTES) as mountpoint:
         yield mountpoint
 
 
@@ -107,17 +103,17 @@ MOUNTS: dict[str, tuple[Mounting, str]] = {
 def record(way: str, opens_per_fetch: int, until_s: float, folder: Path) -> Reading:
     """Read through a fresh mount for this time. folder: empty."""
     mount, how = MOUNTS[way]
-    train, counts, manifest = folder / "buckets" / "mnist" / "train", folder / "counts", folder / "manifest.csv"
+    train, manifest = folder / "buckets" / "mnist" / "train", folder / "manifest.csv"
     write_images(train)
     names = (path.relative_to(train) for path in sorted(train.rglob("*.png")))
     manifest.write_text("path,size\n" + "".join(f"{name},{FILE_BYTES}\n" for name in names))
     rate = RESPONSE_BYTES * OPENS_PER_S // opens_per_fetch
     with (
         rclone_server(train.parents[1], folder / "server.log", hashes=False) as server,
-        behind_link(server.endpoint, RTT_S, rate, folder / "link.log", counts) as link,
+        behind_link(server.endpoint, RTT_S, rate, folder / "link.log") as link,
         mount(opens_per_fetch, Remote(link.endpoint, manifest, folder)) as mountpoint,
     ):
-        answer, bytes = read([str(mountpoint), how, str(until_s)], counts, folder / "reader.log")
+        answer, bytes = read([str(mountpoint), how, str(until_s)], link, folder / "reader.log")
     found = json.loads(answer)
     at_s = np.array(found["at_s"])
     return Reading(
@@ -125,12 +121,8 @@ def record(way: str, opens_per_fetch: int, until_s: float, folder: Path) -> Read
     )
 
 
-def read(words: Sequence[str], counts: Path, log: Path) -> tuple[str, int]:
+def read(words: Sequence[str], link: FarServer, log: Path) -> tuple[str, int]:
     """Run reader.py; returns what it prints, and the bytes that the link has delivered, without a first listing."""
-
-    def received() -> int:
-        return int(COUNTS.unpack(counts.read_bytes())[0])
-
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "tools.training.reader", *words],
@@ -145,7 +137,7 @@ def read(words: Sequence[str], counts: Path, log: Path) -> tuple[str, int]:
         assert process.stdout
         try:
             process.stdout.readline()
-            before = received() if "all" in words else 0
+            before = link.traffic().bytes if "all" in words else 0
             answer, _ = process.communicate("begin\n", float(words[-1]) + START_S_MAX)
         except (subprocess.TimeoutExpired, BrokenPipeError):
             answer = ""
@@ -153,4 +145,4 @@ def read(words: Sequence[str], counts: Path, log: Path) -> tuple[str, int]:
             process.kill()
     if not answer:
         raise BenchError(f"the reader failed: {log.read_text().strip()[-500:]}")
-    return answer, received() - before
+    return answer, link.traffic().bytes - before
