@@ -1,36 +1,27 @@
 """A reverse proxy in front of a real S3 server, which misbehaves as it is told to.
 
-Tests use it in their own process: `proxy.fault` decides for each request which fault the response has.
+`proxy.fault` decides for each request which fault the response has.
 
     with proxy_to(server.endpoint_url) as proxy:
         proxy.fault = lambda request: FAULTS["reset"] if request.is_fetch else None
         ...
         proxy.fault = none
 
-A harness runs it as a process of its own, with faults that are switched while it runs:
-
-    python -m tests.s3.proxy http://127.0.0.1:9000 --port 9001 --seed 7
-
-Each line of its input sets the faults from then on, with the share of the requests that get them, such as
-`reset=0.1 slow_down=0.3`; an empty line ends them all, and `refused` has the port closed. It answers each line with a
-line of JSON: the requests so far, and how many got which fault. It ends with its input.
+`Mix` is a choice of several faults, each for a share of the requests.
 """
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import http.server
-import json
 import random
 import re
 import socket
 import struct
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from email.message import Message
 from urllib.parse import unquote, urlsplit
@@ -273,13 +264,13 @@ LISTING_FAULTS = frozenset({"shuffle_page"})
 FETCH_FAULTS = frozenset({"damage", "shorten", "lengthen", "missing"})
 """Those that only an object may have: a listing has no checksum, and nobody could tell."""
 REFUSED = "refused"
-"""The name, for Mix, of a closed port: no connection gets an answer."""
+"""The name of a closed port (`is_away`): no connection gets an answer."""
 
 
 class Proxy:
     """requests: all that were received, in order, unless it keeps none. fault: which fault a request gets."""
 
-    def __init__(self, server_url: str, port: int = 0, keeps_requests: bool = True) -> None:
+    def __init__(self, server_url: str, keeps_requests: bool = True) -> None:
         self.server = urlsplit(server_url).netloc
         self.url = ""
         self.requests: list[Request] = []
@@ -289,7 +280,7 @@ class Proxy:
         self._hold: Callable[[Request], bool] = lambda _: False
         self._changed = threading.Condition()
         self._changes = 0
-        self._port = port
+        self._port = 0
         self._listener: serving | None = None
 
     @property
@@ -368,9 +359,9 @@ class Proxy:
 
 
 @contextmanager
-def proxy_to(server_url: str, port: int = 0, keeps_requests: bool = True) -> Iterator[Proxy]:
-    """A proxy that runs for as long as the block lasts. port: 0 is any free one."""
-    proxy = Proxy(server_url, port, keeps_requests)
+def proxy_to(server_url: str) -> Iterator[Proxy]:
+    """A proxy that runs for as long as the block lasts."""
+    proxy = Proxy(server_url)
     proxy.is_away = False
     try:
         yield proxy
@@ -402,29 +393,3 @@ class Mix:
                     self.injected[name] += 1
                     return FAULTS[name]
         return None
-
-
-def main() -> None:
-    """Run a proxy as a process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("server_url")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    mix = Mix(options.seed)
-    with proxy_to(options.server_url, options.port, keeps_requests=False) as proxy, suppress(KeyboardInterrupt):
-        print(json.dumps({"url": proxy.url}), flush=True)
-        for line in sys.stdin:
-            words = dict(word.partition("=")[::2] for word in line.split())
-            away = words.pop(REFUSED, None) is not None
-            if unknown := words.keys() - FAULTS:
-                print(json.dumps({"error": f"no such fault: {', '.join(sorted(unknown))}"}), flush=True)
-                continue
-            mix.shares = {name: float(share or 1) for name, share in words.items()}
-            proxy.fault = mix  # also wakes what is stalled
-            proxy.is_away = away
-            print(json.dumps({"requests": proxy.received, "injected": mix.injected}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

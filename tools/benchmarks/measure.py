@@ -7,6 +7,7 @@ import ctypes
 import math
 import mmap
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -18,15 +19,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 ROOT = Path(__file__).parents[2]
 ACCESS_KEY, SECRET_KEY = "growfs-bench", "growfs-bench-secret"
 COMMAND_S_MAX = 900.0
+END_S = 10.0
+"""In which a process ends."""
 NOISE_MAX = 0.03
 ENGINES = ("passthrough", "links", "libfuse")
 CACHESTAT = 451
 """The number of cachestat(2) on all architectures (Linux 6.5)."""
+T = TypeVar("T")
 
 
 class BenchError(Exception):
@@ -208,11 +212,16 @@ def environment() -> dict[str, str]:
 
 
 def wait_until(condition: Callable[[], Any], what: str, every_s: float = 0.05, timeout_s: float = COMMAND_S_MAX) -> Any:
-    """Poll until the condition is true, and return its value."""
+    """Poll until the condition is true, and return its value. Raises BenchError if the time is up before."""
+    if not (value := wait_for(condition, timeout_s, every_s)):
+        raise BenchError(f"{what}: timed out after {timeout_s:g} s")
+    return value
+
+
+def wait_for(condition: Callable[[], T], timeout_s: float = END_S, every_s: float = 0.05) -> T:
+    """Poll until the condition is true or the time is up, and return its last value."""
     deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise BenchError(f"{what}: timed out after {timeout_s:g} s")
+    while not (value := condition()) and time.monotonic() <= deadline:
         time.sleep(every_s)
     return value
 
@@ -226,6 +235,14 @@ def cpu_s(pid: int) -> float:
     Its resolution is a nanosecond; that of /proc/PID/stat is 10 ms.
     """
     return time.clock_gettime(~pid << 3 | 2)
+
+
+def memory_bytes(pid: int) -> int | None:
+    """The memory of a process, with shared pages divided among the sharing processes; None if it has ended."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^Pss:\s*(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
+    return None
 
 
 @contextlib.contextmanager

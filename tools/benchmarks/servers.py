@@ -71,20 +71,22 @@ def rclone_server(
     low_priority: bool = False,
     hashes: bool = True,
     etags: str = "",
+    port: int = 0,
     more: Sequence[str] = (),
 ) -> Iterator[Server]:
     """Run `rclone serve s3`; each folder in `folder` is a bucket.
 
     certificate: a file that also has its key; serve TLS with it. low_priority: use only CPU time that no other process
     wants. hashes: rclone's default, which computes every hash it knows for each file that is read as a whole, at a
-    third of the rate. etags: the hash that ETags are made from; if empty, so are the ETags. more: options.
+    third of the rate. etags: the hash that ETags are made from; if empty, so are the ETags. port: 0 is any
+    free one. more: options.
     """
     options = ["--etag-hash", etags, "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", *more]
     if not hashes:
         options.append("--no-checksum")
     if certificate:
         options += [f"--cert={certificate}", f"--key={certificate}"]
-    command = [rclone_binary(), "serve", "s3", "--addr", "127.0.0.1:0", *options, folder]
+    command = [rclone_binary(), "serve", "s3", "--addr", f"127.0.0.1:{port}", *options, folder]
     launcher = [sys.executable, "-m", "tools.benchmarks.low_priority"] if low_priority else []
     with running([*launcher, *command], log, r"server on \[(https?://[^/\]]+)") as server:
         yield server

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from tools.benchmarks.cgroup import Cgroup
-from tools.benchmarks.measure import BenchError, environment, run, wait_until
+from tools.benchmarks.measure import BenchError, environment, memory_bytes, run, wait_until
 from tools.benchmarks.noisy_s3 import key
 from tools.benchmarks.servers import behind_link
 from tools.peers.environment import PYTHON, VARIABLES
@@ -213,12 +213,7 @@ def _answers(process: subprocess.Popen[str], words: dict[str, Any]) -> Iterator[
 
 def _memory_mb(group: Cgroup) -> float:
     """The proportional set size of the group's processes, in 10^6 bytes."""
-    total = 0
-    for pid in group.processes():
-        with suppress(OSError, IndexError):  # it has ended, or is a kernel thread
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            total += int(text.split("\nPss:")[1].split()[0])
-    return total * 1024 / 1e6
+    return sum(memory_bytes(pid) or 0 for pid in group.processes()) / 1e6
 
 
 def _last_line(log: Path) -> str:

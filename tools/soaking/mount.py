@@ -11,7 +11,7 @@ from pathlib import Path
 from growfs.cache.cache_folder import daemon_of
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
-from tools.benchmarks.measure import BenchError
+from tools.benchmarks.measure import BenchError, wait_for
 from tools.benchmarks.mounts import GROWFS
 from tools.soaking import processes
 from tools.soaking.processes import Usage
@@ -74,11 +74,11 @@ class SoakMount:
         """Send SIGKILL to the daemon."""
         pid = self.daemon
         processes.kill(pid)
-        processes.wait_for(lambda: not processes.started(pid))
+        wait_for(lambda: not processes.started(pid))
 
     def kill_worker(self) -> None:
         """Send SIGKILL to one of the daemon's processes."""
-        processes.wait_for(lambda: self.pids()[1:])
+        wait_for(lambda: self.pids()[1:])
         processes.kill(self._random.choice(self.pids()[1:]))
 
     def usage(self) -> list[Usage]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from growfs.proc import process
-from tools.benchmarks.measure import ROOT, environment
+from growfs.proc import pids, process
+from tools.benchmarks.measure import ROOT, environment, memory_bytes
 
-END_S = 10.0
 PYTHON = sys.executable
 
 
@@ -32,17 +29,12 @@ class Usage:
     threads: int
 
 
-def start(
-    command: Sequence[object],
-    stdin: int = subprocess.DEVNULL,
-    stdout: int = subprocess.DEVNULL,
-    stderr: int = subprocess.DEVNULL,
-) -> subprocess.Popen[str]:
+def start(command: Sequence[object], stdout: int, stderr: int) -> subprocess.Popen[str]:
     """Start a process in its own session, so that Ctrl-C only reaches the soak."""
     folders = f"{ROOT}/tests/frameworks/shim:{ROOT}"
     return subprocess.Popen(
         [str(word) for word in command],
-        stdin=stdin,
+        stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
         text=True,
@@ -57,10 +49,8 @@ def kill_session(process: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream:
-            with suppress(OSError):
-                stream.close()
+    if process.stdout:
+        process.stdout.close()
 
 
 def kill(pid: int) -> None:
@@ -71,7 +61,7 @@ def kill(pid: int) -> None:
 
 def descendants(pid: int) -> list[int]:
     """The running processes that a process and its children have started."""
-    running = [process(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")]
+    running = list(map(process, pids()))
     found, next_ones = [], {pid}
     while next_ones:
         next_ones = {each.pid for each in running if each and each.parent in next_ones}
@@ -94,15 +84,14 @@ def usage(pid: int) -> Usage | None:
     """The current usage of a process; None if it has ended."""
     folder = Path(f"/proc/{pid}")
     try:
-        memory = re.search(r"^Pss:\s*(\d+)", (folder / "smaps_rollup").read_text(), re.MULTILINE)
         open_files = [_target(link) for link in (folder / "fd").iterdir()]
         threads = len(list((folder / "task").iterdir()))
     except OSError:
         return None
-    if memory is None:
+    if (bytes := memory_bytes(pid)) is None:
         return None
     descriptors = sum("/files/" not in path or path.endswith(" (deleted)") for path in open_files)
-    return Usage(int(memory[1]) * 1024, descriptors, threads)
+    return Usage(bytes, descriptors, threads)
 
 
 def _target(link: Path) -> str:
@@ -110,16 +99,6 @@ def _target(link: Path) -> str:
         return os.readlink(link)
     except FileNotFoundError:
         return ""  # it was closed meanwhile
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = END_S) -> bool:
-    """Poll until the condition is true; returns whether it was, before the timeout."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 class Tail:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from socket import socket
 
-from tests.servers import listens
-from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, BenchError
-from tools.benchmarks.servers import rclone_binary
+from tests.s3.proxy import REFUSED, Mix, Proxy
+from tools.benchmarks.servers import rclone_server
 from tools.soaking import processes
 from tools.soaking.content import SHARD, SINGLE, content
 
@@ -35,7 +31,7 @@ FAULT_SHARES = {
     "expired": 1.0,
     "denied": 1.0,
     "shuffle_page": 1.0,
-    "refused": 1.0,
+    REFUSED: 1.0,
 }
 """The faults of tests/s3/proxy.py, and the share of the requests that get each while it is on. Without `damage`: rclone
 sends no checksum, so it could not be detected."""
@@ -44,8 +40,7 @@ sends no checksum, so it could not be detected."""
 class Remote:
     """Owns the server, the proxy and the folder. versions: of each existing file.
 
-    last: the same, including deleted files. deleted: their names. injected: how many requests got which fault. url,
-    endpoint: for growfs to mount.
+    last: the same, including deleted files. deleted: their names. url, endpoint: for growfs to mount.
     """
 
     def __init__(self, folder: Path, files: int, generator: random.Random) -> None:
@@ -53,7 +48,6 @@ class Remote:
         self.versions: dict[str, int] = {}
         self.last: dict[str, int] = {}
         self.deleted: set[str] = set()
-        self.injected: Counter[str] = Counter()
         self._folder = folder / "remote"
         self._staged = folder / "staged"
         self._random = generator
@@ -61,12 +55,12 @@ class Remote:
         for _ in range(files):
             self.add()
         self._port = _free_port(generator)
-        self._server = self._start_server()
-        command = [processes.PYTHON, "-m", "tests.s3.proxy", f"http://127.0.0.1:{self._port}"]
-        self._proxy = processes.start(
-            [*command, "--seed", generator.randrange(1 << 30)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self.endpoint = str(self._answer()["url"])
+        self._running = ExitStack()
+        self._start_server()
+        self._mix = Mix(generator.randrange(1 << 30))
+        self._proxy = Proxy(self._server.endpoint, keeps_requests=False)
+        self._proxy.is_away = False
+        self.endpoint = self._proxy.url
 
     def add(self) -> str:
         """Add a new file, and return its name: a fifth are shards, the others are in class folders."""
@@ -95,43 +89,33 @@ class Remote:
 
     def misbehave(self, names: Sequence[str]) -> None:
         """Make the proxy inject these faults from now on; none if empty."""
-        assert self._proxy.stdin
-        self._proxy.stdin.write(" ".join(f"{name}={FAULT_SHARES[name]}" for name in names) + "\n")
-        self._proxy.stdin.flush()
-        self.injected = Counter(self._answer()["injected"])
+        self._mix.shares = {name: FAULT_SHARES[name] for name in names if name != REFUSED}
+        self._proxy.fault = self._mix  # also wakes what is stalled
+        self._proxy.is_away = REFUSED in names
+
+    @property
+    def injected(self) -> Counter[str]:
+        """How many requests got which fault."""
+        return self._mix.injected
 
     def kill_server(self) -> None:
         """Send SIGKILL to the server."""
-        processes.kill_session(self._server)
+        processes.kill(self._server.pid)
 
     def restart_server(self) -> None:
-        """Start the server again, if it was killed."""
-        if self._server.poll() is not None:
-            self._server = self._start_server()
+        """Start the server again, after it was killed."""
+        self._running.close()
+        self._start_server()
 
     def close(self) -> None:
         """End the server and the proxy."""
-        processes.kill_session(self._proxy)
-        processes.kill_session(self._server)
+        self._proxy.close()
+        self._running.close()
 
-    def _start_server(self) -> subprocess.Popen[str]:
-        options = ["--config", os.devnull, "--etag-hash", "", "--dir-cache-time", "0s", "--no-checksum"]
-        options += ["--addr", f"127.0.0.1:{self._port}", "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"]
-        server = processes.start([rclone_binary(), "serve", "s3", *options, self._folder])
-        if not processes.wait_for(lambda: listens(self._port)):
-            processes.kill_session(server)
-            raise BenchError("rclone did not start")
-        return server
-
-    def _answer(self) -> dict[str, dict[str, int]]:
-        assert self._proxy.stdout
-        line = self._proxy.stdout.readline()
-        if not line:
-            raise BenchError("tests/s3/proxy.py has ended")
-        answer: dict[str, dict[str, int]] = json.loads(line)
-        if "error" in answer:
-            raise BenchError(f"tests/s3/proxy.py: {answer['error']}")
-        return answer
+    def _start_server(self) -> None:
+        log, more = self._folder.with_suffix(".log"), ("--dir-cache-time", "0s")
+        server = rclone_server(self._folder, log, hashes=False, port=self._port, more=more)
+        self._server = self._running.enter_context(server)
 
 
 def _free_port(generator: random.Random) -> int:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at
-from tools.benchmarks.measure import BenchError
+from tools.benchmarks.measure import BenchError, wait_for
 from tools.soaking import processes
 from tools.soaking.content import content
 from tools.soaking.mount import SoakMount
@@ -131,7 +131,7 @@ class Soak:
             self._mount.mount(self._remote.url, self._remote.endpoint)
             self._log = Tail(self._mount.log())
             readers += [Reader(kind, self._mount.mountpoint, self.plan.pause_s, folder, judge) for kind in KINDS]
-            processes.wait_for(lambda: self._all_have_read(readers), END_S)
+            wait_for(lambda: self._all_have_read(readers), END_S)
             self._loop(readers)
             self._recover(readers)
         except KeyboardInterrupt:
@@ -235,7 +235,7 @@ class Soak:
                 if "in use" not in said:
                     self.problems.append(said)
                 self._mount.umount(lazy=True)
-            if not processes.wait_for(lambda: not processes.started(daemon), END_S):
+            if not wait_for(lambda: not processes.started(daemon), END_S):
                 self.problems.append(f"the daemon has not ended {END_S:g} s after the mount and all who used it")
                 processes.kill(daemon)
         self._wait(lasts, readers)
@@ -269,14 +269,14 @@ class Soak:
             stale[:] = [name for name in (new, *self._listed()) if not self._is_latest(name)]
             return not stale
 
-        if not processes.wait_for(is_latest, RECOVERY_S):
+        if not wait_for(is_latest, RECOVERY_S):
             self.problems.append(
                 f"{RECOVERY_S:g} s after the last fault, {len(stale)} files are not the latest: {stale[:3]}"
             )
         self._sample()
         if said := self._mount.umount(lazy=False):
             self.problems.append(said)
-        if not processes.wait_for(lambda: not self._mount.left()):
+        if not wait_for(lambda: not self._mount.left()):
             self.problems.append(f"processes are left: {self._mount.left()}")
         if mounted_at(self._mount.mountpoint):
             self.problems.append("the mount is left")
