@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,6 @@ LINKS = (10, 4, 2)
 """The links on which those that wait are tested. With a file for each open, none of them would have to."""
 WAITING: dict[str, Callable[[int, int], Order]] = {EXACT: orders.exact, LRU: orders.lru, KEEPING: orders.keeping}
 FILE = "experiments.json"
-RECORDINGS = ROOT / "build" / "experiments"
 
 Way = Callable[[int], Reading]
 """Maps a seed to the samples that are read."""
@@ -66,39 +65,20 @@ def record(way: str, until_s: float) -> Reading | None:
         return None
 
 
-def recordings(epochs: int, mounts: Iterable[str], add: bool) -> dict[str, Reading]:
-    """The orders of the mounts that work here. add: whether those of an earlier run will do."""
-    found = {}
-    RECORDINGS.mkdir(parents=True, exist_ok=True)
-    until_s = epochs * TRAIN / OPENS_PER_S
-    for way in mounts:
-        file = RECORDINGS / f"{way}, {until_s:.0f} s.json"  # one of --quick is shorter
-        if not add:
-            file.unlink(missing_ok=True)
-        if file.exists():
-            found[way] = Reading.load(file)
-        elif reading := record(way, until_s):
-            reading.save(file)
-            found[way] = reading
-    return found
-
-
 def measure(arguments: argparse.Namespace, file: Path) -> Findings:
     """Train with every way to read. The results are saved after each repetition."""
     torch.set_num_threads(1)  # more threads slow so small a network down
     download()
     epochs = EPOCHS_QUICK if arguments.quick else EPOCHS
-    earlier = Findings.load(file) if arguments.add else None
-    wanted = ways(epochs, recordings(epochs, [GROWFS] if arguments.quick else recording.MOUNTS, arguments.add))
+    mounts = [GROWFS] if arguments.quick else recording.MOUNTS
+    recorded = {way: reading for way in mounts if (reading := record(way, epochs * TRAIN / OPENS_PER_S))}
+    wanted = ways(epochs, recorded)
     found = Findings(arguments.quick, epochs, [row for row, _ in wanted])
-    if earlier:
-        found.take_over(earlier)
     for seed in range(1 if arguments.quick else REPETITIONS):
         began, data = time.monotonic(), split(seed)
         for row, way in wanted:
-            if len(row.accuracies) == seed:
-                reading = way(seed)
-                row.add(reading, train(data, reading.samples, seed))
+            reading = way(seed)
+            row.add(reading, train(data, reading.samples, seed))
         found.save(file)
         print(f"repetition {seed + 1}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return found
@@ -108,7 +88,6 @@ def experiments() -> int:
     """Train, and write the results. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="tools/experiments", description="Does a rotating cache train as well?")
     parser.add_argument("--quick", action="store_true", help="one short repetition, to check that it runs")
-    parser.add_argument("--add", action="store_true", help="keep the repetitions that are there, and add the others")
     parser.add_argument("--page", action="store_true", help="train nothing, write the pages from the results")
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="write the results there (default: docs; with --quick: build)"
@@ -117,9 +96,9 @@ def experiments() -> int:
     out = arguments.out or (ROOT / "build" if arguments.quick else page.DOCS)
     out.mkdir(parents=True, exist_ok=True)
     file = out / FILE
-    if (arguments.add or arguments.page) and not file.exists():
-        parser.error(f"there are no results in {file}")
     if arguments.page:
+        if not file.exists():
+            parser.error(f"there are no results in {file}")
         page.write(Findings.load(file), out)
         return 0
     found = measure(arguments, file)

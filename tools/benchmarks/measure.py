@@ -198,6 +198,8 @@ def run(command: Sequence[object], **variables: object) -> str:
         )
     except FileNotFoundError:
         raise BenchError(f"{command[0]} is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"{' '.join(map(str, command[:6]))} ...: has not ended after {COMMAND_S_MAX:g} s") from None
     if done.returncode:
         raise BenchError(f"{' '.join(map(str, command[:6]))} ...: {done.stderr.strip() or done.returncode}")
     return done.stdout

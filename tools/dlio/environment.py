@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from tools.benchmarks.measure import ROOT, run
+from tools.benchmarks.measure import ROOT
 from tools.peers import environment
 
 FOLDER = ROOT / "build" / "dlio"
@@ -40,8 +40,7 @@ def install() -> str:
     done = FOLDER / "installed"
     if not done.exists() or done.read_text() != "\n".join(PACKAGES):
         print("installing DLIO (pip)", file=sys.stderr, flush=True)
-        pip = [sys.executable, "-m", "pip", "--python", PYTHON, "install", "--quiet", "--no-input", "--no-deps"]
-        run([*pip, "--only-binary", "pydftracer", *PACKAGES])
+        environment.pip_install(PYTHON, "--no-deps", "--only-binary", "pydftracer", *PACKAGES)
         INDEXER.write_text("#!/bin/sh\n")
         INDEXER.chmod(0o755)
         done.write_text("\n".join(PACKAGES))

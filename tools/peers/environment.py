@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -38,7 +37,6 @@ PACKAGES = {
 """PyPI packages, and the module of each, if it has one."""
 PROGRAMS = {"s3fs": "s3fs", "libfuse2": ""}
 """Debian packages, and the program of each."""
-INSTALL_S_MAX = 420
 
 
 def version(package: str) -> str:
@@ -70,6 +68,11 @@ def create(folder: Path = FOLDER) -> None:
         (site / "project.pth").write_text(f"import site; site.addsitedir({project!r})\n")  # with its own .pth files
 
 
+def pip_install(python: Path, *words: str) -> None:
+    """Install packages into an environment. words: of `pip install`. Raises BenchError."""
+    run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-input", *words])
+
+
 def install() -> Iterator[str]:
     """Install the packages that can be installed, once. Yields a line for each that cannot be."""
     for package in PACKAGES:
@@ -77,11 +80,10 @@ def install() -> Iterator[str]:
         if done.exists():
             continue
         print(f"installing {package} (pip)", file=sys.stderr, flush=True)
-        pip = [sys.executable, "-m", "pip", "--python", str(PYTHON), "install", "--quiet", "--no-input", package]
         try:
-            subprocess.run(pip, timeout=INSTALL_S_MAX, capture_output=True, check=True)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            yield f"{package}: {type(error).__name__}"
+            pip_install(PYTHON, package)
+        except BenchError as error:
+            yield f"{package}: {str(error).splitlines()[-1]}"
         else:
             done.touch()
     for package, program in PROGRAMS.items():

@@ -8,11 +8,9 @@ in the time of a fixed number of opens. Every cache is empty at the start.
 from __future__ import annotations
 
 import itertools
-import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -51,17 +49,6 @@ class Reading:
     samples: Numbers
     at_s: NDArray[np.float64]
     fetched: int
-
-    @classmethod
-    def load(cls, file: Path) -> Reading:
-        """Read a file that `save` wrote."""
-        values = json.loads(file.read_text())
-        return cls(np.array(values["samples"], np.int64), np.array(values["at_s"]), values["fetched"])
-
-    def save(self, file: Path) -> None:
-        """Write it to a file."""
-        values = {"samples": self.samples.tolist(), "at_s": self.at_s.tolist(), "fetched": self.fetched}
-        file.write_text(json.dumps(values))
 
     def seen_after(self, s: float = float("inf")) -> float:
         """The fraction of the data that training had taken by then."""

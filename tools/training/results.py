@@ -82,13 +82,6 @@ class Findings:
         rows = ",\n".join(map(json.dumps, values.pop("rows")))
         file.write_text(f'{json.dumps(values)[:-1]}, "rows": [\n{rows}\n]}}\n')
 
-    def take_over(self, earlier: Findings) -> None:
-        """Begin with the repetitions of an earlier run."""
-        for row in self.rows:
-            if known := earlier.row(row.way, row.opens_per_fetch, row.in_time, row.mounted):
-                row.samples, row.fetched, row.seen = known.samples, known.fetched, known.seen
-                row.accuracies = known.accuracies
-
     @property
     def repetitions(self) -> int:
         """How many repetitions all rows have."""
