@@ -10,8 +10,9 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from tools.dlio.cases import CACHED, GROWFS_EXACT, GROWFS_ROTATING, PART_SIZE, RUNS, SETTLE, THIRD
+from tools.pages import QUICK, rendered, replaced, table
 from tools.peers import page
-from tools.peers.page import PERFORMANCE, REST, table, wrapped
+from tools.peers.page import PERFORMANCE, REST
 from tools.peers.peer import EXACT
 from tools.peers.results import Results, spread
 
@@ -105,8 +106,7 @@ def write(results: Results, folder: Path) -> None:
 
 def with_section(performance: str, section: str) -> str:
     """docs/performance.md with this section."""
-    before, rest = performance.split(BEGIN)
-    return f"{before}{BEGIN}\n{section}\n{REST}{rest.split(REST)[1]}"
+    return replaced(performance, BEGIN, f"\n{section}\n", REST)
 
 
 def markdown(results: Results) -> str:
@@ -119,7 +119,7 @@ def markdown(results: Results) -> str:
         **dlio,
         "date": results.date,
         "memory_gb": machine["memory_bytes"] / 1e9,
-        "remarks": page.remarks(results),
+        "remarks": QUICK if results.quick else "",
         "profiles": profile_table(results),
         "flags": f"--show-files N --settle {SETTLE}",
         "exact_flags": f"{' '.join(EXACT)} --part-size {PART_SIZE}",
@@ -127,13 +127,13 @@ def markdown(results: Results) -> str:
         "start_s": min(starts, default=0),
         "left_out": f"\nNot measured:\n\n{missing}" if missing else "",
     }
-    head, *sections = TEMPLATE.read_text().split("=== ")
-    parts = [head.format_map(values)]
-    for case, _, text in (section.partition("\n") for section in sections):
-        if case == "all" or results.has(case):
-            tables = {} if case == "all" else {"table": case_table(results, case), "reasons": reasons(results, case)}
-            parts.append(text.format_map(values | tables))
-    return "\n\n".join(map(wrapped, "".join(parts).strip().split("\n\n"))) + "\n"
+
+    def of_case(case: str) -> dict[str, Any] | None:
+        if not results.has(case):
+            return None
+        return {**values, "table": case_table(results, case), "reasons": reasons(results, case)}
+
+    return rendered(TEMPLATE, values, of_case).strip() + "\n"
 
 
 def profiles(results: Results) -> Iterator[tuple[str, Sizes]]:

@@ -1,19 +1,19 @@
 """What `tools/bench peers` writes from its results: a section of docs/performance.md, a page of HTML with the same, a
 plot, and the README's table.
 
-page.template has the text. A line `=== CASE` begins a part, which is left out if that case did not run.
+page.template has the text. The part of a case that did not run is left out.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tools.pages import QUICK, rendered, replaced, table
 from tools.peers.cases import BESIDE, CACHES, CATALOG, COLD, IMAGES, LARGER, WARM
 from tools.peers.results import Results, spread
 
@@ -170,12 +170,6 @@ def cost_columns(data_bytes: int) -> list[Column]:
 # Tables.
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
-    names = list(head)
-    return "".join(f"| {' | '.join(line)} |\n" for line in (names, ["---"] * len(names), *rows))
-
-
 def caches(results: Results, peer: str) -> list[str]:
     """The cache sizes that a peer ran case 1 with."""
     return [name for name in CACHE_NAMES if results.of(LARGER, peer, name)]
@@ -271,13 +265,12 @@ PAGES_WITH_TABLE: dict[Path, Callable[[Results], str]] = {README: readme_table, 
 
 def with_table(page: str, rows: str) -> str:
     """A document with this table after the mark."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}{rows}\n{rest.partition(chr(10) * 2)[2]}"
+    return replaced(page, BEGIN, rows.rstrip("\n"), "\n\n")
 
 
 def with_section(page: str, section: str) -> str:
     """docs/performance.md with this text, which is the rest of the page."""
-    return f"{page.partition(REST)[0]}{REST}\n{section}"
+    return replaced(page, REST, f"\n{section}")
 
 
 # The text.
@@ -317,26 +310,11 @@ def markdown(results: Results) -> str:
         **machine,
         "date": results.date,
         "memory_gb": machine["memory_bytes"] / 1e9,
-        "remarks": remarks(results),
+        "remarks": QUICK if results.quick else "",
         "peers": table(["", "what it is", "version", "flags"], ran),
         "left_out": f"\nNot measured:\n\n{missing}" if (missing := left_out(results)) else "",
     }
-    head, *sections = TEMPLATE.read_text().split("=== ")
-    parts = [head.format_map(common)]
-    for case, _, text in (section.partition("\n") for section in sections):
-        if case == "all" or results.has(case):
-            parts.append(text.format_map(common if case == "all" else values(results, case)))
-    return "\n\n".join(map(wrapped, "".join(parts).split("\n\n")))
-
-
-def wrapped(block: str) -> str:
-    """A paragraph in lines of 120 characters; tables, lists, headings and pictures as they are."""
-    return block if block[:1] in "|-#!" else textwrap.fill(block, 120, break_long_words=False, break_on_hyphens=False)
-
-
-def remarks(results: Results) -> str:
-    """A paragraph, if there is something to say about the run."""
-    return "**This was `--quick`: it shows only that everything runs.**\n\n" if results.quick else ""
+    return rendered(TEMPLATE, common, lambda case: values(results, case) if results.has(case) else None)
 
 
 def left_out(results: Results) -> str:

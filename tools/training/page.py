@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tools.benchmarks.measure import ROOT
-from tools.peers.page import table, wrapped
+from tools.pages import QUICK, replaced, table, wrapped
 from tools.training import results
 from tools.training.mnist import BATCH, RESIDENT, TRAIN
 from tools.training.orders import AHEAD, OPENS_PER_S, PART_SHARE
@@ -126,7 +126,7 @@ def write(found: Findings, folder: Path) -> None:
 def markdown(found: Findings) -> str:
     """The page."""
     values = {
-        "quick": "\n\n**This was `--quick`: it shows only that everything runs.**" if found.quick else "",
+        "quick": f"\n\n{QUICK.strip()}" if found.quick else "",
         "plot": PLOT,
         "train": TRAIN,
         "resident": RESIDENT,
@@ -148,7 +148,7 @@ def markdown(found: Findings) -> str:
     if any(row.mounted for row in found.rows):
         parts.append((MOUNTED, mounted_table(found)))
     text = "\n\n".join(text.strip().format(**values, table=table).strip() for text, table in parts)
-    return "\n\n".join(map(wrapped, text.split("\n\n"))) + "\n"
+    return wrapped(text) + "\n"
 
 
 def name(row: Row) -> str:
@@ -279,8 +279,7 @@ def less(found: Findings, row: Row) -> str:
 
 def with_section(sizing: str, found: Findings) -> str:
     """docs/sizing.md with the section from these results."""
-    before, _, rest = sizing.partition(BEGIN)
-    return f"{before}{BEGIN}\n{section(found)}\n{rest[rest.index('## ') :]}"
+    return replaced(sizing, BEGIN, f"\n{section(found)}\n", "## ")
 
 
 def with_sentence(readme: str, found: Findings) -> str:
