@@ -199,6 +199,30 @@ def test_what_is_denied_to_the_library_too_does_not_leave_the_rest_to_it(
     assert library_fetches == []
 
 
+def test_a_file_is_requested_again_if_another_one_was_served_with_renewed_credentials(
+    serve: Serve, tmp_path: Path, clients: list[object]
+) -> None:
+    """Its refusal arrives late, after the other one was refused, renewed the credentials, and was served."""
+    store, folder = FakeStore(SMALL), tmp_path / "other"
+    remote = S3Remote(RemoteSpec("s3://bucket", endpoint_url=serve(store)))
+    refusals = {"/bucket/late": 2, "/bucket/other": 2}  # of the request, and then of the library's
+    folder.mkdir()
+
+    def status(request: Request) -> int | None:
+        path = request.target.partition("?")[0]
+        refusals[path] -= 1
+        return 403 if refusals[path] >= 0 else None
+
+    def headers(request: Request) -> dict[str, str]:
+        if request.target == "/bucket/late" and refusals["/bucket/other"] == 2:
+            assert fetched(remote, folder, RemoteFile("other", len(SMALL), None, "v1")) == SMALL
+        return {}
+
+    store.status, store.headers_for = status, headers
+    assert fetched(remote, tmp_path, RemoteFile("late", len(SMALL), None, "v1")) == SMALL
+    assert len(clients) == 2, "the second is made with the renewed credentials"
+
+
 @pytest.mark.parametrize("others_are_served", [False, True])
 def test_credentials_that_do_not_help_are_looked_for_ever_more_rarely(
     serve: Serve, tmp_path: Path, clients: list[object], monkeypatch: pytest.MonkeyPatch, others_are_served: bool

@@ -187,7 +187,7 @@ class S3Remote(FsspecRemote):
             self._lists_other_etags = True
             found = super().fetch(task)
         except RemoteDenied as error:
-            if self._renewal.was_served_after(began) or not self._has_renewed_credentials(began, error):
+            if self._renewal.served_also(began) or not self._has_renewed_credentials(began, error):
                 raise  # the credentials are valid, or there are no others
             if received:  # a part was refused
                 raise RemoteBusy(str(error)) from None  # so that it is retried from the start

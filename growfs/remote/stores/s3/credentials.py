@@ -112,9 +112,9 @@ class Renewal:
         if was_refused:
             self._pause_s = PAUSE_S
 
-    def was_served_after(self, at: float) -> bool:
-        """Whether a request made after this time was served."""
-        return self._served_at > at
+    def served_also(self, at: float) -> bool:
+        """Whether the credentials of a request made at this time have served a later one."""
+        return self._served_at > at and not self.was_done_after(at)
 
     def is_due(self, since: float, refusal: RemoteDenied) -> bool:
         """Whether to renew the credentials, with which a request made at `since` was refused."""
