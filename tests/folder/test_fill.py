@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from growfs import verify
+from growfs.cache.cache_folder import DATABASE
 from growfs.client import generation
 from growfs.daemon.control_client import call
 from growfs.daemon.launch import stop
@@ -304,6 +307,8 @@ def test_after_a_kill_no_file_is_read_again(growfs: Fill, tmp_path: Path) -> Non
     make_tree(tmp_path / "remote", directories=2, files=3)
     growfs.fill(tmp_path / "remote")
     growfs.kill()
+    with closing(sqlite3.connect(growfs.cache / DATABASE)) as catalog, catalog:
+        catalog.execute("UPDATE resident SET durable = 1")  # as after the sync of every half minute
     growfs.env["TEST_SETUP"] = READS_NO_CONTENT
     growfs.fill(tmp_path / "remote")
     assert growfs.status()["fetch"]["files_total"] == 0

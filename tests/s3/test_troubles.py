@@ -355,7 +355,10 @@ def test_a_file_of_each_directory_comes_next_once_the_listing_is_complete(
 
 @pytest.mark.promise(7, 15)
 def test_a_mount_returns_while_a_long_listing_goes_on(growfs: Growfs, rclone_s3: S3Server, prefix: str) -> None:
-    growfs.env |= {**rclone_s3.env, SETUP_VARIABLE: "from growfs.scheduler import passes; passes.LISTING_GRACE_S = 0"}
+    growfs.env |= {
+        **rclone_s3.env,
+        SETUP_VARIABLE: "from growfs.scheduler import prefetcher; prefetcher.LISTING_GRACE_S = 0",
+    }
     for number in range(1100):
         rclone_s3.put(f"{prefix}/{number:05}", b"x" * 20_000)
     url = f"s3://{rclone_s3.bucket}/{prefix}"
@@ -375,8 +378,8 @@ def test_a_mount_does_not_wait_for_the_listing_of_too_many_directories(
 ) -> None:
     """The first page of the listing has more than are too many."""
     growfs.env[SETUP_VARIABLE] = (
-        "from growfs.remote.stores.s3 import bucket; from growfs.scheduler import passes, readiness\n"
-        "bucket.PAGE_FILES_MAX, passes.LISTING_GRACE_S, readiness.SEED_DIRECTORIES_MAX = 20, 0, 100\n"
+        "from growfs.remote.stores.s3 import bucket; from growfs.scheduler import prefetcher, readiness\n"
+        "bucket.PAGE_FILES_MAX, prefetcher.LISTING_GRACE_S, readiness.SEED_DIRECTORIES_MAX = 20, 0, 100\n"
     )
     for number in range(21):
         moto.put(f"{prefix}/{number:05}/1/2/3/4/5/6/7/8/9/10/x", b"x" * 20_000)
