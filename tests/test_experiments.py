@@ -9,11 +9,6 @@ import pytest
 
 from tests.forkserver import FORK_ALL_VARIABLE
 from tests.frameworks.harness import ENV, FORKS
-
-pytest.importorskip("torch")
-pytest.importorskip("scipy")
-pytest.importorskip("matplotlib")
-
 from tools import experiments
 from tools.training import orders, page
 from tools.training.mnist import BATCH, RESIDENT, TRAIN

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import growfs
@@ -73,7 +74,10 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {name_of(path): ast.parse(path.read_text()) for path in PATHS}
+@cache
+def modules() -> dict[str, ast.Module]:
+    """The parsed modules, by name."""
+    return {name_of(path): ast.parse(path.read_text()) for path in PATHS}
 
 
 def test_a_worker_starts_without_trio() -> None:
@@ -105,7 +109,7 @@ COMPONENTS = {
 def test_only_wiring_constructs_components() -> None:
     constructed = {
         name: {call.func.id for call in calls(tree) if isinstance(call.func, ast.Name)} & COMPONENTS
-        for name, tree in MODULES.items()
+        for name, tree in modules().items()
     }
     assert constructed.pop("growfs.daemon.wiring") == COMPONENTS, "a component was renamed: correct the set"
     assert not {name: components for name, components in constructed.items() if components}
@@ -114,7 +118,7 @@ def test_only_wiring_constructs_components() -> None:
 def test_no_component_is_changed_by_the_name_of_an_attribute() -> None:
     setattr_calls = {
         name
-        for name, tree in MODULES.items()
+        for name, tree in modules().items()
         for call in calls(tree)
         if isinstance(call.func, ast.Name) and call.func.id == "setattr"
     }
@@ -127,7 +131,7 @@ CONNECT_SOCKETS = {"growfs.daemon.control_client", "growfs.daemon.launch", "grow
 def test_only_wiring_connects_components() -> None:
     connect = {
         name
-        for name, tree in MODULES.items()
+        for name, tree in modules().items()
         for call in calls(tree)
         if isinstance(call.func, ast.Attribute)
         and call.func.attr == "connect"
@@ -137,7 +141,7 @@ def test_only_wiring_connects_components() -> None:
 
 
 def test_a_class_has_a_name_of_its_own() -> None:
-    trees = MODULES.values()
+    trees = modules().values()
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []
 
@@ -148,7 +152,7 @@ def calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 def disk_calls(name: str) -> Iterator[str]:
     """The disk operations that a module calls without a label."""
-    for call in calls(MODULES[name]):
+    for call in calls(modules()[name]):
         if not isinstance(call.func, ast.Attribute):
             continue
         on, method = call.func.value, call.func.attr
@@ -162,7 +166,7 @@ def disk_calls(name: str) -> Iterator[str]:
 
 
 def test_only_disk_touches_the_disk() -> None:
-    operations = {(name, call) for name in MODULES if name != "growfs.disk" for call in disk_calls(name)}
+    operations = {(name, call) for name in modules() if name != "growfs.disk" for call in disk_calls(name)}
     assert operations <= MAY_TOUCH_DISK.keys()
 
 
@@ -172,17 +176,17 @@ def test_every_exception_for_the_disk_is_used() -> None:
 
 
 def test_every_module_has_a_docstring() -> None:
-    assert [name for name, tree in MODULES.items() if not ast.get_docstring(tree)] == []
+    assert [name for name, tree in modules().items() if not ast.get_docstring(tree)] == []
 
 
 def test_no_bare_except() -> None:
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         for node in ast.walk(tree):
             assert not (isinstance(node, ast.ExceptHandler) and node.type is None), f"{name}:{node.lineno}"
 
 
 def test_no_print() -> None:
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         for call in calls(tree):
             assert not (isinstance(call.func, ast.Name) and call.func.id == "print"), f"{name}:{call.lineno}"
 

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from tools.benchmarks.measure import ROOT, BenchError, exit_status, temporary_folder
 from tools.training import orders, page, recording
 from tools.training.mnist import TRAIN, download, split, train
@@ -67,7 +65,6 @@ def record(way: str, until_s: float) -> Reading | None:
 
 def measure(arguments: argparse.Namespace, file: Path) -> Findings:
     """Train with every way to read. The results are saved after each repetition."""
-    torch.set_num_threads(1)  # more threads slow so small a network down
     download()
     epochs = EPOCHS_QUICK if arguments.quick else EPOCHS
     mounts = [GROWFS] if arguments.quick else recording.MOUNTS

@@ -14,9 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from tools.benchmarks.measure import ROOT, BenchError
 
@@ -45,16 +43,17 @@ HELD_OUT_AT_A_TIME = 1000
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """Images to train on, sorted by class, and MNIST's own test set. Images are (n, 1, 28, 28), from 0 to 1."""
 
-    images: torch.Tensor
-    labels: torch.Tensor
-    held_out_images: torch.Tensor
-    held_out_labels: torch.Tensor
+    images: Floats
+    labels: Numbers
+    held_out_images: Floats
+    held_out_labels: Numbers
 
 
 @cache
@@ -98,13 +97,12 @@ def chosen(seed: int) -> Bytes:
 
 def split(seed: int) -> Split:
     """The split for a seed."""
-    held_out_labels = torch.from_numpy(data()["t10k-labels-idx1-ubyte"].astype(np.int64))
-    held_out_images = _scaled(data()["t10k-images-idx3-ubyte"])
-    return Split(_scaled(chosen(seed)), torch.from_numpy(labels()), held_out_images, held_out_labels)
+    held_out_labels = data()["t10k-labels-idx1-ubyte"].astype(np.int64)
+    return Split(_scaled(chosen(seed)), labels(), _scaled(data()["t10k-images-idx3-ubyte"]), held_out_labels)
 
 
-def _scaled(images: Bytes) -> torch.Tensor:
-    return torch.from_numpy(images.reshape(-1, 1, SIDE, SIDE).astype(np.float32) / 255)
+def _scaled(images: Bytes) -> Floats:
+    return images.reshape(-1, 1, SIDE, SIDE).astype(np.float32) / np.float32(255)
 
 
 def train(split: Split, samples: Numbers, seed: int) -> float:
@@ -112,6 +110,11 @@ def train(split: Split, samples: Numbers, seed: int) -> float:
 
     samples: indices of the split's images. The learning rate falls to zero along a cosine.
     """
+    import torch  # takes seconds, and all else does without it
+    from torch import nn
+
+    torch.set_num_threads(1)  # more threads slow so small a network down
+    images, targets, held_out = map(torch.from_numpy, (split.images, split.labels, split.held_out_images))
     steps = len(samples) // BATCH
     torch.manual_seed(seed)
     model = nn.Sequential(
@@ -123,10 +126,10 @@ def train(split: Split, samples: Numbers, seed: int) -> float:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for batch in torch.from_numpy(samples[: steps * BATCH]).view(steps, BATCH):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(split.images[batch]), split.labels[batch]).backward()  # type: ignore[no-untyped-call]
+        nn.functional.cross_entropy(model(images[batch]), targets[batch]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
     with torch.no_grad():
-        parts = torch.split(split.held_out_images, HELD_OUT_AT_A_TIME)
+        parts = torch.split(held_out, HELD_OUT_AT_A_TIME)
         predicted = torch.cat([model(some).argmax(1) for some in parts])
-    return float((predicted == split.held_out_labels).double().mean() * 100)
+    return float((predicted.numpy() == split.held_out_labels).mean() * 100)
