@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -21,7 +22,7 @@ HARMLESS_BY_DEFAULT = (
 """Signals that by default are ignored, or stop or continue the process (signal(7))."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Process:
     """A process as described by /proc. start: clock ticks after boot (proc(5), field 22)."""
 
@@ -30,7 +31,7 @@ class Process:
     start: str
     command: str
 
-    @property
+    @cached_property
     def started_s(self) -> float:
         """When it started, in seconds after boot."""
         return int(self.start) / TICKS_PER_S
@@ -40,9 +41,9 @@ class Process:
         """How long it has been running."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - self.started_s
 
-    @property
+    @cached_property
     def command_line(self) -> bytes:
-        """Its arguments, each followed by a NUL; empty if it is gone."""
+        """Its arguments when this was first read, each followed by a NUL; empty if it is gone."""
         with suppress(OSError):
             return Path(f"/proc/{self.pid}/cmdline").read_bytes()
         return b""

@@ -81,6 +81,31 @@ async def end(readers: Readers, process: subprocess.Popen[bytes]) -> None:
             await readers.released.wait()
 
 
+async def test_the_command_lines_of_many_processes_are_read_once(
+    readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is compared with all others: those that started together and have the same one are ranks of a job."""
+    pids, reads = range(100, 150), list[str]()
+
+    class Counted:
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+        def read_bytes(self) -> bytes:
+            reads.append(self.path)
+            return self.path.encode()
+
+    monkeypatch.setattr("growfs.proc.Path", Counted)
+    monkeypatch.setattr("growfs.proc.process", lambda pid: None)
+    monkeypatch.setattr("growfs.rotation.readers.process", lambda pid: Process(pid, 1000 + pid, "1", "python"))
+    monkeypatch.setattr("growfs.rotation.readers.thread_group", lambda tid: tid)
+    monkeypatch.setattr("growfs.rotation.readers._watched", lambda pid: None)
+    for pid in pids:
+        await lists(readers, pid)
+    assert sorted(reads) == [f"/proc/{pid}/cmdline" for pid in pids]
+    assert len({reader.job for reader in readers.active()}) == len(pids)
+
+
 async def test_a_process_that_asks_begins_generations_only_by_asking(readers: Readers) -> None:
     """Nor do the programs that it starts, one after another."""
     for number in (1, 2):

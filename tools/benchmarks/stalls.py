@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -293,11 +294,10 @@ def of_readers(readers: int, scene: Scene) -> Iterator[tuple[str, Step]]:
     """Many processes list the same directories."""
 
     async def walks(scene: Scene) -> None:
-        for directory in scene.directories:
-            for pid in range(1, readers + 1):
-                await scene.listing(pid, directory)
-                if pid % 100 == 0:
-                    await trio.lowlevel.checkpoint()
+        for number, (directory, pid) in enumerate(product(scene.directories, range(1, readers + 1))):
+            await scene.listing(pid, directory)
+            if number % 100 == 0:
+                await trio.lowlevel.checkpoint()
 
     yield "all list all", walks
     yield "room for a draw", lambda scene: scene.space.reserve_by_eviction(FILE_BYTES, Priority.DRAW)
