@@ -379,7 +379,7 @@ def test_a_clock_that_is_wrong(growfs: Growfs) -> None:
 
 def test_a_function_that_makes_the_files(growfs: Growfs, tmp_path: Path) -> None:
     (tmp_path / "made.py").write_text("def make(index, rng, out):\n    out.write(bytes(1000))\n")
-    done = doctor(growfs, f"py:{tmp_path}/made.py:make", "--count", "5")
+    done = doctor(growfs, f"py:{tmp_path}/made.py:make", "--count", "5", measure="500ms")
     assert done.returncode == 0, done.stdout
     assert "can be imported" in line(done, "producer")
     assert "the whole data set, 5 KB" in line(done, "full cache")
