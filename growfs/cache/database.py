@@ -22,6 +22,7 @@ import trio
 from growfs import disk
 from growfs.cache.cache_folder import FORMAT, unreadable
 from growfs.cache.schema import PAGE_CACHE_KIB, Query, create, read_only
+from growfs.errors import Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 LOG_BYTES_MAX = 16 << 20
 """The size to which the write-ahead log is cut after it has grown larger."""
+DISK_ERRORS = (Unreadable, OSError, sqlite3.DatabaseError)
+"""The errors that a failing disk causes in a service. Anything else is a bug."""
 RETRY_S = 5.0
 """Pause before retrying a write that the disk refused."""
 SPARE_BYTES_MAX, SPARE_SHARE = 16 << 20, 8

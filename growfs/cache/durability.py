@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 
 import trio
 
+from growfs.cache.database import DISK_ERRORS
 from growfs.cache.store import Store
-from growfs.errors import Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -27,5 +26,5 @@ class Durability:
             await trio.sleep(EVERY_S)
             try:
                 await self._store.make_durable()
-            except (Unreadable, OSError, sqlite3.DatabaseError) as error:
+            except DISK_ERRORS as error:
                 log.warning("the cached files could not be synced to the disk, trying again: %s", error)

@@ -474,9 +474,13 @@ class Store:
         row = self._db.row(query, id)
         return row and Located(Path(self.path_of(row[0], row[1])), *row[2:])
 
+    async def _settled(self) -> None:
+        """Return when a file that was just renamed has its row."""
+        await self._db.run_in_writer(lambda: None)
+
     async def _is_still(self, located: Located, id: int) -> bool:
         """Whether a file was neither evicted nor replaced since it was located."""
-        await self._db.run_in_writer(lambda: None)  # by then, a file that was just renamed has its row
+        await self._settled()
         return self.located(id) == located
 
     def open_ahead(self, id: int) -> bool:
@@ -485,7 +489,7 @@ class Store:
 
     async def recheck(self, id: int) -> None:
         """Verify a resident file that `open` refused: if the digest differs, the file is evicted."""
-        await self._db.run_in_writer(lambda: None)  # by then, a file that was just renamed has its row
+        await self._settled()
         if id not in self.open_files:
             await self.verify(id)
 

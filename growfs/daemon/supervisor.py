@@ -8,22 +8,20 @@ daemon.
 from __future__ import annotations
 
 import logging
-import sqlite3
 import sys
 from collections.abc import Callable
 from typing import Protocol
 
 import trio
 
-from growfs.errors import GrowfsError, Unreadable
+from growfs.cache.database import DISK_ERRORS
+from growfs.errors import GrowfsError
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup, ExceptionGroup
 
 log = logging.getLogger(__name__)
 
-DISK_ERRORS = (Unreadable, OSError, sqlite3.DatabaseError)
-"""The errors that a failing disk causes in a service. Anything else is a bug."""
 RETRY_S, RETRY_S_MAX = 5.0, 60.0
 """The pause before a service is run again; doubled after each failure that soon follows."""
 

@@ -213,6 +213,10 @@ class Generations:
         """Note that a file was opened: the next generation delists in proportion to the opened files."""
         self._succession.note_opened(id)
 
+    def count_all(self) -> None:
+        """From now on, assume that all listed files are opened: opens cannot be seen."""
+        self.counts_all = True
+
     def has_news(self) -> bool:
         """Whether the next generation would show other files, or make room for some."""
         if self.current is None or self._store.last_seq > self.current.last_seq:

@@ -210,7 +210,7 @@ class Readers:
 
     def count_all(self) -> None:
         """From now on, assume that all listed files are opened: opens cannot be seen."""
-        self._generations.counts_all = True
+        self._generations.count_all()
 
     def closed(self, number: int) -> None:
         """Note that a file opened by a reader was closed."""

@@ -262,15 +262,10 @@ class VersionUpdater:
                 nursery.start_soon(self._update)
 
     async def _update(self) -> None:
-        sync = self._catalog_sync
         while True:
-            while sync.updates and not self._state.is_interrupted:
-                id, file = sync.updates.popitem()
-                sync.updating.add(id)
-                try:
+            while not self._state.is_interrupted and (update := self._catalog_sync.next_update()):
+                with update as (id, file):
                     if node := self._catalog.node(id):
                         newer = node._replace(size=file.size, mtime_ns=file.mtime_ns, version=file.version)
                         await self._fetcher.update(newer, self._catalog.path(node))
-                finally:
-                    sync.updating.discard(id)
             await self._state.changed.wait()

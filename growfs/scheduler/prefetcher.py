@@ -194,12 +194,12 @@ class Prefetcher:
         while await drawer.wait_until_finished() and drawer.has_failed:
             if self._may_continue():
                 return True  # the next pass tries the failed files again
-            state.phase = MountState.ERROR
+            state.wait_to_retry()
             with trio.move_on_after(pause_s):
                 while not state.is_stale:
                     await state.changed.wait()
             excluded = drawer.excluded
-            state.phase = MountState.FILLING
+            state.retry()
             if not await drawer.draw_failed_again():
                 return False
             pause_s = FAILED_RETRY_S if drawer.excluded < excluded else min(2 * pause_s, FAILED_RETRY_S_MAX)

@@ -175,8 +175,7 @@ class PrefetchState:
         """The order of the pass is out of date."""
         self.has_evicted = False
         """The pass may draw files again that were evicted, or that found the disk full."""
-        self.phase = MountState.LISTING
-        """What the prefetcher does, or why it does nothing."""
+        self._phase = MountState.LISTING
         self._check_whole = check_whole
         self._is_held = is_held
         self._outage = outage
@@ -195,9 +194,9 @@ class PrefetchState:
         if self._outage.is_on:
             return MountState.WAITING
         is_held = self._is_held() and not self.is_stale  # otherwise that draw is about to end
-        if is_held or self.phase in RESTING:
+        if is_held or self._phase in RESTING:
             return self._resting_state
-        return self.phase
+        return self._phase
 
     @property
     def unpromised(self) -> str | None:
@@ -210,6 +209,10 @@ class PrefetchState:
         """Whether all files for this node are cached."""
         return self._check_whole()
 
+    def start(self) -> None:
+        """Note that training can start."""
+        self.is_started = True
+
     def pause(self, paused: bool) -> None:
         """Stop or resume drawing. Misses are served either way."""
         self.paused = paused
@@ -218,8 +221,8 @@ class PrefetchState:
     def invalidate_order(self) -> None:
         """Request a new order: there may be more to draw, or more space."""
         self.is_stale = True
-        if self.phase is MountState.HELD or (self.phase in RESTING and not self.is_whole):
-            self.phase = MountState.FILLING  # until the new order is known
+        if self._phase is MountState.HELD or (self._phase in RESTING and not self.is_whole):
+            self._phase = MountState.FILLING  # until the new order is known
         self.changed.notify()
 
     def draw_evicted(self) -> None:
@@ -234,15 +237,23 @@ class PrefetchState:
     def draw_order(self, order: Order, limit_bytes: int) -> None:
         """Note that this order is drawn from now on. limit_bytes: of the cache."""
         self.seeds.begin(order, limit_bytes)
-        self.phase = MountState.SEEDING if order.seeds else MountState.FILLING
+        self._phase = MountState.SEEDING if order.seeds else MountState.FILLING
 
     def note_rotation(self) -> None:
         """Note that files are evicted for drawn ones."""
-        self.phase = MountState.ROTATING
+        self._phase = MountState.ROTATING
+
+    def wait_to_retry(self) -> None:
+        """Note that everything was drawn, and some files failed."""
+        self._phase = MountState.ERROR
+
+    def retry(self) -> None:
+        """Note that failed files are drawn again."""
+        self._phase = MountState.FILLING
 
     def rest(self) -> None:
         """Note that nothing is left to draw."""
-        self.phase = self._resting_state
+        self._phase = self._resting_state
 
     @property
     def _resting_state(self) -> MountState:
@@ -253,8 +264,8 @@ class PrefetchState:
     def finish(self, *ids: int) -> None:
         """Note that these files are cached, failed or cannot be drawn."""
         self.seeds.finish(*ids)
-        if self.phase is MountState.SEEDING and self.seeds.seeds_complete:
-            self.phase = MountState.FILLING
+        if self._phase is MountState.SEEDING and self.seeds.seeds_complete:
+            self._phase = MountState.FILLING
 
 
 START_S = 20.0
@@ -301,7 +312,7 @@ class StartGate:
 
     def open(self) -> None:
         """Note that training can start."""
-        self._prefetch.is_started = True
+        self._prefetch.start()
         self.opened.notify()
 
     def status(self) -> StartStatus | None:

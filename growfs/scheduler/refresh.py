@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import sqlite3
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -65,8 +67,7 @@ class CatalogSync:
         self.updates: dict[int, RemoteFile] = {}
         """New versions of resident files, by the id of the old one, for VersionUpdater to fetch. If one fails, or is
         not fetched before the daemon ends, the next listing finds it again."""
-        self.updating: set[int] = set()
-        """The ids of the old versions whose new ones are being fetched, which listings leave alone."""
+        self._updating: set[int] = set()
         self._silent_s: float | None = None
         self._was_silent = False
         self._is_refused = False
@@ -148,6 +149,18 @@ class CatalogSync:
             return
         self.file_changed.notify()
 
+    def next_update(self) -> AbstractContextManager[tuple[int, RemoteFile]] | None:
+        """Take a new version to fetch: (id of the old one, new one). Listings skip it within the block."""
+        return self._update(*self.updates.popitem()) if self.updates else None
+
+    @contextmanager
+    def _update(self, id: int, file: RemoteFile) -> Iterator[tuple[int, RemoteFile]]:
+        self._updating.add(id)
+        try:
+            yield id, file
+        finally:
+            self._updating.discard(id)
+
     def _note_silence(self, silent: ServerSilent) -> None:
         """Note that a listing is waiting. Raises the reason if the remote denies it access, but still serves files.
 
@@ -228,7 +241,7 @@ class CatalogSync:
             fits = disk.allocation(file.size or 0) <= self._store.max_file_bytes
             if not (node and node.seq is not None and fits):
                 immediate.append((id, file))
-            elif id not in self.updating:  # otherwise the next listing compares it again
+            elif id not in self._updating:  # otherwise the next listing compares it again
                 self.updates[id] = file
         for id in part.gone:
             self._store.track(id)

@@ -242,13 +242,15 @@ async def test_an_evicted_file_is_not_kept_from_its_new_version(tmp_path: Path) 
     sync = CatalogSync(RefusingPool(), cache.catalog, cache.store, Outage(answers), 0)  # type: ignore[arg-type]
     found = file("d/000.bin", SIZE, "v2")
     await sync.update_file(node, found)
-    assert sync.updates.popitem() == (node.id, found)
-    sync.updating.add(node.id)
-    await sync.update_file(node, found)
-    assert not sync.updates, "it is being fetched"
-    assert cache.node("d/000.bin").version == "v1"
-    await cache.store.evict([node.id])
-    await sync.update_file(cache.node("d/000.bin"), found)
+    update = sync.next_update()
+    assert update
+    with update as (id, successor):
+        assert (id, successor) == (node.id, found)
+        await sync.update_file(node, found)
+        assert sync.next_update() is None, "it is being fetched"
+        assert cache.node("d/000.bin").version == "v1"
+        await cache.store.evict([node.id])
+        await sync.update_file(cache.node("d/000.bin"), found)
     assert cache.node("d/000.bin").version == "v2"
     cache.close()
 
@@ -314,8 +316,7 @@ async def test_nothing_waits_any_longer_for_a_version_whose_service_failed(
     assert cache.waiting.versions == 0
     assert cache.generations.demand().versions == 0
     assert cache.store.reserved_bytes == 0
-    assert not sync.updates
-    assert not sync.updating
+    assert sync.next_update() is None
     cache.close()
 
 

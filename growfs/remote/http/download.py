@@ -156,6 +156,10 @@ class RangeDownloader:
         self._useless_heads = 0 if useful else self._useless_heads + 1
         self.heads_useful = self._useless_heads < USELESS_HEADS_MAX
 
+    def record_split(self, split: bool) -> None:
+        """Record whether a server sent a part of a file that was requested, and not the whole file."""
+        self.splits_at_once = split
+
     @contextmanager
     def connection(self, origin: Origin | None = None) -> Iterator[Connection]:
         """A connection for the duration of the block, if possible one to this server.
@@ -188,6 +192,10 @@ class _Part:
     is_first: bool = False
     cuts: int = 0
     """How often it was requested anew because it arrived too slowly."""
+
+
+def _first_part(response: HttpResponse) -> _Part:
+    return _Part(0, response.length or 0, is_first=True)
 
 
 class _FileTransfer(Generic[T]):
@@ -244,7 +252,7 @@ class _FileTransfer(Generic[T]):
         else:
             with self._connection() as connection:
                 response = self._begin(connection, size, length)
-                part = _Part(0, response.length or 0, is_first=True)
+                part = _first_part(response)
                 if self._is_split:
                     first = partial(self._receive_with_others, connection, part, response)
                     threads.share([first, *self._parts(length, self.total, threads.part_bytes(self.total))])
@@ -268,9 +276,9 @@ class _FileTransfer(Generic[T]):
                 response = self._begin(connection, size, length)
             finally:
                 self._begun.set()
-            self._owner.splits_at_once = self._is_split
+            self._owner.record_split(self._is_split)
             with nullcontext() if self._is_split else self._owner.threads.unsplit(self.total):
-                self._receive(connection, _Part(0, response.length or 0, is_first=True), response)
+                self._receive(connection, _first_part(response), response)
 
     def _begin(self, connection: Connection, size: int | None, length: int) -> HttpResponse:
         """Request the file, or its first part if it is large or of unknown size, and check the response's head."""
