@@ -258,7 +258,9 @@ def test_pause_and_resume(growfs: Growfs) -> None:
         assert (growfs.mountpoint / "f39").read_bytes() == files["f39"], "a miss is served while paused"
         until(lambda: not growfs.status()["cache"]["in_flight_bytes"])
         assert growfs.status()["cache"]["files"] < len(files)
-        assert growfs.run("resume", growfs.mountpoint).stdout.startswith(f"{growfs.mountpoint}: resumed; ")
+        server.blocked.add(next(name for name in files if name not in server.requested))
+        assert growfs.run("resume", growfs.mountpoint).stdout.startswith(f"{growfs.mountpoint}: resumed; filling")
+        server.unblock()
         growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "30s")
         assert growfs.status()["cache"]["files"] == len(files)
 
