@@ -421,17 +421,13 @@ def title_marker() -> list[str]:
 
 
 def parse_descriptions_once() -> None:
-    """Have botocore parse its JSON descriptions of S3 here. That takes 0.2 s, and every mount of a bucket does it.
-
-    Each mount has credentials of its own.
-    """
+    """Have botocore parse its JSON descriptions of S3 here. That takes 0.2 s, and every mount that uses it does it."""
     from botocore.loaders import JSONFileLoader
 
     from growfs.remote.stores.s3 import client
 
     JSONFileLoader.load_file = staticmethod(functools.cache(JSONFileLoader().load_file))
     client.preload()
-    client._shared_credentials = None
 
 
 def main() -> None:

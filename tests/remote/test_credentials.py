@@ -75,11 +75,16 @@ WAYS: dict[str, Configure] = {
 }
 
 
+def preload() -> None:
+    """As the fork server does before it knows what it needs."""
+    S3Remote(RemoteSpec("s3://host/")).preload()
+
+
 @pytest.mark.parametrize(("way", "by_s3fs"), [*((way, False) for way in WAYS), ("file", True), ("machine", True)])
 @pytest.mark.usefixtures("alone")
 def test_credentials_are_found(way: str, by_s3fs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"cache_regions": False} if by_s3fs else {}
-    client.preload()  # as the fork server does before it knows what it needs
+    preload()
     with serving(MetadataService) as url:
         for name, value in WAYS[way](tmp_path, url.rstrip("/")).items():
             monkeypatch.setenv(name, value)
@@ -89,9 +94,9 @@ def test_credentials_are_found(way: str, by_s3fs: bool, tmp_path: Path, monkeypa
 
 
 def test_what_processes_share_stays_when_more_is_preloaded() -> None:
-    client.preload()
+    preload()
     shared = client._shared_credentials
-    client.preload()
+    preload()
     assert client._shared_credentials is shared
 
 
@@ -200,7 +205,7 @@ def test_a_remote_that_is_opened_anew_does_not_ask_for_other_credentials_each_ti
     (tmp_path / "answer").write_text(json.dumps(answer))
     config.write_text(f"[default]\ncredential_process = sh -c 'echo >> {asked}; cat {tmp_path}/answer'\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    client.preload()
+    preload()
     with serving(Denying) as url:
         for _ in range(5):
             with pytest.raises(RemoteDenied, match="access denied"):

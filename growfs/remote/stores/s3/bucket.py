@@ -64,7 +64,8 @@ from growfs.remote.stores.s3.credentials import Renewal
 from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges
 from growfs.remote.stores.s3.listing import KeyPage
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, ParallelLister
-from growfs.remote.stores.s3.signer import Signer
+from growfs.remote.stores.s3.signer import Signer, signer_by_library, signer_with
+from growfs.remote.stores.s3.static_settings import CONFIG, StaticSettings, static_settings
 
 REGION_TRIES_MAX = 3
 """How often a process asks a bucket for its region: the answer may be lost."""
@@ -129,7 +130,9 @@ class S3Remote(FsspecRemote):
         self._renewal = Renewal()
 
     def preload(self) -> None:
-        client.preload()
+        client.share_credentials()
+        if self.client.uses_library or self._static_settings is None:
+            client.preload()
 
     @classmethod
     def _why_library(cls, spec: RemoteSpec) -> str:
@@ -146,10 +149,7 @@ class S3Remote(FsspecRemote):
 
     def _library_options(self) -> dict[str, Any]:
         options, url = super()._library_options(), self.spec.endpoint_url
-        config = {"connect_timeout": TIMEOUTS.connect_s, "read_timeout": TIMEOUTS.read_s}
-        signed = {"signature_version": "s3v4"}  # botocore's default for a signed URL is v2
-        once = {"retries": {"total_max_attempts": 1}}  # botocore's own
-        options["config_kwargs"] = {**config, **signed, **once, **options.get("config_kwargs", {})}
+        options["config_kwargs"] = CONFIG | options.get("config_kwargs", {})
         if url:
             options.pop("endpoint_url", None)
             options["client_kwargs"] = {**options.get("client_kwargs", {}), "endpoint_url": url}
@@ -440,16 +440,18 @@ class S3Remote(FsspecRemote):
             return self._signer
 
     def _new_signer(self, bucket: str) -> Signer:
-        client = self._client(bucket)
-        wants_checksums = getattr(client.boto.meta.config, "response_checksum_validation", "") == "when_supported"
-        more = {"ChecksumMode": "ENABLED"} if wants_checksums else {}
-        return Signer(client, client.complete(client.boto.get_object, {"Bucket": bucket, "Key": "", **more}))
+        settings = self._static_settings
+        return signer_with(settings) if settings else signer_by_library(self._client(bucket), bucket)
 
     def _page_request(self, parameters: dict[str, Any]) -> HttpRequest:
         """A signed GET of a page. Raises FallBack if that is impossible."""
         with self._signing():
-            signer, client = self._fresh_signer(parameters["Bucket"]), self._client(parameters["Bucket"])
-            return signer.page(client.complete(client.boto.list_objects_v2, parameters))
+            return self._fresh_signer(parameters["Bucket"]).page(parameters)
+
+    @property
+    def _static_settings(self) -> StaticSettings | None:
+        """As the options, the environment and the files say now."""
+        return static_settings(self._options, self.spec.url.partition("://")[2].partition("/")[0])
 
     def _client(self, bucket: str) -> Client:
         with self._client_lock:
@@ -465,7 +467,9 @@ class S3Remote(FsspecRemote):
     def _trusted(self) -> ssl.SSLContext:
         """As in botocore: the option `verify`, else AWS_CA_BUNDLE, ca_bundle in ~/.aws/config, or the system's."""
         verify = self._options.get("client_kwargs", {}).get("verify")
-        if verify is None:
+        if verify is None and (settings := self._static_settings):
+            verify = settings.ca_bundle
+        elif verify is None:
             bucket, _ = self._bucket_and_prefix
             verify = self._client(bucket).session.get_config_variable("ca_bundle")
         if isinstance(verify, str):

@@ -16,9 +16,9 @@ from typing import Any
 
 from growfs.errors import RemoteDenied
 from growfs.remote.stores.s3.credentials import Renewal, SharedCredentials
+from growfs.remote.stores.s3.static_settings import OPTION_KEYS
 
-_KEYS = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"}
-_PLAIN = {*_KEYS, "anon", "client_kwargs", "config_kwargs", "profile", "requester_pays"}
+_PLAIN = {*OPTION_KEYS, "anon", "client_kwargs", "config_kwargs", "profile", "requester_pays"}
 """Options of s3fs that are passed on to botocore unchanged."""
 _FINDS_CREDENTIALS = frozenset(
     f"{package}.{module}" for package in ("botocore", "aiobotocore") for module in ("credentials", "tokens")
@@ -108,13 +108,15 @@ class Client:
     complete: Callable[[Any, dict[str, Any]], dict[str, Any]]
 
 
-def preload() -> None:
-    """Import botocore and read its descriptions of S3 once, in a process that forks afterwards.
-
-    The processes that it forks then share credentials.
-    """
-    global _loader, _shared_credentials
+def share_credentials() -> None:
+    """Make the processes that this one forks share credentials."""
+    global _shared_credentials
     _shared_credentials = _shared_credentials or SharedCredentials(REFUSED_S)
+
+
+def preload() -> None:
+    """Import botocore and read its descriptions of S3 once, in a process that forks afterwards."""
+    global _loader
     if _loader is not None:
         return
     with suppress(Exception):  # a wrong configuration is reported when a client is needed
@@ -131,10 +133,10 @@ def plain_client(options: dict[str, Any]) -> Client | None:
     from botocore import UNSIGNED
     from botocore.config import Config
 
-    keys = {_KEYS[name]: options[name] for name in _KEYS.keys() & options.keys() if options[name] is not None}
+    keys = {OPTION_KEYS[name]: options[name] for name in OPTION_KEYS if options.get(name) is not None}
     more, config = {**keys, **options.get("client_kwargs", {})}, options.get("config_kwargs", {})
     if options.get("anon"):
-        more = {name: value for name, value in more.items() if name not in _KEYS.values()}
+        more = {name: value for name, value in more.items() if name not in OPTION_KEYS.values()}
         config = {**config, "signature_version": UNSIGNED}
     session = _new_session(options.get("profile"))
     if _shared_credentials:
