@@ -185,6 +185,28 @@ def test_a_denied_object_renews_nothing_while_others_are_served(
     assert len(clients) == 1
 
 
+@pytest.mark.usefixtures("alone")
+def test_keys_that_are_replaced_in_their_file_are_used(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(key: str) -> None:
+        (tmp_path / "keys").write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\n")
+
+    write("old")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    store, valid = FakeStore(SMALL), "old"
+    store.status = lambda request: None if f"Credential={valid}/" in request.headers["Authorization"] else 403
+    remote = S3Remote(RemoteSpec("s3://bucket", endpoint_url=serve(store)))
+    assert remote._static_settings
+    assert fetched(remote, tmp_path) == SMALL
+    valid = "new"
+    with pytest.raises(RemoteDenied):
+        fetched(remote, tmp_path)
+    write(valid)
+    remote._renewal._pause_s = 0
+    assert fetched(remote, tmp_path) == SMALL
+
+
 def test_what_is_denied_to_the_library_too_does_not_leave_the_rest_to_it(
     serve: Serve, tmp_path: Path, library_fetches: list[str]
 ) -> None:
