@@ -18,7 +18,17 @@ import pytest
 
 from tests.servers import S3Server
 
-CSV_COLUMNS = ["Bucket", "Key", "VersionId", "IsLatest", "IsDeleteMarker", "Size", "LastModifiedDate", "ETag"]
+CSV_COLUMNS = [
+    "Bucket",
+    "Key",
+    "VersionId",
+    "IsLatest",
+    "IsDeleteMarker",
+    "Size",
+    "LastModifiedDate",
+    "ETag",
+    "StorageClass",
+]
 PARQUET_COLUMNS = [
     "bucket",
     "key",
@@ -28,6 +38,7 @@ PARQUET_COLUMNS = [
     "size",
     "last_modified_date",
     "e_tag",
+    "storage_class",
 ]
 
 
@@ -85,6 +96,7 @@ class InventoryBucket:
             "size": entry.get("Size"),
             "last_modified_date": entry.get("LastModified"),
             "e_tag": str(entry.get("ETag", "")).strip('"'),
+            "storage_class": entry.get("StorageClass", "STANDARD"),
             **entry,
         }
         return [values.get(column) for column in PARQUET_COLUMNS]

@@ -166,7 +166,7 @@ class Hub:
     """A hub with one data set, as its HTTP API has it: https://huggingface.co/docs/hub/api.
 
     is_private: whether a token is needed. lfs_bytes: files of this size and larger are redirected to another server,
-    as those in Git LFS and Xet are. requests: (method, path, headers) of all.
+    as those in Git LFS and Xet are, and smaller ones to a cache of the hub. requests: (method, path, headers) of all.
     """
 
     name = "growfs/test"
@@ -183,6 +183,8 @@ class Hub:
         target = urlsplit(handler.path)
         query = dict(pair.partition("=")[::2] for pair in target.query.split("&"))
         self.requests.append((handler.command, handler.path, dict(handler.headers)))
+        if target.path.startswith("/api/resolve-cache/"):
+            return self._send_file(handler, unquote(target.path.removeprefix("/api/resolve-cache/")), '"%s"')
         if target.path.startswith("/cdn/"):
             return self._send_file(handler, unquote(target.path.removeprefix("/cdn/")), '"cdn-%s"')
         if self.is_private and handler.headers["Authorization"] != f"Bearer {HUB_TOKEN}":
@@ -231,7 +233,7 @@ class Hub:
         if data is None:
             return self._refuse(handler, 404, "EntryNotFound")
         if len(data) < self.lfs_bytes:
-            return self._send_file(handler, path, '"%s"')
+            return handler.reply("", 307, {"Location": f"/api/resolve-cache/{quote(path)}", "X-Repo-Commit": "0" * 40})
         headers = {
             "Location": f"{self.url.replace('127.0.0.1', 'localhost')}/cdn/{quote(path)}?Signature=secret",
             "X-Linked-Size": str(len(data)),

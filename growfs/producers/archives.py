@@ -44,13 +44,16 @@ def tar(source: BinaryIO) -> Iterator[Member]:
 def webdataset(source: BinaryIO) -> Iterator[Member]:
     """The samples of a WebDataset shard in the layout of ImageFolder: KEY.jpg of class 3 is /00003/KEY.jpg.
 
-    KEY.cls holds the class, a number or a name. Raises ValueError if a sample has none.
+    KEY.cls holds the class, a number or a name. Members without a key or an extension (README, ._a.jpg) belong to no
+    sample, as for the webdataset package, and are left out. Raises ValueError if a sample has no class.
     """
     archive = _opened(source)
     label, sample, key = "", list[Member](), ""
     for info in _regular(archive):
         folder, slash, name = _relative(info.name).rpartition("/")
         now, _, extension = name.partition(".")
+        if not (now and extension):
+            continue
         if folder + slash + now != key:
             yield from _labelled(label, sample, key)
             label, sample, key = "", [], folder + slash + now

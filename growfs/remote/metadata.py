@@ -13,15 +13,19 @@ from growfs.remote.http.connection import Headers
 from growfs.remote.interface import RemoteFile
 
 _VERSION_KEYS = ("generation", "ETag", "etag", "md5Hash", "md5", "blob_id", "xet_hash", "Content-MD5", "Digest")
-_MTIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "modified", "created")
+_MTIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "modified", "created", "modify")
+"""The last one is of FTP (RFC 3659, 7.5.3)."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
+SECOND_NS = 10**9
 
 
 def file_from_info(path: str, info: dict[str, Any]) -> RemoteFile:
     """The RemoteFile that fsspec's info of a file describes."""
     size = info.get("size")
     mtime_ns = next((ns for key in _MTIME_KEYS if (ns := to_ns(info.get(key))) is not None), None)
+    if mtime_ns is None and isinstance(milliseconds := info.get("modificationTime"), int):  # of WebHDFS
+        mtime_ns = to_ns(milliseconds / 1000)
     version = next((text for key in _VERSION_KEYS if (text := str(info.get(key) or "").strip('"'))), "")
     size = None if size is None else int(size)
     return RemoteFile(path, size, mtime_ns, version or version_by_time(size, mtime_ns))
@@ -43,7 +47,7 @@ def version_by_time(size: int | None, mtime_ns: int | None) -> str:
 
 
 def to_ns(when: Any) -> int | None:
-    """Nanoseconds since the epoch, from a datetime, seconds, or an ISO 8601 or HTTP date; None for anything else.
+    """Nanoseconds since the epoch, from a datetime, seconds, or an ISO 8601, HTTP or FTP date; None for anything else.
 
     Also None for a time before 1677 or after 2262, whose number does not fit into 64 bits. Precise to the microsecond,
     so that a moment gives the same number whether a store gives it as a float or as a datetime.
@@ -71,13 +75,16 @@ def _parsed(text: str) -> datetime | float | None:
         except ValueError:
             pass
     if text[3:5] == ", ":  # as in HTTP
-        with suppress(TypeError, ValueError):
+        with suppress(TypeError, ValueError, OverflowError):
             return parsedate_to_datetime(text)
+    if re.fullmatch(r"\d{14}(\.\d+)?", text):  # as in FTP
+        with suppress(ValueError):
+            return datetime.strptime(text[:14], "%Y%m%d%H%M%S")
     with suppress(ValueError):
         return float(text)
     iso = re.sub(r"\.(\d{1,6})\d*", lambda found: "." + found[1].ljust(6, "0"), text)  # Python 3.10 needs 6 digits
     with suppress(ValueError):
         return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", iso))
-    with suppress(TypeError, ValueError):
+    with suppress(TypeError, ValueError, OverflowError):
         return parsedate_to_datetime(text)
     return None

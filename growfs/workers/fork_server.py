@@ -33,5 +33,5 @@ class ForkServer:
     def stop(self) -> None:
         """End the process. Each worker ends when its connection is closed."""
         self.control.close()
-        self._process.terminate()  # it may be importing
+        self._process.kill()  # it may be importing, or stopped
         self._process.wait()

@@ -50,6 +50,19 @@ def beside_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherUser]
         yield user
 
 
+def test_a_folder_that_may_be_listed_but_not_entered_does_not_end_the_listing(nobody: OtherUser) -> None:
+    closed = nobody.folder / "remote/closed"
+    closed.mkdir()
+    (closed / "x").write_bytes(b"x")
+    closed.chmod(0o744)
+    program = (
+        "from growfs.remote import open_remote\nfrom growfs.remote.interface import RemoteSpec\n"
+        f"print([page.skipped for page in open_remote(RemoteSpec({str(closed.parent)!r})).pages()])"
+    )
+    done = nobody.run_program(nobody.python, "-c", program)
+    assert "reason='permission denied', path='closed/x'" in done.stdout, done.stderr
+
+
 @pytest.fixture
 def allowed(nobody: OtherUser) -> Iterator[OtherUser]:
     """The user nobody, on a machine where every user may open /dev/fuse, as on most machines."""

@@ -111,6 +111,11 @@ def test_each_form_of_checksum_is_verified(tmp_path: Path, form: str, part: int)
         headers(ETag=f'"{CHECKSUMS["md5"]}"'),
         headers(ETag=f'"{CHECKSUMS["md5"]}-2"', x_amz_server_side_encryption="AES256"),
         headers(ETag=f'"{CHECKSUMS["md5"]}"', x_amz_server_side_encryption="aws:kms"),
+        headers(
+            ETag=f'"{CHECKSUMS["md5"]}"',
+            x_amz_server_side_encryption="AES256",
+            x_amz_storage_class="EXPRESS_ONEZONE",
+        ),
     ],
     ids=str,
 )

@@ -207,6 +207,15 @@ LENGTHS = {
 }
 
 
+@pytest.mark.parametrize("size", [b"-4", b"0x4", b"1_0", b"", b"x"])
+def test_a_chunk_without_a_valid_size_is_refused(server: Server, connection: Connection, size: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    server.answer = lambda client, _: client.sendall(head + size + b"\r\nabcd\r\n0\r\n\r\n")
+    response = connection.send(HttpRequest(server.url), {})
+    with pytest.raises(FallBack, match="a chunk without a size"):
+        connection.read(response)
+
+
 @pytest.mark.parametrize("line", LENGTHS.values(), ids=LENGTHS.keys())
 def test_a_response_without_a_valid_length_has_length_none(server: Server, connection: Connection, line: bytes) -> None:
     server.answer = lambda client, _: client.sendall(b"HTTP/1.1 200 OK\r\n" + line + b"\r\n\r\n")

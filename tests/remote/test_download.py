@@ -117,6 +117,37 @@ def test_a_file_is_fetched_however_the_server_handles_ranges(
     assert library_fetches == []
 
 
+@pytest.mark.parametrize("zone", [" GMT", " -0000", ""])
+def test_a_time_is_a_validator_whatever_its_zone(
+    serve: Serve, tmp_path: Path, library_fetches: list[str], zone: str
+) -> None:
+    store = FakeStore(DATA, etag=None, modified=f"Tue, 03 Nov 2020 10:00:00{zone}")
+    assert fetched(HttpRemote(RemoteSpec(serve(store))), tmp_path) == DATA
+    assert library_fetches == []
+
+
+@pytest.mark.parametrize("honors_if_match", [True, False])
+def test_a_file_of_servers_that_disagree_comes_in_one_piece(
+    serve: Serve, tmp_path: Path, library_fetches: list[str], honors_if_match: bool
+) -> None:
+    """Each connection reaches one of two servers."""
+    store, servers = FakeStore(DATA, honors_if_match=honors_if_match), dict[int, int]()
+
+    def on_get(request: Request) -> None:
+        store.etag = f'"of {servers.setdefault(request.port, len(servers) % 2)}"'
+
+    store.on_get = on_get
+    assert fetched(HttpRemote(RemoteSpec(serve(store))), tmp_path) == DATA
+    assert library_fetches == ["x"]
+
+
+def test_an_object_that_comes_in_chunks_is_fetched_by_the_library(
+    serve: Serve, tmp_path: Path, library_fetches: list[str]
+) -> None:
+    assert fetched(s3(serve(FakeStore(DATA, body="chunked"))), tmp_path) == DATA
+    assert library_fetches == ["x"]
+
+
 @pytest.mark.promise(33)
 @pytest.mark.parametrize("honors_if_match", [True, False])
 @pytest.mark.parametrize(
@@ -132,6 +163,9 @@ def test_a_file_that_changes_midway_is_refused(
     serve: Serve, tmp_path: Path, honors_if_match: bool, change: dict[str, Any]
 ) -> None:
     store = FakeStore(DATA, etag='"v1"' if change["etag"] else None, honors_if_match=honors_if_match)
+    remote = s3(serve(store))
+    file = remote.fetch(FetchTask(FILE, tmp_path / "target"))
+    store.requests.clear()
 
     def on_get(_: Request) -> None:
         if len(store.gets) == 6:
@@ -140,7 +174,7 @@ def test_a_file_that_changes_midway_is_refused(
 
     store.on_get = on_get
     with pytest.raises(RemoteChanged):
-        s3(serve(store)).fetch(FetchTask(FILE, tmp_path / "target"))
+        remote.fetch(FetchTask(file, tmp_path / "target"))
 
 
 @pytest.mark.parametrize(
@@ -246,7 +280,7 @@ def test_a_file_fails_when_one_part_always_fails(serve: Serve, tmp_path: Path, f
     assert len(good) == len(set(good)), "no other part is requested twice"
 
 
-@pytest.mark.parametrize("value", ["7", "Tue, 01 Jan 2030 00:00:00 GMT"])
+@pytest.mark.parametrize("value", ["7", "Tue, 01 Jan 2030 00:00:00 GMT", "Tue, 01 Jan 2030 00:00:00"])
 def test_a_store_says_how_long_it_wants_to_be_left_alone(serve: Serve, tmp_path: Path, value: str) -> None:
     store = FakeStore(DATA, extra_headers={"Retry-After": value})
     store.status = lambda request: 503 if len(store.gets) == 4 else None

@@ -67,6 +67,16 @@ def test_old_versions_and_deleted_files_are_omitted(inventories: InventoryBucket
 
 
 @KINDS
+def test_archived_objects_are_skipped(inventories: InventoryBucket, kind: str) -> None:
+    classes = {"a": "STANDARD", "b": "GLACIER", "c": "DEEP_ARCHIVE"}
+    manifest = inventories.write([row(key, storage_class=name) for key, name in classes.items()], kind)
+    pages = list(open_remote(inventories.source.spec("", manifest=manifest)).pages())
+    assert [file.path for page in pages for file in page.files] == ["a"]
+    skipped = {skipped.path: skipped.reason.partition(":")[0] for page in pages for skipped in page.skipped}
+    assert skipped == {"b": "archived", "c": "archived"}
+
+
+@KINDS
 def test_a_stale_row_is_detected_by_the_fetch(
     inventories: InventoryBucket, kind: str, prefix: str, tmp_path: Path
 ) -> None:
@@ -153,7 +163,7 @@ def test_the_newest_manifest_of_a_configuration_folder_is_used(inventories: Inve
         ("CSV", [row("a")], {"fileFormat": "ORC"}, "its files are ORC; let the inventory's configuration write CSV"),
         ("CSV", [row("a")], {"sourceBucket": "theirs"}, "is the inventory of s3://theirs, not of s3://growfs-test"),
         ("CSV", [row("a")], {"fileSchema": "Bucket, Name"}, "line 1 has no column 'key'"),
-        ("CSV", [row("a")], {"fileSchema": "Bucket, Key"}, "line 1 has 8 columns, not 2"),
+        ("CSV", [row("a")], {"fileSchema": "Bucket, Key"}, "line 1 has 9 columns, not 2"),
         ("CSV", [row("a")], {"files": None}, r"is not a manifest\.json of an S3 Inventory \(TypeError"),
         ("CSV", [row("a")], {"files": [{"key": "inv/gone.csv.gz"}]}, r"inv/gone\.csv\.gz: no such file"),
         ("CSV", [row("a"), row("b", size="big")], {}, "line 2 has a size that is not a number: 'big'"),

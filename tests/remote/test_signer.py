@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs
 from urllib.request import Request as Get
@@ -247,6 +248,35 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"botocore", "s3
     words = [sys.executable, "-c", program, rclone_s3.bucket, rclone_s3.endpoint_url, str(tmp_path / "target")]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "[]\n"
     assert (tmp_path / "target").read_bytes() == b"content"
+
+
+SESSION = (
+    b"<CreateSessionResult><Credentials><SessionToken>T</SessionToken><SecretAccessKey>S</SecretAccessKey>"
+    b"<AccessKeyId>SESSION</AccessKeyId><Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></CreateSessionResult>"
+)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "signature"),
+    [
+        ("data--usw2-az1--x-s3", "X-Amz-S3session-Token="),
+        ("arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap", "X-Amz-Algorithm=AWS4-ECDSA-P256-SHA256"),
+    ],
+    ids=["a directory bucket", "a multi-region access point"],
+)
+def test_special_buckets_have_signatures_of_their_own(
+    bucket: str, signature: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(_: object, request: Any) -> Any:
+        from botocore.awsrequest import AWSResponse
+
+        return AWSResponse(request.url, 200, {}, SimpleNamespace(stream=lambda *_: iter([SESSION])))
+
+    monkeypatch.setattr("botocore.httpsession.URLLib3Session.send", send)
+    remote = S3Remote(RemoteSpec(f"s3://{bucket}/x", {**KEYS, "client_kwargs": {"region_name": "us-west-2"}}))
+    assert remote._static_settings is None
+    assert signature in remote._request(FILE, "GET").url
+    assert signature in remote._page_request({"Bucket": remote._bucket_and_prefix[0], "Prefix": "x/"}).url
 
 
 def test_anonymous_requests_are_not_signed() -> None:

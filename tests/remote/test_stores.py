@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import os
+import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +20,15 @@ from fsspec.implementations.memory import MemoryFileSystem
 from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, UsageError
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.metadata import SECOND_NS, file_from_info
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.gs import GoogleRemote
 from growfs.remote.stores.hf import RepositoryRemote
+from growfs.remote.stores.web import HttpRemote
 from tests.needs import need
 from tests.remote.fake_store import DATA, FakeStore, Serve, part_starts
 from tests.servers import QuietHandler, S3Server, serving
-from tests.store_servers import hub_server
+from tests.store_servers import azure_container, hub_server
 
 
 def listed(spec: RemoteSpec) -> tuple[set[str], dict[str, str]]:
@@ -55,6 +59,56 @@ class OneAtATime(MemoryFileSystem):  # type: ignore[misc]
         super().get_file(rpath, lpath, **options)
 
 
+@pytest.mark.parametrize("size", [100, 3 << 20])
+def test_blobs_that_are_stored_encoded_arrive_as_stored(azurite: str, tmp_path: Path, size: int) -> None:
+    from azure.storage.blob import BlobServiceClient, ContentSettings
+
+    stored = gzip.compress(random.Random(1).randbytes(size))
+    with azure_container(azurite, f"encoded-{size}") as store:
+        service = BlobServiceClient.from_connection_string(store.env["AZURE_STORAGE_CONNECTION_STRING"])
+        with service, service.get_blob_client(f"encoded-{size}", "x.bin") as blob:
+            blob.upload_blob(stored, content_settings=ContentSettings(content_encoding="gzip"))
+        remote = open_remote(store.spec())
+        ((file,),) = (page.files for page in remote.pages())
+        assert remote.fetch(FetchTask(file, tmp_path / "x")).size == len(stored)
+    assert (tmp_path / "x").read_bytes() == stored
+
+
+def test_files_of_a_web_server_that_are_compressed_by_their_names_arrive_as_stored(
+    serve: Serve, tmp_path: Path, library_fetches: list[str]
+) -> None:
+    stored = gzip.compress(DATA)
+    remote = HttpRemote(RemoteSpec(serve(FakeStore(stored, extra_headers={"Content-Encoding": "gzip"}))))
+    assert remote.fetch(FetchTask(RemoteFile("x.nii.gz", None, None, ""), tmp_path / "x")).size == len(stored)
+    assert (tmp_path / "x").read_bytes() == stored
+    assert library_fetches == []
+
+
+@pytest.mark.parametrize("pays", [True, "payer"])
+def test_requests_to_google_storage_say_who_pays(
+    cloud: CloudStorage, serve: Serve, tmp_path: Path, pays: bool | str
+) -> None:
+    store = FakeStore(DATA)
+    cloud.server, cloud.requester_pays = serve(store), pays
+    GoogleRemote(RemoteSpec("gs://bucket")).fetch(FetchTask(RemoteFile("x", len(DATA), None, ""), tmp_path / "x"))
+    payer = cloud.project if pays is True else pays
+    assert {request.headers["x-goog-user-project"] for request in store.requests} == {payer}
+
+
+def test_times_are_read_as_stores_write_them() -> None:
+    day = 19_783 * 86_400 * SECOND_NS  # 2024-03-01
+    infos: list[dict[str, Any]] = [
+        {"modify": "20240301000000"},
+        {"modify": "20240301000000.5"},
+        {"modificationTime": day // 1_000_000},
+        {"Last-Modified": "Fri, 01 Mar 2024 00:00:00 -0000"},
+        {"Last-Modified": "Fri, 01 Mar 2024 00:00:00"},
+        {"Last-Modified": "Fri, 01 Mar 2024 00:00:00 +99999999999999"},
+    ]
+    found = [file_from_info("x", info | {"size": 1}).mtime_ns for info in infos]
+    assert found == [day, day, day, day, day, None]
+
+
 def test_a_library_without_an_event_loop_fetches_several_files_at_a_time(tmp_path: Path) -> None:
     register_implementation("one-at-a-time", OneAtATime, clobber=True)
     MemoryFileSystem().pipe({"/shared/a": b"content a", "/shared/b": b"content b"})
@@ -72,6 +126,8 @@ class CloudStorage(MemoryFileSystem):  # type: ignore[misc]
     protocol = "gs"
     server = ""
     async_impl = True
+    requester_pays: bool | str = False
+    project = "mine"
 
     @property
     def credentials(self) -> CloudStorage:
@@ -202,6 +258,7 @@ class Pages(QuietHandler):
     pages = {  # noqa: RUF012
         "/root/": PAGE.encode(),
         "/root/sub/": b'<a href="one.txt">1</a><a href="../plain.txt">2</a><a href="/root/sub/">3</a>',
+        "/odd/": b"<a href='http://[foo'></a><a href='one.txt'></a>",
         "/bin/": b"<a href='x'>" + b"\0" * 100,
     }
 
@@ -226,6 +283,10 @@ def test_links_of_an_html_page_are_listed(site: str, slash: str) -> None:
     assert skipped == {"../../etc/passwd": "'.' or '..' in path", "latin\udce9.txt": "name is not UTF-8"}
 
 
+def test_a_link_that_is_not_a_url_is_ignored(site: str) -> None:
+    assert listed(RemoteSpec(f"{site}odd")) == ({"one.txt"}, {})
+
+
 def test_folders_are_listed_in_parallel() -> None:
     """The server answers for four folders only once all four are requested."""
     all_requested = threading.Barrier(4)
@@ -248,6 +309,17 @@ def test_a_url_that_is_no_page_of_links_is_refused(site: str) -> None:
         listed(RemoteSpec(f"{site}bin"))
     with pytest.raises(UsageError, match="without \\? and #"):
         open_remote(RemoteSpec(f"{site}root/?list=1"))
+
+
+def test_small_files_of_the_hub_do_not_need_its_library(tmp_path: Path, library_fetches: list[str]) -> None:
+    need("huggingface_hub")
+    with hub_server() as hub:
+        hub.files["x"] = b"small"
+        remote = RepositoryRemote(RemoteSpec(f"hf://datasets/{hub.name}", endpoint_url=hub.url, anon=True))
+        ((file,),) = (page.files for page in remote.pages())
+        assert remote.fetch(FetchTask(file, tmp_path / "x")) == file
+        assert (tmp_path / "x").read_bytes() == b"small"
+    assert library_fetches == []
 
 
 def test_a_large_file_of_the_hub_may_become_a_small_one(tmp_path: Path) -> None:

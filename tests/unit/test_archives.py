@@ -70,7 +70,12 @@ def test_a_sparse_tar_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_members_of_a_webdataset_shard_are_named_by_class() -> None:
-    content = samples(1) | {"deep/key.one.seg.png": b"seg", "deep/key.cls": b" cat\n", "deep/key.jpg": b"jpg"}
+    without_sample = {"README": b"text", "._a.jpg": b"of macOS", ".DS_Store": b"", "__meta__": b""}
+    content = (
+        samples(1)
+        | without_sample
+        | {"deep/key.one.seg.png": b"seg", "deep/key.cls": b" cat\n", "deep/key.jpg": b"jpg"}
+    )
     members = read(webdataset, tar_of(content))
     expected = {
         f"/{int(content[name[:7] + '.cls']):05}/{name}": data

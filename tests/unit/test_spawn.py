@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from growfs.daemon import spawn
 from growfs.daemon.spawn import daemon_process, start_early
+from growfs.workers.fork_server import ForkServer
 
 END_S = 60
 
@@ -53,6 +56,13 @@ def test_a_daemon_starts_without_a_folder_for_temporary_files(monkeypatch: pytes
     daemon = daemon_process("memory")
     daemon.close()
     assert daemon.process.wait(END_S) == 0
+
+
+def test_a_fork_server_that_is_stopped_is_ended() -> None:
+    server = ForkServer("file")
+    os.kill(server._process.pid, signal.SIGSTOP)
+    server.stop()
+    assert server._process.returncode == -signal.SIGKILL
 
 
 def test_another_store_takes_another_daemon() -> None:

@@ -134,8 +134,11 @@ def _google_checksums(headers: Headers) -> dict[str, str]:
 def _etag_md5(headers: Headers) -> bytes:
     """The ETag, if it is an MD5: of an object that S3 encrypts with its own keys and that was uploaded in one piece.
 
-    (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html). Other stores use arbitrary ETags.
+    Not in a directory bucket (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html). Other stores use
+    arbitrary ETags.
     """
     etag = headers.get("etag", "").strip('"')
-    is_md5 = headers.get("x-amz-server-side-encryption") == "AES256" and re.fullmatch("[0-9a-f]{32}", etag)
+    is_by_s3 = headers.get("x-amz-server-side-encryption") == "AES256"
+    in_directory_bucket = headers.get("x-amz-storage-class") == "EXPRESS_ONEZONE"
+    is_md5 = is_by_s3 and not in_directory_bucket and re.fullmatch("[0-9a-f]{32}", etag)
     return bytes.fromhex(etag) if is_md5 else b""

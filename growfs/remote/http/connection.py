@@ -365,10 +365,10 @@ class Connection:
         body, at, size = bytearray(), 0, 1
         while size:
             line, at = self._read_line(received, at)
-            try:
-                size = int(line.partition(b";")[0], 16)
-            except ValueError:
-                raise FallBack("a chunk without a size") from None
+            size_text = line.partition(b";")[0].strip()
+            if not re.fullmatch(rb"[0-9a-fA-F]+", size_text):
+                raise FallBack("a chunk without a size")
+            size = int(size_text, 16)
             while len(received) < at + size:
                 self._read_more(received)
             body += received[at : at + size]

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -39,11 +37,14 @@ from growfs.remote.http.connection import (
 from growfs.remote.http.slow_streams import SlowStreams
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask
+from growfs.remote.metadata import SECOND_NS, to_ns
 
 USELESS_HEADS_MAX = 8
 CUTS_MAX = 2
 """How often a part that arrives too slowly is requested anew. After that, its server is accepted as slow."""
 GOOD_STATUSES = (200, 206)
+MIXED = "parts of different versions"
+"""Then the library fetches the file in one piece, if no version was listed: servers behind one name may differ."""
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 REFUSED_STATUSES = (400, 401, 403)  # what stores return for an expired signature
 MISSING_STATUSES = (404, 410, 416)  # 416: a range of an empty file
@@ -435,11 +436,15 @@ class _FileTransfer(Generic[T]):
             connection.close()
             response = connection.send(self._renew_signature(request), headers)
             self._request = connection.sent
+        if response.status == 412 and not self._task.file.version:
+            raise FallBack(MIXED)
         if response.status not in GOOD_STATUSES:
             raise _http_error(response)
         length, extent = extent_of(response)
         changed = any(response.headers.get(name) != pin for name, pin in self._validators.items())
         if changed or (extent[1] if extent else length) != self._file_bytes:
+            if not self._task.file.version:
+                raise FallBack(MIXED)
             raise HttpError(412, "another version")
         if extent != (start, self._file_bytes) or length != end - start + 1:
             raise FallBack("another range than was requested")
@@ -460,9 +465,8 @@ def _seconds(retry_after: str) -> float:
     """The seconds that a Retry-After header asks for (RFC 9110, 10.2.3); 0 if it cannot be parsed."""
     if retry_after.isdecimal():
         return float(retry_after)
-    with suppress(ValueError):
-        return (parsedate_to_datetime(retry_after) - datetime.now(timezone.utc)).total_seconds()
-    return 0.0
+    at_ns = to_ns(retry_after)
+    return 0.0 if at_ns is None else at_ns / SECOND_NS - time.time()
 
 
 def _range(start: int, end: int) -> dict[str, str]:
@@ -493,10 +497,8 @@ def _has_validator(headers: Headers) -> bool:
     """Whether a change of the content would show: by a strong ETag, or a time in the past (RFC 9110, 8.8.2.2)."""
     if _is_strong(headers.get("etag", "")):
         return True
-    with suppress(KeyError, ValueError):  # it is missing, or not a date
-        age = parsedate_to_datetime(headers["date"]) - parsedate_to_datetime(headers["last-modified"])
-        return age > timedelta(seconds=1)
-    return False
+    now_ns, modified_ns = to_ns(headers.get("date")), to_ns(headers.get("last-modified"))
+    return now_ns is not None and modified_ns is not None and now_ns - modified_ns > SECOND_NS
 
 
 def preallocate(fd: int, size: int) -> None:

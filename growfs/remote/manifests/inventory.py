@@ -14,15 +14,16 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from growfs.errors import RemoteError, RemoteMissing, UsageError
-from growfs.remote.interface import RemoteFile, RemoteSpec
+from growfs.remote.interface import RemoteFile, RemoteSpec, Skipped
 from growfs.remote.manifests.tables import Csv, Parquet, Table
+from growfs.remote.metadata import SECOND_NS
 from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.registry import open_store, store_class
+from growfs.remote.stores.s3.listing import ARCHIVED, ARCHIVES
 
 MANIFEST_BYTES_MAX = 64 << 20
-SECOND_NS = 10**9
 
-_COLUMNS = ("key", "bucket", "size", "lastmodifieddate", "etag", "islatest", "isdeletemarker")
+_COLUMNS = ("key", "bucket", "size", "lastmodifieddate", "etag", "islatest", "isdeletemarker", "storageclass")
 _YES, _NO = (True, "true", "TRUE"), (False, "false", "FALSE")
 _DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\dZ")
 
@@ -30,7 +31,8 @@ _DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\dZ")
 class Inventory:
     """The files of a bucket, or those below a prefix of it, from its inventory.
 
-    A cursor is the manifest.json, the number of the data file, and the row in it.
+    A cursor is the manifest.json, the number of the data file, and the row in it. An inventory does not say which
+    archived objects are restored, so all of them are skipped.
     """
 
     def __init__(self, manifest: StoreRemote, spec: RemoteSpec) -> None:
@@ -46,7 +48,7 @@ class Inventory:
         self._prefix = f"{prefix}/" if prefix else ""
         self._data: dict[str, StoreRemote] = {}  # by URL; kept because the first request of each is slow
 
-    def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile]]:
+    def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile | Skipped]]:
         where, first, after = cursor or (self._newest(), 0, 0)
         found = cursor is not None
         for index, table in enumerate(self._tables(where)):
@@ -95,9 +97,9 @@ class Inventory:
         for key, md5 in files:  # a Parquet file is never read as a whole, so its MD5 stays unknown
             yield Csv(data, key, md5.lower(), names=names) if kind == "CSV" else Parquet(data, key)
 
-    def _listed(self, table: Table, after: int) -> Iterator[tuple[int, RemoteFile]]:
+    def _listed(self, table: Table, after: int) -> Iterator[tuple[int, RemoteFile | Skipped]]:
         is_csv, prefix = isinstance(table, Csv), self._prefix
-        for row, (key, bucket, size, when, etag, latest, marker) in table.rows(_COLUMNS, after):
+        for row, (key, bucket, size, when, etag, latest, marker, storage) in table.rows(_COLUMNS, after):
             if not key or latest in _NO or marker in _YES:
                 continue
             if is_csv:
@@ -106,6 +108,9 @@ class Inventory:
                 continue  # outside the prefix, or a marker that stands for a folder
             if bucket and bucket != self._bucket:
                 raise table.error(row, f"is of s3://{bucket}, not of {self._spec.url}")
+            if storage in ARCHIVES:
+                yield row, Skipped(ARCHIVED, key[len(prefix) :])
+                continue
             mtime_ns = table.mtime_ns(row, when)
             yield (
                 row,

@@ -19,8 +19,8 @@ _COLUMNS = ("path", "size", "mtime", "version", "etag")
 class Manifest(Protocol):
     """Reads the list of files from a manifest."""
 
-    def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile]]:
-        """Each file, whatever its name, with the cursor that continues after it."""
+    def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile | Skipped]]:
+        """Each file, whatever its name, or one that is left out, with the cursor that continues after it."""
         ...
 
 
@@ -40,7 +40,9 @@ class ManifestRemote(RemoteWrapper):
         while batch := list(itertools.islice(found, PAGE_FILES_MAX)):
             page = Page([], [], batch[-1][0])
             for _, file in batch:
-                if reason := reason_to_skip(file.path, file.size):
+                if isinstance(file, Skipped):
+                    page.skipped.append(file)
+                elif reason := reason_to_skip(file.path, file.size):
                     page.skipped.append(Skipped(reason, file.path))
                 else:
                     page.files.append(file)

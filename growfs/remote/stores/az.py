@@ -43,6 +43,7 @@ class AzureRemote(FsspecRemote):
     wrong_credentials = frozenset({"AuthenticationFailed", "AzureSigningError"})
     refused = frozenset({"ClientAuthenticationError"})
     unreachable = frozenset({"IncompleteReadError", "ServiceRequestError", "ServiceResponseError"})
+    sends_as_stored = True
 
     def _library_options(self) -> dict[str, Any]:
         options, url = super()._library_options(), self.spec.endpoint_url

@@ -285,7 +285,9 @@ class FsspecRemote(StoreRemote):
 
     def _checked(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
         """The same as _file_from_headers, if it is the listed version. Raises RemoteChanged, and FallBack."""
-        if not self.sends_as_stored and headers.get("content-encoding", "identity") != "identity":
+        encoding = headers.get("content-encoding", "identity")
+        is_stored_encoded = encoding in ("gzip", "x-gzip") and file.path.endswith((".gz", ".tgz"))
+        if not (self.sends_as_stored or encoding == "identity" or is_stored_encoded):
             raise FallBack("encoded")
         now = self._file_from_headers(file, size, headers)
         return now and self._verified(file, now)

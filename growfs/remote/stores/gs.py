@@ -62,6 +62,8 @@ class GoogleRemote(FsspecRemote):
         fs = self._shared[0]
         headers = {"Accept-Encoding": "gzip"}
         fs.credentials.apply(headers)  # gets a new token if it is about to expire
+        if fs.requester_pays:
+            headers["x-goog-user-project"] = fs.requester_pays if isinstance(fs.requester_pays, str) else fs.project
         server = fs.url(key).partition("/download/")[0]
         return HttpRequest(f"{server}/{quote(key)}", headers)
 

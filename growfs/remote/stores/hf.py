@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from growfs.errors import GrowfsError, RemoteError
 from growfs.remote.errors import Problem
-from growfs.remote.http.connection import TIMEOUTS, Headers, HttpRequest
+from growfs.remote.http.connection import REDIRECTS_MAX, TIMEOUTS, Headers, HttpRequest
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import Page, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.names import reason_to_skip
@@ -104,11 +104,12 @@ class RepositoryRemote(HubRemote):
         """A GET of the hub itself, or of the server to which it redirects."""
         self._linked.pop(file.path, None)  # it may have been requested anew, and the file another one since then
         url = self._url_of(file.path)
+        from_hub = HttpRequest(url, self._headers, redirects=REDIRECTS_MAX)
         if len(file.version) == GIT_DIGITS:
-            return HttpRequest(url, self._headers)
+            return from_hub
         found = self._metadata(file.path)
         if found.location == url:
-            return HttpRequest(url, self._headers)
+            return from_hub
         self._linked[file.path] = found.etag
         return HttpRequest(found.location)  # the token is only for the hub
 

@@ -21,6 +21,7 @@ from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec, RemoteStr
 from growfs.remote.stores.base import Entry, StoreRemote
 
 CHUNK_BYTES = 1 << 20
+NO_PERMISSION = "permission denied"
 
 
 class LocalRemote(StoreRemote):
@@ -110,22 +111,24 @@ class LocalRemote(StoreRemote):
             entries = list(os.scandir(here))
         except PermissionError:
             if folder:
-                return [Skipped("permission denied", folder)]
+                return [Skipped(NO_PERMISSION, folder)]
             raise
         except NotADirectoryError:
             raise RemoteError(f"{self.safe_url(folder)}: is a file; give the URL of its folder") from None
         found: list[Entry] = []
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                found.append(path)
-            elif reason := self._reason_to_skip_entry(entry):
-                found.append(Skipped(reason, path))
-            else:
-                try:
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    found.append(path)
+                elif reason := self._reason_to_skip_entry(entry):
+                    found.append(Skipped(reason, path))
+                else:
                     found.append(_file(path, entry.stat()))
-                except FileNotFoundError:
-                    continue  # it was removed since scandir
+            except FileNotFoundError:
+                continue  # it was removed since scandir
+            except PermissionError:  # the folder may be listed, but not entered
+                found.append(Skipped(NO_PERMISSION, path))
         return found
 
     def _reason_to_skip_entry(self, entry: os.DirEntry[str]) -> str | None:

@@ -84,7 +84,10 @@ class HttpRemote(FsspecRemote):
         for link in links.found:
             if "?" in link or "#" in link:
                 continue  # a link that sorts the page, or leads to a place on it
-            there = urlsplit(urljoin(page, link))
+            try:
+                there = urlsplit(urljoin(page, link))
+            except ValueError:  # it is not a URL
+                continue
             path = unquote(there.path, errors="surrogateescape")
             if there.netloc.rpartition("@")[2] == host and path.startswith(start) and path != start:
                 below.add(path[len(start) :])

@@ -70,7 +70,8 @@ from growfs.remote.stores.s3.static_settings import CONFIG, StaticSettings, stat
 REGION_TRIES_MAX = 3
 """How often a process asks a bucket for its region: the answer may be lost."""
 CHUNK_BYTES = 256 * 1024
-UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no order and no StartAfter
+DIRECTORY_SUFFIXES = ("--x-s3", "--xa-s3")
+"""Of directory buckets (S3 Express), and of access points to them: they have no order and no StartAfter."""
 RESTORED = {"OptionalObjectAttributes": ["RestoreStatus"]}
 """A listing parameter that makes it report which archived objects can be read."""
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # connection options of botocore
@@ -149,7 +150,10 @@ class S3Remote(FsspecRemote):
 
     def _library_options(self) -> dict[str, Any]:
         options, url = super()._library_options(), self.spec.endpoint_url
-        options["config_kwargs"] = CONFIG | options.get("config_kwargs", {})
+        is_multi_region = self._bucket_in_url.startswith("arn:") and ".mrap/" in f"{self.spec.url}/"  # an access point
+        has_own_signature = is_multi_region or self._bucket_in_url.endswith(DIRECTORY_SUFFIXES)
+        names = CONFIG.keys() - ({"signature_version"} if has_own_signature else set())
+        options["config_kwargs"] = {name: CONFIG[name] for name in names} | options.get("config_kwargs", {})
         if url:
             options.pop("endpoint_url", None)
             options["client_kwargs"] = {**options.get("client_kwargs", {}), "endpoint_url": url}
@@ -164,7 +168,7 @@ class S3Remote(FsspecRemote):
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         bucket, prefix = self._bucket_and_prefix
-        ranges = KeyRanges(cursor, serial=bucket.endswith(UNORDERED_SUFFIX))
+        ranges = KeyRanges(cursor, serial=bucket.endswith(DIRECTORY_SUFFIXES))
         if cursor is None:
             self._concurrency = ConcurrencyLimit()
         yield from ParallelLister(ranges, self._concurrency, self._connection, self._list_keys).pages()
@@ -391,7 +395,7 @@ class S3Remote(FsspecRemote):
         except RemoteMissing:
             self._require_bucket()
             raise
-        return _file(path, reply["ContentLength"], reply)
+        return _file(path, reply.get("ContentLength"), reply)
 
     def _require_bucket(self) -> None:
         """Raise BucketMissing if the bucket does not exist: the response to a HEAD has no body to tell."""
@@ -451,7 +455,7 @@ class S3Remote(FsspecRemote):
     @property
     def _static_settings(self) -> StaticSettings | None:
         """As the options, the environment and the files say now."""
-        return static_settings(self._options, self.spec.url.partition("://")[2].partition("/")[0])
+        return static_settings(self._options, self._bucket_in_url)
 
     def _client(self, bucket: str) -> Client:
         with self._client_lock:
@@ -487,12 +491,13 @@ class S3Remote(FsspecRemote):
         parameters = {"Range": f"bytes={part.offset}-{part.offset + part.size - 1}"} if part else {}
         with self._threads.unsplit(part.size if part else file.size), open(task.target, "wb") as out:
             reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, **parameters)
-            size, written = reply["ContentLength"], 0
+            size, written = reply.get("ContentLength"), 0  # none if it comes in chunks
             expected = None if part else expected_checksum(reply["ResponseMetadata"]["HTTPHeaders"])
             checksum = expected and expected.part(0)
             with closing(_Body(reply["Body"], self.fs.loop)) as body:
                 if part:
-                    self._check_length(file.path, part, size)
+                    if size is not None:
+                        self._check_length(file.path, part, size)
                     size = int(reply["ContentRange"].rpartition("/")[2])
                 now = _file(file.path, size, reply)
                 self._verified(file, now)
@@ -523,6 +528,11 @@ class S3Remote(FsspecRemote):
             source = _Body(reply["Body"], self.fs.loop)
         stat_now, translating = partial(self._stat_listed, now), partial(self.translating, file.path)
         return FileStream(source, now, 0, stat_now, self._threads.throttle, translating)
+
+    @property
+    def _bucket_in_url(self) -> str:
+        """The bucket, or the beginning of an ARN."""
+        return self.spec.url.partition("://")[2].partition("/")[0]
 
     @cached_property
     def _bucket_and_prefix(self) -> tuple[str, str]:
@@ -572,7 +582,7 @@ def _time(value: Any) -> datetime:
     return found
 
 
-def _file(path: str, size: int, reply: dict[str, Any]) -> RemoteFile:
+def _file(path: str, size: int | None, reply: dict[str, Any]) -> RemoteFile:
     """The file, with its time in whole seconds: only a listing has milliseconds (rclone, MinIO)."""
     when = reply.get("LastModified")
     return file_from_info(
