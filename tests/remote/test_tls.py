@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import aiohttp  # noqa: F401 - it reads SSL_CERT_FILE when it is imported: befor
 import pytest
 
 from growfs.errors import RemoteError
+from growfs.remote.http.connection import Connection, ConnectionFailed, HttpRequest
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.bucket import S3Remote
@@ -54,6 +57,21 @@ def test_configured_certificates_are_trusted(
     assert fetched(S3Remote(RemoteSpec("s3://bucket", options, url)), tmp_path) == DATA
     if name == "SSL_CERT_FILE":
         assert fetched(HttpRemote(RemoteSpec(url)), tmp_path) == DATA
+
+
+def test_a_handshake_that_is_cut_is_a_failed_connection() -> None:
+    def cut(client: socket.socket) -> None:
+        client.recv(1)
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(1 << 16):
+            pass
+        client.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=lambda: cut(listener.accept()[0]), daemon=True).start()
+        connection = Connection(ssl.create_default_context)
+        with pytest.raises(ConnectionFailed, match="during the TLS handshake"):
+            connection.send(HttpRequest(f"https://127.0.0.1:{listener.getsockname()[1]}/x"), {})
 
 
 def _hash_of(certificate: Path) -> str:

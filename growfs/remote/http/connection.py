@@ -638,6 +638,8 @@ def _wrap_tls(sock: socket.socket, host: str, tls: Callable[[], ssl.SSLContext],
         raise FallBack(f"certificates that cannot be read: {error.strerror}") from None
     try:
         secured = context.wrap_socket(sock, server_hostname=host)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # as a load balancer does that is overloaded, or being replaced
+        raise ConnectionFailed("the connection was closed during the TLS handshake") from None
     except ssl.SSLError as error:
         raise FallBack(f"TLS: {error.reason}") from None
     secured.settimeout(timeouts.read_s)
