@@ -12,11 +12,9 @@ import ipaddress
 import os
 import shutil
 import ssl
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +26,7 @@ import pytest
 
 from growfs.remote.interface import RemoteSpec
 from tests.needs import SET_UP
+from tools.benchmarks.child import Child
 
 ACCESS_KEY = "growfs-access"  # rclone refuses keys of two or three letters
 SECRET_KEY = "growfs-secret-0123456789"
@@ -96,8 +95,7 @@ def rclone_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
     port = free_port()
     options = ["--config", os.devnull, "--etag-hash", "", "--dir-cache-time", "0s", "--addr", f"127.0.0.1:{port}"]
-    keys = {**os.environ, "RCLONE_AUTH_KEY": f'"{ACCESS_KEY},{SECRET_KEY}"'}
-    with running([binary, "serve", "s3", *options, str(folder)], port, keys):
+    with running([binary, "serve", "s3", *options, folder], port, RCLONE_AUTH_KEY=f'"{ACCESS_KEY},{SECRET_KEY}"'):
         yield S3Server(f"http://127.0.0.1:{port}", bucket.name, put, lambda key: (bucket / key).unlink())
 
 
@@ -107,7 +105,7 @@ def moto_s3() -> Iterator[S3Server]:
     pytest.importorskip("moto.server")
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with running(command, port, {**os.environ, "MOTO_ALLOW_NONEXISTENT_REGION": "1"}):
+    with running(command, port, MOTO_ALLOW_NONEXISTENT_REGION="1"):
         server = S3Server(
             f"http://127.0.0.1:{port}",
             "growfs-test",
@@ -216,33 +214,12 @@ class serving:  # noqa: N801 used as a function
         self._server.server_close()
 
 
-class running:  # noqa: N801 used as a function
-    """Runs a server process for the block, which begins when the server listens."""
-
-    def __init__(self, command: list[str], port: int, env: dict[str, str]) -> None:
-        self._command, self._port, self._env = command, port, env
-
-    def __enter__(self) -> subprocess.Popen[bytes]:
-        quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen(self._command, env=self._env, stdin=quiet, stdout=quiet, stderr=quiet)
-        deadline = time.monotonic() + START_S_MAX
-        while not listens(self._port):
-            if (status := self._process.poll()) is not None:
-                raise RuntimeError(f"{self._command[0]} ended with status {status}")
-            if time.monotonic() > deadline:
-                self._process.kill()
-                self._process.wait()
-                raise RuntimeError(f"{self._command[0]} does not listen after {START_S_MAX} s")
-            time.sleep(0.05)
-        return self._process
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+@contextmanager
+def running(command: Sequence[object], port: int, **variables: str) -> Iterator[Child]:
+    """Run a server process for the block, which begins when the server listens. variables: added to its environment."""
+    with Child(command, variables) as child:
+        child.wait_until(lambda: listens(port), START_S_MAX, every_s=0.05)
+        yield child
 
 
 def listens(port: int) -> bool:

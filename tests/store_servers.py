@@ -33,6 +33,7 @@ AZURE_ACCOUNT = "devstoreaccount1"
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """The account and the key that Azurite's documentation gives; they are no secret."""
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+DAV_MODULE = Path("/usr/lib/nginx/modules/ngx_http_dav_ext_module.so")
 HUB_TOKEN = "hf_growfs_test_token"
 
 
@@ -95,7 +96,7 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip(f"Azurite is not installed; {SET_UP}")
     need("adlfs")
     port = free_port()
-    with running(azurite_command(port), port, dict(os.environ)):
+    with running(azurite_command(port), port):
         yield f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
 
 
@@ -135,7 +136,7 @@ def gcs_endpoint() -> Iterator[str]:
     """The endpoint of gcp-storage-emulator."""
     need("gcp_storage_emulator", "gcsfs")
     port = free_port()
-    with running([sys.executable, "-m", "tests.gcs_emulator", str(port)], port, dict(os.environ)):
+    with running([sys.executable, "-m", "tests.gcs_emulator", str(port)], port):
         yield f"http://127.0.0.1:{port}"
 
 
@@ -301,24 +302,26 @@ def hub_data_set(hub: Hub) -> Store:
 
 @dataclass(frozen=True)
 class Nginx:
-    """A web server with a folder that it shows as pages of links, and by WebDAV below /dav/."""
+    """A web server with a folder that it shows as pages of links, and by WebDAV below /dav/. pid: its only process."""
 
     url: str
     folder: Path
+    pid: int
 
 
-@pytest.fixture(scope="session")
-def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
-    """nginx, with pages of links, WebDAV, and a password below /private/."""
-    module = Path("/usr/lib/nginx/modules/ngx_http_dav_ext_module.so")
-    if not NGINX or not module.exists():
-        pytest.skip(f"nginx with WebDAV is not installed; {SET_UP}")
-    base, port = tmp_path_factory.mktemp("nginx"), free_port()
-    (base / "files").mkdir()
+def has_nginx() -> bool:
+    """Whether nginx is installed, with its WebDAV."""
+    return NGINX is not None and DAV_MODULE.exists()
+
+
+@contextmanager
+def nginx_server(folder: Path, base: Path) -> Iterator[Nginx]:
+    """nginx, with pages of links, WebDAV, and a password below /private/. base: where it may write."""
+    port = free_port()
     (base / "passwords").write_text("user:{PLAIN}pa%ss\n")
     (base / "nginx.conf").write_text(
-        f"""load_module {module};
-        daemon off; worker_processes 2; pid {base}/pid; error_log {base}/errors;
+        f"""load_module {DAV_MODULE};
+        daemon off; master_process off; pid {base}/pid; error_log {base}/errors;
         {"user root;" if os.geteuid() == 0 else ""}
         events {{ worker_connections 256; }}
         http {{
@@ -327,16 +330,25 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
             uwsgi_temp_path {base}/uwsgi; scgi_temp_path {base}/scgi;
             server {{
                 listen 127.0.0.1:{port};
-                location / {{ root {base}/files; autoindex on; }}
-                location /dav/ {{ alias {base}/files/; dav_methods PUT DELETE; dav_ext_methods PROPFIND OPTIONS; }}
+                location / {{ root {folder}; autoindex on; }}
+                location /dav/ {{ alias {folder}/; dav_methods PUT DELETE; dav_ext_methods PROPFIND OPTIONS; }}
                 location /private/ {{
-                    alias {base}/files/; autoindex on; auth_basic "files"; auth_basic_user_file {base}/passwords;
+                    alias {folder}/; autoindex on; auth_basic "files"; auth_basic_user_file {base}/passwords;
                 }}
             }}
         }}"""
     )
-    with running([NGINX, "-c", str(base / "nginx.conf"), "-e", str(base / "errors")], port, dict(os.environ)):
-        yield Nginx(f"http://127.0.0.1:{port}", base / "files")
+    with running([NGINX, "-c", base / "nginx.conf", "-e", base / "errors"], port) as process:
+        yield Nginx(f"http://127.0.0.1:{port}", folder, process.pid)
+
+
+@pytest.fixture(scope="session")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    """nginx over an empty folder."""
+    if not has_nginx():
+        pytest.skip(f"nginx with WebDAV is not installed; {SET_UP}")
+    with nginx_server(tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("nginx")) as server:
+        yield server
 
 
 def nginx_folder(nginx: Nginx, name: str, webdav: bool) -> Store:

@@ -170,7 +170,7 @@ def demonstrate(epochs: int) -> None:
             held_out = make_data(data)
             data_mb = sum(file.stat().st_size for file in data.iterdir()) // 10**6
         limit = ("--bwlimit", f"{SERVER_MIB_PER_S}M")
-        server = stack.enter_context(rclone_server(folder / "remote", folder / "server.log", more=limit))
+        server = stack.enter_context(rclone_server(folder / "remote", more=limit))
         console.print(
             f"A bucket holds {SHARDS} TFRecord files, {data_mb} MB, on a server that sends {SERVER_MIB_PER_S} MiB/s. "
             f"The cache holds {CACHE_SIZE_MB} MB.\n"

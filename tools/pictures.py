@@ -97,7 +97,7 @@ def read_mount(folder: Path) -> Iterator[Path]:
         path = folder / "remote" / "bucket" / "train" / FOLDERS[number % len(FOLDERS)] / f"{number:04}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(chance.randbytes(chance.randint(*BYTES)))
-    with rclone_server(folder / "remote", folder / "server.log") as server:
+    with rclone_server(folder / "remote") as server:
         flags = ["--endpoint-url", server.endpoint, "--cache-size", CACHE_SIZE, "--bandwidth", BANDWIDTH]
         with mounted("s3://bucket/train", folder, *flags) as mount:
             reader = multiprocessing.Process(target=read, args=(mount.mountpoint,))

@@ -128,7 +128,7 @@ def test_of_four_nodes_one_is_killed_and_the_others_see_every_file(network: Netw
     serve = [rclone_binary(), "serve", "s3", "--addr", f"{network.addresses[-1]}:0", "--etag-hash", "MD5"]
     serve += ["--config", os.devnull, "--auth-key", keys, tmp_path / "buckets"]
     inside = ["nsenter", f"--net=/run/netns/{network.names[-1]}"]
-    with running([*inside, *serve], tmp_path / "rclone.log", r"server on \[(https?://[^/\]]+)") as server:
+    with running([*inside, *serve], r"server on \[(https?://[^/\]]+)") as server:
         nodes = [Node(tmp_path / f"node{number}", number, network, server.endpoint) for number in range(NODES)]
         readers = [threading.Thread(target=node.train, args=(tree,)) for node in nodes]
         try:

@@ -237,7 +237,7 @@ def azurite_with_tokens(azurite: str, certificate: Path) -> Iterator[str]:
     """The endpoint of an Azurite that takes tokens, which it does over TLS only."""
     port = free_port()
     options = ["--oauth", "basic", "--cert", str(certificate), "--key", str(certificate)]
-    with running(azurite_command(port, *options), port, dict(os.environ)):
+    with running(azurite_command(port, *options), port):
         yield f"https://127.0.0.1:{port}/{AZURE_ACCOUNT}"
 
 

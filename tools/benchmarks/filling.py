@@ -231,7 +231,7 @@ def https(setting: Setting, found: Figures) -> str:
 def _shards(setting: Setting, found: Figures, certificate: Path | None, target: float) -> str:
     mib, remote = 1 if setting.quick else 128, setting.folder / "remote"
     bytes = make_shards(remote, SHARDS, mib)
-    with rclone_server(remote, setting.folder / "rclone.log", certificate, low_priority=True) as server:
+    with rclone_server(remote, certificate, low_priority=True) as server:
         source = Source(server, SHARDS, bytes, certificate)
         contenders = {"growfs": growfs_mount(setting.engines[0]), **COPIERS}
         runs = compare(source, setting.folder, setting.rounds, contenders)
@@ -252,7 +252,7 @@ def small_fetch(setting: Setting, found: Figures) -> str:
     files, remote = 100 if setting.quick else 10_000, setting.folder / "remote"
     need_space(setting.folder, 2 * files * SMALL_BYTES)
     make_files(remote / NAME, files, SMALL_BYTES, directories=10)
-    with rclone_server(remote, setting.folder / "rclone.log", low_priority=True) as server:
+    with rclone_server(remote, low_priority=True) as server:
         source = Source(server, files, files * SMALL_BYTES)
         contenders = {"growfs": growfs_mount(setting.engines[0]), **COPIERS}
         contenders["s5cmd cp, 64"] = s5cmd_cp("--numworkers", 64)
@@ -293,8 +293,8 @@ def far(setting: Setting, found: Figures) -> str:
     make_files(setting.folder / "small" / NAME, files, SMALL_BYTES, directories=10)
     for name, count, size in (("large", shards, bytes), ("small", files, files * SMALL_BYTES)):
         with (
-            rclone_server(setting.folder / name, setting.folder / f"{name}-rclone.log") as server,
-            behind_link(server.endpoint, RTT_S, RATE, setting.folder / f"{name}-link.log") as link,
+            rclone_server(setting.folder / name) as server,
+            behind_link(server.endpoint, RTT_S, RATE) as link,
         ):
             contenders = {"growfs": growfs_mount(setting.engines[0]), **COPIERS}
             source, targets = Source(link, count, size), setting.folder / f"{name}-targets"
@@ -326,7 +326,7 @@ def producers(setting: Setting, found: Figures) -> str:
     shards, mib, samples = (4, 1, 4) if setting.quick else (32, 128, 100)  # starting a process takes half a second
     engine, remote = setting.engines[0], setting.folder / "remote"
     bytes = make_shards(remote, shards, mib)
-    with rclone_server(remote, setting.folder / "rclone.log", low_priority=True, hashes=False) as server:
+    with rclone_server(remote, low_priority=True, hashes=False) as server:
         copying = growfs_mount(engine, "--producer", "growfs.producers:copy")
         contenders = {"fetched": growfs_mount(engine), "copied by a producer": copying}
         runs = compare(Source(server, shards, bytes), setting.folder, setting.rounds, contenders)

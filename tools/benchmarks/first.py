@@ -72,8 +72,8 @@ def _measure_case(setting: Setting, found: Figures, case: Case, folder: Path) ->
     found.add(f"{case.name}: first file, the link alone", case.file_s, unit="s")
     arrivals: dict[str, Arrivals] = {}
     with (
-        rclone_server(folder / "remote", folder / "server.log") as server,
-        behind_link(server.endpoint, case.rtt_s, case.rate, folder / "link.log") as link,
+        rclone_server(folder / "remote") as server,
+        behind_link(server.endpoint, case.rtt_s, case.rate) as link,
     ):
         source = Source(link, case.files, case.files * case.mib << 20)
         for _ in range(min(setting.rounds, ROUNDS_MAX)):

@@ -61,8 +61,8 @@ def gpu(setting: Setting, found: Figures) -> str:
         need_space(setting.folder, 2 * sizes.bytes)
         make_images(remote / NAME, sizes)
         with (
-            rclone_server(remote, setting.folder / "server.log", hashes=False, etags="crc32") as server,
-            behind_link(server.endpoint, RTT_S, RATE, setting.folder / "link.log") as link,
+            rclone_server(remote, hashes=False, etags="crc32") as server,
+            behind_link(server.endpoint, RTT_S, RATE) as link,
         ):
             for model in MODELS[1:] if setting.quick else MODELS:
                 trainer.call("warm_up", model, sizes.batch)

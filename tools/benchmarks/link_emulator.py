@@ -1,6 +1,6 @@
 """Emulates a long link in front of a server on loopback, for machines whose kernel has no netem.
 
-`python -m tools.benchmarks.link_emulator ADDRESS RTT_S RATE [COUNTS]` listens on loopback, prints its URL, and forwards
+`python -m tools.benchmarks.link_emulator ADDRESS RTT_S RATE COUNTS` listens on loopback, prints its URL, and forwards
 connections to ADDRESS (host:port) until it is terminated. It keeps the file COUNTS up to date: the bytes received from
 the server, and the requests for a listing and for anything else, as three 64-bit numbers. In each direction, all
 connections share RATE (bytes/s) in one FIFO queue; a byte arrives half of RTT_S after it left the queue. Connecting
@@ -31,15 +31,13 @@ LISTS = (b"?list-type=", b"&list-type=", b"?delimiter=", b"&delimiter=", b"?pref
 
 
 class Counter:
-    """Counts the traffic on the link. file: where the counts are kept, if anywhere."""
+    """Counts the traffic on the link. file: where the counts are kept."""
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path) -> None:
         self._counts = [0, 0, 0]
-        self._memory: mmap.mmap | None = None
-        if file:
-            file.write_bytes(bytes(COUNTS.size))
-            with file.open("r+b") as opened:
-                self._memory = mmap.mmap(opened.fileno(), COUNTS.size)
+        file.write_bytes(bytes(COUNTS.size))
+        with file.open("r+b") as opened:
+            self._memory = mmap.mmap(opened.fileno(), COUNTS.size)
 
     def arrived(self, piece: bytes) -> None:
         """Count a piece received from the server."""
@@ -53,8 +51,7 @@ class Counter:
 
     def _add(self, which: int, count: int) -> None:
         self._counts[which] += count
-        if self._memory:
-            COUNTS.pack_into(self._memory, 0, *self._counts)
+        COUNTS.pack_into(self._memory, 0, *self._counts)
 
 
 class Direction:
@@ -168,9 +165,9 @@ async def serve(address: tuple[str, int], rtt_s: float, rate: float, counter: Co
 
 def main() -> None:
     """Serve until terminated."""
-    host, _, port = sys.argv[1].rpartition(":")
-    counter = Counter(Path(sys.argv[4]) if sys.argv[4:] else None)
-    asyncio.run(serve((host, int(port)), float(sys.argv[2]), float(sys.argv[3]), counter))
+    address, rtt_s, rate, counts = sys.argv[1:]
+    host, _, port = address.rpartition(":")
+    asyncio.run(serve((host, int(port)), float(rtt_s), float(rate), Counter(Path(counts))))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 ROOT = Path(__file__).parents[2]
+SHIM = ROOT / "tests" / "frameworks" / "shim"
+"""A folder for PYTHONPATH that lets torchvision be imported."""
 ACCESS_KEY, SECRET_KEY = "growfs-bench", "growfs-bench-secret"
 COMMAND_S_MAX = 900.0
 END_S = 10.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +17,13 @@ from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from tools.benchmarks.cgroup import Cgroup
+from tools.benchmarks.child import Child
 from tools.benchmarks.measure import ENGINES, BenchError, cpu_s, run, wait_until
-from tools.benchmarks.servers import rclone_binary, rclone_source, running
+from tools.benchmarks.servers import rclone_binary, rclone_source
 
 GROWFS = [sys.executable, "-m", "growfs"]
 CACHE_SIZE = "8GB"
+MOUNT_S_MAX = 60.0
 
 
 @dataclass(slots=True)
@@ -132,25 +133,16 @@ def rclone_limit(size: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def foreground(command: Sequence[object], mountpoint: Path, log: Path) -> Iterator[None]:
+def foreground(command: Sequence[object], mountpoint: Path) -> Iterator[None]:
     """Run a mount that stays in the foreground, entering the block when it is mounted; unmount at the block's end."""
     mountpoint.mkdir()
-    try:
-        with running(command, log, "()") as server:
-
-            def is_mounted() -> bool:
-                if os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                    raise BenchError(f"{command[0]} ended: {log.read_text(errors='replace').strip()}")
-                return os.path.ismount(mountpoint)
-
-            wait_until(is_mounted, f"{command[0]} mount", every_s=0.01, timeout_s=60)
-            try:
-                yield
-            finally:
-                subprocess.run(["fusermount3", "-u", mountpoint], stderr=subprocess.DEVNULL, timeout=10, check=False)
-    finally:
-        if f" {mountpoint} " in Path("/proc/self/mounts").read_text():
-            subprocess.run(["fusermount3", "-u", "-z", mountpoint], timeout=10, check=False)
+    with Child(command) as child:
+        try:
+            child.wait_until(lambda: os.path.ismount(mountpoint), MOUNT_S_MAX)
+            yield
+        finally:
+            if f" {mountpoint} " in Path("/proc/self/mounts").read_text():
+                unmount(mountpoint, lazy=True)
 
 
 @contextlib.contextmanager
@@ -166,5 +158,5 @@ def rclone_mounted(
         flags = flags | rclone_limit(f"{cache_bytes}B")
     words = [rclone_binary(), "mount", rclone_source(endpoint, path), mountpoint, "--config", os.devnull]
     words += ["--cache-dir", folder / "cache", *(f"--{name}={value}" for name, value in flags.items())]
-    with foreground(group.command(words) if group else words, mountpoint, folder / "log"):
+    with foreground(group.command(words) if group else words, mountpoint):
         yield mountpoint

@@ -29,7 +29,7 @@ def nodes(setting: Setting, found: Figures) -> str:
     data = setting.folder / "buckets/data"
     make_files(data, files, size, directories=4)
     (setting.folder / "token").write_text("bench\n")
-    with rclone_server(setting.folder / "buckets", setting.folder / "rclone.log", etags="MD5") as server:
+    with rclone_server(setting.folder / "buckets", etags="MD5") as server:
         for feeds in (True, False):
             reads = _reads(setting, server.endpoint, count, files, files * size, feeds)
             name = "the bucket is read, by nodes " + ("that feed one another" if feeds else "that do not")

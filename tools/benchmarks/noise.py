@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +16,8 @@ from urllib.request import urlopen
 
 from growfs.errors import GrowfsError
 from tests.servers import make_certificate
-from tools.benchmarks.measure import BenchError, Figures, Setting, environment, run
+from tools.benchmarks.child import Child
+from tools.benchmarks.measure import BenchError, Figures, Setting, run
 from tools.benchmarks.mounts import GROWFS, mounted
 from tools.benchmarks.noisy_s3 import Noise, key
 from tools.benchmarks.servers import noisy_server, rclone_binary, rclone_source, s5cmd_binary
@@ -127,7 +127,7 @@ def _measure(case: Case, folder: Path, name: str) -> tuple[float, int]:
         certificate = make_certificate(folder / "certificate.pem")
         what = replace(what, certificate=str(certificate))
         trusted = {"SSL_CERT_FILE": certificate, "AWS_CA_BUNDLE": certificate}
-    with noisy_server(what, folder / "server.log") as url:
+    with noisy_server(what) as url:
         fetch = _by_name if what.dead else fetched
         return fetch(name, url, folder, what, trusted), _bytes_sent(url)
 
@@ -158,7 +158,7 @@ def _read_after_pause(folder: Path, found: Figures) -> None:
     """Measure a read from a store after a NAT has forgotten the connections to it, which were idle."""
     folder.mkdir(parents=True)
     store = Noise(keys=20_000, size=1000, idle_s=15)
-    with noisy_server(store, folder / "server.log") as url:
+    with noisy_server(store) as url:
         with mounted("s3://noise", folder, "--endpoint-url", url, "--cache-size", "2GB", "--no-wait") as mount:
             run([*GROWFS, "wait", mount.mountpoint, "--files", "40"])
             run([*GROWFS, "pause", mount.mountpoint])
@@ -210,24 +210,15 @@ def _command(words: Callable[[str, Path], list[object]]) -> Program:
         target = folder / "target"
         target.mkdir()
         began = time.monotonic()
-        command = [str(word) for word in words(url, target)]
-        env = environment() | {name: str(value) for name, value in variables.items()}
-        poll_s = PEER_S_MAX if noise.slow_key is None else POLL_S  # counting 20,000 files takes CPU time
-        with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            try:
-                while time.monotonic() - began < PEER_S_MAX:
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(poll_s)
-                    took_s = time.monotonic() - began
-                    if process.returncode:
-                        raise BenchError(f"ended with {process.returncode}")
-                    if _has_arrived(target, noise):
-                        return took_s
-                    if process.returncode == 0:
-                        raise BenchError("files are missing, or are not whole")
-            finally:
-                process.kill()
-        raise BenchError(f"has not ended after {PEER_S_MAX:g} s")
+        with Child(words(url, target), {name: str(value) for name, value in variables.items()}) as child:
+            if noise.slow_key is None:
+                child.wait(PEER_S_MAX)  # counting 20,000 files meanwhile takes CPU time
+            else:
+                child.wait_until(lambda: _has_arrived(target, noise), PEER_S_MAX, POLL_S)
+            took_s = time.monotonic() - began
+        if not _has_arrived(target, noise):
+            raise BenchError("files are missing, or are not whole")
+        return took_s
 
     return program
 

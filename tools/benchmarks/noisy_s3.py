@@ -16,7 +16,6 @@ import bisect
 import json
 import random
 import re
-import signal
 import socket
 import ssl
 import sys
@@ -299,7 +298,6 @@ def serving(noise: Noise) -> Iterator[tuple[NoisyS3, str]]:
 
 def main() -> None:
     """Serve until terminated."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     noise = Noise(**json.loads(sys.argv[1]))
     trio.run(NoisyS3(noise).serve, partial(print, flush=True))
 

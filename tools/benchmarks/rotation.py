@@ -30,8 +30,8 @@ def rotation(setting: Setting, found: Figures) -> str:
     make_files(remote / NAME, files, SIZE, DIRECTORIES)
     make_files(plain, cached, SIZE, DIRECTORIES)
     with (
-        rclone_server(remote, setting.folder / "rclone.log", low_priority=True, etags="crc32") as server,
-        behind_link(server.endpoint, RTT_S, RATE, setting.folder / "link.log") as link,
+        rclone_server(remote, low_priority=True, etags="crc32") as server,
+        behind_link(server.endpoint, RTT_S, RATE) as link,
         ReaderProcess() as reader,
     ):
         flags = ["--endpoint-url", link.endpoint, "--cache-size", cached * (SIZE + 3000), "--wait-files", cached // 2]

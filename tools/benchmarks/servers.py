@@ -6,16 +6,17 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
+from tools.benchmarks.child import Child
 from tools.benchmarks.link_emulator import COUNTS
-from tools.benchmarks.measure import ACCESS_KEY, ROOT, SECRET_KEY, BenchError, environment, wait_until
+from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, BenchError
 from tools.benchmarks.noisy_s3 import Noise
 
 SERVER_START_S_MAX = 20.0
@@ -24,49 +25,24 @@ RCLONE = Path(sys.executable).with_name("rclone")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server process. endpoint: the match of the pattern in its output, usually its URL."""
+    """A server process. endpoint: its URL."""
 
     pid: int
     endpoint: str
 
 
 @contextlib.contextmanager
-def running(command: Sequence[object], log: Path, pattern: str, **variables: str) -> Iterator[Server]:
-    """Run a server until the block's end. pattern: matches its output once it has started; group 1 is its endpoint.
-
-    variables: added to its environment.
-    """
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env=environment() | variables,
-            cwd=ROOT,
-        )
-    try:
-
-        def started() -> str | None:
-            if process.poll() is not None:
-                raise BenchError(f"{command[0]} did not start: {log.read_text().strip()}")
-            found = re.search(pattern, log.read_text())
-            return found[1] or "started" if found else None
-
-        yield Server(process.pid, wait_until(started, f"{command[0]} did not start", timeout_s=SERVER_START_S_MAX))
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def running(command: Sequence[object], pattern: str) -> Iterator[Server]:
+    """Run a server until the block's end. pattern: matches its output once it has started; group 1 is its endpoint."""
+    with Child(command) as child:
+        found = child.wait_until(lambda: re.search(pattern, child.log()), SERVER_START_S_MAX)
+        assert found
+        yield Server(child.pid, found[1])
 
 
 @contextlib.contextmanager
 def rclone_server(
     folder: Path,
-    log: Path,
     certificate: Path | None = None,
     low_priority: bool = False,
     hashes: bool = True,
@@ -88,15 +64,15 @@ def rclone_server(
         options += [f"--cert={certificate}", f"--key={certificate}"]
     command = [rclone_binary(), "serve", "s3", "--addr", f"127.0.0.1:{port}", *options, folder]
     launcher = [sys.executable, "-m", "tools.benchmarks.low_priority"] if low_priority else []
-    with running([*launcher, *command], log, r"server on \[(https?://[^/\]]+)") as server:
+    with running([*launcher, *command], r"server on \[(https?://[^/\]]+)") as server:
         yield server
 
 
 @contextlib.contextmanager
-def rclone_webdav_server(folder: Path, log: Path) -> Iterator[Server]:
+def rclone_webdav_server(folder: Path) -> Iterator[Server]:
     """Run `rclone serve webdav` of a folder."""
     command = [rclone_binary(), "serve", "webdav", "--addr", "127.0.0.1:0", "--config", os.devnull, folder]
-    with running(command, log, r"erver (?:on|started on) \[?(https?://[^/\]\s]+)") as server:
+    with running(command, r"erver (?:on|started on) \[?(https?://[^/\]\s]+)") as server:
         yield server
 
 
@@ -120,19 +96,18 @@ class FarServer(Server):
 
 
 @contextlib.contextmanager
-def behind_link(endpoint: str, rtt_s: float, rate: int, log: Path) -> Iterator[FarServer]:
+def behind_link(endpoint: str, rtt_s: float, rate: int) -> Iterator[FarServer]:
     """Put an emulated link of `rate` bytes/s in front of a server."""
     emulator = [sys.executable, "-m", "tools.benchmarks.link_emulator", endpoint.partition("://")[2]]
-    counts = log.with_suffix(".counts")
-    with running([*emulator, rtt_s, rate, counts], log, r"(http://\S+)") as link:
-        yield FarServer(link.pid, link.endpoint, counts)
+    with NamedTemporaryFile() as counts, running([*emulator, rtt_s, rate, counts.name], r"(http://\S+)") as link:
+        yield FarServer(link.pid, link.endpoint, Path(counts.name))
 
 
 @contextlib.contextmanager
-def noisy_server(noise: Noise, log: Path) -> Iterator[str]:
+def noisy_server(noise: Noise) -> Iterator[str]:
     """Run noisy_s3.py, whose only bucket is 'noise'; yields the endpoint."""
     command = [sys.executable, "-m", "tools.benchmarks.noisy_s3", json.dumps(asdict(noise))]
-    with running(command, log, r"(https?://\S+)") as server:
+    with running(command, r"(https?://\S+)") as server:
         yield server.endpoint
 
 

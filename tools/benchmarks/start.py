@@ -22,7 +22,7 @@ def start(setting: Setting, found: Figures) -> str:
         run([*GROWFS, *words], **variables)
         found.add(name, time.monotonic() - began, unit="s")
 
-    with rclone_server(bucket.parent, setting.folder / "rclone.log") as server:
+    with rclone_server(bucket.parent) as server:
         flags = ["--endpoint-url", server.endpoint, "--cache-size", "100MB"]
         for number in range(setting.rounds):
             folder = setting.folder / str(number)

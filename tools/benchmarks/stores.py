@@ -7,26 +7,25 @@ programs, so their ratios say as much about them as about growfs. A store whose 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.servers import free_port
-from tests.servers import running as listening
+from tests.servers import free_port, running
 from tests.store_servers import (
     AZURE_ACCOUNT,
     AZURITE,
-    NGINX,
     NODE,
     Store,
     azure_container,
     azurite_command,
     google_bucket,
+    has_nginx,
+    nginx_server,
 )
 from tools.benchmarks.filling import NAME, Source, compare, growfs_mount, make_shards
-from tools.benchmarks.measure import Figures, Setting, environment, need_space, ratios
+from tools.benchmarks.measure import Figures, Setting, need_space, ratios
 from tools.benchmarks.servers import Server, rclone_server, rclone_webdav_server
 
 SHARDS = 8
@@ -62,33 +61,25 @@ def stores(setting: Setting, found: Figures) -> str:
 
 @contextlib.contextmanager
 def _s3(folder: Path) -> Iterator[Place]:
-    with rclone_server(folder / "remote", folder / "s3.log", hashes=False) as server:
+    with rclone_server(folder / "remote", hashes=False) as server:
         yield server, f"s3://{NAME}", ["--endpoint-url", server.endpoint]
 
 
 @contextlib.contextmanager
 def _http(folder: Path) -> Iterator[Place | None]:
     """nginx. `rclone serve http` is half as fast as its S3 server, whatever reads from it."""
-    if not NGINX:
+    if not has_nginx():
         print("nginx is not installed: http:// is left out")
         yield None
         return
-    port, settings = free_port(), folder / "nginx.conf"
-    temporary = "".join(
-        f" {name}_temp_path {folder}/nginx;" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    settings.write_text(
-        f"daemon off; master_process off; pid {folder}/nginx.pid; {'user root;' if os.geteuid() == 0 else ''}"
-        f" events {{ }} http {{ access_log off; sendfile on; {temporary}"
-        f" server {{ listen 127.0.0.1:{port}; location / {{ root {folder}/remote; autoindex on; }} }} }}"
-    )
-    with _server([NGINX, "-e", "stderr", "-c", str(settings)], port) as server:
-        yield server, f"http://127.0.0.1:{port}/{NAME}/", []
+    (base := folder / "nginx").mkdir()
+    with nginx_server(folder / "remote", base) as server:
+        yield Server(server.pid, server.url), f"{server.url}/{NAME}/", []
 
 
 @contextlib.contextmanager
 def _webdav(folder: Path) -> Iterator[Place]:
-    with rclone_webdav_server(folder / "remote", folder / "webdav.log") as server:
+    with rclone_webdav_server(folder / "remote") as server:
         yield server, f"webdav://{NAME}", ["--storage-option", f"base_url={server.endpoint}/"]
 
 
@@ -99,11 +90,12 @@ def _azure(folder: Path) -> Iterator[Place | None]:
         print("Azurite is not installed: az:// is left out")
         yield None
         return
-    with _server(azurite_command(port), port) as server:
-        with azure_container(f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}", NAME) as store:
+    endpoint = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
+    with running(azurite_command(port), port) as process:
+        with azure_container(endpoint, NAME) as store:
             _upload(folder, store)
         option = f"connection_string={store.options['connection_string']}"
-        yield server, store.url, ["--storage-option", option]
+        yield Server(process.pid, endpoint), store.url, ["--storage-option", option]
 
 
 @contextlib.contextmanager
@@ -113,17 +105,11 @@ def _google(folder: Path) -> Iterator[Place | None]:
         yield None
         return
     port = free_port()
-    with _server([sys.executable, "-m", "tests.gcs_emulator", str(port)], port) as server:
-        store = google_bucket(f"http://127.0.0.1:{port}", NAME)
+    endpoint = f"http://127.0.0.1:{port}"
+    with running([sys.executable, "-m", "tests.gcs_emulator", port], port) as process:
+        store = google_bucket(endpoint, NAME)
         _upload(folder, store)
-        yield server, store.url, store.flags
-
-
-@contextlib.contextmanager
-def _server(command: list[str], port: int) -> Iterator[Server]:
-    """A server that does not announce when it has started."""
-    with listening(command, port, environment()) as process:
-        yield Server(process.pid, f"http://127.0.0.1:{port}")
+        yield Server(process.pid, endpoint), store.url, store.flags
 
 
 def _upload(folder: Path, store: Store) -> None:

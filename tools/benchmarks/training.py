@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from threading import Timer
 
 from tools.benchmarks import recipe_data
-from tools.benchmarks.measure import (
-    COMMAND_S_MAX,
-    ROOT,
-    BenchError,
-    Figures,
-    Setting,
-    environment,
-    need_modules,
-    need_space,
-)
+from tools.benchmarks.child import Child
+from tools.benchmarks.measure import ROOT, SHIM, BenchError, Figures, Setting, need_modules, need_space
 from tools.benchmarks.mounts import fully_cached
-from tools.benchmarks.reader_process import SHIM, ReaderProcess
+from tools.benchmarks.reader_process import ReaderProcess
 
 TARGETS = {"passthrough": 0.97, "links": 0.97}
 
@@ -81,7 +68,7 @@ def _epochs(
 # Recipes.
 
 DATA_BYTES_MAX = 400 << 20
-EPOCH = re.compile(r"epoch \d+: .*?([\d.]+) samples/s")
+EPOCH = r"epoch \d+: .*?([\d.]+) samples/s"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
 
 
@@ -182,47 +169,20 @@ def _alternate(recipe: Recipe, plain: Path, mounted: Path, epochs: int) -> list[
     found = []
     with _training(recipe, plain, epochs) as over_plain, _training(recipe, mounted, epochs) as over_mounted:
         for number in range(epochs):
-            rates = {over: over() for over in (over_plain, over_mounted)[:: -1 if number % 2 else 1]}
+            rates = {over: _epoch(over) for over in (over_plain, over_mounted)[:: -1 if number % 2 else 1]}
             found.append((rates[over_plain], rates[over_mounted]))
     return found[1:]
 
 
-@contextlib.contextmanager
-def _training(recipe: Recipe, folder: Path, epochs: int) -> Iterator[Callable[[], float]]:
-    """Start a recipe that pauses before each epoch. Yields a function that runs an epoch and returns samples/s."""
+def _training(recipe: Recipe, folder: Path, epochs: int) -> Child:
+    """A recipe that waits for a line before each epoch, and prints one after it."""
     program = [Path(__file__).with_name("pause_epochs.py"), ROOT / "tools" / "recipes" / recipe.program, folder]
     words = [sys.executable, *recipe.launcher, *program, "--epochs", epochs, *recipe.arguments.split()]
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(
-            [str(word) for word in words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment() | {"PYTHONPATH": f"{SHIM}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
-            cwd=ROOT,
-        ) as process,
-    ):
-        output, commands = process.stdout, process.stdin
-        assert output
-        assert commands
+    variables = {"PYTHONPATH": f"{SHIM}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    return Child(words, variables, answers=True, name=recipe.program)
 
-        def epoch() -> float:
-            with contextlib.suppress(BrokenPipeError):
-                commands.write("\n")
-                commands.flush()
-            for line in output:
-                if found := EPOCH.match(line):
-                    return float(found[1])
-            process.wait()
-            errors.seek(0)
-            raise BenchError(f"{recipe.program} ended: {errors.read().strip()[-500:] or process.returncode}")
 
-        timeout = Timer(COMMAND_S_MAX, process.kill)
-        timeout.start()
-        try:
-            yield epoch
-        finally:
-            process.communicate()  # ends by itself after its last epoch
-            timeout.cancel()
+def _epoch(training: Child) -> float:
+    """Run an epoch; returns its samples per second."""
+    training.send("")
+    return float(training.expect(EPOCH)[1])

@@ -41,7 +41,7 @@ def while_filling(setting: Setting, found: Figures) -> str:
     names.write_text("".join(f"{path}\n" for path in make_files(remote / NAME / SMALL, FILES, SIZE)))
     with contextlib.ExitStack() as stack:
         with on_cores(server_cores):
-            server = stack.enter_context(rclone_server(remote, setting.folder / "rclone.log"))
+            server = stack.enter_context(rclone_server(remote))
         stack.enter_context(on_cores(growfs_cores))
         reader = stack.enter_context(ReaderProcess())
         flags = ["--endpoint-url", server.endpoint, "--cache-size", 2 * bytes + (1 << 30)]
@@ -73,11 +73,11 @@ def probe_latency(mount: Mount, reader: ReaderProcess, names: Path) -> tuple[flo
     reader.call("files", small, names, 0)  # the first open of a file is slower
     wait_until(lambda: fetched(mount), "filling", every_s=0.02)
     began, before = time.monotonic(), fetched(mount)
-    reader.send("until_told", small, names)
+    reader.start("until_told", small, names)
     mount.set(bandwidth=0)
     wait_until(lambda: len(list(mount.files.glob("shard-*"))) == SHARDS, "filling")  # without a request to the daemon
     filling, fill_s = reader.call("stop"), time.monotonic() - began
-    reader.send("until_told", small, names)
+    reader.start("until_told", small, names)
     time.sleep(fill_s)
     idle = reader.call("stop")
     return (fetched(mount) - before) / fill_s / 1e6, filling, idle

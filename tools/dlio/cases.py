@@ -136,7 +136,7 @@ def train(runner: Runner, profile: Profile, stage: Stage, passes: int, folder: P
     is_exact, is_rotating = stage.peer.source == "parts", stage.peer.name == GROWFS_ROTATING
     names = set(os.listdir(stage.plain / stage.prefix))
     with (
-        behind_link(stage.server, stage.link.rtt_s, stage.link.rate, folder / "link.log") as near,
+        behind_link(stage.server, stage.link.rtt_s, stage.link.rate) as near,
         Cgroup("-daemons") as daemons,
     ):
         began = time.monotonic()

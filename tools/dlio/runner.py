@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tools.benchmarks.cgroup import Cgroup
-from tools.benchmarks.measure import BenchError, environment
+from tools.benchmarks.child import Child
 from tools.dlio.environment import PYTHON, VARIABLES
 from tools.dlio.profiles import Profile
 
@@ -27,19 +26,17 @@ class Runner:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._log = folder, folder / "dlio.log"
+        self._folder = folder
+        self._running = ExitStack()
+        self._program: Child | None = None
         self.group = Cgroup("-dlio")
-        self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Runner:
-        self.group.__enter__()
+        self._running.enter_context(self.group)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process:
-            self._process.kill()
-            self._process.wait()
-        self.group.__exit__()
+        self._running.close()
 
     def run(
         self, profile: Profile, data: Path, *, files: int, epochs: int = 1, generate: bool = False, part: bool = False
@@ -51,45 +48,21 @@ class Runner:
         """
         overrides = list(profile.overrides(data, self._folder / "output", files, epochs, generate))
         folder = str(data / "train") if part else None
-        words = {"overrides": overrides, "epochs": epochs, "seconds": RUN_S_MAX, "part": folder}
-        if not self._process or self._process.poll() is not None:
-            self._process = self._started()
-        process, lines = self._process, []
-        assert process.stdin
-        assert process.stdout
-        timer = threading.Timer(RUN_S_MAX + SLACK_S, process.kill)
-        timer.start()
-        try:
-            process.stdin.write(json.dumps(words) + "\n")
-            process.stdin.flush()
-            while (line := process.stdout.readline()).startswith("{"):
-                lines.append(json.loads(line))
-        finally:
-            timer.cancel()
+        if not self._program or self._program.has_ended:
+            self._program = self._start()
+        program, lines = self._program, []
+        program.send(json.dumps({"overrides": overrides, "epochs": epochs, "seconds": RUN_S_MAX, "part": folder}))
+        for line in program.lines(RUN_S_MAX + SLACK_S):
+            if not line.startswith("{"):
+                break
+            lines.append(json.loads(line))
         if not generate and len(lines) < epochs + part:
-            raise BenchError(f"DLIO: {self._last_line()}")
+            raise program.error()
         return lines
 
-    def _started(self) -> subprocess.Popen[str]:
-        """A process that has imported DLIO."""
-        with self._log.open("wb") as output:
-            process = subprocess.Popen(
-                [str(word) for word in self.group.command([PYTHON, PROGRAM])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                text=True,
-                start_new_session=True,
-                env=environment() | VARIABLES | {"TMPDIR": str(self._folder)},  # it is killed, and leaves files
-                cwd=self._folder,
-            )
-        assert process.stdout
-        if process.stdout.readline().strip() != "ready":
-            process.kill()
-            raise BenchError(f"DLIO: {self._last_line()}")
-        return process
-
-    def _last_line(self) -> str:
-        """The last line of the log, which is usually the error."""
-        lines = self._log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it ended without a message"
+    def _start(self) -> Child:
+        """A process that has imported DLIO. It is killed, and leaves files, so its TMPDIR is the folder."""
+        variables, command = VARIABLES | {"TMPDIR": str(self._folder)}, self.group.command([PYTHON, PROGRAM])
+        program = Child(command, variables, answers=True, name="DLIO", folder=self._folder)
+        self._running.enter_context(program).expect("ready")
+        return program

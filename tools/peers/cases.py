@@ -55,7 +55,7 @@ class Setting:
         if sizes:
             words = (sizes[name] for name in ("samples", "sample_bytes", "per_shard"))
             run([environment.PYTHON, Path(__file__).with_name("data.py"), bucket, *words], **environment.VARIABLES)
-        with rclone_server(bucket.parent, self.folder / "server.log", hashes=False, etags=ETAGS) as server:
+        with rclone_server(bucket.parent, hashes=False, etags=ETAGS) as server:
             for convert in {peer.convert for peer in self.peers if peer.convert}:
                 try:
                     convert(server.endpoint, bucket)
@@ -202,7 +202,7 @@ def catalog(setting: Setting) -> None:
     """Buckets of many keys in directories of a thousand: time to a file and to a name, and memory."""
     setting.results.cases[CATALOG] = {"per_directory": FOLDER_KEYS}
     for keys in KEYS[:1] if setting.quick else KEYS:
-        with noisy_server(Noise(keys, KEY_BYTES), setting.folder / "noise.log") as endpoint:
+        with noisy_server(Noise(keys, KEY_BYTES)) as endpoint:
             for _ in range(setting.rounds):
                 for peer in (peer for peer in setting.mounts if peer.has_cache and not peer.convert):
                     for flags, started in starts(peer):

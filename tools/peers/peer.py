@@ -53,7 +53,7 @@ class Room:
 
     def mount(self, command: list[object]) -> AbstractContextManager[None]:
         """Run a mount that stays in the foreground."""
-        return foreground(self.group.command(command), self.mountpoint, self.folder / "log")
+        return foreground(self.group.command(command), self.mountpoint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +15,8 @@ from statistics import median
 from typing import Any
 
 from tools.benchmarks.cgroup import Cgroup
-from tools.benchmarks.measure import BenchError, environment, memory_bytes, run, wait_until
+from tools.benchmarks.child import Child
+from tools.benchmarks.measure import memory_bytes, run, wait_until
 from tools.benchmarks.noisy_s3 import key
 from tools.benchmarks.servers import behind_link
 from tools.peers.environment import PYTHON, VARIABLES
@@ -89,24 +86,26 @@ def _over_peer(
     stage: Stage, words: list[object], spec: dict[str, Any], folder: Path
 ) -> tuple[list[dict[str, Any]], float]:
     """The lines that a program prints, with the counts at that time; and the final memory of the peer's daemons."""
-    log = folder / "program.log"
     with (
-        behind_link(stage.server, stage.link.rtt_s, stage.link.rate, folder / "link.log") as near,
+        behind_link(stage.server, stage.link.rtt_s, stage.link.rate) as near,
         Cgroup("-daemons") as daemons,
         Cgroup("-program") as programs,
-        _program(stage.peer.name, words, programs, log) as process,
+        Child(programs.command([PYTHON, *words]), VARIABLES, answers=True, name=stage.peer.name) as program,
     ):
+        program.expect("ready")
         shards = spec.get("samples", 0) // spec.get("per_shard", 1)
         room = stage.room(folder, near.endpoint, daemons, shards)
         before, began = programs.cpu_s() or 0.0, time.monotonic()
         with stage.peer.running(room) as more:
+            program.send(json.dumps({**spec, **more, "began": began}))
             lines = []
-            for line in _answers(process, {**spec, **more, "began": began}):
-                bytes, lists, gets = near.traffic()
-                cpu = {"daemon_cpu_s": daemons.cpu_s(), "program_cpu_s": (programs.cpu_s() or 0.0) - before}
-                lines.append(line | cpu | {"remote_bytes": bytes, "lists": lists, "gets": gets})
+            for line in program.lines(RUN_S_MAX):
+                if line.startswith("{"):
+                    bytes, lists, gets = near.traffic()
+                    cpu = {"daemon_cpu_s": daemons.cpu_s(), "program_cpu_s": (programs.cpu_s() or 0.0) - before}
+                    lines.append(json.loads(line) | cpu | {"remote_bytes": bytes, "lists": lists, "gets": gets})
             if not lines:
-                raise BenchError(f"{stage.peer.name}: {_last_line(log)}")
+                raise program.error()
             return lines, _memory_mb(daemons)
 
 
@@ -127,7 +126,7 @@ def beside(stage: Stage, processes: int, seconds: float, folder: Path) -> dict[s
             ended.wait()
 
     with (
-        behind_link(stage.server, link.rtt_s, link.rate, folder / "link.log") as near,
+        behind_link(stage.server, link.rtt_s, link.rate) as near,
         Cgroup("-daemons") as daemons,
         ThreadPoolExecutor(1) as pool,
     ):
@@ -175,47 +174,6 @@ def has_file(folder: str) -> bool:
     return any(names for _, _, names in os.walk(folder))
 
 
-@contextmanager
-def _program(name: str, words: list[object], group: Cgroup, log: Path) -> Iterator[subprocess.Popen[str]]:
-    """A program in the peers' environment that has finished its imports. name: of the peer."""
-    command = [str(word) for word in group.command([PYTHON, *words])]
-    pipe, env = subprocess.PIPE, environment() | VARIABLES
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=output, text=True, start_new_session=True, env=env
-        )
-    assert process.stdout
-    try:
-        if process.stdout.readline().strip() != "ready":
-            raise BenchError(f"{name}: {_last_line(log)}")
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _answers(process: subprocess.Popen[str], words: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Start the program's work, and yield the lines that it prints, until it ends or its time is up."""
-    assert process.stdin
-    assert process.stdout
-    timer = threading.Timer(RUN_S_MAX, process.kill)
-    timer.start()
-    try:
-        process.stdin.write(json.dumps(words) + "\n")
-        process.stdin.flush()
-        for line in process.stdout:
-            if line.startswith("{"):
-                yield json.loads(line)
-    finally:
-        timer.cancel()
-
-
 def _memory_mb(group: Cgroup) -> float:
     """The proportional set size of the group's processes, in 10^6 bytes."""
     return sum(memory_bytes(pid) or 0 for pid in group.processes()) / 1e6
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it ended without a message"

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 from growfs.cache.cache_folder import daemon_of
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
-from tools.benchmarks.measure import BenchError, wait_for
+from tools.benchmarks.measure import BenchError, run, wait_for
 from tools.benchmarks.mounts import GROWFS
 from tools.soaking import processes
 from tools.soaking.processes import Usage
-
-MOUNT_S = 180.0
-"""`growfs mount` waits up to a minute for its first files, and another minute for a remote that is away."""
 
 
 class SoakMount:
@@ -36,26 +32,16 @@ class SoakMount:
         """Mount, even over a dead mount. Raises BenchError if that fails."""
         engine = self._random.choice(self._engines)
         fixed = [url, self.mountpoint, "--cache-dir", self.cache_dir, "--endpoint-url", endpoint, "--engine", engine]
-        if said := self._run("mount", *fixed, *self._flags):
-            raise BenchError(f"growfs mount: {said}")
+        run([*GROWFS, "mount", *fixed, *self._flags])
         self.pids()
 
     def umount(self, lazy: bool) -> str:
         """Unmount; returns the command's message if it refused."""
-        return self._run("umount", *(["--lazy"] if lazy else []), self.mountpoint)
-
-    @staticmethod
-    def _run(*words: object) -> str:
-        """Run a command; returns its message if it failed, else an empty string. Raises BenchError if it hangs."""
-        process = processes.start([*GROWFS, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
-            said, _ = process.communicate(timeout=MOUNT_S)
-        except subprocess.TimeoutExpired:
-            raise BenchError(f"growfs {words[0]} has not returned after {MOUNT_S:g} s") from None
-        finally:
-            if process.poll() is None:
-                processes.kill_session(process)
-        return (said.strip() or f"it ended with {process.returncode}") if process.returncode else ""
+            run([*GROWFS, "umount", *(["--lazy"] if lazy else []), self.mountpoint])
+        except BenchError as error:
+            return str(error)
+        return ""
 
     @property
     def daemon(self) -> int:

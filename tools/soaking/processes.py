@@ -1,20 +1,15 @@
-"""Processes that the soak starts, and readings of /proc."""
+"""Processes: readings of /proc, and their logs."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from growfs.proc import pids, process
-from tools.benchmarks.measure import ROOT, environment, memory_bytes
-
-PYTHON = sys.executable
+from tools.benchmarks.measure import memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,30 +22,6 @@ class Usage:
     bytes: int
     descriptors: int
     threads: int
-
-
-def start(command: Sequence[object], stdout: int, stderr: int) -> subprocess.Popen[str]:
-    """Start a process in its own session, so that Ctrl-C only reaches the soak."""
-    folders = f"{ROOT}/tests/frameworks/shim:{ROOT}"
-    return subprocess.Popen(
-        [str(word) for word in command],
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        text=True,
-        cwd=ROOT,
-        env=environment() | {"PYTHONPATH": folders, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        start_new_session=True,
-    )
-
-
-def kill_session(process: subprocess.Popen[str]) -> None:
-    """Send SIGKILL to a process and its session, and reap it."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdout:
-        process.stdout.close()
 
 
 def kill(pid: int) -> None:

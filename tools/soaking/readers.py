@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.soaking import processes
+from tools.benchmarks.measure import ROOT, SHIM, environment
+from tools.soaking.processes import Tail
 from tools.soaking.report import Epoch
 
 STUCK_S = 120.0
@@ -101,23 +107,34 @@ class Reader:
     def __init__(self, kind: str, mountpoint: Path, pause_s: float, folder: Path, judge: Judge) -> None:
         self.kind = kind
         program = ["-W", "ignore", "-m", "tools.soaking.report"]
-        self._command = [processes.PYTHON, *program, kind, mountpoint, pause_s]
+        self._command = [sys.executable, *program, kind, str(mountpoint), str(pause_s)]
         self._output = folder / f"{kind}.out"
         self._errors = folder / f"{kind}.err"
         self._judge = judge
         self.start()
 
     def start(self) -> None:
-        """Start it, with nothing read so far."""
+        """Start it, with nothing read so far, in its own session, so that Ctrl-C only reaches the soak."""
+        variables = {"PYTHONPATH": f"{SHIM}:{ROOT}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
-            self._process = processes.start(self._command, stdout=output.fileno(), stderr=errors.fileno())
-        self._reports = processes.Tail(self._output)
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                cwd=ROOT,
+                env=environment() | variables,
+                start_new_session=True,
+            )
+        self._reports = Tail(self._output)
         self._seen: dict[str, int] = {}
         self._heard = time.monotonic()
 
     def kill(self) -> None:
         """Send SIGKILL, in the middle of whatever it is doing."""
-        processes.kill_session(self._process)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._collect()
 
     def check(self) -> None:

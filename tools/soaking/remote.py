@@ -113,8 +113,7 @@ class Remote:
         self._running.close()
 
     def _start_server(self) -> None:
-        log, more = self._folder.with_suffix(".log"), ("--dir-cache-time", "0s")
-        server = rclone_server(self._folder, log, hashes=False, port=self._port, more=more)
+        server = rclone_server(self._folder, hashes=False, port=self._port, more=("--dir-cache-time", "0s"))
         self._server = self._running.enter_context(server)
 
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tools.benchmarks.measure import ROOT, BenchError, environment
+from tools.benchmarks.child import Child
+from tools.benchmarks.measure import ROOT, SHIM
 from tools.benchmarks.mounts import mounted, rclone_mounted
 from tools.benchmarks.servers import FarServer, behind_link, rclone_server
 from tools.training.mnist import RESIDENT, Bytes, chosen, labels
@@ -33,9 +34,6 @@ CACHE_BYTES = RESIDENT * FILE_BYTES
 RTT_S = 0.01
 RESPONSE_BYTES = FILE_BYTES + 768
 """A file on the link, with the headers of the response: with these, the link delivers a file in the intended time."""
-START_S_MAX = 60
-SHIM = ROOT / "tests" / "frameworks" / "shim"
-"""Lets torchvision be imported."""
 PADDING = "padding"
 CHUNK_BYTES = 13 + len(PADDING)
 """What a PNG takes for a text, besides the text."""
@@ -109,40 +107,24 @@ def record(way: str, opens_per_fetch: int, until_s: float, folder: Path) -> Read
     manifest.write_text("path,size\n" + "".join(f"{name},{FILE_BYTES}\n" for name in names))
     rate = RESPONSE_BYTES * OPENS_PER_S // opens_per_fetch
     with (
-        rclone_server(train.parents[1], folder / "server.log", hashes=False) as server,
-        behind_link(server.endpoint, RTT_S, rate, folder / "link.log") as link,
+        rclone_server(train.parents[1], hashes=False) as server,
+        behind_link(server.endpoint, RTT_S, rate) as link,
         mount(opens_per_fetch, Remote(link.endpoint, manifest, folder)) as mountpoint,
     ):
-        answer, bytes = read([str(mountpoint), how, str(until_s)], link, folder / "reader.log")
-    found = json.loads(answer)
+        found, bytes = read([str(mountpoint), how, str(until_s)], link)
     at_s = np.array(found["at_s"])
     return Reading(
         np.array(found["samples"], np.int64)[at_s <= until_s], at_s[at_s <= until_s], bytes // RESPONSE_BYTES
     )
 
 
-def read(words: Sequence[str], link: FarServer, log: Path) -> tuple[str, int]:
+def read(words: Sequence[str], link: FarServer) -> tuple[Any, int]:
     """Run reader.py; returns what it prints, and the bytes that the link has delivered, without a first listing."""
-    with log.open("wb") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tools.training.reader", *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=ROOT,
-            env=environment() | {"PYTHONPATH": f"{SHIM}:{ROOT}", "OMP_NUM_THREADS": "1"},
-        )
-    with process:
-        assert process.stdout
-        try:
-            process.stdout.readline()
-            before = link.traffic().bytes if "all" in words else 0
-            answer, _ = process.communicate("begin\n", float(words[-1]) + START_S_MAX)
-        except (subprocess.TimeoutExpired, BrokenPipeError):
-            answer = ""
-        finally:
-            process.kill()
-    if not answer:
-        raise BenchError(f"the reader failed: {log.read_text().strip()[-500:]}")
-    return answer, link.traffic().bytes - before
+    variables = {"PYTHONPATH": f"{SHIM}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tools.training.reader", *words]
+    with Child(command, variables, answers=True, name="the reader") as reader:
+        reader.expect("ready")
+        before = link.traffic().bytes if "all" in words else 0
+        reader.send("begin")
+        found = json.loads(reader.expect("{.*")[0])
+    return found, link.traffic().bytes - before

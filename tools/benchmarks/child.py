@@ -1,0 +1,134 @@
+"""Child processes: servers, mounts in the foreground, and programs that answer lines with lines."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Timer
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
+
+from tools.benchmarks.measure import COMMAND_S_MAX, END_S, ROOT, BenchError, environment, wait_until
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+MESSAGE_LINES_MAX = 30
+T = TypeVar("T")
+
+
+class Child:
+    """A process in a session of its own, all of which is killed at the block's end.
+
+    What it prints is kept, and is the message if it ends too early. variables: added to its environment. answers: its
+    standard input and output are pipes, for `send` and `expect`, and only what it prints to standard error is kept.
+    name: for messages.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[object],
+        variables: Mapping[str, str] = MappingProxyType({}),
+        *,
+        answers: bool = False,
+        name: str = "",
+        folder: Path = ROOT,
+    ) -> None:
+        self.name = name or str(command[0])
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
+        self._process = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.PIPE if answers else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if answers else self._log,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+            env=environment() | dict(variables),
+            cwd=folder,
+        )
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._process.communicate()
+        self._log.close()
+
+    def kill(self) -> None:
+        """Send SIGKILL to it and to what it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    def log(self) -> str:
+        """What it has printed so far. Reading does not move the position at which it writes."""
+        fd = self._log.fileno()
+        return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
+
+    def error(self) -> BenchError:
+        """An error that says why it failed. The first line of the message is the last one that it printed. Kills it."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)  # it may still be writing its message
+        self.kill()
+        *before, last = self.log().strip().splitlines() or [f"status {self._process.wait()}"]
+        return BenchError("\n".join([f"{self.name} failed: {last}", *before[-MESSAGE_LINES_MAX:]]))
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it has ended with status 0. Raises BenchError if it does not."""
+        try:
+            failed = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise BenchError(f"{self.name} has not ended after {timeout_s:g} s") from None
+        if failed:
+            raise self.error()
+
+    def wait_until(self, condition: Callable[[], T], timeout_s: float, every_s: float = 0.01) -> T:
+        """Poll until the condition is true, and return its value. Raises BenchError if it ends or the time is up."""
+
+        def met() -> T:
+            if not (value := condition()) and self.has_ended:
+                raise self.error()
+            return value
+
+        found: T = wait_until(met, self.name, every_s, timeout_s)
+        return found
+
+    def send(self, line: str) -> None:
+        """Send a line. Raises BenchError if it has ended."""
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self.error() from None
+
+    def lines(self, timeout_s: float) -> Iterator[str]:
+        """The lines that it prints, until its output ends. It is killed if that takes longer."""
+        assert self._process.stdout
+        timer = Timer(timeout_s, self.kill)
+        timer.start()
+        try:
+            yield from iter(self._process.stdout.readline, "")
+        finally:
+            timer.cancel()
+
+    def expect(self, pattern: str, timeout_s: float = COMMAND_S_MAX) -> re.Match[str]:
+        """Wait for a line that begins with a match, and skip others, which frameworks print. Raises BenchError if it
+        ends before.
+        """
+        for line in self.lines(timeout_s):
+            if found := re.match(pattern, line):
+                return found
+        raise self.error()
