@@ -31,14 +31,9 @@ def soak() -> int:
     )
     parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="of the order of the faults")
     parser.add_argument("--engine", choices=("passthrough", "libfuse"), help="mount with this one only")
-    parser.add_argument(
-        "--pause", type=float, default=0.2, metavar="SECONDS", help="a reader waits so long after each epoch (0.2)"
-    )
     arguments = parser.parse_args()
     if arguments.minutes <= 0:
         parser.error("MINUTES is more than 0")
-    if arguments.pause < 0:
-        parser.error("SECONDS is not below 0")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     with temporary_folder() as folder:
         engines = (arguments.engine,) if arguments.engine else ("passthrough", "libfuse")
@@ -47,7 +42,7 @@ def soak() -> int:
             engines = ("libfuse",)
         console.print(f"tools/soak {arguments.minutes:g} --seed {arguments.seed}")
         quick = arguments.minutes < QUICK_MINUTES
-        run = Soak(Plan(folder, arguments.minutes * 60, arguments.seed, quick, engines, arguments.pause), console)
+        run = Soak(Plan(folder, arguments.minutes * 60, arguments.seed, quick, engines), console)
         interrupted = run.run()
     failures = print_tables(console, run)
     if failures:

@@ -124,11 +124,9 @@ class Child:
         finally:
             timer.cancel()
 
-    def expect(self, pattern: str, timeout_s: float = COMMAND_S_MAX) -> re.Match[str]:
-        """Wait for a line that begins with a match, and skip others, which frameworks print. Raises BenchError if it
-        ends before.
-        """
-        for line in self.lines(timeout_s):
+    def expect(self, pattern: str) -> re.Match[str]:
+        """Wait for a line that begins with a match, and skip others, which frameworks print. Raises BenchError."""
+        for line in self.lines(COMMAND_S_MAX):
             if found := re.match(pattern, line):
                 return found
         raise self.error()

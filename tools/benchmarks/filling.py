@@ -104,13 +104,17 @@ def compare(source: Source, folder: Path, rounds: int, contenders: Mapping[str, 
 # growfs.
 
 
+def flags_of(source: Source, engine: str) -> list[object]:
+    """The flags of a mount with an empty cache that has room for the whole bucket."""
+    there = ["--endpoint-url", source.server.endpoint] if source.flags is None else source.flags
+    return ["--engine", engine, *there, "--refresh", 0, "--cache-size", 2 * source.bytes + (1 << 30)]
+
+
 def growfs_mount(engine: str, *more: object) -> Contender:
-    """A mount with an empty cache that has room for the whole bucket. more: flags."""
+    """A mount of the whole bucket. more: flags."""
 
     def copy(source: Source, folder: Path) -> CopyRun:
-        there = ["--endpoint-url", source.server.endpoint] if source.flags is None else source.flags
-        flags: list[object] = ["--engine", engine, *there, "--refresh", 0]
-        flags += ["--cache-size", 2 * source.bytes + (1 << 30), "--wait-files", source.files, *more]
+        flags = [*flags_of(source, engine), "--wait-files", source.files, *more]
         if source.certificate:
             flags += ["--storage-option", f"client_kwargs.verify={source.certificate}"]
         with Cgroup() as group:
@@ -243,8 +247,13 @@ def make_shards(remote: Path, shards: int, mib: int) -> int:
     """Write the bucket, after checking that the disk also has space for a copy; return its size in bytes."""
     need_space(remote.parent, 2 * shards * mib << 20)
     for number in range(shards):
-        make_file(remote / NAME / f"shard-{number:02}.bin", mib)
+        make_file(remote / NAME / shard_name(number), mib)
     return shards * mib << 20
+
+
+def shard_name(number: int) -> str:
+    """The name of a file that `make_shards` writes."""
+    return f"shard-{number:02}.bin"
 
 
 def small_fetch(setting: Setting, found: Figures) -> str:

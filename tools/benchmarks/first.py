@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.benchmarks.filling import COPIERS, NAME, Source
-from tools.benchmarks.measure import Figures, Setting, make_file, need_space, run
+from tools.benchmarks.filling import COPIERS, NAME, Source, flags_of, make_shards, shard_name
+from tools.benchmarks.measure import Figures, Setting, run
 from tools.benchmarks.mounts import GROWFS, mounted, rclone_mounted
 from tools.benchmarks.servers import behind_link, rclone_server
 
@@ -66,16 +66,14 @@ def first(setting: Setting, found: Figures) -> str:
 def _measure_case(setting: Setting, found: Figures, case: Case, folder: Path) -> dict[str, Arrivals]:
     """Measure one case in an empty folder; returns the arrivals of the last round, by contender."""
     folder.mkdir()
-    need_space(folder, 3 * case.files * case.mib << 20)
-    for number in range(case.files):
-        make_file(folder / "remote" / NAME / f"{number:03}.bin", case.mib)
+    bytes = make_shards(folder / "remote", case.files, case.mib)
     found.add(f"{case.name}: first file, the link alone", case.file_s, unit="s")
     arrivals: dict[str, Arrivals] = {}
     with (
         rclone_server(folder / "remote") as server,
         behind_link(server.endpoint, case.rtt_s, case.rate) as link,
     ):
-        source = Source(link, case.files, case.files * case.mib << 20)
+        source = Source(link, case.files, bytes)
         for _ in range(min(setting.rounds, ROUNDS_MAX)):
             for contender in ("growfs", *COPIERS):
                 target = folder / "target"
@@ -121,15 +119,9 @@ def _arrivals_in(folder: Path, began: float) -> list[float]:
 # growfs.
 
 
-def _flags(engine: str, source: Source) -> list[object]:
-    """The flags of a mount with an empty cache that has room for the whole bucket."""
-    found: list[object] = ["--engine", engine, "--endpoint-url", source.server.endpoint, "--refresh", 0]
-    return [*found, "--cache-size", 2 * source.bytes + (1 << 30)]
-
-
 def _fill(engine: str, source: Source, folder: Path, began: float) -> list[float]:
     """Mount until everything is cached."""
-    with mounted(f"s3://{NAME}", folder, *_flags(engine, source), "--no-wait") as mount:
+    with mounted(f"s3://{NAME}", folder, *flags_of(source, engine), "--no-wait") as mount:
         run([*GROWFS, "wait", mount.mountpoint, "--all"])
         return _arrivals_in(mount.files, began)
 
@@ -137,8 +129,8 @@ def _fill(engine: str, source: Source, folder: Path, began: float) -> list[float
 def _wait_of_miss(engine: str, source: Source, folder: Path) -> float:
     """How long an open waits for a file that is not under way while others fill the link."""
     folder.mkdir()
-    with mounted(f"s3://{NAME}", folder, *_flags(engine, source), "--wait-files", 1) as mount:
-        missing = [name for name in _bucket_names(source) if not (mount.files / name).exists()]
+    with mounted(f"s3://{NAME}", folder, *flags_of(source, engine), "--wait-files", 1) as mount:
+        missing = [name for name in map(shard_name, range(source.files)) if not (mount.files / name).exists()]
         began = time.monotonic()
         with (mount.mountpoint / missing[-1]).open("rb"):
             waited = time.monotonic() - began
@@ -146,17 +138,12 @@ def _wait_of_miss(engine: str, source: Source, folder: Path) -> float:
     return waited
 
 
-def _bucket_names(source: Source) -> list[str]:
-    """The names of the files."""
-    return [f"{number:03}.bin" for number in range(source.files)]
-
-
 def _first_through_rclone_mount(source: Source, folder: Path) -> float:
     """Seconds from the start of `rclone mount` until the first file is read."""
     folder.mkdir()
     began = time.monotonic()
     with rclone_mounted(source.server.endpoint, NAME, folder) as mountpoint:
-        (mountpoint / _bucket_names(source)[0]).read_bytes()
+        (mountpoint / shard_name(0)).read_bytes()
         took_s = time.monotonic() - began
     shutil.rmtree(folder)
     return took_s

@@ -35,11 +35,6 @@ class Profile:
     """Further overrides."""
 
     @property
-    def samples(self) -> int:
-        """In all files."""
-        return self.files * self.samples_per_file
-
-    @property
     def rate(self) -> float:
         """The bytes that training takes in a second."""
         return self.batch * self.sample_bytes / self.step_s

@@ -102,12 +102,12 @@ class Judge:
 
 
 class Reader:
-    """A reader program. kind: its framework. pause_s: how long it waits after each epoch."""
+    """A reader program. kind: its framework."""
 
-    def __init__(self, kind: str, mountpoint: Path, pause_s: float, folder: Path, judge: Judge) -> None:
+    def __init__(self, kind: str, mountpoint: Path, folder: Path, judge: Judge) -> None:
         self.kind = kind
         program = ["-W", "ignore", "-m", "tools.soaking.report"]
-        self._command = [sys.executable, *program, kind, str(mountpoint), str(pause_s)]
+        self._command = [sys.executable, *program, kind, str(mountpoint)]
         self._output = folder / f"{kind}.out"
         self._errors = folder / f"{kind}.err"
         self._judge = judge

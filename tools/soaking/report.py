@@ -1,6 +1,6 @@
 """A reader: trains on a folder, epoch after epoch, and reports each as one line of JSON.
 
-Arguments: the framework, tensorflow or torch; the folder; how long to wait after each epoch.
+Arguments: the framework, tensorflow or torch; the folder.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from tools.soaking.content import Part, WrongBytes, checked, versions
 Read = tuple[dict[str, int], int]
 """The version of each file that was read and checked completely, and the number of bytes."""
 Sample = tuple[Part, int]
+PAUSE_S = 0.2
+"""After each epoch, like a training that saves and validates."""
 ERRNO_TEXTS = {os.strerror(number): number for number in range(1, 134)}
 
 
@@ -79,8 +81,8 @@ def together(batch: list[tuple[Sample, int]]) -> list[Sample]:
     return [sample for sample, _ in batch]
 
 
-def run_epochs(read: Callable[[], Read], pause_s: float) -> None:
-    """Run epochs forever, and report each. After each it waits, like a training that saves and validates."""
+def run_epochs(read: Callable[[], Read]) -> None:
+    """Run epochs forever, and report each."""
     while True:
         began = time.monotonic()
         try:
@@ -96,7 +98,7 @@ def run_epochs(read: Callable[[], Read], pause_s: float) -> None:
             )
         sys.stdout.write(json.dumps(asdict(epoch)) + "\n")
         sys.stdout.flush()
-        time.sleep(pause_s)
+        time.sleep(PAUSE_S)
 
 
 def errno_in(error: Exception) -> int:
@@ -109,4 +111,4 @@ def errno_in(error: Exception) -> int:
 
 
 if __name__ == "__main__":
-    run_epochs({"tensorflow": tensorflow, "torch": torch}[sys.argv[1]](sys.argv[2]), float(sys.argv[3]))
+    run_epochs({"tensorflow": tensorflow, "torch": torch}[sys.argv[1]](sys.argv[2]))

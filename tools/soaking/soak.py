@@ -43,17 +43,13 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The parameters of a soak. seconds: its duration. quick: few files, and faults that follow each other fast.
-
-    pause_s: how long a reader waits after each epoch.
-    """
+    """The parameters of a soak. seconds: its duration. quick: few files, and faults that follow each other fast."""
 
     folder: Path
     seconds: float
     seed: int
     quick: bool
     engines: tuple[str, ...]
-    pause_s: float
 
     @property
     def files(self) -> int:
@@ -130,7 +126,7 @@ class Soak:
         try:
             self._mount.mount(self._remote.url, self._remote.endpoint)
             self._log = Tail(self._mount.log())
-            readers += [Reader(kind, self._mount.mountpoint, self.plan.pause_s, folder, judge) for kind in KINDS]
+            readers += [Reader(kind, self._mount.mountpoint, folder, judge) for kind in KINDS]
             wait_for(lambda: self._all_have_read(readers), END_S)
             self._loop(readers)
             self._recover(readers)

@@ -87,13 +87,11 @@ class Findings:
         """How many repetitions all rows have."""
         return min(len(row.accuracies) for row in self.rows)
 
-    def row(
-        self, way: str, opens_per_fetch: int | None = None, in_time: bool = False, mounted: bool = False
-    ) -> Row | None:
-        """The row of a way to read, if it was tested."""
-        wanted = (way, opens_per_fetch, in_time, mounted)
-        found = [row for row in self.rows if (row.way, row.opens_per_fetch, row.in_time, row.mounted) == wanted]
-        return found[0] if found else None
+    def row(self, way: str, opens_per_fetch: int | None = None, in_time: bool = False) -> Row | None:
+        """The row of a way to read that is simulated, if it was tested."""
+        wanted = (way, opens_per_fetch, in_time, False)
+        found = (row for row in self.rows if (row.way, row.opens_per_fetch, row.in_time, row.mounted) == wanted)
+        return next(found, None)
 
     def links(self) -> list[int]:
         """The links on which ways that wait were tested."""
