@@ -208,7 +208,6 @@ def test_the_nodes_recipe_without_torchrun_prints_how_to_start_it(tmp_path: Path
         ("numpy_volumes.py", []),
         ("torch_imagefolder.py", []),
         ("torch_prefetch.py", ["--workers", "0"]),
-        ("torch_resume.py", ["--checkpoint", "checkpoint"]),
         ("torch_shards.py", ["--workers", "0"]),
     ],
 )
@@ -268,10 +267,10 @@ def test_a_run_that_resumes_reads_the_rest_of_its_epoch(growfs: Growfs, tmp_path
     need("torchvision")
     mount_some(growfs, tmp_path / "remote")
     arguments = "--checkpoint", tmp_path / "run.pt", "--batch", 5, "--workers", 0
-    with running("torch_resume.py", growfs, *arguments, "--stop-after", 1, unmounts=False) as recipe:
+    with running("torch_imagefolder.py", growfs, *arguments, "--stop-after", 1, unmounts=False) as recipe:
         recipe.finish()
     growfs.run("evict", growfs.mountpoint, "**")  # all but the last file of each class
-    with running("torch_resume.py", growfs, *arguments, epochs=2) as recipe:
+    with running("torch_imagefolder.py", growfs, *arguments, epochs=2) as recipe:
         recipe.finish()
         resumed, _ = recipe.epochs
         assert (resumed.number, resumed.files, resumed.samples, resumed.count("before")) == (1, 12, 7, 5)

@@ -10,7 +10,7 @@ epoch, in the training process. This is where the folder is listed.
 Look for "files", which grows until the cache is full, and for "new", the files that no epoch saw before. Do not list in
 `__iter__`: it runs in the loader's workers, which are new processes in each epoch. To resume, pass
 `ignore_data_skip=True`: otherwise Trainer skips as many batches as the epoch had already had, but of other files (see
-torch_resume.py for the same files).
+torch_imagefolder.py for the same files).
 """
 
 from __future__ import annotations
