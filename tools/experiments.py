@@ -13,7 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tools.benchmarks.measure import ROOT, BenchError, exit_status, temporary_folder
+from tools.benchmarks.measure import BenchError, exit_status, temporary_folder
+from tools.pages import add_options, results_file
 from tools.training import orders, page, recording
 from tools.training.mnist import TRAIN, download, split, train
 from tools.training.orders import OPENS_PER_S, Order, Reading, take
@@ -84,22 +85,11 @@ def measure(arguments: argparse.Namespace, file: Path) -> Findings:
 def experiments() -> int:
     """Train, and write the results. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="tools/experiments", description="Does a rotating cache train as well?")
-    parser.add_argument("--quick", action="store_true", help="one short repetition, to check that it runs")
-    parser.add_argument("--page", action="store_true", help="train nothing, write the pages from the results")
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="write the results there (default: docs; with --quick: build)"
-    )
+    add_options(parser, "one short repetition")
     arguments = parser.parse_args()
-    out = arguments.out or (ROOT / "build" if arguments.quick else page.DOCS)
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / FILE
-    if arguments.page:
-        if not file.exists():
-            parser.error(f"there are no results in {file}")
-        page.write(Findings.load(file), out)
-        return 0
-    found = measure(arguments, file)
-    page.write(found, out)
+    file = results_file(parser, arguments, page.DOCS / FILE, arguments.page)
+    found = Findings.load(file) if arguments.page else measure(arguments, file)
+    page.write(found, file.parent)
     return 0
 
 

@@ -1,14 +1,37 @@
-"""Pages that tools write from results: templates, tables, paragraphs, and the replacement of a section."""
+"""Pages that tools write from results: options, templates, tables, paragraphs, and the replacement of a section."""
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tools.benchmarks.measure import ROOT
+
 QUICK = "**This was `--quick`: it shows only that everything runs.**\n\n"
 """A paragraph."""
+
+
+def add_options(parser: argparse.ArgumentParser, quick: str) -> None:
+    """Add the options of a program that measures and writes pages. quick: what --quick measures."""
+    parser.add_argument("--quick", action="store_true", help=f"{quick}: only shows that it runs")
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the page from the results")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write the results there (default: docs; with --quick: build)"
+    )
+
+
+def results_file(parser: argparse.ArgumentParser, arguments: argparse.Namespace, file: Path, is_read: bool) -> Path:
+    """The file of the results, in the folder `out`, which is created. file: where it is by default. Exits with a usage
+    error if it is read and does not exist.
+    """
+    folder = arguments.out or (ROOT / "build" if arguments.quick else file.parent)
+    if is_read and not (folder / file.name).exists():
+        parser.error(f"there are no results in {folder / file.name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(folder / file.name)
 
 
 def rendered(template: Path, common: Mapping[str, Any], values: Callable[[str], Mapping[str, Any] | None]) -> str:

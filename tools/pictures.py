@@ -25,7 +25,7 @@ from rich.text import Text
 from growfs.client.top.app import picture
 from growfs.client.top.view import Shown, TopPage
 from growfs.client.top.watch import Watch, find_new
-from tools.benchmarks.measure import run
+from tools.benchmarks.measure import run, write_file
 from tools.benchmarks.mounts import GROWFS, mounted
 from tools.benchmarks.servers import rclone_server
 
@@ -95,8 +95,7 @@ def read_mount(folder: Path) -> Iterator[Path]:
     chance = random.Random(1)
     for number in range(FILES * len(FOLDERS)):
         path = folder / "remote" / "bucket" / "train" / FOLDERS[number % len(FOLDERS)] / f"{number:04}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(chance.randbytes(chance.randint(*BYTES)))
+        write_file(path, chance.randbytes(chance.randint(*BYTES)))
     with rclone_server(folder / "remote") as server:
         flags = ["--endpoint-url", server.endpoint, "--cache-size", CACHE_SIZE, "--bandwidth", BANDWIDTH]
         with mounted("s3://bucket/train", folder, *flags) as mount:

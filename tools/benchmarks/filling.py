@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import BinaryIO
 
+from growfs.proc import opened
 from tests.servers import make_certificate
 from tools.benchmarks.cached import SMALL_BYTES
 from tools.benchmarks.cgroup import Cgroup
@@ -162,13 +163,7 @@ def first_connection(pid: int, callback: Callable[[], None]) -> Iterator[None]:
 
 def sockets(pid: int) -> set[str]:
     """The sockets that a process has open, by their names in /proc."""
-    found = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            found.add(os.readlink(fd))
-        except FileNotFoundError:  # closed in between
-            continue
-    return {name for name in found if name.startswith("socket:")}
+    return {name for name in opened(pid) if name.startswith("socket:")}
 
 
 def check(source: Source, folder: Path) -> float:

@@ -151,12 +151,10 @@ def _first_through_rclone_mount(source: Source, folder: Path) -> float:
 
 def _draw(cases: dict[Case, dict[str, Arrivals]], path: Path) -> None:
     """Write the arrival curves as an image."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    drawing, axes = pyplot.subplots(1, len(cases), figsize=(4.5 * len(cases), 4), layout="constrained", squeeze=False)
+    drawing = Figure(figsize=(4.5 * len(cases), 4), layout="constrained")
+    axes = drawing.subplots(1, len(cases), squeeze=False)
     for (case, curves), place in zip(cases.items(), axes[0], strict=True):
         counts = list(range(1, case.files + 1))
         place.plot([count * case.file_s for count in counts], counts, "k:", label="the link alone")
@@ -166,4 +164,3 @@ def _draw(cases: dict[Case, dict[str, Arrivals]], path: Path) -> None:
         place.grid(alpha=0.3)
     axes[0][0].legend()
     drawing.savefig(path)
-    pyplot.close(drawing)

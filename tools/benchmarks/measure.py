@@ -180,9 +180,14 @@ def make_files(folder: Path, count: int, size: int, directories: int = 0) -> lis
     classes = [f"class{number:02}/" for number in range(directories)] or [""]
     paths = [f"{classes[number % len(classes)]}{number:06}.bin" for number in range(count)]
     for path in paths:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(os.urandom(size))
+        write_file(folder / path, os.urandom(size))
     return paths
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file in a folder that need not be there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
 
 
 def run(command: Sequence[object], **variables: object) -> str:

@@ -16,6 +16,8 @@ import numpy as np
 from awscrt.checksums import crc32c
 from PIL import Image
 
+from tools.benchmarks.measure import write_file
+
 CIFAR_BYTES = 1 + 3 * 32 * 32
 
 
@@ -27,8 +29,7 @@ def images(folder: Path, classes: int, each: int, width: int = 500, height: int 
     generator = random.Random(5)
     for number in range(classes * each):
         path = folder / f"class{number % classes:02}" / f"{number:05}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture(generator, width, height))
+        write_file(path, picture(generator, width, height))
 
 
 def picture(generator: random.Random, width: int, height: int) -> bytes:
@@ -52,10 +53,8 @@ def detection(folder: Path, train: int, val: int, width: int = 640, height: int 
     for split, count in (("train", train), ("val", val)):
         for number in range(count):
             image, label = (folder / kind / split / f"{split}{number:05}" for kind in ("images", "labels"))
-            for path in (image, label):
-                path.parent.mkdir(parents=True, exist_ok=True)
-            image.with_suffix(".jpg").write_bytes(picture(generator, width, height))
-            label.with_suffix(".txt").write_text(f"{number % 2} 0.5 0.5 0.4 0.4\n")
+            write_file(image.with_suffix(".jpg"), picture(generator, width, height))
+            write_file(label.with_suffix(".txt"), b"%d 0.5 0.5 0.4 0.4\n" % (number % 2))
 
 
 def coco(folder: Path, split: str, count: int, width: int = 640, height: int = 480) -> None:
@@ -63,17 +62,14 @@ def coco(folder: Path, split: str, count: int, width: int = 640, height: int = 4
     generator = random.Random(9)
     names = [f"{number:012}.jpg" for number in range(count)]
     for name in names:
-        path = folder / split / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture(generator, width, height))
+        write_file(folder / split / name, picture(generator, width, height))
     boxes = [
         {"id": number, "image_id": number // 2, "category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0}
         for number in range(2 * count)
     ]
     images = [{"id": id, "file_name": name, "width": width, "height": height} for id, name in enumerate(names)]
     content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "thing"}]}
-    (folder / "annotations").mkdir()
-    (folder / f"annotations/instances_{split}.json").write_text(json.dumps(content))
+    write_file(folder / f"annotations/instances_{split}.json", json.dumps(content).encode())
 
 
 def cifar(image: bytes, label: int) -> bytes:

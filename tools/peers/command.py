@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 
-from tools.benchmarks.measure import ROOT, BenchError
+from tools.benchmarks.measure import BenchError
+from tools.pages import add_options, results_file
 from tools.peers import environment
 from tools.peers.peer import Peer
 from tools.peers.results import Results
@@ -18,16 +19,12 @@ def parser(
 ) -> argparse.ArgumentParser:
     """The options of a command. quick: what --quick measures."""
     options = argparse.ArgumentParser(prog=prog, description=description)
-    options.add_argument("--quick", action="store_true", help=f"{quick}: only shows that it runs")
+    add_options(options, quick)
     options.add_argument("--case", action="append", choices=[*cases], help="measure only this case; may be repeated")
     names = [peer.name for peer in peers]
     options.add_argument("--peer", action="append", choices=names, help="only this peer; may be repeated")
     options.add_argument("--rounds", type=int, default=1, help="how often to measure each figure (default: 1)")
     options.add_argument("--add", action="store_true", help="keep the results that are there, and add to them")
-    options.add_argument("--page", action="store_true", help="measure nothing, write the page from the results")
-    options.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="write the results there (default: docs; with --quick: build)"
-    )
     return options
 
 
@@ -60,14 +57,12 @@ def run(
 def begin(options: argparse.ArgumentParser, given: Sequence[str], file: Path) -> tuple[argparse.Namespace, Results]:
     """The arguments, with `out` set, and the results to add to. file: where results are by default."""
     arguments = options.parse_args(given)
-    arguments.out = arguments.out or (ROOT / "build" if arguments.quick else file.parent)
     if arguments.rounds < 1:
         options.error("--rounds is at least 1")
-    kept = arguments.out / file.name
-    if (arguments.add or arguments.page) and not kept.exists():
-        options.error(f"there are no results in {kept}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    return arguments, Results.load(kept) if arguments.add or arguments.page else Results()
+    is_read = arguments.add or arguments.page
+    kept = results_file(options, arguments, file, is_read)
+    arguments.out = kept.parent
+    return arguments, Results.load(kept) if is_read else Results()
 
 
 def prepare(

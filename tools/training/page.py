@@ -1,5 +1,5 @@
 """What tools/experiments writes from its results: docs/experiments.md, the plot, a section of docs/sizing.md, and a
-sentence of the README.
+sentence of the README. page.template has the text of the page.
 """
 
 from __future__ import annotations
@@ -7,11 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tools.benchmarks.measure import ROOT
-from tools.pages import QUICK, replaced, table, wrapped
+from tools.pages import QUICK, rendered, replaced, table, wrapped
 from tools.training import results
 from tools.training.mnist import BATCH, RESIDENT, TRAIN
 from tools.training.orders import AHEAD, OPENS_PER_S, PART_SHARE
@@ -31,87 +32,12 @@ from tools.training.results import (
 
 DOCS = ROOT / "docs"
 README, SIZING = ROOT / "README.md", DOCS / "sizing.md"
+TEMPLATE = Path(__file__).with_name("page.template")
 PLOT = "experiments.svg"
 BEGIN = "<!-- tools/experiments writes this section -->\n"
 SENTENCE = re.compile(r"In an experiment on MNIST.*?(?= \[Sizing\])")
 USUAL = 4
 """The opens of each fetched file with the default turnover."""
-
-ABOUT = """
-# Accuracy of training through a rotating cache
-
-`tools/experiments` wrote this page.{quick}
-
-This experiment tests whether a model that trains through a rotating cache becomes as accurate as one that trains on all
-of the data: after as many samples, and after the same time behind a slow link. A small convolutional network learns
-MNIST.
-
-![accuracy, relative to training with everything local]({plot})
-
-There are {train:,} training images, of which {resident} fit in the cache. Each of the {repetitions} repetitions draws
-other images from MNIST's 60,000, as many of each class. It also has other initial weights and other random orders. The
-weights are the same for all ways to read. The accuracy is that on all of MNIST's 10,000 test images. The network
-has two layers of convolutions (8 and 16 channels) and a linear one. The batch size is {batch}. The optimizer is Adam,
-and its learning rate falls to zero along a cosine, over as many steps as a run makes. Training with everything local
-takes {epochs} epochs.
-
-The figures are means, ± half of the {confidence:.0%} confidence interval (Student's t) over the repetitions. The
-differences are paired, so the effects of the images and the initial weights cancel. The network is small and
-trained briefly, so the differences count here, and not the accuracies.
-
-The orders of the samples are simulated, except in [the last section](#through-real-mounts), which compares them with
-those of real mounts. Each image is a file. Training reads {opens} images a second unless it waits, and the cache is
-empty at the start.
-
-- everything local: each epoch shuffles all of the data.
-- growfs: the rules of a mount (`growfs.simulation`). The reader lists, opens each listed file once in random order, and
-  lists again. For d opens of each fetched file, the link delivers a file in the time of d opens, and the turnover is
-  1 / (1 + d). Training begins when each class has a file.
-- growfs --exact: growfs's own parts, each read in random order, with `--part-size {part:.0%}`. The link fetches a part
-  while the last one is read.
-- LRU mount: it lists everything. The reader reads it in random order, and fetches up to {ahead} images ahead.
-- never evict: the same, but the cache keeps the files that came first.
-- static subset: the images that fit in the cache, and no others.
-"""
-
-SAMPLES = """
-## The same number of samples
-
-An LRU mount and "never evict" are not in this table: their reader reads the same samples as one that has everything
-local, only later.
-
-{table}
-
-The goal: within {goal_points} points of everything local at {goal_opens} opens of each fetched file.
-
-{verdicts}"""
-
-IN_TIME = """
-## The same time
-
-Training ends after the time that {epochs} epochs take with everything local. "Waits" is the share of this time in which
-training does not read. A reader that waits makes fewer steps, and its learning rate falls to zero sooner. In a longer
-run it would lose less: after enough steps, more of them hardly help.
-
-{table}
-"""
-
-MOUNTED = """
-## Through real mounts
-
-The images are PNG files, each padded to 4 kB, in a folder for each class. They are in a bucket of a real S3 server,
-behind an emulated link with a round trip of {rtt:.0f} ms. The link delivers a file in the time of {usual} opens.
-torchvision's `ImageFolder` reads them through `growfs mount`, `growfs mount --exact`, and `rclone mount` with a cache
-of the same size, at most {opens} images a second, for {seconds:.0f} s. Which images it read, and when, was recorded
-once for each mount. Then the model was trained in these orders, in all repetitions.
-
-{table}
-
-The last column is the difference in accuracy between training in the recorded order and in the simulated ones. growfs
-fetches somewhat less than simulated, because listing, planning and evicting take no time in the simulation. With so
-small a cache an epoch takes two seconds, so they count here. The simulated LRU mount uses all of the link, and
-`rclone mount` does not.
-"""
 
 
 def write(found: Findings, folder: Path) -> None:
@@ -144,11 +70,13 @@ def markdown(found: Findings) -> str:
         "usual": USUAL,
         "seconds": found.epochs * TRAIN / OPENS_PER_S,
     }
-    parts = [(ABOUT, ""), (SAMPLES, samples_table(found)), (IN_TIME, time_table(found))]
-    if any(row.mounted for row in found.rows):
-        parts.append((MOUNTED, mounted_table(found)))
-    text = "\n\n".join(text.strip().format(**values, table=table).strip() for text, table in parts)
-    return wrapped(text) + "\n"
+    tables = {"samples": samples_table, "time": time_table, "mounted": mounted_table}
+
+    def of_part(part: str) -> dict[str, Any] | None:
+        is_there = part != "mounted" or any(row.mounted for row in found.rows)
+        return {**values, "table": tables[part](found)} if is_there else None
+
+    return rendered(TEMPLATE, values, of_part) + "\n"
 
 
 def name(row: Row) -> str:

@@ -23,7 +23,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from tools.benchmarks.child import Child
-from tools.benchmarks.measure import ROOT, SHIM
+from tools.benchmarks.measure import ROOT, SHIM, write_file
 from tools.benchmarks.mounts import mounted, rclone_mounted
 from tools.benchmarks.servers import FarServer, behind_link, rclone_server
 from tools.training.mnist import RESIDENT, Bytes, chosen, labels
@@ -63,8 +63,7 @@ def write_images(folder: Path) -> None:
     """Write the images of the first repetition, numbered as in a split."""
     for number, (label, image) in enumerate(zip(labels(), chosen(0), strict=True)):
         path = folder / str(label) / f"{number:05}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(padded(image))
+        write_file(path, padded(image))
         os.utime(path, (time.time() - 60,) * 2)
 
 
