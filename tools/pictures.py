@@ -6,14 +6,12 @@ as shown by headless Chromium. tools/setup test installs the requirements.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,8 +23,9 @@ from rich.text import Text
 from growfs.client.top.app import picture
 from growfs.client.top.view import Shown, TopPage
 from growfs.client.top.watch import Watch, find_new
-from tools.benchmarks.measure import run, write_file
+from tools.benchmarks.measure import run, temporary_folder, write_file
 from tools.benchmarks.mounts import GROWFS, mounted
+from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import rclone_server
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -36,7 +35,8 @@ FILES = 60
 """In each folder."""
 BYTES = (400_000, 900_000)
 CACHE_SIZE, BANDWIDTH = "80MB", "3MB/s"
-READ_EVERY_S = 0.01
+EPOCHS, COMPUTE_S = 1_000_000, 0.01
+"""Of the program that reads: it computes after each file, until it is ended."""
 RUN_S = 75
 PAGE = (1200, 1250)
 """The visible part of the report, in pixels."""
@@ -77,13 +77,13 @@ def demo() -> None:
 
 def top_and_report() -> None:
     """Write docs/top.svg and docs/report.png."""
-    with tempfile.TemporaryDirectory(prefix="growfs-") as name, read_mount(Path(name)) as mountpoint:
+    with temporary_folder() as folder, read_mount(folder) as mountpoint:
         watches: list[Watch] = []
         find_new(mountpoint, watches)
         time.sleep(RUN_S)
         watches[0].mountpoint = Path("/mnt/train")
         save_svg(picture(watches, Shown(TopPage.OVERVIEW), COLUMNS, ROWS), "top.svg")
-        page = Path(name) / "report.html"
+        page = folder / "report.html"
         run([*GROWFS, "report", mountpoint, "-o", page])
         page.write_text(TEMPORARY.sub("/", page.read_text()))
         screenshot(page, DOCS / "report.png")
@@ -98,24 +98,9 @@ def read_mount(folder: Path) -> Iterator[Path]:
         write_file(path, chance.randbytes(chance.randint(*BYTES)))
     with rclone_server(folder / "remote") as server:
         flags = ["--endpoint-url", server.endpoint, "--cache-size", CACHE_SIZE, "--bandwidth", BANDWIDTH]
-        with mounted("s3://bucket/train", folder, *flags) as mount:
-            reader = multiprocessing.Process(target=read, args=(mount.mountpoint,))
-            reader.start()
-            try:
-                yield mount.mountpoint
-            finally:
-                reader.terminate()
-                reader.join()
-
-
-def read(mountpoint: Path) -> None:
-    """List the files, read them in random order, and start over, forever."""
-    while True:
-        files = list(mountpoint.glob("*/*.jpg"))
-        random.shuffle(files)
-        for file in files:
-            file.read_bytes()
-            time.sleep(READ_EVERY_S)
+        with mounted("s3://bucket/train", folder, *flags) as mount, ReaderProcess() as reader:
+            reader.start("train", mount.mountpoint, EPOCHS, COMPUTE_S)
+            yield mount.mountpoint
 
 
 def screenshot(page: Path, to: Path) -> None:

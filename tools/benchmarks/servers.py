@@ -68,14 +68,6 @@ def rclone_server(
         yield server
 
 
-@contextlib.contextmanager
-def rclone_webdav_server(folder: Path) -> Iterator[Server]:
-    """Run `rclone serve webdav` of a folder."""
-    command = [rclone_binary(), "serve", "webdav", "--addr", "127.0.0.1:0", "--config", os.devnull, folder]
-    with running(command, r"erver (?:on|started on) \[?(https?://[^/\]\s]+)") as server:
-        yield server
-
-
 class Traffic(NamedTuple):
     """What a link has carried: bytes from the server, and requests for a listing and for anything else."""
 

@@ -7,6 +7,7 @@ programs, so their ratios say as much about them as about growfs. A store whose 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -26,7 +27,7 @@ from tests.store_servers import (
 )
 from tools.benchmarks.filling import NAME, Source, compare, growfs_mount, make_shards
 from tools.benchmarks.measure import Figures, Setting, need_space, ratios
-from tools.benchmarks.servers import Server, rclone_server, rclone_webdav_server
+from tools.benchmarks.servers import Server, rclone_binary, rclone_server
 
 SHARDS = 8
 TARGET = 0.7
@@ -79,8 +80,11 @@ def _http(folder: Path) -> Iterator[Place | None]:
 
 @contextlib.contextmanager
 def _webdav(folder: Path) -> Iterator[Place]:
-    with rclone_webdav_server(folder / "remote") as server:
-        yield server, f"webdav://{NAME}", ["--storage-option", f"base_url={server.endpoint}/"]
+    port = free_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    options = ["--addr", f"127.0.0.1:{port}", "--config", os.devnull]
+    with running([rclone_binary(), "serve", "webdav", *options, folder / "remote"], port) as process:
+        yield Server(process.pid, endpoint), f"webdav://{NAME}", ["--storage-option", f"base_url={endpoint}/"]
 
 
 @contextlib.contextmanager
