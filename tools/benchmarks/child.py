@@ -28,7 +28,7 @@ class Child:
 
     What it prints is kept, and is the message if it ends too early. variables: added to its environment. answers: its
     standard input and output are pipes, for `send` and `expect`, and only what it prints to standard error is kept.
-    name: for messages.
+    name: for messages. folder: where it runs.
     """
 
     def __init__(
@@ -102,8 +102,7 @@ class Child:
                 raise self.error()
             return value
 
-        found: T = wait_until(met, self.name, every_s, timeout_s)
-        return found
+        return wait_until(met, self.name, every_s, timeout_s)
 
     def send(self, line: str) -> None:
         """Send a line. Raises BenchError if it has ended."""
@@ -120,7 +119,7 @@ class Child:
         timer = Timer(timeout_s, self.kill)
         timer.start()
         try:
-            yield from iter(self._process.stdout.readline, "")
+            yield from iter(self._process.stdout.readline, "")  # the end of this generator would close a file
         finally:
             timer.cancel()
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 ROOT = Path(__file__).parents[2]
 SHIM = ROOT / "tests" / "frameworks" / "shim"
@@ -220,7 +220,7 @@ def environment() -> dict[str, str]:
     return {**kept, **keys, **files, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 
-def wait_until(condition: Callable[[], Any], what: str, every_s: float = 0.05, timeout_s: float = COMMAND_S_MAX) -> Any:
+def wait_until(condition: Callable[[], T], what: str, every_s: float = 0.05, timeout_s: float = COMMAND_S_MAX) -> T:
     """Poll until the condition is true, and return its value. Raises BenchError if the time is up before."""
     if not (value := wait_for(condition, timeout_s, every_s)):
         raise BenchError(f"{what}: timed out after {timeout_s:g} s")

@@ -136,7 +136,7 @@ def rclone_limit(size: str) -> dict[str, str]:
 def foreground(command: Sequence[object], mountpoint: Path) -> Iterator[None]:
     """Run a mount that stays in the foreground, entering the block when it is mounted; unmount at the block's end."""
     mountpoint.mkdir()
-    with Child(command) as child:
+    with Child(command, name="the mount") as child:
         try:
             child.wait_until(lambda: os.path.ismount(mountpoint), MOUNT_S_MAX)
             yield

@@ -54,8 +54,8 @@ def rclone_server(
 
     certificate: a file that also has its key; serve TLS with it. low_priority: use only CPU time that no other process
     wants. hashes: rclone's default, which computes every hash it knows for each file that is read as a whole, at a
-    third of the rate. etags: the hash that ETags are made from; if empty, so are the ETags. port: 0 is any
-    free one. more: options.
+    third of the rate. etags: the hash that ETags are made from; if empty, so are the ETags. port: 0 is any free one.
+    more: options.
     """
     options = ["--etag-hash", etags, "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", *more]
     if not hashes:
