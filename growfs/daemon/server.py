@@ -259,29 +259,23 @@ async def _serve_until_ended(
     status = components.status
     start, engine = status.start, status.engine
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_until_signal, signals, nursery.cancel_scope)
-            for service in components.running:
-                nursery.start_soon(status.supervisor.keep_running, service)
-            await trio.lowlevel.checkpoint()  # all of them run before the first request arrives
-            await _progress_until(components, launcher, start.is_anything_listed)
-            engine.mount(mount)
-            nursery.start_soon(_serve, engine, nursery.cancel_scope)
-            await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
-            os.setsid()  # nothing accesses the mountpoint from here on (see spawn.py)
-            await _progress_until(components, launcher, start.is_possible)
-            await engine.ready()
-            start.open()
-            await launcher.ready(await status.snapshot())
+        with components.ending:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_until_signal, signals, nursery.cancel_scope)
+                for service in components.running:
+                    nursery.start_soon(status.supervisor.keep_running, service)
+                await trio.lowlevel.checkpoint()  # all of them run before the first request arrives
+                await _progress_until(components, launcher, start.is_anything_listed)
+                engine.mount(mount)
+                nursery.start_soon(_serve, engine, nursery.cancel_scope)
+                await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
+                os.setsid()  # nothing accesses the mountpoint from here on (see spawn.py)
+                await _progress_until(components, launcher, start.is_possible)
+                await engine.ready()
+                start.open()
+                await launcher.ready(await status.snapshot())
     except BaseExceptionGroup as group:
         raise cause(group) from group
-    finally:
-        engine.unmount()
-        components.folder.note_end()
-        status.usage.save_now()
-        components.history.save_now()
-        status.store.stop()
-        status.database.close()
 
 
 async def _progress_until(components: Components, launcher: Launcher, done: Callable[[], Awaitable[bool]]) -> None:

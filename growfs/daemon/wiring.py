@@ -20,6 +20,7 @@ from growfs.cache.store import Store
 from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FileCommands, MountCommands, PassCommands, Setter
 from growfs.daemon.control import Command, Control
+from growfs.daemon.ending import EndingSteps
 from growfs.daemon.option_parsers import listening
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.snapshot import StatusSource
@@ -63,15 +64,26 @@ log = logging.getLogger(__name__)
 class Components:
     """The parts of a mount that the daemon itself needs. Most of them are those of which `status` reports."""
 
-    folder: CacheFolder
-    history: History
     status: StatusSource
     running: tuple[Service, ...]
     """The components with their own task."""
+    ending: EndingSteps
+    """What is left to do once they have ended."""
 
 
 def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder, workers: WorkerPool) -> Components:
-    """Construct and connect the components, from the lowest layer up. spec: of the remote. url: without secrets."""
+    """Construct and connect the components. If that fails, the cache is left as after a clean stop.
+
+    spec: of the remote. url: without secrets.
+    """
+    with EndingSteps() as ending:
+        return _build(request, spec, url, folder, workers, ending)
+
+
+def _build(
+    request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder, workers: WorkerPool, ending: EndingSteps
+) -> Components:
+    """Construct and connect the components, from the lowest layer up; they take over the steps of `ending`."""
 
     async def snapshot() -> MountStatus:
         return await status.snapshot()
@@ -92,12 +104,14 @@ def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder
             " user who trains, or with --engine libfuse"
         )
 
-    # The cache. From here on, only Store.stop leaves it as after a clean stop.
+    # The cache. From here on, it counts as crashed until Store.stop.
 
     database = Database(folder.database)
+    ending.add(database.close)
     recover(database, folder.path)
     catalog = Catalog(database, options.freeze)
     store = Store(folder.path, database, catalog, options.cache_size, options.min_free, sees_opens=not shows_links)
+    ending.add(store.stop)
     if producer is None or producer.rename is None:  # otherwise the files have other names than in the remote
         given, names = json.dumps([options.include, options.exclude]), PathFilter(options.include, options.exclude)
         for changes in catalog.forget_excluded(names, given):
@@ -335,7 +349,9 @@ def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder
     running: list[Service] = [outage, catalog_sync, readers, generations, space, fetcher, prefetcher, updater]
     running += [usage, history, Durability(store), control]
     running += [*([metrics] if metrics else []), *([peers] if peers else [])]
-    return Components(folder, history, status, tuple(running))
+    for step in (history.save_now, usage.save_now, folder.note_end, engine.unmount):
+        ending.add(step)
+    return Components(status, tuple(running), ending.pop_all())
 
 
 def _cache_warnings(cache_dir: Path) -> list[str]:

@@ -19,6 +19,10 @@ from tests.harness import Growfs, descendants, make_tree, until
 
 NAME = "class0/0000.bin"
 SIZE = 3_000_000
+FILE_BYTES = 12_288
+"""What each file of `make_tree` takes on disk."""
+CACHE = {"lock", "log", "catalog.sqlite", "files", "partial"}
+"""What a daemon leaves in the cache folder."""
 
 
 def ended(pid: int) -> bool:
@@ -38,8 +42,21 @@ def test_unmounting_leaves_nothing_but_the_cache(growfs: Growfs, tmp_path: Path)
     until(lambda: ended(pid))
     assert not mounted_at(growfs.mountpoint)
     assert os.listdir(growfs.mountpoint) == []
-    assert {path.name for path in growfs.cache.iterdir()} == {"lock", "log", "catalog.sqlite", "files", "partial"}
+    assert {path.name for path in growfs.cache.iterdir()} == CACHE
     assert list((growfs.cache / "partial").iterdir()) == []
+
+
+@only("either")
+def test_a_disk_that_refuses_the_last_sync_leaves_nothing_but_the_cache(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    growfs.env["GROWFS_FAULT"] = "SYNC_STOP:EIO"
+    growfs.tolerate_log = True  # no command waits for the daemon any more, so the log has a traceback
+    growfs.mount(tmp_path / "remote")
+    pid = growfs.pid
+    growfs.umount()
+    until(lambda: ended(pid))
+    assert {path.name for path in growfs.cache.iterdir()} == CACHE
+    assert "injected by GROWFS_FAULT" in growfs.log()
 
 
 def test_plain_umount_ends_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
@@ -116,6 +133,20 @@ def test_sigterm_stops_the_daemon_cleanly(growfs: Growfs, tmp_path: Path) -> Non
     growfs.mount(tmp_path / "remote")
     assert growfs.names() == set(tree)
     assert growfs.status()["fetch"]["files_total"] == 0
+    assert "did not stop cleanly" not in growfs.log()
+
+
+@pytest.mark.promise(29)
+@only("either")
+def test_a_refused_mount_leaves_the_cache_as_after_a_clean_stop(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    flags = "--exact", "--part-size", "50%", "--cache-size"
+    growfs.mount(tmp_path / "remote", *flags, 10 * FILE_BYTES)
+    growfs.names()  # the pass begins
+    growfs.umount()
+    refused = growfs.mount(tmp_path / "remote", *flags, 4 * FILE_BYTES, check=False)
+    assert "leave --cache-size at" in refused.stderr
+    growfs.mount(tmp_path / "remote", *flags, 10 * FILE_BYTES)
     assert "did not stop cleanly" not in growfs.log()
 
 

@@ -218,6 +218,9 @@ class Engine:
     def drop_descriptor(self, id: int) -> None:
         pass
 
+    def unmount(self) -> None:
+        pass
+
 
 class Control:
     """The commands, without a socket."""
@@ -400,9 +403,9 @@ class InProcess:
         await self._ended.wait()
         status = self.components.status
         if clean:
-            status.usage.save_now()
-            status.store.stop()
-        status.database.close()
+            self.components.ending.close()
+        else:
+            status.database.close()
         opened = status.store.open_files
         for file in (*opened._files.values(), *opened._idle.values(), *opened._mapped.values()):
             os.close(file.fd)  # as the end of the process would

@@ -1,4 +1,4 @@
-"""The order in which the parts of a daemon begin."""
+"""The order in which the parts of a daemon begin and end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import trio
 
+from growfs.daemon.ending import EndingSteps
 from growfs.daemon.server import _run
 from growfs.daemon.supervisor import Supervisor
 from growfs.fuse.mounting import MountSpec
@@ -23,8 +24,8 @@ class Daemon:
 
     def __init__(self) -> None:
         self.running = [self] * SERVICES
-        self.engine = self.start = self.status = self.usage = self.history = self.store = self.database = self
-        self.folder = self
+        self.engine = self.start = self.status = self
+        self.ending = EndingSteps()
         self.began = 0
         self.began_before_serving: int | None = None
         self.supervisor = Supervisor(lambda: True)
@@ -47,8 +48,6 @@ class Daemon:
     def mount(self, _: object) -> None:
         pass
 
-    unmount = note_end = save_now = stop = close = lambda self: None
-
 
 @pytest.mark.promise(3)
 def test_all_services_run_before_the_first_request_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +58,29 @@ def test_all_services_run_before_the_first_request_comes(monkeypatch: pytest.Mon
         mount = MountSpec(Path("/mnt"), Path("/cache"), allow_other=False, folder=None)
         trio.run(_run, lambda daemon=daemon: cast(Any, daemon), mount, cast(Any, SimpleNamespace()))
         assert daemon.began_before_serving == SERVICES
+
+
+def test_each_step_of_the_end_runs_whatever_fails(caplog: pytest.LogCaptureFixture) -> None:
+    ran: list[str] = []
+
+    def step(name: str, fails: bool = False) -> None:
+        ran.append(name)
+        if fails:
+            raise OSError(name)
+
+    def end(error: Exception | None) -> None:
+        with EndingSteps() as ending:
+            ending.add(lambda: step("fourth"))
+            ending.add(lambda: step("third", fails=True))
+            ending.add(lambda: step("second", fails=True))
+            ending.add(lambda: step("first"))
+            if error:
+                raise error
+
+    with pytest.raises(OSError, match="second"):
+        end(None)
+    assert ran == ["first", "second", "third", "fourth"]
+    assert "third" in caplog.text
+    with pytest.raises(KeyError, match="earlier"):
+        end(KeyError("earlier"))
+    assert ran == 2 * ["first", "second", "third", "fourth"]
