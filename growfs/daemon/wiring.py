@@ -225,6 +225,7 @@ def _build(
     supervisor = Supervisor(lambda: prefetch.is_started)
     if peers:
         pass_order.computed.connect(peers.note_order)
+        drawer.found_room.connect(peers.note_room)
         drawer.drawn.connect(peers.note_drawn)
 
     # The readers' view.

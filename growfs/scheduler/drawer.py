@@ -35,8 +35,8 @@ UPDATES_PARALLEL = 2
 class Drawer:
     """Draws groups of files, and owns the set of files of a pass that could not be cached.
 
-    A smaller group does not overtake one that waits for space. drawn: notified of files that were drawn in order and
-    are cached.
+    A smaller group does not overtake one that waits for space. found_room: notified when a draw has its room. drawn:
+    notified of files that were drawn in order and are cached.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Drawer:
         state: PrefetchState,
         peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
     ) -> None:
+        self.found_room = Signal[[]]()
         self.drawn = Signal[[Download]]()
         self._catalog = catalog
         self._store = store
@@ -230,6 +231,7 @@ class Drawer:
             reserved = await self._space.acquire(claim)
         if reserved:
             self._fetcher.draw(missing, tuple(ids) if len(ids) > 1 else (), priority, reserved)
+            self.found_room.notify()
         return reserved is not None
 
     async def _defer(self, ids: Sequence[int]) -> None:

@@ -214,9 +214,12 @@ class Peers:
         self._waits = None
         return False
 
+    def note_room(self) -> None:
+        """Note that a draw has its room, maybe without an eviction: the next one may wait as long again."""
+        self._waits = None
+
     def note_drawn(self, download: Download) -> None:
-        """Note that a drawn file is cached."""
-        self._waits = None  # a draw that waited has its room by now, maybe without an eviction
+        """Note that a file that was drawn in order is cached."""
         place = self._place(download.path)
         comes_next = self._head is None or distance(self._head, place) < 0.5  # otherwise it failed before, and was late
         if comes_next and download.node.id not in self._out_of_order:

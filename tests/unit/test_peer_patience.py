@@ -9,10 +9,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.cache.schema import set_meta
 from growfs.rotation.circle import Position
-from growfs.scheduler.in_flight import Download, DownloadGroup, Priority
+from growfs.scheduler.drawer import Drawer
+from growfs.scheduler.in_flight import Download
+from growfs.scheduler.outage import Outage
 from growfs.scheduler.peers import PATIENCE_S, START, Peers, PeerSettings
+from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.workers.messages import PeersSeen
-from tests.unit.local_cache import LocalCache, file
+from tests.unit.local_cache import LocalCache, answers, file
 
 PLACES = {"d/old": 0.8, "d/new": 0.9}
 
@@ -39,22 +42,47 @@ class OneFollower:
         pass
 
 
+class NothingInFlight:
+    """A fetcher to which a drawer may give files. Its own end does not matter here."""
+
+    window_full = False
+
+    def __init__(self) -> None:
+        self.downloads: dict[int, Download] = {}
+
+    def draw(self, *_: object) -> None:
+        pass
+
+
+def connected_drawer(cache: LocalCache, peers: Peers) -> Drawer:
+    """A drawer, connected as a daemon does, in a round that draws deferred files."""
+    state = PrefetchState(StartCondition(no_wait=True), lambda: False, lambda: False, Outage(answers))
+    state.begin_order()
+    fetcher: Any = NothingInFlight()
+    drawer = Drawer(cache.catalog, cache.store, fetcher, cache.space, cache.sizes, state)
+    drawer._has_deferred = True
+    drawer.end_round()
+    drawer.found_room.connect(peers.note_room)
+    drawer.drawn.connect(peers.note_drawn)
+    return drawer
+
+
 async def test_a_draw_waits_as_long_after_an_earlier_one_got_its_room_elsewhere(
     cache: LocalCache, clock: MockClock
 ) -> None:
     await cache.list([file(path) for path in PLACES])
-    await cache.admit(*PLACES)
-    await cache.database.write(lambda writer: set_meta(writer, START, "0.0"))
+    await cache.admit("d/old")
+    await cache.database.write(lambda writer: set_meta(writer, START, "0.9"))
     settings = PeerSettings(("other",), ("me", 1), "token")
     workers: Any = OneFollower()
     peers = Peers(settings, workers, cache.database, cache.catalog, cache.store, PLACES.__getitem__)
-    drawn = Download(cache.node("d/new"), "d/new", "", DownloadGroup(is_drawn=True), Priority.DRAW)
+    drawer = connected_drawer(cache, peers)
     evicted = [cache.node("d/old").id]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(peers.run)
         await wait_all_tasks_blocked()
         assert peers.awaits(evicted)
-        peers.note_drawn(drawn)
+        assert await drawer.draw([cache.node("d/new").id])
         assert not peers.status().waiting
         await trio.sleep(PATIENCE_S)
         assert peers.awaits(evicted)
