@@ -39,9 +39,9 @@ class Report:
     @classmethod
     def of(cls, place: Path, last_s: float | None = None) -> Report:
         """Make the page. place: a mountpoint, or a cache. last_s: the time to cover, or None. Raises GrowfsError."""
-        library = _library()
         figures = read(find_cache(place), last_s)
         data = chart_data(figures)
+        library = _library()
         last = figures.history[-1]
         palette = {each.label: each.page_color for each in MountState}
         state = MountState(last["state"]) if figures.is_mounted else None

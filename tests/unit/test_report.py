@@ -220,8 +220,18 @@ def test_names_cannot_add_to_the_page(cache: Cache, tmp_path: Path, monkeypatch:
 
 def test_without_the_extra_it_says_what_to_install(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
+    cache.add(0, 0)
     with pytest.raises(GrowfsError, match=r"pip install 'growfs\[report\]'"):
         Report.of(cache.path)
+
+
+def test_what_is_neither_a_mount_nor_a_cache_is_refused_before_the_library_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The import takes seconds."""
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(GrowfsError, match="growfs is not mounted there"):
+        Report.of(tmp_path)
 
 
 def test_a_cache_that_was_never_mounted_has_no_history(cache: Cache) -> None:
