@@ -22,6 +22,7 @@ from growfs.remote.http.connection import (
     FallBack,
     HttpRequest,
     HttpResponse,
+    ProxyFailed,
     Timeouts,
 )
 
@@ -333,6 +334,26 @@ def test_a_text_that_comes_a_byte_at_a_time_is_not_waited_for(
     response = connection.send(HttpRequest(server.url), {})
     with pytest.raises(ConnectionTimedOut, match="too slowly"):
         connection.read(response)
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+def test_a_head_that_comes_a_byte_at_a_time_is_not_waited_for(
+    server: Server, connection: Connection, proxied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trickle(client: socket.socket, _: int) -> None:
+        client.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+        for _ in range(100):
+            server.gate.wait(0.02)
+            client.sendall(b"x")
+        client.sendall(b"\r\n\r\n")
+
+    server.answer = trickle
+    connection.timeouts = Timeouts(5, 0.3)
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.port}")
+    url = "https://example.com/x" if proxied else server.url
+    with pytest.raises(ConnectionFailed, match="too slowly") as failure:
+        connection.send(HttpRequest(url), {})
+    assert isinstance(failure.value, ProxyFailed if proxied else ConnectionTimedOut)
 
 
 def test_the_rest_of_a_response_is_not_read_as_the_next_one(

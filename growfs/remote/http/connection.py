@@ -251,11 +251,15 @@ class Connection:
         return response
 
     def _receive_head(self, sock: socket.socket, head: bytes) -> HttpResponse:
+        """It may be waited for as long as one read may take: a byte may always arrive just in time."""
         sock.sendall(head)
         end = received = 0
+        waited_s_max = self._waited_s + self.timeouts.read_s
         while (end := self._bytes.find(b"\r\n\r\n", 0, min(received, HEAD_BYTES_MAX))) < 0:
             if received >= min(HEAD_BYTES_MAX, len(self._bytes)):
                 raise FallBack("a head without an end")
+            if self._waited_s > waited_s_max:
+                raise TimeoutError("it sends too slowly")
             count = self._receive(sock, self._buffer[received:])
             if not count:
                 raise _ServerClosed("it hung up")
@@ -536,9 +540,12 @@ def _tunnel(sock: socket.socket, proxy: Proxy, address: str, timeouts: Timeouts)
     sock.settimeout(timeouts.read_s)  # it connects meanwhile
     lines = [f"{name}: {value}\r\n" for name, value in {"Host": address, **_authorization(proxy)}.items()]
     head = b""
+    ends_at = time.monotonic() + timeouts.read_s
     try:
         sock.sendall(f"CONNECT {address} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1"))
         while b"\r\n\r\n" not in head:
+            if time.monotonic() > ends_at:
+                raise TimeoutError("it sends too slowly")
             if len(head) > HEAD_BYTES_MAX or not (received := sock.recv(HEAD_BYTES_MAX)):
                 raise ProxyFailed(proxy, f"it gives no answer to CONNECT {address}")
             head += received
