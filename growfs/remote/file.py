@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged
@@ -18,11 +20,16 @@ SKIP_BYTES_MAX = 1 << 20
 """A distance ahead up to this is read and discarded; a longer one takes a new request."""
 BREAKS_MAX = 5
 """How many consecutive connections may break before any byte arrives."""
+BREAKING_S_MAX = 150.0
+"""How long BUFFER_BYTES may be waited for if connections break meanwhile: each may deliver a byte before. As long as it
+takes that BREAKS_MAX connections fall silent."""
 
 
-def open_seekable(remote: Remote, file: RemoteFile) -> io.BufferedReader[SeekableStream]:
-    """Open a file of remote. Opening it and reading it raise RemoteErrors."""
-    return io.BufferedReader(SeekableStream(remote, file), BUFFER_BYTES)
+def open_seekable(
+    remote: Remote, file: RemoteFile, on_bytes: Callable[[], object] = lambda: None
+) -> io.BufferedReader[SeekableStream]:
+    """Open a file of remote. Opening it and reading it raise RemoteErrors. on_bytes: called when some have arrived."""
+    return io.BufferedReader(SeekableStream(remote, file, on_bytes), BUFFER_BYTES)
 
 
 class SeekableStream(io.RawIOBase):
@@ -31,10 +38,12 @@ class SeekableStream(io.RawIOBase):
     error: the last RemoteError raised by a read; the code that reads may catch it and raise another.
     """
 
-    def __init__(self, remote: Remote, file: RemoteFile) -> None:
+    def __init__(self, remote: Remote, file: RemoteFile, on_bytes: Callable[[], object]) -> None:
         self.error: GrowfsError | None = None
         self.name = file.path
         self._remote = remote
+        self._on_bytes = on_bytes
+        self._buffer_s, self._buffer_bytes = 0.0, 0  # waited and arrived, of the next BUFFER_BYTES
         self._position = self._stream_position = 0
         self._stream: RemoteStream | None = remote.open(file)
         self.file = self._stream.file
@@ -72,16 +81,27 @@ class SeekableStream(io.RawIOBase):
 
     def _read(self, view: memoryview) -> int:
         for attempt in range(BREAKS_MAX):
+            began = time.monotonic()
             try:
                 count = self._stream_here().readinto(view)
                 if not count and self.file.size is not None:
                     raise RemoteBusy(f"{self.name}: cut short at {self._position} of {self.file.size} bytes; try again")
-                return count
             except RemoteBusy:
                 self._close_stream()
-                if attempt == BREAKS_MAX - 1:
+                self._buffer_s += time.monotonic() - began
+                if attempt == BREAKS_MAX - 1 or self._buffer_s >= BREAKING_S_MAX:
                     raise
+            else:
+                self._note_arrival(count, time.monotonic() - began)
+                return count
         raise AssertionError
+
+    def _note_arrival(self, count: int, seconds: float) -> None:
+        self._buffer_s += seconds
+        self._buffer_bytes += count
+        if self._buffer_bytes >= BUFFER_BYTES:
+            self._buffer_s, self._buffer_bytes = 0.0, 0
+        self._on_bytes()
 
     def _stream_here(self) -> RemoteStream:
         """A stream at the current position."""

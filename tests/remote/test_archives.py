@@ -14,6 +14,7 @@ from growfs.cache.cache_folder import folder_name
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing
 from growfs.remote import open_remote
 from growfs.remote.digest import Digest
+from growfs.remote.file import open_seekable
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream
 from growfs.remote.retries import Retries
 from growfs.remote.user_functions import Function
@@ -183,6 +184,64 @@ def test_an_archive_that_its_store_never_delivers_does_not_keep_the_others_from_
     assert {file.path.split("/")[1] for page in pages for file in page.files} == {str(n) for n in {*range(5)} - bad}
     found = [skip for page in pages for skip in page.skipped]
     assert {(skip.path, skip.unread) for skip in found} == {(f"shards/{number}.tar", True) for number in bad}
+
+
+class Slow:
+    """A stream that delivers a few bytes at a time, and so keeps an archive for half a second or more."""
+
+    def __init__(self, stream: RemoteStream) -> None:
+        self.file, self._stream = stream.file, stream
+
+    def readinto(self, buffer: memoryview) -> int:
+        time.sleep(0.01)
+        return self._stream.readinto(buffer[:100])
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def test_a_listing_yields_pages_while_an_archive_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trickling(Shards):
+        def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
+            return Slow(super().open(file, start))
+
+    monkeypatch.setattr("growfs.remote.wrappers.members.KEEPALIVE_S", 0.1)
+    content = {"a.tar": tar_of({"member": bytes(5000)})}
+    pages = list(Trickling(tmp_path / "cache", content).members().pages())
+    assert pages[0].files == []
+    assert [file.path for page in pages for file in page.files] == ["a/member"]
+
+
+class Breaking(Slow):
+    """A stream that delivers a byte, and breaks."""
+
+    def __init__(self, stream: RemoteStream) -> None:
+        super().__init__(stream)
+        self._is_broken = False
+
+    def readinto(self, buffer: memoryview) -> int:
+        if self._is_broken:
+            raise RemoteBusy("too slow")
+        self._is_broken = True
+        return self._stream.readinto(buffer[:1])
+
+
+@pytest.mark.parametrize("has_time", [True, False])
+def test_connections_that_break_after_a_byte_are_not_opened_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_time: bool
+) -> None:
+    class Cut(Shards):
+        def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
+            return Breaking(super().open(file, start))
+
+    monkeypatch.setattr("growfs.remote.file.BREAKING_S_MAX", 1000.0 if has_time else 0.0)
+    remote = Cut(tmp_path / "cache", {"a.tar": b"content"})
+    with open_seekable(remote, remote.stat("a.tar")) as source:
+        if has_time:
+            assert source.read() == b"content"
+        else:
+            with pytest.raises(RemoteBusy, match="too slow"):
+                source.read()
 
 
 def test_archives_are_not_skipped_while_the_store_is_away(shards: Shards) -> None:

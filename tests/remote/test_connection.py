@@ -336,6 +336,28 @@ def test_a_text_that_comes_a_byte_at_a_time_is_not_waited_for(
         connection.read(response)
 
 
+def test_a_stream_that_comes_a_byte_at_a_time_is_not_waited_for(server: Server, connection: Connection) -> None:
+    def trickle(client: socket.socket, _: int) -> None:
+        client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")
+        for _ in range(100):
+            server.gate.wait(0.02)
+            client.sendall(b"x")
+
+    server.answer = trickle
+    connection.timeouts = Timeouts(5, 0.3)
+    response = connection.send(HttpRequest(server.url), {})
+    left = 100
+
+    def read_all() -> None:
+        nonlocal left
+        while left:
+            left -= connection.read_some(response, memoryview(bytearray(left)), left)
+
+    with pytest.raises(ConnectionTimedOut, match="too slowly"):
+        read_all()
+    assert 0 < left < 100
+
+
 @pytest.mark.parametrize("proxied", [False, True])
 def test_a_head_that_comes_a_byte_at_a_time_is_not_waited_for(
     server: Server, connection: Connection, proxied: bool, monkeypatch: pytest.MonkeyPatch

@@ -10,8 +10,9 @@ from uuid import uuid4
 import pytest
 
 from tests.archives import by_tarfile, samples, tar_of
+from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
-from tests.s3.proxy import Proxy, proxy_to, s3_error
+from tests.s3.proxy import Proxy, proxy_to, s3_error, stall
 from tests.servers import S3Server
 
 SHARDS = {f"train-{number}.tar": tar_of(samples(number)) for number in range(4)}
@@ -68,6 +69,17 @@ def test_each_member_is_a_file_that_takes_one_request(growfs: Growfs, bucket: Sh
     ranges = [request.headers["Range"] for request in bucket.proxy.requests if request.is_fetch]
     assert ranges.count(None) == len(SHARDS), "each shard is read whole once"
     assert len(ranges) == len(SHARDS) + sum(bool(data) for data in expected.values())
+
+
+def test_a_store_that_falls_silent_in_each_shard_is_named_and_given_up(growfs: Growfs, bucket: ShardBucket) -> None:
+    growfs.env[SETUP_VARIABLE] = (
+        "from growfs.remote.wrappers import members; from growfs.scheduler import refresh\n"
+        "from growfs.workers import heartbeat\n"
+        "members.KEEPALIVE_S, heartbeat.EVERY_S, refresh.FIRST_PAGE_S_MAX = 0.05, 0.2, 1.0"
+    )
+    bucket.proxy.fault = lambda request: stall(1000) if request.is_fetch else None
+    refused = growfs.mount(bucket.url, *bucket.flags, "tar", "--list-timeout", "20s", check=False)
+    assert f"{bucket.url}: its server has not answered the listing for 1 s" in refused.stderr
 
 
 @pytest.mark.promise(36)

@@ -193,6 +193,7 @@ class Connection:
         self._received = 0
         self._waited_s = self._text_waited_s = 0.0
         self._waits_since: float | None = None
+        self._piece_end, self._waited_s_max = 0, 0.0  # of the piece of a body that is being read
         self._sent_at: float | None = None  # until the head of the response has arrived
         self.head_s = 0.0
         """How long the head of the last response took."""
@@ -237,6 +238,7 @@ class Connection:
     def _send(self, sock: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
         self._keeps = False
         self.sent = request
+        self._piece_end = 0
         self._sent_at = time.monotonic()
         try:
             response = self._receive_head(sock, head)
@@ -331,7 +333,10 @@ class Connection:
                 self._body = start, end
 
     def read_some(self, response: HttpResponse, buffer: memoryview, left: int) -> int:
-        """Read the next bytes of the body, which has `left` bytes left. Raises ConnectionFailed."""
+        """Read the next bytes of the body, which has `left` bytes left. Raises ConnectionFailed.
+
+        Each PIECE_BYTES may be waited for as long as one read may take: a byte may always arrive just in time.
+        """
         assert self._socket is not None
         start, end = self._body
         buffer = buffer[:left]
@@ -340,7 +345,12 @@ class Connection:
             buffer[:count] = self._buffer[start : start + count]
             self._body = start + count, end
         else:
+            if self._received >= self._piece_end:
+                self._piece_end = self._received + PIECE_BYTES
+                self._waited_s_max = self._waited_s + self.timeouts.read_s
             with _translating_errors:
+                if self._waited_s > self._waited_s_max:
+                    raise TimeoutError("it sends too slowly")
                 count = self._receive(self._socket, buffer)
             if not count:
                 raise ConnectionFailed(f"the answer was cut short, {left} bytes are missing")

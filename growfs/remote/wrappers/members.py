@@ -7,7 +7,9 @@ before a member is fetched. The version of a member gives the position of its by
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
@@ -39,7 +41,7 @@ BUSY_MAX = TRIES_MAX - 1
 """How often a busy store may keep an archive from being read, in a row; after that, the listing goes on without it if
 the store answers otherwise. The listing itself is tried TRIES_MAX times."""
 KEEPALIVE_S = 10.0
-"""An empty page is yielded this often while an archive is read; a worker that sends nothing is assumed dead."""
+"""An empty page is yielded this often while archives arrive: a listing without pages waits for its server."""
 REASON_CHARS_MAX = 160
 
 log = logging.getLogger(__name__)
@@ -79,6 +81,7 @@ class ArchiveRemote:
         self._indexes_used: set[str] | None = None  # by a listing from its start
         self._under_way: dict[RemoteFile, Future[tuple[RemoteFile, Path]]] = {}
         self._busy: Counter[str] = Counter()  # by the path of an archive, see BUSY_MAX
+        self._arrived_at = -math.inf  # when bytes of an archive last arrived
         self._stat_lock = threading.Lock()
         self._import_lock = threading.Lock()
 
@@ -134,7 +137,8 @@ class ArchiveRemote:
             ahead.extend(self._submit(pool, each) for each in islice(to_read, READ_AHEAD - len(ahead)))
             left = tuple(archives[number:])
             while wait([ahead[0]], KEEPALIVE_S).not_done:
-                yield Page([], [], (after, left, done))
+                if time.monotonic() - self._arrived_at < KEEPALIVE_S:
+                    yield Page([], [], (after, left, done))
             self._under_way.pop(archive, None)
             try:
                 now, index = ahead.popleft().result()
@@ -197,7 +201,7 @@ class ArchiveRemote:
         """The results of the index function. Raises UnreadableArchive if it fails, and RemoteErrors if reading does."""
         with self._import_lock:
             function = self._loaded_function
-        with open_seekable(self._remote, archive) as source:
+        with open_seekable(self._remote, archive, self._note_arrival) as source:
             try:
                 for member in map(_checked, function(source)):
                     if archive.size is not None and member.offset + member.size > archive.size:
@@ -212,6 +216,9 @@ class ArchiveRemote:
                 raise UnreadableArchive(f"not readable by {self._function}: {detail[:REASON_CHARS_MAX]}") from None
         if self._remote.stat(archive.path).version != archive.version:
             raise RemoteChanged(f"{archive.path}: changed while it was read")
+
+    def _note_arrival(self) -> None:
+        self._arrived_at = time.monotonic()
 
     @cached_property
     def _loaded_function(self) -> Callable[..., Any]:
