@@ -94,7 +94,8 @@ def pids() -> Iterator[int]:
 
 def name_of(pid: int) -> str:
     """A process, as 'command (pid)'. Raises OSError if there is none."""
-    return f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})"
+    command = Path(f"/proc/{pid}/comm").read_text(errors="replace")  # the kernel cuts it in the middle of a letter
+    return f"{command.strip()} ({pid})"
 
 
 def begins_with(pid: int, title: str) -> bool:
@@ -133,7 +134,7 @@ def is_ending(tid: int) -> bool:
     if tid == 0:
         return False
     try:
-        status = Path(f"/proc/{tid}/status").read_text()
+        status = Path(f"/proc/{tid}/status").read_text(errors="replace")
     except OSError:
         return True
     masks = re.findall(r"^(Sig\w+|ShdPnd):\t([0-9a-f]{16})$", status, re.MULTILINE)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from growfs.proc import is_ending
+from growfs.proc import is_ending, name_of
 
 SLEEPER = """
 import signal, sys
@@ -86,3 +86,12 @@ def test_a_process_that_has_exited_is_ending() -> None:
 @pytest.mark.promise(3)
 def test_a_thread_of_another_pid_namespace_is_not_ending() -> None:
     assert not is_ending(0)
+
+
+def test_a_name_that_the_kernel_has_cut_within_a_letter_can_be_read() -> None:
+    program = "printf тренировка > /proc/$$/comm; echo; read line"
+    with subprocess.Popen(["sh", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert name_of(process.pid) == f"трениро\N{REPLACEMENT CHARACTER} ({process.pid})"
+        assert not is_ending(process.pid)
