@@ -45,7 +45,7 @@ FORK_ALL_VARIABLE = "TEST_FORK_ALL"
 """An environment variable: the Python programs that a forked program starts are forked, too, whatever they are. They
 have the PYTHON* variables of the server."""
 SETUP_VARIABLE = "TEST_SETUP"
-"""An environment variable: Python code that each forked program runs first."""
+"""An environment variable: Python code that each of these programs runs first."""
 PRELOADED = (
     "growfs.cli",
     "growfs.daemon.launch",
@@ -363,20 +363,19 @@ def run(words: Sequence[str]) -> int:
 class Forking(subprocess.Popen[Any]):
     """subprocess.Popen that forks for `python -m growfs...`, where that is equivalent to starting an interpreter.
 
-    With FORK_ALL_VARIABLE set, it forks for all Python programs.
+    With FORK_ALL_VARIABLE set, it forks for all Python programs. A process with threads cannot be forked; then an
+    interpreter is started, which runs the code of SETUP_VARIABLE, too.
     """
 
     def _execute_child(self, *arguments: Any) -> None:
         names = EXECUTE_CHILD.co_varnames[1 : len(arguments) + 1]
         given = dict(zip(names, arguments, strict=True))
         words = given["args"]
-        if not (
-            isinstance(words, list)
-            and is_forked(words, given["env"])
-            and given["preexec_fn"] is None
-            and threading.active_count() == 1
-        ):
-            super()._execute_child(*arguments)  # type: ignore[misc]
+        suits = isinstance(words, list) and is_forked(words, given["env"]) and given["preexec_fn"] is None
+        if not suits or threading.active_count() > 1:
+            if suits and SETUP_VARIABLE in os.environ:
+                given["args"] = [words[0], "-c", RUN_HERE, *words[1:]]
+            super()._execute_child(*given.values())  # type: ignore[misc]
             return
         self.pid = os.fork()
         if self.pid == 0:
@@ -393,6 +392,13 @@ def is_forked(words: list[Any], env: Mapping[str, str] | None) -> bool:
     return words[:2] == [sys.executable, "-m"] and words[2].startswith("growfs.") and env is None
 
 
+RUN_HERE = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.forkserver import run
+sys.exit(run(sys.argv[1:]))
+"""
+"""The program that runs another one as the server does, in an interpreter of its own."""
 EXECUTE_CHILD = subprocess.Popen._execute_child.__code__  # type: ignore[attr-defined]
 
 
