@@ -196,8 +196,10 @@ class Prefetcher:
                 return True  # the next pass tries the failed files again
             state.wait_to_retry()
             with trio.move_on_after(pause_s):
-                while not state.is_stale:
+                while not (state.is_stale or state.has_evicted):
                     await state.changed.wait()
+            if state.has_evicted:
+                return False  # others do not wait for those that fail
             excluded = drawer.excluded
             state.retry()
             if not await drawer.draw_failed_again():

@@ -518,6 +518,24 @@ async def test_failed_files_are_tried_again_ever_more_rarely_and_at_least_daily(
     assert pauses[-1] == 86_400
 
 
+async def test_evicted_files_do_not_wait_until_failed_ones_are_tried_again(
+    cache: LocalCache, prefetch: PrefetchState, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefetcher = new_prefetcher(cache, prefetch)
+    drawer = new_drawer(cache, prefetch)
+    monkeypatch.setattr(prefetcher, "_may_continue", lambda: False)
+    monkeypatch.setattr(prefetcher, "_drawer", drawer)
+    monkeypatch.setattr(drawer, "_fetcher", SimpleNamespace(downloads=cache.in_flight()))
+    drawer.handle_finished(failed_download(2, RemoteError("x")))
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefetcher._retry_failed)
+        await wait_all_tasks_blocked()
+        prefetch.draw_evicted()
+    assert trio.current_time() == began
+    assert drawer.has_failed, "the next order has them"
+
+
 async def test_files_that_change_one_by_one_have_the_order_computed_again_now_and_then(
     cache: LocalCache, prefetch: PrefetchState, autojump_clock: MockClock
 ) -> None:
