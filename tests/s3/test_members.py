@@ -12,7 +12,7 @@ import pytest
 from tests.archives import by_tarfile, samples, tar_of
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
-from tests.s3.proxy import Proxy, proxy_to, s3_error, stall
+from tests.s3.proxy import Proxy, proxy_to, s3_error, stall, trickle
 from tests.servers import S3Server
 
 SHARDS = {f"train-{number}.tar": tar_of(samples(number)) for number in range(4)}
@@ -80,6 +80,23 @@ def test_a_store_that_falls_silent_in_each_shard_is_named_and_given_up(growfs: G
     bucket.proxy.fault = lambda request: stall(1000) if request.is_fetch else None
     refused = growfs.mount(bucket.url, *bucket.flags, "tar", "--list-timeout", "20s", check=False)
     assert f"{bucket.url}: its server has not answered the listing for 1 s" in refused.stderr
+
+
+@pytest.mark.promise(37)
+def test_a_shard_that_comes_a_byte_at_a_time_does_not_keep_the_others_from_being_listed(
+    growfs: Growfs, bucket: ShardBucket
+) -> None:
+    growfs.env[SETUP_VARIABLE] = (
+        "from growfs.remote import file, retries; from growfs.remote.http import connection\n"
+        "retries.DELAY_S_MIN, retries.DELAY_S_MAX = 0.01, 0.1\n"
+        "connection.TIMEOUTS, file.BREAKING_S_MAX = connection.Timeouts(5, 0.3), 0.6"
+    )
+    bucket.proxy.fault = lambda request: trickle(0.02) if request.is_fetch and "train-1" in request.target else None
+    growfs.mount(bucket.url, *bucket.flags, "tar")
+    others = members({name: shard for name, shard in SHARDS.items() if name != "train-1.tar"})
+    until(lambda: growfs.status()["remote"]["listed"])
+    assert growfs.status()["remote"]["files"] == len(others)
+    assert {skip["example"] for skip in growfs.status()["skipped"]} == {"train-1.tar"}
 
 
 @pytest.mark.promise(36)
