@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -22,7 +21,7 @@ HARMLESS_BY_DEFAULT = (
 """Signals that by default are ignored, or stop or continue the process (signal(7))."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Process:
     """A process as described by /proc. start: clock ticks after boot (proc(5), field 22)."""
 
@@ -31,7 +30,7 @@ class Process:
     start: str
     command: str
 
-    @cached_property
+    @property
     def started_s(self) -> float:
         """When it started, in seconds after boot."""
         return int(self.start) / TICKS_PER_S
@@ -41,9 +40,9 @@ class Process:
         """How long it has been running."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - self.started_s
 
-    @cached_property
+    @property
     def command_line(self) -> bytes:
-        """Its arguments when this was first read, each followed by a NUL; empty if it is gone."""
+        """Its arguments, each followed by a NUL; empty if it is gone."""
         with suppress(OSError):
             return Path(f"/proc/{self.pid}/cmdline").read_bytes()
         return b""

@@ -47,11 +47,12 @@ class Budget:
     """The daily budget of --remote-budget. Owns the count of bytes fetched today, and keeps it across restarts.
 
     limit: bytes a day (UTC); None for no limit. `changed` notifies of a new limit. A miss is fetched even when the
-    budget is spent, and counts.
+    budget is spent, and counts. is_unsaved: whether bytes were counted since the count was last taken to be saved.
     """
 
     def __init__(self, database: Database, limit: int | None) -> None:
         self.limit = limit
+        self.is_unsaved = False
         self.changed = Signal[[]]()
         self._day = int(database.meta("budget_day", 0))
         self._spent = int(database.meta("budget_spent", 0))
@@ -88,10 +89,12 @@ class Budget:
         if self._day != _today():
             self._day, self._spent = _today(), 0
         self._spent += bytes
+        self.is_unsaved = True
 
     def saving(self) -> Callable[[sqlite3.Connection], None]:
         """A function that writes the count as it is now to the database."""
         day, spent = self._day, self._spent
+        self.is_unsaved = False
 
         def write(writer: sqlite3.Connection) -> None:
             set_meta(writer, "budget_day", day)
@@ -130,11 +133,15 @@ class UsageCounters:
         return frozenset(self._opens) | frozenset(self._saving)
 
     async def run(self) -> None:
-        """Save and compute the summary every few seconds, if anything has changed."""
+        """Save and compute the summary every few seconds, if anything has changed.
+
+        A large file may take hours, in which only the budget changes.
+        """
         while True:
-            if self._changed:
-                self._changed = False
+            has_changed, self._changed = self._changed, False
+            if has_changed or self._budget.is_unsaved:
                 await self.save()
+            if has_changed:
                 self.summary = await self._db.query_in_thread(summarize)
             await trio.sleep(SAVE_EVERY_S)
 

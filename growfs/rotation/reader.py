@@ -24,6 +24,8 @@ class Reader:
     """Its name, for display."""
     number: int = 0
     """Its number in the registry, which its open handles carry."""
+    command_line: bytes = b""
+    """Its arguments when it first listed; it may run another program since."""
     job: Job = field(default_factory=Job)
     """Its own job, or that of processes that started with it."""
     holds: DirectoryHolds = field(default_factory=DirectoryHolds)

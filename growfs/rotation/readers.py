@@ -97,6 +97,8 @@ class Readers:
         None if a generation has to `begin` first. asks: it asks for the generation after the one that it saw last.
         """
         reader, newest = self._own(tid), self._generations.current
+        if reader.listed_at is None:
+            reader.command_line = reader.command_line or self._processes[reader].command_line  # before it runs another
         if newest is None or newest.is_over:
             return None
         if reader.listed_at is None:
@@ -278,7 +280,10 @@ class Readers:
         began_s = trio.current_time() - process.age_s - self._generations.settle_s
         for reader, known in self._processes.items():
             job = reader.job
-            if job.view and (are_ranks(known, process) or (is_family(known, process) and began_s <= job.viewed_at)):
+            if job.view and (
+                are_ranks(known, process, reader.command_line == new.command_line != b"")
+                or (is_family(known, process) and began_s <= job.viewed_at)
+            ):
                 return job
         return new.job
 
@@ -300,13 +305,13 @@ class Readers:
         self.released.notify()
 
 
-def are_ranks(one: Process, other: Process) -> bool:
+def are_ranks(one: Process, other: Process, have_same_command_line: bool) -> bool:
     """Whether two processes started together, and are children of one launcher (torchrun, mpirun, multiprocessing) or
     have the same command line. The latter is for ranks that each have a wrapper script as parent.
     """
     if FOREIGN in (one.pid, other.pid) or abs(one.started_s - other.started_s) > TOGETHER_S:
         return False
-    return one.parent == other.parent > 1 or (one.command_line == other.command_line != b"")
+    return one.parent == other.parent > 1 or have_same_command_line
 
 
 def is_family(one: Process, other: Process) -> bool:

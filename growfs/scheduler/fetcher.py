@@ -28,7 +28,7 @@ from growfs import disk
 from growfs.cache.catalog import Node
 from growfs.cache.publish import Published, StagedFile
 from growfs.cache.store import Reservation, Store
-from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteError, RemoteMissing, TooLarge
+from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteError, RemoteMissing, TooLarge, Unreadable
 from growfs.remote.http.threads import PART_BYTES_MAX
 from growfs.remote.interface import Fetched
 from growfs.rotation.generations import Generations
@@ -240,8 +240,10 @@ class Fetcher:
 
     def _request_room(self, download: Download) -> None:
         """Give a download to the dispatcher, at once if the free space suffices, else when there is room."""
-        claim = self._claim(download)
-        if reserved := self._space.reserve_free(claim):
+        reserved = None
+        with contextlib.suppress(Unreadable):  # then the task gets the error, and the download fails with it
+            reserved = self._space.reserve_free(self._claim(download))
+        if reserved:
             self._enqueue(download, reserved)
         elif self._nursery:
             self._nursery.start_soon(self._find_room, download)

@@ -231,7 +231,7 @@ class Space:
             self.waiting.remove(claim)
 
     def reserve_free(self, claim: Claim) -> Reservation | None:
-        """Reserve the space for a claim from the free space, without waiting or evicting."""
+        """Reserve the space for a claim from the free space, without waiting or evicting. Raises Unreadable."""
         is_allowed = self._may_draw or not claim.is_draw
         need = self._sizes.most(claim.nodes)
         if is_allowed and (reserved := self._store.reserve(need)):

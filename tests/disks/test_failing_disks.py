@@ -172,6 +172,21 @@ def test_a_disk_that_reports_no_room_fails_only_those_who_ask_for_it(
     assert os.statvfs(growfs.mountpoint).f_blocks
 
 
+@pytest.mark.promise(3)
+def test_a_file_that_was_opened_while_the_disk_reported_no_room_can_be_opened_afterwards(
+    growfs: Growfs, tmp_path: Path
+) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=12)
+    growfs.env |= {SETUP_VARIABLE: ROOM, "NO_ROOM": str(tmp_path / "no_room")}
+    growfs.mount(tmp_path / "remote", "--cache-size", "60kB", "--rotation", "never", "--miss-timeout", "5s")
+    until(lambda: growfs.status()["state"] == "held")
+    path = min(set(tree) - files_below(growfs.cache / "files"))
+    (tmp_path / "no_room").touch()
+    assert error_of((growfs.mountpoint / path).read_bytes) == errno.EIO
+    (tmp_path / "no_room").unlink()
+    assert (growfs.mountpoint / path).read_bytes() == tree[path]
+
+
 REFUSED_COUNTS = """
 import sqlite3
 from growfs.cache.usage import Budget

@@ -6,6 +6,8 @@ import sqlite3
 import time
 
 import pytest
+import trio
+import trio.lowlevel
 
 from growfs.cache import usage
 from growfs.cache.schema import set_meta
@@ -115,6 +117,23 @@ def test_a_count_whose_transaction_was_rolled_back_is_written_the_next_time(cach
         cache.database.write_now(refuse)
     save(cache, budget)
     assert Budget(cache.database, 100).spent == 60
+
+
+@pytest.mark.promise(27)
+async def test_the_bytes_of_a_file_that_takes_hours_are_saved_meanwhile(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file becomes resident or is opened, and the daemon may be killed."""
+    monkeypatch.setattr(usage, "SAVE_EVERY_S", 0.0)
+    budget = Budget(cache.database, None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(UsageCounters(cache.database, budget).run)
+        with trio.fail_after(10):
+            for spent in (60, 67):
+                budget.spend(spent - budget.spent)
+                while Budget(cache.database, None).spent != spent:
+                    await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
 
 
 def test_a_daemon_stops_although_its_last_counts_cannot_be_written(cache: LocalCache) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -81,29 +82,46 @@ async def end(readers: Readers, process: subprocess.Popen[bytes]) -> None:
             await readers.released.wait()
 
 
+class CommandLines:
+    """Stands for /proc: the command lines of processes that start together, each with a parent of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.changed: dict[str, bytes] = {}
+        """By path; the others are the path itself."""
+        self.reads: list[str] = []
+        monkeypatch.setattr("growfs.proc.Path", lambda path: SimpleNamespace(read_bytes=lambda: self.read(path)))
+        monkeypatch.setattr("growfs.proc.process", lambda pid: None)
+        monkeypatch.setattr("growfs.rotation.readers.process", lambda pid: Process(pid, 1000 + pid, "1", "python"))
+        monkeypatch.setattr("growfs.rotation.readers.thread_group", lambda tid: tid)
+        monkeypatch.setattr("growfs.rotation.readers._watched", lambda pid: None)
+
+    def read(self, path: str) -> bytes:
+        self.reads.append(path)
+        return self.changed.get(path, path.encode())
+
+
 async def test_the_command_lines_of_many_processes_are_read_once(
     readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is compared with all others: those that started together and have the same one are ranks of a job."""
-    pids, reads = range(100, 150), list[str]()
-
-    class Counted:
-        def __init__(self, path: str) -> None:
-            self.path = path
-
-        def read_bytes(self) -> bytes:
-            reads.append(self.path)
-            return self.path.encode()
-
-    monkeypatch.setattr("growfs.proc.Path", Counted)
-    monkeypatch.setattr("growfs.proc.process", lambda pid: None)
-    monkeypatch.setattr("growfs.rotation.readers.process", lambda pid: Process(pid, 1000 + pid, "1", "python"))
-    monkeypatch.setattr("growfs.rotation.readers.thread_group", lambda tid: tid)
-    monkeypatch.setattr("growfs.rotation.readers._watched", lambda pid: None)
+    lines, pids = CommandLines(monkeypatch), range(100, 150)
     for pid in pids:
         await lists(readers, pid)
-    assert sorted(reads) == [f"/proc/{pid}/cmdline" for pid in pids]
+    assert sorted(lines.reads) == [f"/proc/{pid}/cmdline" for pid in pids]
     assert len({reader.job for reader in readers.active()}) == len(pids)
+
+
+@pytest.mark.promise(6)
+async def test_a_rank_whose_script_has_begun_its_program_is_in_the_job_of_those_that_still_list(
+    readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrapper script may list the files that it gives to the program, with exec."""
+    lines, ranks = CommandLines(monkeypatch), range(100, 103)
+    for pid in ranks:
+        lines.changed[f"/proc/{pid}/cmdline"] = b"sh\0rank.sh\0"
+        await lists(readers, pid)
+        lines.changed[f"/proc/{pid}/cmdline"] = f"python\0train.py\0{pid}\0".encode()
+    assert len({reader.job for reader in readers.active()}) == 1
 
 
 async def test_a_process_that_asks_begins_generations_only_by_asking(readers: Readers) -> None:
