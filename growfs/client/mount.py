@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from growfs.cache.cache_folder import daemon_of
 from growfs.client.progress import Bar
 from growfs.client.report import Report
 from growfs.client.wait import Enough, wait
@@ -106,7 +107,14 @@ class Mount:
     def _serves(self, given: Given) -> bool:
         """Whether this is the requested mount, and is still mounted."""
         is_own = self._process == os.getpid() and self._daemon.poll() is None
-        return self._given == given and is_own and mounted_at(self.path) is not None
+        return self._given == given and is_own and self._is_mounted()
+
+    def _is_mounted(self) -> bool:
+        """Whether the mount on the path is that of this daemon, which may also have died. Another may be there by now,
+        even while this daemon serves files that are still open.
+        """
+        row = mounted_at(self.path)
+        return row is not None and (daemon_of(row.cache).get("pid") == self._daemon.pid or is_dead(self.path))
 
     def _share(self) -> Mount:
         """Note that the mount was requested again."""
@@ -122,8 +130,7 @@ class Mount:
             self._unmount()
 
     def _unmount(self) -> None:
-        # If the daemon has ended, another mount may be there by now.
-        if mounted_at(self.path) and (self._daemon.poll() is None or is_dead(self.path)):
+        if self._is_mounted():
             try:
                 stop(self.path)
             except GrowfsError:  # a file is still open, perhaps in a traceback: the daemon ends when it is closed

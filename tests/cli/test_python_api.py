@@ -101,12 +101,16 @@ def test_without_a_with_statement_the_mount_ends_when_it_is_unmounted(growfs: Gr
     until(lambda: processes_of(growfs.cache_dir) == [])
 
 
-@pytest.mark.parametrize("way", ["again", "late"])
+@pytest.mark.parametrize("way", ["again", "late", "lazy"])
 def test_a_mount_that_has_ended_does_not_unmount_its_successor(
     growfs: Growfs, remote: Path, tmp_path: Path, way: str
 ) -> None:
+    """lazy: its daemon still serves an open file."""
     mount = package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir)
-    mount.unmount() if way == "again" else growfs.umount()
+    kept = next(path for path in growfs.mountpoint.rglob("*") if path.is_file()).open("rb")
+    if way != "lazy":
+        kept.close()
+    mount.unmount() if way == "again" else growfs.umount(lazy=way == "lazy")
     (tmp_path / "other").mkdir()
     other = Growfs(tmp_path / "other")
     other.mountpoint = growfs.mountpoint
@@ -114,6 +118,8 @@ def test_a_mount_that_has_ended_does_not_unmount_its_successor(
     mount.unmount()
     assert mounted_at(growfs.mountpoint)
     other.umount()
+    kept.close()
+    until(lambda: processes_of(growfs.cache_dir) == [])
 
 
 def test_a_mount_whose_daemon_was_killed_is_removed(growfs: Growfs, remote: Path) -> None:
