@@ -42,6 +42,7 @@ from growfs.scheduler.in_flight import (
     DownloadGroup,
     DownloadState,
     InFlightTable,
+    Place,
     Priority,
     SizeEstimate,
 )
@@ -107,9 +108,10 @@ class Fetcher:
 
     async def run(self) -> None:
         """Serve until cancelled. After an error, `run` goes on with the downloads in flight."""
-        for download in self.downloads.stranded():
-            download.discard()
-            download.move(DownloadState.QUEUED)
+        stranded = self.downloads.stranded()
+        for download in stranded:
+            self._resume(download)
+        for download in stranded:
             self._admission_queue.give_back(download.group)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._dispatcher.run)
@@ -122,6 +124,21 @@ class Fetcher:
                 await trio.sleep_forever()
             finally:
                 self._nursery = None
+
+    def _resume(self, download: Download) -> None:
+        """Move on a download that an error may have left halfway."""
+        group = download.group
+        if download.finished.is_set():  # it has failed along with another of its group just now
+            return
+        if download.state in (DownloadState.ADMITTED, DownloadState.FAILED):
+            self._finish(download)
+        elif group.error:
+            self._fail(download, group.error)
+        elif download.state is DownloadState.FETCHED and group.place is not Place.TAKEN:
+            self._queue_for_admission(group)
+        else:
+            download.discard()
+            download.move(DownloadState.QUEUED)
 
     def set_miss_timeout(self, timeout_s: float) -> None:
         """Change how long a miss may take."""
@@ -432,13 +449,14 @@ class Fetcher:
                 if not isinstance(error, (OSError, sqlite3.Error)):
                     log.exception("files could not be added to the cache: a bug in growfs")
                 failure = error
-            for download in batch:
-                if download.node.id in published.admitted:
-                    download.reserved = download.staged = None
-                    download.move(DownloadState.ADMITTED)
-                    self.counters.files += 1
-                    self.counters.failures.pop(download.node.id, None)
-                    self._finish(download)
+            admitted = [download for download in batch if download.node.id in published.admitted]
+            for download in admitted:  # first: after an error in the rest, `run` knows which are cached
+                download.reserved = download.staged = None
+                download.move(DownloadState.ADMITTED)
+                self.counters.files += 1
+                self.counters.failures.pop(download.node.id, None)
+            for download in admitted:
+                self._finish(download)
             for download in batch:
                 self._admission_queue.give_back(download.group)
                 if download.state is DownloadState.FETCHED:  # otherwise it failed along with another of its group

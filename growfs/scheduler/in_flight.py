@@ -217,13 +217,10 @@ class InFlightTable:
         return [download for download in self._downloads.values() if download.lacks_room]
 
     def stranded(self) -> list[Download]:
-        """When the fetcher begins to run: the downloads whose task or worker an error has ended halfway."""
-        return [
-            download
-            for download in self._downloads.values()
-            if download.state is DownloadState.FETCHING
-            or (download.state is DownloadState.FETCHED and download.group.place is Place.TAKEN)
-        ]
+        """When the fetcher begins to run: the downloads whose task or worker an error has ended halfway, among others
+        that are to be admitted.
+        """
+        return [download for download in self._downloads.values() if download.state is not DownloadState.QUEUED]
 
     def waiting(self) -> list[Download]:
         """The downloads that have no worker and no reader waiting, and are not being admitted."""

@@ -26,7 +26,7 @@ from growfs.rotation.holds import DirectoryHolds, Hold, Holds
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import VersionUpdater
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.in_flight import Priority
+from growfs.scheduler.in_flight import Download, Priority
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.scheduler.refresh import CatalogSync
@@ -355,6 +355,39 @@ async def test_a_file_that_a_failed_service_left_halfway_is_fetched_by_its_next_
         await fetcher.ensure(node, "d/1.b")
         nursery.cancel_scope.cancel()
     assert cache.resident() == {"d/1.b"}
+    assert cache.store.reserved_bytes == 0
+    cache.close()
+
+
+@pytest.mark.promise(24)
+@pytest.mark.parametrize("other", ["d/1.c", "d/1.a"])
+async def test_a_group_of_which_a_failed_service_finished_one_file_is_finished_by_its_next_run(
+    tmp_path: Path, other: str
+) -> None:
+    """Both were admitted, or one was refused, and who is notified of the first failed: the disk may not be readable."""
+    cache, workers = open_local_cache(tmp_path), RefusingPool()
+    workers.gate.set()
+    await cache.list([file("d/1.b", SIZE), file(other, SIZE)])
+    fetcher, finished = fetcher_of(cache, "{stem}", workers), list[str]()
+
+    def note(download: Download) -> None:
+        finished.append(download.path)
+        if len(finished) == 1:
+            raise Unreadable("the catalog")
+
+    fetcher.finished.connect(note)
+    with pytest.RaisesGroup(Unreadable, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetcher.run)
+            nursery.start_soon(fetcher.ensure, cache.node("d/1.b"), "d/1.b")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        with trio.fail_after(10):
+            while fetcher.downloads:
+                await fetcher.progressed.wait()
+        nursery.cancel_scope.cancel()
+    assert sorted(finished) == sorted(["d/1.b", other])
+    assert cache.resident() == (set(finished) if other == "d/1.c" else set())
     assert cache.store.reserved_bytes == 0
     cache.close()
 
