@@ -229,6 +229,7 @@ class Dispatcher:
                         with trio.move_on_after(PEERS_AGAIN_S if self._is_held else math.inf):
                             await self._changed.wait()
             finally:
+                nursery.cancel_scope.cancel()  # the tasks of the workers, which have no slots any more
                 self._recall()
                 slots, self._slots = self._slots, []
                 with trio.CancelScope(shield=True):

@@ -446,6 +446,23 @@ async def test_a_worker_that_reports_failure_is_closed_and_its_files_fail() -> N
         assert scene.fetched == ["c"]
 
 
+async def test_an_error_of_the_dispatcher_is_reported_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers that it had end with it."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    scene = DispatcherScene(2, False, lambda path: ())
+    with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.dispatcher.run)
+            scene.enqueue("a", "b")
+            await quiet()
+            monkeypatch.setattr(Dispatcher, "_next", fail)
+            scene.enqueue("c")
+    assert [worker.closed for worker in scene.pool.all] == [True, True]
+
+
 async def test_a_file_that_failed_in_the_queue_is_not_dispatched() -> None:
     async with start_scene(1) as scene:
         downloads = scene.enqueue(*names(AHEAD_FILES + 8))
