@@ -18,7 +18,6 @@ import contextlib
 import errno
 import logging
 import math
-import sqlite3
 import time
 from functools import partial
 
@@ -26,6 +25,7 @@ import trio
 
 from growfs import disk
 from growfs.cache.catalog import Node
+from growfs.cache.database import DISK_ERRORS
 from growfs.cache.publish import Published, StagedFile
 from growfs.cache.store import Reservation, Store
 from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteError, RemoteMissing, TooLarge, Unreadable
@@ -446,7 +446,7 @@ class Fetcher:
                     staged = [download.staged for download in batch if download.staged]
                     published = await self._store.admit(staged)
             except Exception as error:
-                if not isinstance(error, (OSError, sqlite3.Error)):
+                if not isinstance(error, DISK_ERRORS):
                     log.exception("files could not be added to the cache: a bug in growfs")
                 failure = error
             admitted = [download for download in batch if download.node.id in published.admitted]

@@ -18,7 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from growfs.cache.schema import ROOT
 from growfs.cache.usage import Budget, UsageCounters
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, Unreadable
 from growfs.fuse import protocol, replies, session
 from growfs.fuse.passthrough import WRITE_OPCODES, PassthroughEngine
 from growfs.fuse.protocol import InitFlag, Opcode
@@ -107,6 +107,25 @@ async def test_a_file_without_a_backing_id_is_read_through_the_daemon(kernel: Ke
     assert cache.store.open_files.get(id)
     assert await kernel.request(Opcode.RELEASE, protocol.ReleaseIn.pack(id, 0, 0, 0), id) == 0
     assert cache.store.open_files.get(id) is None
+
+
+async def test_a_disk_that_fails_while_files_are_opened_ahead_is_not_called_a_bug(
+    kernel: Kernel, cache: LocalCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = trio.Event()
+
+    def fail(_: Vfs, id: int) -> bool:
+        tried.set()
+        raise Unreadable(f"the catalog, for {id}")
+
+    monkeypatch.setattr(Vfs, "open_ahead", fail)
+    folder = cache.node("a").id
+    await kernel.send(Opcode.OPENDIR, OPEN_IN, folder)
+    handle = protocol.OpenOut.unpack((await kernel.receive())[1]).fh
+    assert await kernel.request(Opcode.READDIR, protocol.ReadIn.pack(handle, 0, 4096, 0, 0, 0), folder) == 0
+    with trio.fail_after(5):
+        await tried.wait()
+    assert "bug" not in caplog.text
 
 
 async def test_a_read_is_answered_in_full_however_large_it_is(

@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs import disk
-from growfs.cache.catalog import Node
+from growfs.cache.catalog import Catalog, Node
 from growfs.cache.publish import Publisher
 from growfs.cache.store import Reservation
 from growfs.daemon.virtual_files import _listed
@@ -356,6 +356,25 @@ async def test_a_file_that_a_failed_service_left_halfway_is_fetched_by_its_next_
         nursery.cancel_scope.cancel()
     assert cache.resident() == {"d/1.b"}
     assert cache.store.reserved_bytes == 0
+    cache.close()
+
+
+async def test_a_catalog_that_cannot_be_read_fails_what_is_to_be_admitted_and_is_not_called_a_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> int:
+        raise Unreadable("disk I/O error")
+
+    cache = open_local_cache(tmp_path)
+    await cache.list([file("d/1.b", SIZE)])
+    fetcher = fetcher_of(cache)
+    monkeypatch.setattr(Catalog, "pass_number", property(fail))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        with pytest.raises(GrowfsError, match="disk I/O error"):
+            await fetcher.ensure(cache.node("d/1.b"), "d/1.b")
+        nursery.cancel_scope.cancel()
+    assert "bug" not in caplog.text
     cache.close()
 
 
