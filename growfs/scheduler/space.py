@@ -21,7 +21,7 @@ import math
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -74,7 +74,7 @@ class Claim:
     """The path of the first file, for messages."""
     priority: Priority
     is_wanted: Callable[[], bool]
-    """Whether the files are still to be fetched."""
+    """Whether the files are still to be fetched. May raise Unreadable."""
     is_draw: bool = False
     """Whether they are drawn: --remote-budget and `pause_draws` hold them back."""
     renews: bool = False
@@ -218,7 +218,9 @@ class Space:
                     return None
                 freed = self._store.space_freed.count
                 reservation = await self._look(claim)
-                if not claim.is_wanted():
+                with reservation or nullcontext():
+                    is_wanted = claim.is_wanted()
+                if not is_wanted:
                     if reservation:
                         reservation.release()
                     return None
@@ -250,7 +252,8 @@ class Space:
                 if reserved := await self.reserve_by_eviction(size, claim.priority):
                     break
             if reserved and claim.priority is Priority.READER:
-                reserved.extend(need)  # otherwise a draw takes the rest, and the file may turn out to be larger
+                with reserved:
+                    reserved.extend(need)  # otherwise a draw takes the rest, and the file may turn out to be larger
         return reserved
 
     def _may_be_given_back(self, claim: Claim) -> bool:

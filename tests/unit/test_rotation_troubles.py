@@ -359,6 +359,24 @@ async def test_a_file_that_a_failed_service_left_halfway_is_fetched_by_its_next_
     cache.close()
 
 
+@pytest.mark.promise(28)
+async def test_room_that_was_found_when_the_catalog_cannot_be_read_is_given_back(tmp_path: Path) -> None:
+    """It could be read a moment before."""
+    cache = open_local_cache(tmp_path)
+    await cache.list([file("d/1.b", SIZE)])
+    answers = iter([True])
+
+    def is_wanted() -> bool:
+        if next(answers, False):
+            return True
+        raise Unreadable("disk I/O error")
+
+    with pytest.raises(Unreadable):
+        await cache.space.acquire(Claim([cache.node("d/1.b")], "d/1.b", Priority.DUE, is_wanted))
+    assert cache.store.reserved_bytes == 0
+    cache.close()
+
+
 async def test_a_catalog_that_cannot_be_read_fails_what_is_to_be_admitted_and_is_not_called_a_bug(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
