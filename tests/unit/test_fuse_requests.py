@@ -123,6 +123,7 @@ async def test_a_disk_that_fails_while_files_are_opened_ahead_is_not_called_a_bu
     await kernel.send(Opcode.OPENDIR, OPEN_IN, folder)
     handle = protocol.OpenOut.unpack((await kernel.receive())[1]).fh
     assert await kernel.request(Opcode.READDIR, protocol.ReadIn.pack(handle, 0, 4096, 0, 0, 0), folder) == 0
+    await kernel.assert_alive()  # it is tried after a request
     with trio.fail_after(5):
         await tried.wait()
     assert "bug" not in caplog.text
