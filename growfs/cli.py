@@ -449,7 +449,7 @@ def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
 def pause(mountpoint: Path) -> None:
     """Stop prefetching; files that are opened are still fetched."""
     _call(mountpoint, "pause")
-    click.echo(f"{mountpoint}: paused; growfs resume {mountpoint} goes on")
+    click.echo(f"{mountpoint}: paused; to continue: growfs resume {mountpoint}")
 
 
 @main.command()

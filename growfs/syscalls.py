@@ -75,7 +75,7 @@ def check_descriptors() -> int:
     """The number of files that a process may have open. Raises GrowfsError if a mount needs more."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < _DESCRIPTORS_MIN:
-        raise GrowfsError(f"this process may open {hard} files only; raise the limit: ulimit -n {_DESCRIPTORS_MIN}")
+        raise GrowfsError(f"this process may open only {hard} files; raise the limit: ulimit -n {_DESCRIPTORS_MIN}")
     return hard
 
 

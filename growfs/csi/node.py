@@ -61,7 +61,7 @@ class Claims:
         """Hold a name during the block. Raises VolumeBusy if another thread holds it for longer."""
         with self._released:
             if not self._released.wait_for(lambda: name not in self._held, wait_s):
-                raise VolumeBusy(f"{name}: another request for this volume is still running; it is to be sent again")
+                raise VolumeBusy(f"{name}: another request for this volume is still running; send it again")
             self._held.add(name)
         try:
             yield
@@ -149,7 +149,7 @@ class NodeMounts:
             self._mount(volume, base, target)
         row = mounted_at(base)
         if row is None:
-            raise GrowfsError(f"{base}: was unmounted by another program; it is to be mounted again")
+            raise GrowfsError(f"{base}: was unmounted by another program; mount it again")
         # It may be that of a driver that was killed while it mounted. An older version was ready long ago.
         while daemon_of(row.cache).get("version") == __version__ and not status_of(row.cache, ANSWER_S).ready:
             if target in self._leaving:

@@ -163,7 +163,7 @@ def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defau
         mounts = NodeMounts(folder, control_groups)
     except OSError as error:
         raise GrowfsError(
-            f"{error.filename or folder}: {error.strerror}; name a folder that root can write to: --state-dir"
+            f"{error.filename or folder}: {error.strerror}; choose a folder that root can write to: --state-dir"
         ) from None
     server = grpc.server(ThreadPoolExecutor(THREADS, thread_name_prefix="request"))
     services.add_IdentityServicer_to_server(IdentityService(), server)

@@ -96,7 +96,7 @@ def check_apart(url: str, *folders: Path) -> None:
         remote = Path(url.partition("://")[2] or url).resolve()
         for folder in folders:
             if remote in (real := folder.parent.resolve() / folder.name, *real.parents):
-                raise GrowfsError(f"{folder}: lies within the remote, {remote}; name a folder outside it")
+                raise GrowfsError(f"{folder}: lies within the remote, {remote}; choose a folder outside it")
 
 
 def check_function(function: Function | None) -> None:

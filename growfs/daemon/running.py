@@ -74,8 +74,8 @@ def check_owner(mount: Running) -> None:
             path = mount.mountpoint
             remedy = f"rm {path / LINK}" if mount.fills else f"umount {path}"
             raise GrowfsError(
-                f"{path}: is of uid {mount.owner}, and names the cache of another user, {mount.cache}; if you do not"
-                f" trust that, remove it: {remedy}"
+                f"{path}: belongs to uid {mount.owner} and names the cache of another user, {mount.cache}; if you do"
+                f" not trust that, remove it: {remedy}"
             )
 
 

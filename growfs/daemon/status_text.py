@@ -27,7 +27,7 @@ def figures(status: MountStatus) -> Iterator[Line]:
     share = cache.files / remote.files if remote.files else 0.0
     known = "" if remote.listed else " so far"
     partition = f" (partition {status.partition})" if status.partition else ""
-    failed = f", {fetch.failed} failed" if fetch.failed else ""
+    failed = f", {fetch.failed:,} failed" if fetch.failed else ""
     late = f"; {fetch.late_file} arrives slowly" if fetch.late_file else ""
     yield "remote", f"{status.url}: {files(remote.files)}, {_size(remote.bytes)}{known}{silence(remote)}"
     yield "mounted", f"{status.mountpoint} by pid {status.pid}, {engine(status)}"
@@ -50,7 +50,7 @@ def figures(status: MountStatus) -> Iterator[Line]:
     others = fetch.library_files_total if fetch.client == "growfs" else 0
     left = f"; {files(others)} fetched by the library" if others else ""
     yield "client", f"{fetch.client} ({fetch.client_reason}){left}"
-    yield "misses", f"{miss.files_total}, waited {miss.wait_s_total:.1f} s in total"
+    yield "misses", f"{miss.files_total:,}, waited {miss.wait_s_total:.1f} s in total"
     yield "opens", f"{opens.mean:.2f} per file ({opens.min} to {opens.max}), {opens.per_fetch:.2f} per fetch"
     if peers := status.peers:
         traffic = f"{_size(fetch.peer_bytes_total)} received, {_size(peers.sent_bytes_total)} sent"

@@ -99,7 +99,7 @@ class CacheDisk:
             return warning("space", text, f"pass --cache-size {flag_size(room)}, or free some space")
         files = os.statvfs(self.folder)
         if files.f_files and files.f_favail < FREE_FILES_MIN:
-            text = f"room for {files.f_favail:,} more files only (inodes)"
+            text = f"room for only {files.f_favail:,} more files (inodes)"
             return warning("space", text, "pass a --cache-dir on a file system with more inodes (mkfs -i)")
         return ok("space", f"{state}; the cache may take {format_size(room)}")
 

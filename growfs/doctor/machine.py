@@ -44,7 +44,7 @@ def check_machine(allow_other: bool) -> Iterator[Check]:
     rights = list(_check_rights(allow_other, has_device=device.level is Level.OK))
     yield from rights
     if any(check.level is Level.FAILURE for check in (device, *rights)):
-        yield warning("no mount", "a plain folder can grow without any", "use growfs fill in the place of growfs mount")
+        yield warning("no mount", "a plain folder can grow without any", "use growfs fill instead of growfs mount")
     yield _check_descriptors()
     yield from _check_limits()
 
@@ -58,7 +58,7 @@ def check_engine(requested: str, folder: Path) -> tuple[Check, str]:
     except OSError as error:
         return Check(Level.FAILURE, "engine", f"cannot be tried: {error}", "pass another --cache-dir"), ""
     if choice.name == "passthrough":
-        other = "is installed, too" if has_pyfuse3() else "is not installed, nor needed here"
+        other = "is also installed" if has_pyfuse3() else "is not installed, and not needed here"
         return ok("engine", f"passthrough: {choice.reason}; libfuse {other}"), "passthrough"
     if requested == choice.name:
         return ok("engine", f"{choice.name}: {choice.reason}"), choice.name
@@ -138,8 +138,8 @@ def _check_limits() -> Iterator[Check]:
         yield warning("CPU", f"{text} than measured", "leave a CPU to growfs, or measure on an idle machine")
     limits = [
         f"{available:g} CPUs",
-        "no limit of memory" if memory == _UNLIMITED else f"{size} of memory",
-        "none of processes" if processes == _UNLIMITED else f"{processes:,} processes",
+        "no limit on memory" if memory == _UNLIMITED else f"{size} of memory",
+        "no limit on processes" if processes == _UNLIMITED else f"{processes:,} processes",
     ]
     yield ok("limits", ", ".join(limits))
 

@@ -34,7 +34,7 @@ def check_outlook(
 ) -> Iterator[Check | Outlook]:
     """Lines about the time to come, and finally the Outlook."""
     if listing.smallest > disk.room and not listing.files_unsized:
-        text = f"not even one file fits: the smallest has {format_size(listing.smallest)}"
+        text = f"not even one file fits: the smallest is {format_size(listing.smallest)}"
         yield Check(Level.FAILURE, "cache", text, "see --cache-size, --min-free and --cache-dir")
         return
     if download is None or not download.bytes or not download.s:

@@ -221,7 +221,7 @@ def _download(probe: RemoteToTry, sample: list[RemoteFile], send: Send) -> None:
     requests = list(_requests(probe, sample))
     if not requests:
         smallest = min(file.size or 0 for file in sample)
-        text = f"not measured: the files have {format_size(smallest)} or more, and {format_size(probe.room)} are free"
+        text = f"not measured: the smallest file is {format_size(smallest)}, and only {format_size(probe.room)} is free"
         send(warning("download", text, "see --cache-size, --min-free and --cache-dir"))
         return
     limits = SharedLimits()

@@ -57,10 +57,10 @@ def check_folder(folder: Path, cache_dir: Path) -> None:
         has_hard_links(folder, cache_dir)
     except OSError as error:
         raise GrowfsError(
-            f"{error.filename or folder}: {error.strerror}; name a folder that you can write to"
+            f"{error.filename or folder}: {error.strerror}; choose a folder that you can write to"
         ) from None
     if names and cache_of(folder) is None:
-        raise GrowfsError(f"{folder}: is not empty, and growfs did not fill it; name an empty folder")
+        raise GrowfsError(f"{folder}: is not empty, and growfs did not fill it; choose an empty folder")
 
 
 def has_hard_links(folder: Path, cache: Path) -> bool:
@@ -90,7 +90,7 @@ def claim(folder: Path, cache: Path) -> int:
     known = cache_of(folder)
     if known and known.exists() and not known.samefile(cache):
         os.close(lock)
-        raise GrowfsError(f"{folder}: is filled from another cache, {known}; name another folder, or remove this one")
+        raise GrowfsError(f"{folder}: is filled from another cache, {known}; choose another folder, or remove this one")
     return lock
 
 

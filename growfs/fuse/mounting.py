@@ -195,7 +195,7 @@ def resolved(mountpoint: Path) -> Path:
             mountpoint = mountpoint.parent / os.readlink(mountpoint)  # the kernel answers for a mount
         except OSError:
             return mountpoint
-    raise GrowfsError(f"{mountpoint}: is a link that leads to itself; name a folder")
+    raise GrowfsError(f"{mountpoint}: is a link that leads to itself; choose a folder")
 
 
 def is_dead(mountpoint: Path) -> bool:
@@ -244,7 +244,7 @@ def create_mountpoint(mountpoint: Path) -> None:
         try:
             os.makedirs(mountpoint, exist_ok=True)
         except OSError as error:
-            raise GrowfsError(f"{mountpoint}: cannot be created: {error.strerror}; name another folder") from None
+            raise GrowfsError(f"{mountpoint}: cannot be created: {error.strerror}; choose another folder") from None
 
 
 def check_mountpoint(mountpoint: Path) -> int:
@@ -256,7 +256,7 @@ def check_mountpoint(mountpoint: Path) -> int:
     try:
         folder = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError:
-        raise GrowfsError(f"{mountpoint}: is not a folder; name an empty one") from None
+        raise GrowfsError(f"{mountpoint}: is not a folder; choose an empty one") from None
     except OSError as error:
         raise GrowfsError(f"{mountpoint}: {error.strerror}") from None
     try:
@@ -280,9 +280,9 @@ def _check_empty(mountpoint: Path, folder: int) -> None:
     rows = [row for row in mount_rows() if row.mountpoint == mountpoint]
     is_elsewhere = os.fstat(folder).st_dev != mountpoint.parent.stat().st_dev
     if is_elsewhere and rows and rows[-1].type != AUTOMOUNT:
-        raise GrowfsError(f"{mountpoint}: something else is mounted there; name another folder")
+        raise GrowfsError(f"{mountpoint}: something else is mounted there; choose another folder")
     if os.listdir(folder):
-        raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide its content; name an empty folder")
+        raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide its content; choose an empty folder")
 
 
 def _check_unmounted(mountpoint: Path) -> None:
@@ -302,7 +302,9 @@ def check_outside(mountpoint: Path, name: str, folder: Path) -> None:
     for above in (path, *path.parents):
         with suppress(OSError):  # it does not exist yet
             if os.path.samestat(above.stat(), top):
-                raise GrowfsError(f"{name} {folder}: lies below the mountpoint, {mountpoint}; name a folder outside it")
+                raise GrowfsError(
+                    f"{name} {folder}: lies below the mountpoint, {mountpoint}; choose a folder outside it"
+                )
 
 
 def check_fuse(allow_other: bool) -> None:

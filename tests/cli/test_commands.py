@@ -252,7 +252,7 @@ def test_pause_and_resume(growfs: Growfs) -> None:
             server.unblock(first)
             assert mounting.wait(30) == 0
         paused = growfs.run("pause", growfs.mountpoint).stdout
-        assert paused == f"{growfs.mountpoint}: paused; growfs resume {growfs.mountpoint} goes on\n"
+        assert paused == f"{growfs.mountpoint}: paused; to continue: growfs resume {growfs.mountpoint}\n"
         assert growfs.status()["state"] == "paused"
         server.unblock()
         assert (growfs.mountpoint / "f39").read_bytes() == files["f39"], "a miss is served while paused"

@@ -121,7 +121,7 @@ def test_a_machine_without_dev_fuse(growfs: Growfs, hide: str, expected: str) ->
     with namespace(hide) as inside:
         done = run_inside(growfs, inside)
     assert_failed(done, "fuse", "/dev/fuse", expected, "modprobe fuse", "--device /dev/fuse")
-    assert "use growfs fill in the place of growfs mount" in done.stdout
+    assert "use growfs fill instead of growfs mount" in done.stdout
 
 
 def run_inside(growfs: Growfs, inside: tuple[str, ...], command: Sequence[str] = GROWFS) -> Done:

@@ -78,7 +78,7 @@ def test_a_descriptor_limit_too_low_for_the_daemon_is_refused(growfs: Growfs, tm
     refused = mount_with_descriptors(growfs, 100, tmp_path / "remote")
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1
-    assert "may open 100 files only" in refused.stderr
+    assert "may open only 100 files" in refused.stderr
     assert "ulimit -n" in refused.stderr
 
 

@@ -150,14 +150,16 @@ def test_the_page_shows_skipped_names_errors_and_hints() -> None:
         warnings=["--freeze val/ matches no file"],
         last_error="x: denied",
         last_error_at=0.0,
-        fetch__failed=3,
+        fetch__failed=3000,
+        miss__files_total=12_345,
         readers=[READER | {"pid": 9, "files_shown": 5, "files_opened": 2, "held_bytes": 0, "advice": "lists once"}],
     )
     assert page["skipped"] == "1 file: NUL in path, such as 'a\\x00b'"
     assert page["note"].endswith("too many")
     assert page["last error"].startswith("x: denied (19")
     assert page["warning"] == "--freeze val/ matches no file"
-    assert page["fetched"].endswith("3 failed")
+    assert page["fetched"].endswith("3,000 failed")
+    assert page["misses"].startswith("12,345, waited")
     assert page["reader"] == "python 9: listed 5 files, opened 2; lists once"
 
 

@@ -287,7 +287,7 @@ def test_the_log_has_events_and_what_workers_printed(tmp_path: Path) -> None:
 
 def test_without_any_mount_there_is_nothing_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growfs.client.top.watch.running", list)
-    with pytest.raises(GrowfsError, match="growfs is mounted nowhere on this machine"):
+    with pytest.raises(GrowfsError, match="no growfs mounts on this machine"):
         find_new(None, [])
 
 

@@ -169,7 +169,7 @@ def find_new(mountpoint: Path | None, watches: list[Watch]) -> None:
             watches.append(Watch(mount.mountpoint))
             watches[-1].start()
     if not watches:
-        raise GrowfsError("growfs is mounted nowhere on this machine; growfs mount mounts a remote")
+        raise GrowfsError("no growfs mounts on this machine; mount one: growfs mount URL MOUNTPOINT")
 
 
 def rates(before: MountStatus, now: MountStatus, s: float) -> Rates:
