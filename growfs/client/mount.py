@@ -148,6 +148,15 @@ def _text(value: float | str | None) -> str | None:
     return None if value is None else str(value)
 
 
+def _temporary_mountpoint() -> Path:
+    try:
+        return resolved(Path(tempfile.mkdtemp(prefix="growfs-")).absolute())
+    except OSError as error:
+        raise GrowfsError(
+            f"there is no temporary folder to mount on ({error}); set TMPDIR to one, or give a mountpoint"
+        ) from None
+
+
 def mount(
     url: str, mountpoint: str | os.PathLike[str] | None, storage_options: dict[str, Any] | None, values: dict[str, Any]
 ) -> Mount:
@@ -159,7 +168,7 @@ def mount(
     given = Given(absolute(url), None if mountpoint is None else resolved(absolute_path(mountpoint)), options)
     if known := next((mount for mount in _mounts if mount._serves(given)), None):
         return known._share()
-    path = given.mountpoint or resolved(Path(tempfile.mkdtemp(prefix="growfs-")).absolute())
+    path = given.mountpoint or _temporary_mountpoint()
     try:
         with Bar("mounting") as bar:
             daemon, _ = start(url, path, options, bar.show_start)

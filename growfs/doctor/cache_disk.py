@@ -143,11 +143,8 @@ def _check_format(cache: Path) -> Check | None:
         other = other_format(cache)
     except GrowfsError as error:
         return Check.failed("catalog", error)
-    text, remedy = (
-        f"{other}; a mount empties it and fills it again",
-        "to keep the cached files, pass another --cache-dir",
-    )
-    return warning("catalog", text, remedy) if other else None
+    text = f"{other}; a mount empties it and fills it again"
+    return warning("catalog", text, "to keep the cached files, pass another --cache-dir") if other else None
 
 
 def _bypass_page_cache(fd: int) -> bool:

@@ -27,13 +27,13 @@ from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import Options
 from growfs.daemon.status_text import files
 from growfs.doctor.cache_disk import CacheDisk
-from growfs.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload, RemoteToTry, attempt, ok, warning
+from growfs.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload, RemoteToTry, ok, warning
 from growfs.doctor.machine import check_engine, check_machine
 from growfs.doctor.outlook import Outlook, check_outlook
 from growfs.doctor.remote import check_remote
 from growfs.errors import GrowfsError
-from growfs.fuse.mounting import check_mountpoint, check_outside
-from growfs.paths import working_folder
+from growfs.fuse.mounting import check_mountpoint, check_outside, is_dead, mounted_at, resolved
+from growfs.paths import absolute_path, working_folder
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
 
@@ -108,9 +108,12 @@ class Examination:
         answer_s: float,
         on_phase: Callable[[str], None],
     ) -> None:
-        """Raises UsageError if the options contradict each other or the URL."""
+        """Raises UsageError if the options contradict each other or the URL, GrowfsError if the mountpoint is a loop of
+        links.
+        """
         self._checks: dict[str, list[Check]] = {}
-        self._options, self._mountpoint, self._on_phase = options, mountpoint, on_phase
+        self._options, self._on_phase = options, on_phase
+        self._mountpoint = resolved(absolute_path(mountpoint)) if mountpoint else None
         self._measure_s, self._answer_s = measure_s, answer_s
         self._spec = None if url is None else options.remote(absolute(url), working_folder())
         self._cache = CacheDisk(options, folder_name(self._spec, redact(self._spec.url)) if self._spec else None)
@@ -164,15 +167,20 @@ class Examination:
         if self._cache.usable and not self.named(Level.FAILURE):
             check, self._engine = check_engine(self._options.engine, self._cache.folder)
             yield check
-        if place := self._mountpoint:
-            if os.path.lexists(place):
-                yield attempt("mountpoint", lambda: self._check_mountpoint(place), f"{place} is an empty folder")
-            else:
-                yield ok("mountpoint", f"{place}, to be created")
+        if self._mountpoint:
+            yield self._check_mountpoint(self._mountpoint)
 
-    def _check_mountpoint(self, mountpoint: Path) -> None:
-        os.close(check_mountpoint(mountpoint))
-        check_outside(mountpoint, "--cache-dir", self._options.cache_dir)
+    def _check_mountpoint(self, mountpoint: Path) -> Check:
+        try:
+            if is_dead(mountpoint):
+                return ok("mountpoint", f"{mountpoint}, once the dead mount there is removed, as mounting does")
+            if not (mounted_at(mountpoint) or os.path.lexists(mountpoint)):
+                return ok("mountpoint", f"{mountpoint}, to be created")
+            os.close(check_mountpoint(mountpoint))
+            check_outside(mountpoint, "--cache-dir", self._options.cache_dir)
+        except GrowfsError as error:
+            return Check.failed("mountpoint", error)
+        return ok("mountpoint", f"{mountpoint} is an empty folder")
 
     def _check_remote(self, spec: RemoteSpec) -> Iterator[Check]:
         cache, measure_s = self._cache, self._measure_s

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,7 +97,7 @@ def _check_rights(allow_other: bool, has_device: bool) -> Iterator[Check]:
 
 def _check_mount() -> Iterator[Check]:
     try:
-        if try_mount(Path(tempfile.gettempdir())):
+        if try_mount():
             yield ok("mounting", "the kernel allows it")
     except GrowfsError as error:
         yield Check.failed("mounting", error)

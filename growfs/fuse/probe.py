@@ -56,8 +56,8 @@ def why_not_passthrough(folder: Path, stack_depth: int = protocol.STACK_DEPTH_MA
     return None
 
 
-def try_mount(mountpoint: Path) -> bool:
-    """Mount on a folder where only a short-lived thread can see it. False if that cannot be tried here.
+def try_mount() -> bool:
+    """Mount on / where only a short-lived thread can see it. False if that cannot be tried here.
 
     For root. Even with the capabilities, mounting may be refused: by AppArmor, as in containers, SELinux or seccomp.
     Raises GrowfsError.
@@ -71,8 +71,8 @@ def try_mount(mountpoint: Path) -> bool:
         if shared and _libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) != 0:
             return  # other processes would see the mount
         try:
-            folder = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # in this mount namespace
-            os.close(MountSpec(mountpoint, Path("growfs"), allow_other=True, folder=folder).attach())
+            folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # in this mount namespace
+            os.close(MountSpec(Path("/"), Path("growfs"), allow_other=True, folder=folder).attach())
         except GrowfsError as error:
             results.append(error)
         else:

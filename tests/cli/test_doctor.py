@@ -90,6 +90,24 @@ def test_a_mountpoint_that_is_missing_is_not_created(growfs: Growfs, tree: Path)
     assert not missing.exists()
 
 
+def test_a_mountpoint_is_judged_as_by_mount(
+    growfs: Growfs, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(growfs.mountpoint)
+    assert line(doctor(growfs, tree, tmp_path / "link"), "mountpoint") == (
+        f"ok mountpoint {growfs.mountpoint} is an empty folder"
+    )
+    growfs.mount(tree)
+    monkeypatch.chdir(tmp_path)
+    for place in ("mnt", "link"):
+        assert "is already a growfs mount" in line(doctor(growfs, tree, place), "mountpoint")
+    growfs.kill()
+    assert line(doctor(growfs, tree, "mnt"), "mountpoint") == (
+        f"ok mountpoint {growfs.mountpoint}, once the dead mount there is removed, as mounting does"
+    )
+    growfs.mount(tree)
+
+
 def test_without_a_url_only_the_machine_and_the_disk_are_checked(growfs: Growfs) -> None:
     done = doctor(growfs)
     assert done.returncode == 0, done.stdout
@@ -128,6 +146,18 @@ def run_inside(growfs: Growfs, inside: tuple[str, ...], command: Sequence[str] =
     """Run the doctor by a command that enters a sandbox of some kind."""
     words = [*inside, *command, "doctor", "--cache-dir", str(growfs.cache_dir), *QUICK]
     return subprocess.run(words, capture_output=True, text=True, env=growfs.env, timeout=60, check=False)
+
+
+def test_a_machine_without_a_temporary_folder(growfs: Growfs) -> None:
+    """As in a container whose root is read-only. Mounting needs no such folder."""
+    growfs.cache_dir.mkdir()
+    growfs.env = {name: value for name, value in growfs.env.items() if name not in ("TMPDIR", "TEMP", "TMP")}
+    freeze = "mount --bind {0} {0}; mount -o remount,bind,ro {0}"
+    thaw = f"mount --bind {growfs.cache_dir} {growfs.cache_dir}; mount -o remount,bind,rw {growfs.cache_dir}"
+    with namespace("; ".join([freeze.format("/tmp"), freeze.format("/var/tmp"), thaw])) as inside:
+        done = run_inside(growfs, (*inside, "env", "--chdir=/proc"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert line(done, "mounting") == "ok mounting the kernel allows it"
 
 
 def test_a_sandbox_that_forbids_mounting(growfs: Growfs) -> None:

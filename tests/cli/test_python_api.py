@@ -43,6 +43,14 @@ def test_an_unknown_option_is_refused(growfs: Growfs, remote: Path) -> None:
     assert leftovers(growfs) == []
 
 
+def test_without_a_temporary_folder_a_mountpoint_has_to_be_given(
+    growfs: Growfs, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(GrowfsError, match="there is no temporary folder to mount on"):
+        package.mount(str(remote), cache_dir=growfs.cache_dir)
+
+
 def test_an_error_says_why_and_leaves_nothing(growfs: Growfs, tmp_path: Path) -> None:
     with (
         pytest.raises(GrowfsError, match="no such file or folder"),
