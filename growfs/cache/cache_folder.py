@@ -48,6 +48,14 @@ ALL_USERS = (1 << 32) - 1
 """The number of users that the initial user namespace knows (user_namespaces(7))."""
 
 
+class CacheInUse(GrowfsError):
+    """Another daemon uses the cache with this path. `daemon.running` knows how."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: in use by another growfs")
+        self.path = path
+
+
 @dataclass(slots=True)
 class CacheFolder:
     """Owns the lock on a cache while the process lives."""
@@ -122,7 +130,7 @@ class CacheFolder:
 
 
 def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
-    """Open and lock the cache of a remote below cache_dir. Raises GrowfsError if it cannot be used."""
+    """Open and lock the cache of a remote below cache_dir. Raises CacheInUse, or another GrowfsError."""
     cache_dir = Path(os.path.realpath(cache_dir.expanduser()))  # the target of a link may change later
     path = cache_dir / folder_name(spec, url)
     try:
@@ -144,14 +152,16 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
     while not _try_lock(lock):
         if time.monotonic() - began > _patience_s(path, lock):
             os.close(lock)
-            raise _in_use(path)
+            raise CacheInUse(path)
         time.sleep(POLL_S)
     os.ftruncate(lock, 0)
     return CacheFolder(path, lock, fresh)
 
 
 def check_cache(cache_dir: Path, name: str) -> None:
-    """Raise GrowfsError if `open_cache` would refuse the existing state. Changes nothing; the cache need not exist."""
+    """Raise the GrowfsError with which `open_cache` would refuse the existing state. Changes nothing; the cache need
+    not exist.
+    """
     cache_dir = Path(os.path.realpath(cache_dir))
     path = cache_dir / name
     try:
@@ -162,7 +172,7 @@ def check_cache(cache_dir: Path, name: str) -> None:
                 _check_owner(path, os.fstat(folder))
                 _check_content(path, folder)
                 if is_in_use(path):
-                    raise _in_use(path)
+                    raise CacheInUse(path)
     except OSError as error:
         raise unusable(cache_dir, error) from None
 
@@ -352,18 +362,6 @@ def _open_file(path: Path, flags: int) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, "is not a file")
     return fd
-
-
-def _in_use(path: Path) -> GrowfsError:
-    daemon = daemon_of(path)
-    if not daemon:
-        return GrowfsError(f"{path}: another growfs is starting with this cache; wait, or pass another --cache-dir")
-    folder = daemon["mountpoint"]
-    return GrowfsError(
-        f"{path}: in use by the growfs with pid {daemon['pid']}, mounted on {folder}; any number of jobs may read it,"
-        f" and mount --bind {folder} or ln -s {folder} shows it at a second path; otherwise unmount that first, or pass"
-        " another --cache-dir"
-    )
 
 
 def _is_tagged(cache_dir: Path) -> bool:

@@ -19,7 +19,7 @@ from growfs.cache.recovery import verify_on_medium
 from growfs.cache.schema import query_of, read_only, set_meta, with_paths
 from growfs.client.progress import Bar
 from growfs.daemon.control_client import call
-from growfs.daemon.running import find_cache
+from growfs.daemon.running import find_cache, in_mount
 from growfs.daemon.status_text import files
 from growfs.errors import GrowfsError
 from growfs.workers.process import lower_disk_priority
@@ -58,7 +58,7 @@ def _caches(place: Path) -> list[Path]:
     try:
         return [find_cache(place)]
     except GrowfsError:
-        if found := sorted(path.parent for path in place.glob(f"*/{DATABASE}")):
+        if not in_mount(place) and (found := sorted(path.parent for path in place.glob(f"*/{DATABASE}"))):
             return found
         raise
 

@@ -20,7 +20,11 @@ from growfs.daemon.status_text import brief
 from growfs.errors import GrowfsError
 from growfs.folder.layout import LINK, cache_of
 from growfs.fuse.mounting import DEVICE, MountRow, mounted_at, mounts, resolved
+from growfs.fuse.users import other_mounts
 from growfs.paths import absolute_path
+
+READERS_S = 2.0
+"""How long a daemon may take to name its readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +140,44 @@ def find_cache(place: Path) -> Path:
         return find(place).cache
     except GrowfsError:
         with suppress(OSError):  # it is not accessible
-            if (place / DATABASE).is_file():
+            if not in_mount(place) and (place / DATABASE).is_file():
                 return place
         raise
+
+
+def in_mount(place: Path) -> bool:
+    """Whether a path lies within a growfs mount."""
+    place = resolved(absolute_path(place))
+    return any(row.mountpoint in place.parents for row in mounts())
+
+
+def in_use(cache: Path) -> GrowfsError:
+    """The error for a cache that another daemon uses."""
+    daemon = daemon_of(cache)
+    if not daemon:
+        return GrowfsError(f"{cache}: another growfs is starting with this cache; wait, or pass another --cache-dir")
+    pid, folder = daemon["pid"], daemon["mountpoint"]
+    if any(row.cache == cache for row in mounts()):
+        use = (
+            f"mounted on {folder}; any number of jobs may read it, and mount --bind {folder} or ln -s {folder} shows it"
+            " at a second path; otherwise unmount that first"
+        )
+    elif cache_of(Path(folder)) == cache:
+        use = f"which fills {folder}; any number of jobs may read it; otherwise end that first: growfs stop {folder}"
+    elif any(mount.cache == cache and mount.starting for mount in running()):
+        use = f"which is about to mount on {folder}; wait for it"
+    else:
+        use = f"unmounted from {folder}, but still in use by {_last_users(cache)}; end that, or the growfs: kill {pid}"
+    return GrowfsError(f"{cache}: in use by the growfs with pid {pid}, {use}, or pass another --cache-dir")
+
+
+def _last_users(cache: Path) -> str:
+    """What keeps a mount that is in no mount table. The kernel does not tell who has its files open."""
+    users = other_mounts(cache, None)
+    with suppress(GrowfsError):
+        readers = status_of(cache, READERS_S).readers
+        users = users or [f"{reader.command} ({reader.pid}), which has read there" for reader in readers if reader.pid]
+    return ", ".join(users) or "a process that has a file open, or a container"
 
 
 def find_living(mountpoint: Path) -> Running:

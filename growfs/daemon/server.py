@@ -26,10 +26,11 @@ from typing import Any
 import trio
 from setproctitle import setproctitle
 
-from growfs.cache.cache_folder import CacheFolder, open_cache, other_format, unreadable
+from growfs.cache.cache_folder import CacheFolder, CacheInUse, open_cache, other_format, unreadable
 from growfs.cache.open_files import IDLE_MAX
 from growfs.daemon.log_file import LogFile, OutputFormatter
 from growfs.daemon.options import MountRequest
+from growfs.daemon.running import in_use
 from growfs.daemon.spawn import TITLE
 from growfs.daemon.supervisor import cause
 from growfs.daemon.wiring import Components, build
@@ -179,7 +180,10 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
         check_folder(request.mountpoint, request.options.cache_dir)
     place = None if request.fills else _check_mount(request, allow_other)
     confined = check(spec)
-    folder = open_cache(request.options.cache_dir, spec, url)
+    try:
+        folder = open_cache(request.options.cache_dir, spec, url)
+    except CacheInUse as error:
+        raise in_use(error.path) from None
     log_file: LogFile | None = None
     try:
         if other := other_format(folder.path):

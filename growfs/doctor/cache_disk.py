@@ -16,8 +16,9 @@ from typing import IO
 from humanfriendly import format_size
 
 from growfs import disk
-from growfs.cache.cache_folder import DATABASE, check_cache, other_format, unusable
+from growfs.cache.cache_folder import DATABASE, CacheInUse, check_cache, other_format, unusable
 from growfs.daemon.options import Options
+from growfs.daemon.running import in_use
 from growfs.doctor.check import SCRATCH, Check, Disk, Level, ok, warning
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import file_system, is_remote
@@ -52,6 +53,9 @@ class CacheDisk:
                 check_cache(cache_dir, self._name)
             with tempfile.TemporaryFile(dir=self.folder):  # it never has a name, so it cannot be left behind
                 pass
+        except CacheInUse as error:
+            yield Check.failed("folder", in_use(error.path))
+            return
         except GrowfsError as error:
             yield Check.failed("folder", error)
             return

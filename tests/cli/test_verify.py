@@ -39,6 +39,17 @@ def rot(growfs: Growfs, path: str = DAMAGED) -> None:
     database.close()
 
 
+def test_a_folder_in_a_mount_is_not_searched(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]) -> None:
+    """Listing it would begin a generation, and fails if the daemon is dead."""
+    fill(growfs, tmp_path / "remote")
+    place = growfs.mountpoint / "class0"
+    assert_refused(growfs.run("verify", place, check=False), f"{place}: growfs is not mounted there")
+    assert growfs.status()["generation"] == 0
+    growfs.kill()
+    assert_refused(growfs.run("verify", place, check=False), f"{place}: growfs is not mounted there")
+    growfs.umount()
+
+
 @pytest.mark.promise(29)
 def test_a_damaged_file_of_a_mount_is_fetched_again(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]) -> None:
     fill(growfs, tmp_path / "remote")
