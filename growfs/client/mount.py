@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import subprocess
 import tempfile
@@ -18,9 +17,9 @@ from growfs.client.progress import Bar
 from growfs.client.report import Report
 from growfs.client.wait import Enough, wait
 from growfs.daemon.control_client import status_of
-from growfs.daemon.launch import start, stop
+from growfs.daemon.launch import start, stop_or_detach
 from growfs.daemon.option_parsers import absolute
-from growfs.daemon.options import Options
+from growfs.daemon.options import Options, storage_option_texts
 from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import is_dead, mounted_at, resolved
@@ -131,10 +130,7 @@ class Mount:
 
     def _unmount(self) -> None:
         if self._is_mounted():
-            try:
-                stop(self.path)
-            except GrowfsError:  # a file is still open, perhaps in a traceback: the daemon ends when it is closed
-                stop(self.path, lazy=True)
+            stop_or_detach(self.path)  # a file may still be open, perhaps in a traceback
         if self._given.mountpoint is None:
             with suppress(OSError):
                 self.path.rmdir()
@@ -162,8 +158,7 @@ def mount(
 ) -> Mount:
     """See `growfs.mount`. values: options by field name, as text."""
     if storage_options:
-        values = dict(values)
-        values["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in storage_options.items()]
+        values = {**values, "storage_option": storage_option_texts(storage_options)}
     options = Options.parse(values)
     given = Given(absolute(url), None if mountpoint is None else resolved(absolute_path(mountpoint)), options)
     if known := next((mount for mount in _mounts if mount._serves(given)), None):

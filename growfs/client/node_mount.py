@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from growfs.daemon.control_client import call, status_of
-from growfs.daemon.launch import stop
-from growfs.daemon.options import Options
-from growfs.daemon.running import find, find_living
+from growfs.daemon.launch import stop_or_detach
+from growfs.daemon.options import Options, storage_option_texts
+from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.names import join_address
 from growfs.status_and_metrics import CoverageStatus, MountStatus
@@ -46,7 +46,7 @@ class ClusterMountRequest:
         """options: by field name, as in `growfs.mount`. Raises UsageError."""
         given = {name: value for name, value in options.items() if value is not None}
         storage_options = given.pop("storage_options", None) or {}
-        given["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in storage_options.items()]
+        given["storage_option"] = storage_option_texts(storage_options)
         Options.parse(given)
         return cls(url, mountpoint, config_text(given), token)
 
@@ -125,11 +125,7 @@ class NodeMount:
             self._mounting.terminate()
             self._mounting.wait()
         with suppress(GrowfsError):
-            find(self._mountpoint)
-            try:
-                stop(self._mountpoint)
-            except GrowfsError:
-                stop(self._mountpoint, lazy=True)
+            stop_or_detach(self._mountpoint)
 
     def _is_mounted(self) -> bool:
         try:

@@ -8,6 +8,8 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import click
+
 from growfs.daemon.status_text import moving, printable
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class Bar:
 
     def show(self, text: str, done: float = 0, total: float | None = None) -> None:
         """Update the bar. Without a total it only shows activity."""
+        text = printable(text)
         if self._can_draw and not self._drawn:
             self._begin()
         if self._drawn:
@@ -49,7 +52,8 @@ class Bar:
             progress.update(task, text=text, completed=done, total=total)
         elif time.monotonic() - self._said_at >= LINE_EVERY_S:
             self._said_at = time.monotonic()
-            sys.stderr.write(f"growfs: {self._title} for {self._said_at - self._began:.0f} s: {printable(text)}\n")
+            waited_s = self._said_at - self._began
+            click.echo(f"growfs: {self._title} for {waited_s:.0f} s: {text}", err=True)  # stderr may be closed
 
     def show_start(self, status: MountStatus) -> None:
         """Update the bar of a mount that is starting."""
@@ -64,7 +68,7 @@ class Bar:
         self._can_draw = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
         if not self._can_draw:
             return
-        text = TextColumn("{task.fields[text]}")
+        text = TextColumn("{task.fields[text]}", markup=False)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), text, TimeElapsedColumn())
         progress = Progress(*columns, console=console, transient=True)
         progress.start()

@@ -22,7 +22,7 @@ from growfs.client.node_mount import mount_command, mount_error
 from growfs.csi import cgroups
 from growfs.csi.volumes import CREDENTIALS, Volume
 from growfs.daemon.control_client import status_of
-from growfs.daemon.launch import stop
+from growfs.daemon.launch import stop_or_detach
 from growfs.daemon.status_text import state_text
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import MountRow, create_mountpoint, is_dead, mounted_at, mounts, unmount
@@ -192,11 +192,8 @@ class NodeMounts:
 
     def _end(self, base: Path) -> None:
         log.info("ending the mount of the volume %s, which no pod uses", base.name)
-        try:
-            stop(base)
-        except GrowfsError:  # a mount namespace that gets no unmounts still has it
-            with suppress(GrowfsError):
-                stop(base, lazy=True)
+        with suppress(GrowfsError):
+            stop_or_detach(base)  # a mount namespace that gets no unmounts may still have it
         with suppress(OSError):
             base.rmdir()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
@@ -13,9 +12,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+import click
 
 from growfs.cache.cache_folder import daemon_of, is_in_use
 from growfs.daemon.control_client import call, daemon_pid, status_of
@@ -74,7 +75,7 @@ def start(
         unmount(mountpoint, lazy=True)
     scheme = url.partition("://")[0] if "://" in url else "file"
     daemon = daemon_process(scheme)
-    with contextlib.closing(daemon):
+    with closing(daemon):
         try:
             if on_daemon:
                 on_daemon(daemon.process)
@@ -120,7 +121,7 @@ def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, error
         if "ready" in message:
             return MountStatus.parse(message["ready"])
         if "note" in message:
-            sys.stderr.write(f"note: {message['note']}\n")  # at once, because refilling the cache takes long
+            click.echo(f"note: {message['note']}", err=True)  # at once, because refilling the cache takes long
         elif on_progress:
             on_progress(MountStatus.parse(message["progress"]))
     errors.seek(0)
@@ -162,6 +163,17 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
                 f" or a container has the mount; see {found.cache}/log"
             )
         return dead
+
+
+def stop_or_detach(mountpoint: Path) -> None:
+    """As `stop`, but unmounts lazily if it fails, as when a file is open: the daemon ends when nothing uses the mount.
+
+    Raises GrowfsError if that fails too.
+    """
+    try:
+        stop(mountpoint)
+    except GrowfsError:
+        stop(mountpoint, lazy=True)
 
 
 def _interrupt(found: Running) -> None:
@@ -259,16 +271,12 @@ def run_in_foreground(daemon: subprocess.Popen[bytes], status: MountStatus) -> i
     """Wait for a daemon to end; returns its exit code. Keeps systemd informed of its state. status: the first one."""
     notify("READY=1", f"STATUS={brief(status)}; {state_text(status)}")
     process = pidfd_open(daemon.pid)
-    while not _has_ended(process, STATUS_EVERY_S if is_service() else None):
+    is_service = SOCKET_VARIABLE in os.environ
+    while not _has_ended(process, STATUS_EVERY_S if is_service else None):
         with suppress(GrowfsError):
             now = status_of(find_living(Path(status.mountpoint)).cache, STATUS_EVERY_S)
             notify(f"STATUS={brief(now)}; {state_text(now)}")
     return daemon.wait()
-
-
-def is_service() -> bool:
-    """Whether a service manager has started this process, and waits to be notified."""
-    return SOCKET_VARIABLE in os.environ
 
 
 def notify(*assignments: str) -> None:

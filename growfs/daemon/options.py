@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -476,5 +476,19 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"--config {path}: no such option: {', '.join(unknown)}; the options are {', '.join(known)}")
     options = {known[key]: value for key, value in content.items()}
     if isinstance(table := options.get("storage_option"), dict):
-        options["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in table.items()]
+        options["storage_option"] = storage_option_texts(table)
     return options
+
+
+def storage_option_texts(table: Mapping[str, Any]) -> list[str]:
+    """Storage options by name, as texts for --storage-option. Raises UsageError for a value that JSON does not have."""
+    texts = []
+    for name, value in table.items():
+        try:
+            texts.append(f"{name}={json.dumps(value)}")
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"--storage-option {name}: is a {type(value).__name__}; write text, a number, true, false, a list or a"
+                " table"
+            ) from None
+    return texts

@@ -52,10 +52,8 @@ def lower_priority() -> None:
     """
     if os.environ.get(KEEP_PRIORITY_VARIABLE):
         return
-    for thread in [
-        0,
-        *map(int, os.listdir("/proc/self/task")),
-    ]:  # this one first, for those that it starts
+    threads = map(int, os.listdir("/proc/self/task"))
+    for thread in (0, *threads):  # this one first, for those that it starts
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
         lower_disk_priority(thread)

@@ -399,6 +399,13 @@ def test_a_flag_overrides_the_environment_which_overrides_the_file(tmp_path: Pat
     assert not options.anon
 
 
+def test_a_storage_option_that_json_does_not_have_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "growfs.toml"
+    path.write_text("[storage-option]\nsince = 2026-01-02\n")
+    with pytest.raises(UsageError, match=r"^--storage-option since: is a date; write text"):
+        read_file(path)
+
+
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in CONTRADICTORY])
 def test_every_option_is_a_flag_and_an_environment_variable(name: str, mount: list[Options]) -> None:
     text, expected = VALID[name]
