@@ -111,19 +111,22 @@ def verify(place: str | os.PathLike[str]) -> Verified:
 
 def main() -> None:
     """The `growfs` command. Starts the daemon of a mount before importing anything that parses the arguments."""
-    from growfs.daemon.spawn import start_early
+    try:
+        from growfs.daemon.spawn import start_early
 
-    arguments = sys.argv[1:]
-    as_helper = is_mount_helper(sys.argv)
-    start_early(["mount", *arguments[:1]] if as_helper else arguments)
-    from growfs import cli
+        arguments = sys.argv[1:]
+        as_helper = is_mount_helper(sys.argv)
+        start_early(["mount", *arguments[:1]] if as_helper else arguments)
+        from growfs import cli
 
-    if as_helper:
-        from growfs.client import mount_helper
+        if as_helper:
+            from growfs.client import mount_helper
 
-        mount_helper.main(arguments, cli.main)
-    else:
-        cli.main(prog_name="growfs")
+            mount_helper.main(arguments, cli.main)
+        else:
+            cli.main(prog_name="growfs")
+    except KeyboardInterrupt:  # during the imports: later, the command handles it
+        sys.exit(130)  # as a shell reports SIGINT
 
 
 def is_mount_helper(command: list[str]) -> bool:

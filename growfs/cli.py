@@ -10,10 +10,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -24,6 +24,9 @@ from growfs.client.progress import Bar
 from growfs.daemon.status_text import brief, engine, files, printable, render, state_text
 from growfs.errors import GrowfsError, UsageError
 from growfs.status_and_metrics import MountState, MountStatus
+
+if TYPE_CHECKING:
+    from growfs.daemon.options import Options
 
 MOUNTPOINT = completion.Mountpoint(path_type=Path)
 LIST_S = 5.0
@@ -174,7 +177,6 @@ def fill(url: str, folder: Path, foreground: bool, **given: Any) -> None:
 
 def _start(url: str, mountpoint: Path, given: dict[str, Any], foreground: bool, fills: bool) -> None:
     from growfs.daemon import launch
-    from growfs.daemon.option_parsers import nodes_of_job
     from growfs.daemon.options import Options
 
     options = Options.parse(given)
@@ -186,25 +188,39 @@ def _start(url: str, mountpoint: Path, given: dict[str, Any], foreground: bool, 
     on_daemon = launch.end_with_this_process if foreground else None
     with Bar("filling" if fills else "mounting") as bar:
         daemon, status = launch.start(url, mountpoint, options, bar.show_start, fills, on_daemon)
-    click.echo(f"{status.mountpoint}: {brief(status)}")
-    click.echo(f"{status.mountpoint}: {engine(status)}")
+    try:
+        for line in _lines_of_start(status, options):
+            click.echo(line)
+    except OSError:  # nobody reads them
+        if foreground:
+            daemon.terminate()
+            daemon.wait()
+        raise
+    if foreground:
+        sys.exit(launch.run_in_foreground(daemon, status))
+
+
+def _lines_of_start(status: MountStatus, options: Options) -> Iterator[str]:
+    """What a new mount reports."""
+    from growfs.daemon.option_parsers import nodes_of_job
+
+    yield f"{status.mountpoint}: {brief(status)}"
+    yield f"{status.mountpoint}: {engine(status)}"
     if status.state is not MountState.COMPLETE:
-        click.echo(f"{status.mountpoint}: waited for {status.waited_for}; now {state_text(status)}")
+        yield f"{status.mountpoint}: waited for {status.waited_for}; now {state_text(status)}"
     if options.engine == "auto" and status.engine == "libfuse" and not options.allow_other:
-        click.echo("note: --engine links reads at the speed of the disk, but programs see symbolic links")
+        yield "note: --engine links reads at the speed of the disk, but programs see symbolic links"
     if status.metrics_url:
-        click.echo(f"{status.mountpoint}: metrics at {status.metrics_url}")
+        yield f"{status.mountpoint}: metrics at {status.metrics_url}"
     if status.unpromised:
-        click.echo(f"note: not every directory has a file yet: {printable(status.unpromised)}")
+        yield f"note: not every directory has a file yet: {printable(status.unpromised)}"
     if (nodes := nodes_of_job()) > 1 and not (options.partition or options.peers):
-        click.echo(
+        yield (
             f"note: this job has {nodes} nodes, and each of them fetches all files; --partition auto gives each its own"
             " part, and --peers lets them share their caches"
         )
     for warning in status.warnings:
-        click.echo(f"warning: {printable(warning)}")
-    if foreground:
-        sys.exit(launch.run_in_foreground(daemon, status))
+        yield f"warning: {printable(warning)}"
 
 
 def _call(mountpoint: Path, command: str, on_progress: Callable[[Any], None] | None = None, **arguments: Any) -> Any:
@@ -311,14 +327,15 @@ def next_(folder: Path, command: tuple[str, ...]) -> None:
     """
     from growfs.client.generation import begin_generation, run_in
 
-    if command:
-        run_in(folder, command)
-    with warnings.catch_warnings(record=True) as caught:
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        click.echo(f"warning: {message}", err=True)
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
-        tree = begin_generation(folder)
-    for warning in caught:
-        click.echo(f"warning: {warning.message}", err=True)
-    click.echo(tree)
+        warnings.showwarning = show
+        if command:
+            run_in(folder, command)
+        click.echo(begin_generation(folder))
 
 
 @main.command("list")
@@ -357,6 +374,19 @@ def _with_globs(run: Callable[[Path, tuple[str, ...]], None]) -> click.Command:
     globs = click.argument("globs", nargs=-1, required=True, metavar="GLOB...", shell_complete=completion.paths)
     command = globs(with_patterns)
     return main.command()(click.argument("mountpoint", type=MOUNTPOINT)(command))
+
+
+def _fetch(mountpoint: Path, command: str, globs: tuple[str, ...]) -> None:
+    with Bar(command) as bar:
+
+        def show(progress: dict[str, Any]) -> None:
+            done, wanted = progress["fetched"] + progress["failed"], progress["wanted"]
+            bar.show(f"{done:,} of {files(wanted)}", done, wanted)
+
+        result = _call(mountpoint, command, show, globs=globs)
+    click.echo(f"{files(result['files'])} matched, {result['fetched']:,} fetched")
+    if result["failed"]:
+        raise GrowfsError(f"{files(result['failed'])} could not be fetched: {result['error']}")
 
 
 @_with_globs
@@ -414,19 +444,6 @@ def verify(place: Path) -> None:
         done += f"; the others not yet: {printable(found.error)}"
     click.echo(f"{files(found.files)} verified, {format_size(found.bytes)}: {len(found.damaged):,} damaged{done}")
     sys.exit(1 if found.damaged else 0)
-
-
-def _fetch(mountpoint: Path, command: str, globs: tuple[str, ...]) -> None:
-    with Bar(command) as bar:
-
-        def show(progress: dict[str, Any]) -> None:
-            done, wanted = progress["fetched"] + progress["failed"], progress["wanted"]
-            bar.show(f"{done:,} of {files(wanted)}", done, wanted)
-
-        result = _call(mountpoint, command, show, globs=globs)
-    click.echo(f"{files(result['files'])} matched, {result['fetched']:,} fetched")
-    if result["failed"]:
-        raise GrowfsError(f"{files(result['failed'])} could not be fetched: {result['error']}")
 
 
 @main.command("set")

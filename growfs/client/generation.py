@@ -108,6 +108,10 @@ def _ask(folder: Path, after: int, holds: bool = True) -> tuple[Path, dict[str, 
     """
     cache = cache_of(folder)
     if cache is None:
+        from growfs.fuse.mounting import mounted_at
+
+        if mounted_at(folder):
+            raise GrowfsError(f"{folder}: is a mount; there, a new generation begins when a program lists the files")
         raise GrowfsError(f"{folder}: growfs fill does not fill it; start that first: growfs fill URL {folder}")
     from growfs.daemon.control_client import call
 

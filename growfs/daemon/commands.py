@@ -252,8 +252,8 @@ class FileCommands:
         async def fetch_remaining() -> None:
             for id in remaining:
                 await trio.lowlevel.checkpoint()  # a million files may pass without any wait
-                node = self._catalog.node(id)
                 try:
+                    node = self._catalog.node(id)
                     if node and node.seq is None:  # otherwise it was fetched meanwhile, or removed from the remote
                         await self._fetch_file(node, self._catalog.path(node))
                     result["fetched"] += 1

@@ -162,7 +162,7 @@ def moving(status: MountStatus) -> str:
     if status.state is MountState.WAITING:
         return f"{state_text(status)}; {brief(status)}"
     waits_for = silence(status.remote).removeprefix("; ")
-    if status.state in (MountState.LISTING, MountState.SEEDING) or not status.remote.files:
+    if status.state in (MountState.LISTING, MountState.SEEDING, MountState.PAUSED) or not status.remote.files:
         waits_for = waits_for or state_text(status, with_eta=False)
     if not status.remote.files:
         return f"{waits_for}; nothing of {status.url} is known yet"

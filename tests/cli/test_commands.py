@@ -19,7 +19,7 @@ from tests.blocking_server import blocking_server
 from tests.cli.support import assert_refused, closed, namespace, start_growfs
 from tests.crash.scene import alive
 from tests.forkserver import SETUP_VARIABLE
-from tests.harness import Growfs, files_below, make_tree, until
+from tests.harness import GROWFS, Growfs, files_below, make_tree, until
 
 COMMANDS = [
     "mount",
@@ -199,6 +199,20 @@ def test_a_mount_in_another_mount_namespace_is_in_use(mounted: Growfs, tree: dic
 
 
 @pytest.mark.promise(11)
+def test_a_cache_whose_mount_a_file_keeps_is_refused_until_it_is_closed(
+    mounted: Growfs, tree: dict[str, bytes], tmp_path: Path
+) -> None:
+    with subprocess.Popen(["tail", "-f", mounted.mountpoint / "class0/0000.bin"], stdout=subprocess.DEVNULL) as reader:
+        until(lambda: mounted.status()["readers"])
+        mounted.run("umount", "--lazy", mounted.mountpoint)
+        refused = mounted.mount(tmp_path / "remote", check=False)
+        expected = f"in use by the growfs with pid {mounted.pid}, unmounted from {mounted.mountpoint}, but still in use"
+        assert_refused(refused, expected, f"tail ({reader.pid}), which has read there", f"kill {mounted.pid}")
+        assert "mount --bind" not in refused.stderr
+        reader.kill()
+    mounted.mount(tmp_path / "remote")
+
+
 def test_after_a_lazy_umount_open_files_stay_readable(mounted: Growfs, tree: dict[str, bytes]) -> None:
     with (mounted.mountpoint / "class0/0000.bin").open("rb") as file:
         os.kill(mounted.pid, signal.SIGSTOP)
@@ -312,6 +326,43 @@ def test_wait_for_more_than_the_cache_holds_fails(growfs: Growfs, tmp_path: Path
     growfs.mount(tmp_path / "remote", "--cache-size", "30kB", "--wait-files", "1")
     done = growfs.run("wait", growfs.mountpoint, "--all", check=False)
     assert_refused(done, "no more files will be fetched", "2 of 6 files cached")
+
+
+def test_wait_fails_on_a_paused_mount_and_says_so(growfs: Growfs) -> None:
+    with blocking_server({"a": b"a", "b": b"b"}, "b") as server:
+        growfs.mount(server.url, "--wait-files", "1")
+        growfs.run("pause", growfs.mountpoint)
+        server.unblock()
+        growfs.run("wait", growfs.mountpoint, "--all")  # the file that is on its way arrives
+        done = growfs.run("wait", growfs.mountpoint, "--files", "3", "--timeout", "5s", check=False)
+        assert_refused(done, "no more files will be fetched; paused", "2 of 2 files cached")
+
+
+def test_a_mount_has_no_next_generation_of_a_folder(complete: Growfs) -> None:
+    refused = complete.run("next", complete.mountpoint, check=False)
+    assert_refused(refused, f"{complete.mountpoint}: is a mount; there, a new generation begins when a program lists")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_command_whose_standard_descriptors_are_closed(complete: Growfs, closed: str) -> None:
+    for command in ("top", "status"):
+        words = ["sh", "-c", f'exec "$@" {closed}', "sh", *GROWFS, command, str(complete.mountpoint)]
+        done = subprocess.run(words, capture_output=True, text=True, env=complete.env, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupt_during_the_imports_is_no_traceback() -> None:
+    script = """
+import sys, growfs
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "growfs.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+growfs.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script, "list"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize(

@@ -477,6 +477,16 @@ def test_a_foreground_mount_runs_until_it_is_ended(
     assert len(list((growfs.cache / "files").glob("*/*"))) == 12
 
 
+def test_a_foreground_mount_whose_output_nobody_reads_ends(growfs: Growfs, remote: Path) -> None:
+    mark_environment(growfs)
+    with start_growfs(growfs, *growfs.mount_words(remote), "--foreground") as mounting:
+        assert mounting.stdout
+        mounting.stdout.close()
+        assert mounting.wait(30) == 1
+        assert not mounted_at(growfs.mountpoint)
+    until(lambda: processes_of(growfs.mountpoint.parent) == [])
+
+
 def signal_is_caught(pid: int, number: int) -> bool:
     """Whether the process has a handler (proc(5), SigCgt)."""
     caught = next(

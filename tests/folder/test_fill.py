@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -251,6 +252,9 @@ def test_commands_work_as_on_a_mount(growfs: Fill, tmp_path: Path, readers: Read
     assert files_below(growfs.current)
     assert "nothing fills it now" in growfs.run("status", at, check=False).stderr
     assert "no new generation" in growfs.run("next", at).stderr
+    done = growfs.run("next", at, "--", "pwd")
+    assert done.stdout.strip() == str(growfs.current)
+    assert re.fullmatch(rf"warning: {at}: no new generation, .*\n", done.stderr), done.stderr
     reader.end()
 
 

@@ -29,7 +29,7 @@ from growfs.cache.schema import ROOT, read_only
 from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK
-from growfs.errors import GrowfsError, NotMade, RemoteError
+from growfs.errors import GrowfsError, NotMade, RemoteError, Unreadable
 from growfs.remote.interface import Page
 from growfs.rotation import order_file, queries
 from growfs.rotation import readers as readers_module
@@ -287,6 +287,21 @@ async def test_fetching_many_files_takes_few_tasks(cache: LocalCache) -> None:
         may_end.set()
     assert len(begun) == 1000
     assert result == {"files": 1000, "wanted": 1000, "fetched": 900, "failed": 100, "error": "refused"}
+
+
+async def test_a_file_whose_row_cannot_be_read_is_not_fetched(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fetch(node: Node, path: str) -> None:
+        pytest.fail(f"{path} was fetched")
+
+    def fail(id: int) -> Node:
+        raise Unreadable("the disk fails")
+
+    await cache.list([file("a/1"), file("a/2")])
+    monkeypatch.setattr(cache.catalog, "node", fail)
+    *_, result = [dict(progress) async for progress in commands(cache, fetch).fetch(["**"])]
+    assert result == {"files": 2, "wanted": 2, "fetched": 0, "failed": 2, "error": "the disk fails"}
 
 
 async def test_a_command_on_many_files_writes_few_at_a_time(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:

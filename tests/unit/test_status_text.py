@@ -244,6 +244,7 @@ def test_the_status_in_one_line() -> None:
 def test_what_a_mount_waits_for_comes_first_in_its_line() -> None:
     assert moving(status()).startswith("250 of 1,000 files cached")
     assert moving(status(state="seeding")).startswith("fetching one file of each directory; 250 of 1,000 files cached")
+    assert moving(status(state="paused")).startswith("paused: only misses are fetched; 250 of 1,000 files cached")
     files = moving(status(start={"done": 12, "needed": 35, "unit": "files"}))
     assert files.startswith("12 of 35 files needed to start; 250 of 1,000 files cached")
     bytes = moving(status(state="seeding", start={"done": 10**6, "needed": 5 * 10**7, "unit": "bytes"}))

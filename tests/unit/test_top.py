@@ -278,7 +278,9 @@ def test_changes_of_the_status_are_events() -> None:
 
 def test_the_log_has_events_and_what_workers_printed(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_bytes(b"cut\xff\n2026-01-02 03:04:05,678 WARNING not fetched: x\nprinted\n")
+    log.write_bytes(
+        b"cut\xff\n2026-01-02 03:04:05,678 WARNING not fetched: x\nprinted\n2026-13-45 25:61:61,000 ERROR no time\n"
+    )
     (event,) = logged(log)
     assert (event.level, event.text) == ("WARNING", "not fetched: x")
     assert event.at % 1 == pytest.approx(0.678)

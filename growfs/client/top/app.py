@@ -48,7 +48,7 @@ def run(mountpoint: Path | None) -> int:
     console = Console(highlight=False)
     watches: list[Watch] = []
     find_new(mountpoint, watches)
-    keys = _keys() if sys.stdout.isatty() and not console.is_dumb_terminal else None
+    keys = _keys() if sys.stdout and sys.stdout.isatty() and not console.is_dumb_terminal else None
     if keys is None:
         _print_once(watches, console)
         return 0

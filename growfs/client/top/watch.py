@@ -225,8 +225,9 @@ def logged(path: Path) -> Iterator[Event]:
         return
     for line in lines[-EVENTS_MAX:]:
         if found := LINE.fullmatch(line):
-            at = time.mktime(time.strptime(found[1], "%Y-%m-%d %H:%M:%S"))
-            yield Event(at + int(found[2]) / 1000, found[3], found[4])
+            with suppress(ValueError, OverflowError):  # no such time: a program printed it
+                at = time.mktime(time.strptime(found[1], "%Y-%m-%d %H:%M:%S"))
+                yield Event(at + int(found[2]) / 1000, found[3], found[4])
 
 
 def survey(database: Path) -> Survey:
