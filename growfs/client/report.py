@@ -107,10 +107,10 @@ def _tiles(figures: Figures) -> list[str]:
             "waited",
         ),
         _tile("Cached now", f"{last['files']:,}", of_remote, "files"),
-        _tile("On the disk", _size(last["bytes"]), f"of {_size(last['limit_bytes'])}", "bytes"),
+        _tile("On the disk", format_size(last["bytes"]), f"of {format_size(last['limit_bytes'])}", "bytes"),
         _tile("Coverage", f"{share:.1%}", f"{seen:,} files cached at some time", "coverage"),
         _tile("Opens per file", f"{last['opens'] / max(1, seen):.1f}", f"{last['opens']:,} opens in all", "opens"),
-        _tile("Fetched", _size(last["fetched_bytes"] - first["fetched_bytes"]), f"{fetched:,} files", "fetched"),
+        _tile("Fetched", format_size(last["fetched_bytes"] - first["fetched_bytes"]), f"{fetched:,} files", "fetched"),
     ]
 
 
@@ -133,7 +133,7 @@ def _cards(figures: Figures, data: dict[str, Values]) -> Iterator[str]:
         " files fetched could have shown.",
         {"cached at some time": "green", "if each fetch had brought a new file": "muted"},
     )
-    used = f"{_size(last['bytes'])} of {_size(last['limit_bytes'])} on the disk."
+    used = f"{format_size(last['bytes'])} of {format_size(last['limit_bytes'])} on the disk."
     yield _card("bytes", "Cache", used, {"cached": "green", "size of the cache": "muted"})
     yield _card(
         "files",
@@ -179,10 +179,6 @@ def _card(name: str, title: str, note: str = "", colors: dict[str, str] | None =
         + (f'<ul class="keys">{keys}</ul>' if keys else "")
         + f'<div class="plot" id="plot-{name}"></div></figure>'
     )
-
-
-def _size(count: float) -> str:
-    return str(format_size(count))
 
 
 def _clock(at: float) -> str:
