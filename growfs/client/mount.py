@@ -99,9 +99,10 @@ class Mount:
         return self.path
 
     def __exit__(self, *error: object) -> None:
-        self._users -= 1
-        if not self._users:
-            self.unmount()
+        with _lock_of(self._given):
+            self._users -= 1
+            if not self._users:
+                self.unmount()
 
     def _serves(self, given: Given) -> bool:
         """Whether this is the requested mount, and is still mounted."""
@@ -138,6 +139,13 @@ class Mount:
 
 _mounts: list[Mount] = []
 """The mounts of this process that were not unmounted: a notebook may run a cell again."""
+_locks: dict[str, threading.Lock] = {}
+"""By the parameters: while a thread mounts, another that wants the same mount waits and then shares it."""
+os.register_at_fork(after_in_child=_locks.clear)  # the threads that hold them do not exist in a fork
+
+
+def _lock_of(given: Given) -> threading.Lock:
+    return _locks.setdefault(str(given), threading.Lock())
 
 
 def _text(value: float | str | None) -> str | None:
@@ -161,12 +169,16 @@ def mount(
         values = {**values, "storage_option": storage_option_texts(storage_options)}
     options = Options.parse(values)
     given = Given(absolute(url), None if mountpoint is None else resolved(absolute_path(mountpoint)), options)
-    if known := next((mount for mount in _mounts if mount._serves(given)), None):
-        return known._share()
+    with _lock_of(given):
+        known = next((mount for mount in _mounts if mount._serves(given)), None)
+        return known._share() if known else _mount(given)
+
+
+def _mount(given: Given) -> Mount:
     path = given.mountpoint or _temporary_mountpoint()
     try:
         with Bar("mounting") as bar:
-            daemon, _ = start(url, path, options, bar.show_start)
+            daemon, _ = start(given.url, path, given.options, bar.show_start)
     except BaseException:
         if given.mountpoint is None:
             path.rmdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,17 @@ def test_the_same_call_again_gives_the_mount_that_there_is(growfs: Growfs, remot
     with package.mount(str(remote), **given) as path:
         assert path != mount.path
     assert not mounted_at(path)
+
+
+def test_threads_that_ask_for_the_same_mount_share_it(growfs: Growfs) -> None:
+    with blocking_server({"f": b"web"}, "f") as server, ThreadPoolExecutor(2) as threads:
+        first = threads.submit(package.mount, server.url, cache_dir=growfs.cache_dir)
+        until(lambda: "f" in server.requested)
+        second = threads.submit(package.mount, server.url, cache_dir=growfs.cache_dir)
+        wait([second], 2)  # an attempt of its own would fail by then
+        server.unblock()
+        assert first.result() is second.result()
+        first.result().unmount()
 
 
 FORGETS_TO_UNMOUNT = """
