@@ -198,7 +198,6 @@ def test_a_mount_in_another_mount_namespace_is_in_use(mounted: Growfs, tree: dic
     mounted.mount(tmp_path / "remote")
 
 
-@pytest.mark.promise(11)
 def test_a_cache_whose_mount_a_file_keeps_is_refused_until_it_is_closed(
     mounted: Growfs, tree: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -213,6 +212,7 @@ def test_a_cache_whose_mount_a_file_keeps_is_refused_until_it_is_closed(
     mounted.mount(tmp_path / "remote")
 
 
+@pytest.mark.promise(11)
 def test_after_a_lazy_umount_open_files_stay_readable(mounted: Growfs, tree: dict[str, bytes]) -> None:
     with (mounted.mountpoint / "class0/0000.bin").open("rb") as file:
         os.kill(mounted.pid, signal.SIGSTOP)
