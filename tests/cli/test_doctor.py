@@ -97,8 +97,10 @@ def test_a_mountpoint_is_judged_as_by_mount(
     assert line(doctor(growfs, tree, tmp_path / "link"), "mountpoint") == (
         f"ok mountpoint {growfs.mountpoint} is an empty folder"
     )
-    growfs.mount(tree)
     monkeypatch.chdir(tmp_path)
+    with tmpfs(tmp_path / "other"):
+        assert "something else is mounted there" in line(doctor(growfs, tree, "other"), "mountpoint")
+    growfs.mount(tree)
     for place in ("mnt", "link"):
         assert "is already a growfs mount" in line(doctor(growfs, tree, place), "mountpoint")
     growfs.kill()
