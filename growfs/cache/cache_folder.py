@@ -317,7 +317,7 @@ def _is_dying(path: Path) -> bool:
     if not daemon:
         return False
     try:
-        stat = Path(f"/proc/{daemon['pid']}/stat").read_text()
+        stat = Path(f"/proc/{daemon['pid']}/stat").read_text(errors="replace")
     except OSError:
         return True
     return stat.rpartition(") ")[2][0] in "ZX"  # proc_pid_stat(5)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from growfs.workers.process import IDLE_GROUP, KEEP_PRIORITY_VARIABLE, NICENESS, STARVATION_CHECK_S, idle_group
+from tests.cli.support import tmpfs
 from tests.harness import until
 
 LOWER = "from growfs.workers.process import lower_priority; lower_priority()"
@@ -62,3 +63,8 @@ def test_a_starved_process_does_not_join_the_idle_group(run: Callable[[str], int
     for _ in range(LOOKS):
         time.sleep(STARVATION_CHECK_S)
         assert not is_idle(worker)
+
+
+def test_the_idle_group_is_found_whatever_the_names_of_mounts(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "\udcff \N{LINE SEPARATOR}"):
+        assert idle_group()
