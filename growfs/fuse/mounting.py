@@ -146,8 +146,11 @@ class MountRow:
 
 def mount_rows(pid: int | str = "self") -> list[MountRow]:
     """The mount table that a process sees, oldest first. Raises OSError."""
-    lines = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes()).split("\n")
-    return [_mount_row(line) for line in lines if line]
+    return [_mount_row(line) for line in _mount_lines(pid)]
+
+
+def _mount_lines(pid: int | str) -> list[str]:
+    return os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes()).split("\n")[:-1]
 
 
 def _mount_row(line: str) -> MountRow:
@@ -172,10 +175,12 @@ def _mount_row(line: str) -> MountRow:
 
 def mounts() -> list[MountRow]:
     """The growfs mounts of this mount namespace, oldest first."""
-    return [row for row in mount_rows() if row.is_growfs]
+    return [_mount_row(line) for line in _mount_lines("self") if f" - {TYPE} " in line]
 
 
 def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
     return os.fsdecode(re.sub(rb"\\(\d{3})", lambda match: bytes([int(match[1], 8)]), os.fsencode(text)))
 
 
