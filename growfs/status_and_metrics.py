@@ -100,13 +100,19 @@ class Section(dict[str, Any]):
     @classmethod
     def parse(cls: type[S], values: Mapping[str, Any]) -> S:
         """A section of a status.json. Raises KeyError if it has no such field, as that of an earlier growfs may."""
-        types = get_type_hints(cls)
+        types = types_of(cls)
         return cls(**{each.name: _parsed(types[each.name], values[name_of(each)]) for each in fields(cls)})
 
 
 def name_of(each: Field[Any]) -> str:
     """The name of a field in status.json."""
     return each.name.rstrip("_")
+
+
+@cache
+def types_of(section: type[Section]) -> dict[str, Any]:
+    """The types of its fields, by name."""
+    return get_type_hints(section)
 
 
 def _parsed(type_: Any, value: Any) -> Any:

@@ -36,8 +36,9 @@ from setproctitle import setproctitle
 
 ROOT = Path(__file__).parents[1]
 REQUEST_BYTES = 1 << 20
-RELOADED = ("growfs.disk",)
-"""Modules that read the environment when they are imported."""
+FAULT_VARIABLE = "GROWFS_FAULT"
+"""The environment variable that growfs.disk reads when it is imported."""
+COMMAND = "growfs.cli"
 SESSION_VARIABLE = "TEST_SESSION"
 """An environment variable: the process of the test session, whose workers share the servers."""
 CONNECT_S = 10.0
@@ -309,7 +310,7 @@ def run(words: Sequence[str]) -> int:
     # The state of a new interpreter, whatever the parent has set.
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)
-    for signum in signal.valid_signals():
+    for signum in signal.Signals:
         if callable(signal.getsignal(signum)):
             signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
     sys.setswitchinterval(SWITCH_S)
@@ -322,12 +323,15 @@ def run(words: Sequence[str]) -> int:
         stream = open(number, mode, buffering=-1 if number < 2 else 1, closefd=False)  # noqa: SIM115 - as Python's own
         setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
     setproctitle(" ".join([sys.executable, *words, *title_marker()]))
-    for name in RELOADED:
-        if name in sys.modules:
-            importlib.reload(sys.modules[name])
+    if FAULT_VARIABLE in os.environ and "growfs.disk" in sys.modules:
+        importlib.reload(sys.modules["growfs.disk"])
     exec(os.environ.get(SETUP_VARIABLE, ""), {})
     main = types.ModuleType("__main__")
-    if words[0] == "-m":
+    if tuple(words[:2]) == ("-m", COMMAND) and COMMAND in sys.modules:  # imported, as by the installed script
+        main = sys.modules[COMMAND]
+        path, argv, code = str(main.__file__), words[2:], compile("main()", "<string>", "exec")
+        sys.path[0] = os.getcwd()
+    elif words[0] == "-m":
         spec = importlib.util.find_spec(words[1])
         assert spec
         if spec.submodule_search_locations is not None:
@@ -436,6 +440,18 @@ def parse_descriptions_once() -> None:
     client.preload()
 
 
+def prepare_command() -> None:
+    """Make click's objects, the regular expressions and the types of the status here. Every command needs them."""
+    from growfs import cli
+    from growfs.daemon.options import Options
+    from growfs.status_and_metrics import Section, types_of
+
+    with cli.mount.make_context("mount", ["URL", "MOUNTPOINT", "--cache-size", "1GB"]):
+        Options.parse({"cache_size": "1GB"})
+    for section in Section.__subclasses__():
+        types_of(section)
+
+
 def main() -> None:
     """The program of the server process."""
     listener, session = socket.socket(fileno=int(sys.argv[1])), os.pidfd_open(int(sys.argv[2]))
@@ -445,6 +461,8 @@ def main() -> None:
             importlib.import_module(module)
     if "s3fs" in sys.modules:
         parse_descriptions_once()
+    if COMMAND in sys.modules:
+        prepare_command()
     gc.collect()
     gc.freeze()
     serve(listener, session)
