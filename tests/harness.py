@@ -30,6 +30,8 @@ from growfs.fuse.probe import why_not_passthrough
 from tests.forkserver import PRELOADED, PRELOADED_NETWORK, ForkServer
 
 COMMAND_S = 100.0
+PAUSE_S_MIN, PAUSE_SHARE, PAUSE_S_MAX = 0.02, 0.1, 0.2
+"""The pause between two looks at a condition: the shortest, its share of the time waited so far, and the longest."""
 GROWFS = [sys.executable, "-m", "growfs.cli"]
 FORKS = ForkServer(PRELOADED, os.environ)
 NETWORK_FORKS = ForkServer((*PRELOADED, *PRELOADED_NETWORK), os.environ)
@@ -147,12 +149,16 @@ def descendants(pid: int) -> list[int]:
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    """Poll until the condition is true, and return its value; fails the test after the timeout."""
-    deadline = time.monotonic() + timeout_s
+    """Poll until the condition is true, and return its value; fails the test after the timeout.
+
+    The longer it takes, the longer the pauses are: to ask for the status takes CPU time, which other tests need.
+    """
+    began = time.monotonic()
     while not (value := condition()):
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
             pytest.fail(f"the condition was false for {timeout_s:g} s")
-        time.sleep(0.02)
+        time.sleep(min(PAUSE_S_MIN + PAUSE_SHARE * waited_s, PAUSE_S_MAX))
     return value
 
 
