@@ -41,7 +41,7 @@ Yaml = dict[str, Any]
 
 
 def documents(path: Path) -> list[Yaml]:
-    return list(yaml.safe_load_all(path.read_text()))
+    return list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
 
 
 def compose() -> Yaml:

@@ -38,8 +38,12 @@ def read_all(growfs: Growfs, tree: dict[str, bytes]) -> set[str]:
 def read_until_seen(growfs: Growfs, tree: dict[str, bytes], files: int) -> None:
     """Read epochs, until more than so many files were listed."""
     seen = set[str]()
-    while len(seen) <= files:
-        seen |= read_all(growfs, tree)
+
+    def is_seen() -> bool:
+        seen.update(read_all(growfs, tree))
+        return len(seen) > files
+
+    until(is_seen, 100)
 
 
 def error_of(action: Callable[[], object]) -> int | None:

@@ -126,7 +126,7 @@ def test_the_ranks_of_a_job_list_the_same_parts(growfs: Growfs, tmp_path: Path) 
 @pytest.mark.promise(47)
 def test_a_killed_mount_goes_on_with_the_next_part(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_remote(tmp_path / "remote")
-    flags = [tmp_path / "remote", "--exact", "--cache-size", cache_size(tree, 0.35), *ROOMY]
+    flags = [tmp_path / "remote", "--exact", "--cache-size", cache_size(tree, 0.6), *ROOMY]
     parts: list[set[str]] = []
     count = 100
     while len(parts) < count:
@@ -316,7 +316,7 @@ def test_a_file_that_cannot_be_fetched_is_left_out_and_named(
 
 def test_files_opened_by_name_do_not_keep_the_next_part_away(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
     tree = make_remote(tmp_path / "remote")
-    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, share=0.6)
     parts = [epoch(reader)]
     _, _, count = position(growfs)
     while len(parts) < count:

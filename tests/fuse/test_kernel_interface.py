@@ -18,7 +18,7 @@ from growfs.fuse.mounting import force_unmount, mounted_at
 from tests.fuse.conftest import only
 from tests.harness import Growfs, make_tree, until
 
-FILES = 60
+FILES = 30
 LOOKUP_THREADS = 4
 ABORT_S = 60.0
 HANDLE_BYTES_MAX = 128
@@ -55,7 +55,7 @@ def test_invalidations_do_not_deadlock_with_lookups(growfs: Growfs, tmp_path: Pa
     for thread in threads:
         thread.start()
     try:
-        for turn in range(1, 4):
+        for turn in (1, 2):
             for path in tree:
                 os.utime(remote / path, ns=(0, turn * 10**15))
             until(partial(all_are_of, turn * 10**15))

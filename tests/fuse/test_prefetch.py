@@ -64,8 +64,8 @@ def test_the_order_does_not_depend_on_the_number_of_workers(growfs: Growfs, tmp_
 @only("passthrough")
 def test_a_late_file_stops_no_worker(growfs: Growfs, server: BlockingServer) -> None:
     """Later files are listed after it, but fetched meanwhile; each worker has hundreds of files at a time."""
-    workers = 4
-    server.files = {f"{number:04}": b"%d" % number for number in range(6 * AHEAD_FILES)}
+    workers = 2
+    server.files = {f"{number:04}": b"%d" % number for number in range((workers + 1) * AHEAD_FILES)}
     server.blocked = set(server.files)
     growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import in_flight; in_flight.LATE_S = 1000"
     growfs.mount(server.manifest, "--no-wait", "--workers", workers)

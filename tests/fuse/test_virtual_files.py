@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
 from pathlib import Path
 
-import pandas
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -76,13 +76,19 @@ def test_files_has_the_listed_paths(library: Library) -> None:
     assert len(text.encode()) == sum(len(path.encode()) + 1 for path in library.tree)
 
 
-def test_index_is_a_data_frame(library: Library) -> None:
-    frame = pandas.read_csv(library.path / ".growfs/index.csv", keep_default_na=False)
-    assert list(frame.columns) == ["path", "size", "directory", "opens"]
-    assert dict(zip(frame["path"], frame["size"], strict=True)) == {
+def index(mountpoint: Path) -> list[dict[str, str]]:
+    """The rows of index.csv."""
+    with (mountpoint / ".growfs/index.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_index_has_the_size_and_directory_of_each_file(library: Library) -> None:
+    rows = index(library.path)
+    assert list(rows[0]) == ["path", "size", "directory", "opens"]
+    assert {row["path"]: int(row["size"]) for row in rows} == {
         path: len(content) for path, content in library.tree.items()
     }
-    assert list(frame["directory"]) == [path.rpartition("/")[0] for path in frame["path"]]
+    assert all(row["directory"] == row["path"].rpartition("/")[0] for row in rows)
 
 
 def test_index_counts_opens(growfs: Growfs, tmp_path: Path) -> None:
@@ -94,8 +100,7 @@ def test_index_counts_opens(growfs: Growfs, tmp_path: Path) -> None:
             (growfs.mountpoint / path).read_bytes()
 
     def opens() -> dict[str, int]:
-        frame = pandas.read_csv(growfs.mountpoint / ".growfs/index.csv")
-        return dict(zip(frame["path"], frame["opens"], strict=True))
+        return {row["path"]: int(row["opens"]) for row in index(growfs.mountpoint)}
 
     until(lambda: opens() == {path: int(path[-5]) + 1 for path in tree})
     until(lambda: growfs.status()["opens"]["max"] == 3)

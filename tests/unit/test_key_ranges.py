@@ -74,6 +74,8 @@ def list_all(listing: Listing, readers: int) -> int:
     return rounds
 
 
+STEPS = 60
+"""Drawn at random. What is left of a listing then takes its usual course."""
 texts = st.text(st.sampled_from("ab01/.é日\U0010ffff\x01 %"), max_size=6)
 
 
@@ -86,7 +88,7 @@ def test_each_name_is_listed_once(names: set[str], data: st.DataObject) -> None:
     while not listing.ranges.done or under_way or listing.ready:
         steps += 1
         step = data.draw(
-            st.sampled_from(["assign", "receive", "consume", "refuse", "resume"] if steps < 200 else ["finish"])
+            st.sampled_from(["assign", "receive", "consume", "refuse", "resume"] if steps < STEPS else ["finish"])
         )
         if step in ("assign", "finish") and (interval := listing.ranges.assign()):
             under_way.append((interval, interval.after))
