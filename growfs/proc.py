@@ -88,7 +88,8 @@ def thread_group(tid: int) -> int:
 
 def pids() -> Iterator[int]:
     """The processes of this machine, in the order of their ids; none if there is no /proc."""
-    yield from sorted(int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    with suppress(FileNotFoundError):
+        yield from sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
 def name_of(pid: int) -> str:

@@ -133,8 +133,7 @@ class MountRow:
     """The peer group from which it receives mounts."""
     type: str
     """The type of the file system."""
-    cache: Path
-    """The cache folder of a growfs mount; for other mounts, their source."""
+    source: str
     owner: int
     """The user who mounted."""
 
@@ -142,6 +141,11 @@ class MountRow:
     def is_growfs(self) -> bool:
         """Whether it is a mount of growfs."""
         return self.type == TYPE
+
+    @property
+    def cache(self) -> Path:
+        """The cache folder of a growfs mount."""
+        return Path(unquote(self.source))
 
 
 def mount_rows(pid: int | str = "self") -> list[MountRow]:
@@ -168,7 +172,7 @@ def _mount_row(line: str) -> MountRow:
         groups.get("shared"),
         groups.get("master"),
         kind,
-        Path(unquote(_unescape(source))),
+        _unescape(source),
         int(owner[1]) if owner else 0,
     )
 
