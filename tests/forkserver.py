@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import hashlib
@@ -36,6 +37,9 @@ from setproctitle import setproctitle
 
 ROOT = Path(__file__).parents[1]
 REQUEST_BYTES = 1 << 20
+FDS_MAX = 16
+HIGH_FD = 1000
+"""Above the descriptors of a server, and those that a program inherits."""
 FAULT_VARIABLE = "GROWFS_FAULT"
 """The environment variable that growfs.disk reads when it is imported."""
 COMMAND = "growfs.cli"
@@ -79,12 +83,16 @@ THRESHOLDS = gc.get_threshold()
 
 @dataclass(frozen=True)
 class Request:
-    """words: the arguments of `python`. new_session: whether the program leads a session of its own."""
+    """words: the arguments of `python`. new_session: whether the program leads a session of its own.
+
+    fds: the numbers of the descriptors that it inherits beside its streams.
+    """
 
     words: tuple[str, ...]
     env: dict[str, str]
     cwd: str
     new_session: bool
+    fds: tuple[int, ...]
 
 
 class Process:
@@ -124,6 +132,9 @@ class Process:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def communicate(self, timeout: float) -> tuple[str, str]:
         """Wait for the end; returns what it wrote to stdout and stderr, if these are pipes. A pipe holds 64 KiB."""
@@ -185,12 +196,13 @@ class ForkServer:
         stderr: int | IO[Any] = subprocess.DEVNULL,
         cwd: str | Path | None = None,
         new_session: bool = False,
+        pass_fds: Iterable[int] = (),
     ) -> Process:
-        """Run `python *words`. stdin, stdout, stderr: as for subprocess.Popen, with text."""
+        """Run `python *words`. stdin, stdout, stderr, pass_fds: as for subprocess.Popen, with text."""
         assert self.suits(env)
         with self._lock:
             self._socket = self._socket or self._connect()
-        request = Request(tuple(map(str, words)), dict(env), str(cwd or Path.cwd()), new_session)
+        request = Request(tuple(map(str, words)), dict(env), str(cwd or Path.cwd()), new_session, tuple(pass_fds))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         to_it = from_it = errors = None
         with theirs, contextlib.ExitStack() as stack:
@@ -206,7 +218,7 @@ class ForkServer:
             null = stack.enter_context(Path("/dev/null").open("r+"))
             files = (null if file == subprocess.DEVNULL else file for file in (stdin, stdout, stderr))
             fds = [file if isinstance(file, int) else file.fileno() for file in files]
-            socket.send_fds(self._socket, [pickle.dumps(request)], [theirs.fileno(), *fds])
+            socket.send_fds(self._socket, [pickle.dumps(request)], [theirs.fileno(), *fds, *request.fds])
         return Process(ours, to_it, from_it, errors)
 
     def run(self, words: Sequence[str], env: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -258,7 +270,7 @@ def serve(listener: socket.socket, session: int) -> None:
                 with contextlib.suppress(OSError), reply:
                     reply.send(str(status).encode())
                 continue
-            message, fds, _, _ = socket.recv_fds(clients[fd], REQUEST_BYTES, 4)
+            message, fds, _, _ = socket.recv_fds(clients[fd], REQUEST_BYTES, FDS_MAX)
             if not message:
                 poll.unregister(fd)
                 clients.pop(fd).close()
@@ -276,16 +288,24 @@ def serve(listener: socket.socket, session: int) -> None:
             poll.register(process, select.POLLIN)
 
 
-def begin(request: Request, streams: Sequence[int]) -> None:
-    """Set up streams, session, environment and directory, as in a process that was just started."""
-    for number, fd in enumerate(streams):
+def begin(request: Request, fds: Sequence[int]) -> None:
+    """Set up descriptors, session, environment and directory, as in a process that was just started."""
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH_FD) for fd in fds]
+    for number, fd in zip((0, 1, 2, *request.fds), copies, strict=True):
         os.dup2(fd, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    close_all_but(request.fds)
     if request.new_session:
         os.setsid()
     os.environ.clear()
     os.environ.update(request.env)
     os.chdir(request.cwd)
+
+
+def close_all_but(fds: Iterable[int]) -> None:
+    """Close all descriptors but these and the standard streams."""
+    kept = sorted(fds)
+    for low, high in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(low + 1, high)
 
 
 def become(begin: Callable[[], None], words: Sequence[str]) -> None:
@@ -411,10 +431,8 @@ def begin_as(given: dict[str, Any]) -> None:
     for number, name in enumerate(("p2cread", "c2pwrite", "errwrite")):
         if given[name] != -1:
             os.dup2(given[name], number)
-    kept = sorted(given["pass_fds"])
-    for low, high in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
-        os.closerange(low + 1, high)
-    for fd in kept:
+    close_all_but(given["pass_fds"])
+    for fd in given["pass_fds"]:
         os.set_inheritable(fd, True)
     if given["start_new_session"]:
         os.setsid()

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import growfs as package
+from growfs.daemon import spawn
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import mounted_at, mounts
 from tests.blocking_server import blocking_server
 from tests.cli.support import cache_folders, leftovers, processes_of
-from tests.harness import Growfs, files_below, make_tree, until
+from tests.forkserver import Process
+from tests.harness import FORKS, Growfs, files_below, make_tree, until
+
+
+@pytest.fixture(autouse=True)
+def _daemons_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that commands start."""
+
+    def popen(words: list[str], env: Mapping[str, str] | None, **more: Any) -> Process:
+        process = FORKS.start(words[1:], env or os.environ, **more)
+        process.stdin = process.stdin.detach()  # type: ignore[union-attr, assignment]
+        return process
+
+    forking = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(spawn, "subprocess", forking)
 
 
 @pytest.fixture

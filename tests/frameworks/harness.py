@@ -28,7 +28,7 @@ ENV = {
 """The environment of a training program, for every framework."""
 FORKS = ForkServer(
     [
-        *("torch", "torchvision.datasets", "webdataset", "safetensors", "PIL.PngImagePlugin"),
+        *("torch", "torchvision.datasets", "webdataset", "safetensors", "PIL.PngImagePlugin", "lightning"),
         *("tensorflow", "keras", "pandas"),
         *PRELOADED,
         "tools.bench",

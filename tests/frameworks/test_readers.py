@@ -69,14 +69,15 @@ def test_keras_image_dataset_from_directory(growfs: Growfs, tmp_path: Path) -> N
 
 
 @pytest.mark.promise(6)
-def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path, start: str) -> None:
     need("torch", "torchvision")
     growfs.env["GROWFS_ENGINE"] = "libfuse"
     with Program("imagefolder_loader.py", growfs.mountpoint) as training:
         pictures = images(tmp_path / "remote", classes=6, each=5)
         growfs.mount(tmp_path / "remote", "--cache-size", 12 * BLOCK, "--settle", "1h", "--rotation", "never")
         classes = {name: number for number, name in enumerate(sorted(os.listdir(tmp_path / "remote")))}
-        for start, files in (("fork", 12), ("spawn", 20), ("fork", 30)):
+        for files in (12, 20, 30):
             growfs.resize(files, BLOCK)
             epoch = training.step(start)
             assert epoch["class_to_idx"] == classes

@@ -97,6 +97,7 @@ def test_hugging_face_parquet(growfs: Growfs, tmp_path: Path) -> None:
             assert epoch.count("bytes copied") == 0
 
 
+@pytest.mark.long
 def test_hugging_face_imagefolder(growfs: Growfs, tmp_path: Path) -> None:
     need("datasets", "PIL")
     images(tmp_path / "remote", classes=4, each=4)

@@ -65,6 +65,7 @@ def test_tfrecord_sees_more_shards_in_later_epochs(growfs: Growfs, rclone_s3: S3
         assert misses(growfs) == 0
 
 
+@pytest.mark.long
 def test_input_fn_called_afresh_fetches_nothing_twice(growfs: Growfs, tmp_path: Path) -> None:
     need("tensorflow")
     for part, shards in (("train", 6), ("val", 2)):
@@ -90,6 +91,7 @@ def test_input_fn_called_afresh_fetches_nothing_twice(growfs: Growfs, tmp_path: 
         assert misses(growfs) == 0
 
 
+@pytest.mark.long
 def test_keras_over_a_dataframe_of_what_is_listed(growfs: Growfs, tmp_path: Path) -> None:
     need("tensorflow", "pandas")
     numpy = pytest.importorskip("numpy")
