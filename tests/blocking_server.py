@@ -20,6 +20,10 @@ class BlockingServer:
         """Content by path."""
         self.blocked: set[str] = set()
         """Paths whose GET waits for `unblock`. The root is the path ''."""
+        self.halves: set[str] = set()
+        """Paths whose GET sends half of the content before it waits. It is recorded, and may be blocked, only then."""
+        self.versions: dict[str, str] = {}
+        """Versions by path, for the manifest and as ETags. Without them, files have none."""
         self.statuses: dict[str, int] = {}
         """Status codes by path, in the place of the content."""
         self.requested: list[str] = []
@@ -51,8 +55,8 @@ class BlockingServer:
 
     def content(self, path: str) -> bytes | None:
         if path == "manifest.csv":
-            rows = [f"{name},{len(content)}" for name, content in self.files.items()]
-            return "\n".join(["path,size", *rows, ""]).encode()
+            rows = [f"{name},{len(content)},{self.versions.get(name, '')}" for name, content in self.files.items()]
+            return "\n".join(["path,size,version", *rows, ""]).encode()
         listing = "".join(f'<a href="/{name}">{name}</a>' for name in self.files)
         return self.files.get(path) if path else listing.encode()
 
@@ -71,8 +75,15 @@ def blocking_server(files: dict[str, bytes], *blocked: str) -> Iterator[Blocking
 
         def do_GET(self) -> None:
             server.on_headers(self.headers)
-            server.wait(self.file)
-            self.wfile.write(self.answer())
+            if self.file in server.halves:
+                body = self.answer()
+                self.wfile.write(body[: len(body) // 2])
+                self.wfile.flush()
+                server.wait(self.file)
+                self.wfile.write(body[len(body) // 2 :])
+            else:
+                server.wait(self.file)
+                self.wfile.write(self.answer())
 
         @property
         def file(self) -> str:
@@ -84,6 +95,9 @@ def blocking_server(files: dict[str, bytes], *blocked: str) -> Iterator[Blocking
             body = content if content is not None and status == 200 else b""
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
+            if version := server.versions.get(self.file):
+                self.send_header("ETag", f'"{version}"')
+                self.send_header("Accept-Ranges", "none")
             self.end_headers()
             return body
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import os
 import signal
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -17,7 +14,6 @@ from growfs import disk
 from growfs.daemon.control_client import call
 from growfs.errors import GrowfsError
 from tests.harness import Growfs, files_below, until
-from tests.servers import QuietHandler
 
 DAEMON_GONE_S = 20.0
 
@@ -115,69 +111,3 @@ def kill_workers(daemon: int) -> int:
         with contextlib.suppress(ProcessLookupError):  # the kernel reaps them, at any moment
             os.kill(worker, signal.SIGKILL)
     return len(workers)
-
-
-class GatedRemote:
-    """A web server with a manifest, which can stop in the middle of a file.
-
-    After hold(path), requests for path send half of the file, and the rest after release().
-    """
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self.files = dict(files)
-        self.requests: list[str] = []
-        self._versions = dict.fromkeys(files, "v1")
-        self._held: set[str] = set()
-        self._gate = threading.Event()
-        self._halfway: set[str] = set()
-
-    def hold(self, path: str) -> None:
-        self._held.add(path)
-
-    def release(self) -> None:
-        self._gate.set()
-
-    def is_halfway(self, path: str) -> bool:
-        """Whether half of a held file was sent."""
-        return path in self._halfway
-
-    def change(self, path: str, content: bytes) -> None:
-        """A new version of a file."""
-        self.files[path] = content
-        self._versions[path] += "x"
-
-    @property
-    def handler(self) -> Callable[..., http.server.BaseHTTPRequestHandler]:
-        """For tests.servers.serving."""
-        remote = self
-
-        class Handler(QuietHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_HEAD(self) -> None:
-                self._head(self.path.lstrip("/"))
-
-            def do_GET(self) -> None:
-                path = self.path.lstrip("/")
-                remote.requests.append(path)
-                content = self._head(path)
-                half = len(content) // 2
-                self.wfile.write(content[:half])
-                if path in remote._held and not remote._gate.is_set():
-                    self.wfile.flush()
-                    remote._halfway.add(path)
-                    remote._gate.wait(60)
-                self.wfile.write(content[half:])
-
-            def _head(self, path: str) -> bytes:
-                rows = [f"{name},{len(remote.files[name])},{remote._versions[name]}" for name in remote.files]
-                content = "\n".join(["path,size,version", *rows]).encode() if path == "list.csv" else remote.files[path]
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(content)))
-                self.send_header("Accept-Ranges", "none")
-                if path in remote._versions:
-                    self.send_header("ETag", f'"{remote._versions[path]}"')
-                self.end_headers()
-                return content
-
-        return Handler

@@ -23,10 +23,10 @@ from growfs.cache.cache_folder import FORMAT
 from growfs.daemon.launch import stop
 from growfs.errors import GrowfsError
 from growfs.rotation.pass_order import Candidate, Pass, draw_order
-from tests.crash.scene import GatedRemote, Scene, alive, kill_workers
+from tests.blocking_server import BlockingServer, blocking_server
+from tests.crash.scene import Scene, alive, kill_workers
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, files_below, make_tree, set_format, until
-from tests.servers import serving
 
 LABELLED = [name for name, value in vars(disk).items() if callable(value) and value.__module__ == disk.__name__]
 
@@ -58,19 +58,16 @@ def local(growfs: Growfs) -> Iterator[Scene]:
 
 
 @contextmanager
-def gated(growfs: Growfs) -> Iterator[tuple[Scene, GatedRemote, list[str]]]:
+def gated(growfs: Growfs) -> Iterator[tuple[Scene, BlockingServer, list[str]]]:
     """A remote that stops in the middle of the file drawn first; the others wait for it. Yields the draw order, too."""
     folder = growfs.mountpoint.parent / "tree"
     tree = {path.replace("/", "-"): content for path, content in make_tree(folder, 1, 4, 5000).items()}
-    remote = GatedRemote(tree)
     drawn = draw_order((Candidate(n, 1, path, 5000, False, False) for n, path in enumerate(tree)), Pass(0, 1))
     order = [list(tree)[n] for n in (*drawn.seeds, *drawn.rest)]
-    remote.hold(order[0])
-    with serving(remote.handler) as url:
-        try:
-            yield Scene(growfs, f"{url}list.csv", tree), remote, order
-        finally:
-            remote.release()
+    with blocking_server(dict(tree), order[0]) as remote:
+        remote.halves = {order[0]}
+        remote.versions = dict.fromkeys(tree, "v1")
+        yield Scene(growfs, remote.manifest, tree), remote, order
 
 
 @contextmanager
@@ -174,17 +171,17 @@ def in_discard(growfs: Growfs, fault: str) -> Iterator[Scene]:
 def in_lost_worker(growfs: Growfs, fault: str) -> Iterator[Scene]:
     with gated(growfs) as (scene, remote, order):
         scene.mount(fault, "--no-wait")
-        until(lambda: remote.is_halfway(order[0]))
+        until(lambda: order[0] in remote.requested)
         assert kill_workers(growfs.pid)
-        remote.release()
+        remote.unblock()
         yield scene
 
 
 @contextmanager
-def with_waiting_staged_files(growfs: Growfs, fault: str) -> Iterator[tuple[Scene, GatedRemote, list[str]]]:
+def with_waiting_staged_files(growfs: Growfs, fault: str) -> Iterator[tuple[Scene, BlockingServer, list[str]]]:
     with gated(growfs) as (scene, remote, order):
         scene.mount(fault, "--no-wait")
-        until(lambda: remote.is_halfway(order[0]))
+        until(lambda: order[0] in remote.requested)
         until(lambda: len(complete_staged_files(growfs)) == len(order) - 1)
         yield scene, remote, order
 
@@ -197,11 +194,11 @@ def complete_staged_files(growfs: Growfs) -> list[Path]:
 @contextmanager
 def in_stale_staged_file(growfs: Growfs, fault: str) -> Iterator[Scene]:
     with with_waiting_staged_files(growfs, fault) as (scene, remote, order):
-        remote.change(order[2], scene.tree[order[2]][::-1])
-        scene.tree[order[2]] = remote.files[order[2]]
+        scene.tree[order[2]] = remote.files[order[2]] = scene.tree[order[2]][::-1]
+        remote.versions[order[2]] = "v2"
         scene.refresh()
         until(lambda: "1 of them new, changed or gone" in growfs.log())
-        remote.release()
+        remote.unblock()
         yield scene
 
 
@@ -209,7 +206,7 @@ def in_stale_staged_file(growfs: Growfs, fault: str) -> Iterator[Scene]:
 def in_publish_undo(growfs: Growfs, fault: str) -> Iterator[Scene]:
     with with_waiting_staged_files(growfs, fault) as (scene, remote, _):
         max(complete_staged_files(growfs)).unlink()  # so the commit of the files before it fails
-        remote.release()
+        remote.unblock()
         yield scene
 
 
@@ -319,7 +316,7 @@ def refusal_logged(growfs: Growfs) -> bool:
 def test_a_file_that_fails_on_a_full_disk_reserves_nothing(growfs: Growfs) -> None:
     with gated(growfs) as (scene, remote, order):
         scene.mount("PUBLISH:ENOSPC", "--no-wait", "--miss-timeout", "1s")
-        remote.release()
+        remote.unblock()
         until(lambda: scene.status()["fetch"]["failed"] >= len(order))
         with pytest.raises(OSError) as raised:  # noqa: PT011 - the errno is checked below
             (growfs.mountpoint / order[0]).read_bytes()
@@ -333,16 +330,16 @@ def test_a_file_that_fails_on_a_full_disk_reserves_nothing(growfs: Growfs) -> No
 def test_a_file_that_a_reader_waits_for_survives_its_worker(growfs: Growfs) -> None:
     with gated(growfs) as (scene, remote, order):
         scene.mount("", "--no-wait")
-        until(lambda: remote.is_halfway(order[0]))
+        until(lambda: order[0] in remote.requested)
         with disk_reader(growfs.mountpoint / order[0]) as read:
             until(lambda: scene.status()["miss"]["files_total"] == 1)
             assert kill_workers(growfs.pid)
-            remote.release()
+            remote.unblock()
             assert read() == scene.tree[order[0]]
         scene.complete()
         scene.check_whole()
         assert "others take over" in growfs.log()
-        assert remote.requests.count(order[0]) >= 2
+        assert remote.requests[order[0]] >= 2
 
 
 @contextmanager
