@@ -30,7 +30,7 @@ def _daemons_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def popen(words: list[str], env: Mapping[str, str] | None, **more: Any) -> Process:
         process = FORKS.start(words[1:], env or os.environ, **more)
-        process.stdin = process.stdin.detach()  # type: ignore[union-attr, assignment]
+        process.stdin = process.stdin.detach()  # type: ignore[union-attr]
         return process
 
     forking = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
