@@ -55,10 +55,23 @@ class Process:
         return None
 
 
+def read_text(file: str) -> str:
+    """A file of the system, as text. What is not UTF-8 in it is replaced. Raises OSError.
+
+    Paths may be any bytes, and the kernel cuts the name of a process to 15 of them, even mid-character.
+    """
+    return Path(file).read_bytes().decode(errors="replace")
+
+
+def read_lines(file: str) -> list[str]:
+    """As `read_text`. A line ends with a newline only: a name may have the other characters that end one in Python."""
+    return [line for line in read_text(file).split("\n") if line]
+
+
 def process(pid: int) -> Process | None:
     """The process with that id, or None if there is none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # the kernel may cut a command mid-character
+        stat = read_text(f"/proc/{pid}/stat")
     except OSError:
         return None
     command, _, rest = stat.partition("(")[2].rpartition(") ")
@@ -77,13 +90,9 @@ def lineage(found: Process) -> Iterator[Process]:
 def thread_group(tid: int) -> int:
     """The process that a thread belongs to; the number itself if /proc does not know it."""
     try:
-        with open(f"/proc/{tid}/status", errors="replace") as status:
-            for line in status:
-                if line.startswith("Tgid:"):
-                    return int(line.split()[1])
+        return next(int(line.split()[1]) for line in read_lines(f"/proc/{tid}/status") if line.startswith("Tgid:"))
     except OSError:
-        pass
-    return tid
+        return tid
 
 
 def pids() -> Iterator[int]:
@@ -94,8 +103,7 @@ def pids() -> Iterator[int]:
 
 def name_of(pid: int) -> str:
     """A process, as 'command (pid)'. Raises OSError if there is none."""
-    command = Path(f"/proc/{pid}/comm").read_text(errors="replace")  # the kernel cuts it in the middle of a letter
-    return f"{command.strip()} ({pid})"
+    return f"{read_text(f'/proc/{pid}/comm').strip()} ({pid})"
 
 
 def begins_with(pid: int, title: str) -> bool:
@@ -134,7 +142,7 @@ def is_ending(tid: int) -> bool:
     if tid == 0:
         return False
     try:
-        status = Path(f"/proc/{tid}/status").read_text(errors="replace")
+        status = read_text(f"/proc/{tid}/status")
     except OSError:
         return True
     masks = re.findall(r"^(Sig\w+|ShdPnd):\t([0-9a-f]{16})$", status, re.MULTILINE)

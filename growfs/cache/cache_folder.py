@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from growfs import disk
 from growfs.errors import GrowfsError, Unreadable
+from growfs.proc import read_text
 from growfs.version import __version__
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def _is_dying(path: Path) -> bool:
     if not daemon:
         return False
     try:
-        stat = Path(f"/proc/{daemon['pid']}/stat").read_text(errors="replace")
+        stat = read_text(f"/proc/{daemon['pid']}/stat")
     except OSError:
         return True
     return stat.rpartition(") ")[2][0] in "ZX"  # proc_pid_stat(5)

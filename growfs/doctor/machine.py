@@ -23,6 +23,7 @@ from growfs.fuse.mounting import (
     has_sys_admin,
 )
 from growfs.fuse.probe import try_mount
+from growfs.proc import read_lines
 from growfs.syscalls import check_descriptors, check_kernel
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -167,7 +168,7 @@ def _groups(controller: str) -> Iterator[Path]:
     In a container, the path may be the host's, while only the container's own group is visible, at the top.
     """
     top = CGROUPS / controller
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in read_lines("/proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             group = top / path.lstrip("/")

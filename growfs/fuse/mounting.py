@@ -21,6 +21,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from growfs.errors import GrowfsError
+from growfs.proc import read_text
 
 TYPE = "fuse.growfs"
 AUTOMOUNT = "autofs"
@@ -385,7 +386,7 @@ def check_allow_other(wanted: bool) -> bool:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return read_text(path)
     except OSError:
         return ""
 

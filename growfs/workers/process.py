@@ -11,6 +11,8 @@ import threading
 import time
 from pathlib import Path
 
+from growfs.proc import read_lines
+
 NICENESS = 10
 """A tenth of a core, beside a process of normal priority that never rests. With the highest, 19, it is a hundredth."""
 IDLE_GROUP = "growfs"
@@ -88,10 +90,10 @@ def idle_group() -> Path | None:
     None if there is no such group: it needs root, Linux 5.15, and a process that is not in another group.
     """
     own: dict[str, str] = {}
-    for line in _lines("/proc/self/cgroup"):
+    for line in read_lines("/proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         own |= dict.fromkeys(controllers.split(","), path)
-    for line in _lines("/proc/self/mounts"):
+    for line in read_lines("/proc/self/mounts"):
         _, where, kind, options, *_ = line.split(" ")
         controller = {"cgroup": "cpu", "cgroup2": ""}.get(kind, kind)
         if own.get(controller, "") in ("/", f"/{IDLE_GROUP}") and (
@@ -101,11 +103,6 @@ def idle_group() -> Path | None:
                 if _make_idle(group := Path(where, IDLE_GROUP)):
                     return group
     return None
-
-
-def _lines(path: str) -> list[str]:
-    """The lines of a file of /proc. Names in it may be any bytes but those of spaces and line feeds."""
-    return os.fsdecode(Path(path).read_bytes()).split("\n")[:-1]
 
 
 def _make_idle(group: Path) -> bool:

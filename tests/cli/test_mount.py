@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from functools import partial
@@ -266,6 +267,17 @@ def test_few_descriptors_are_told_before_an_open_fails(growfs: Growfs, remote: P
     warning = "readers can have 128 files open at a time, as the daemon may open 256 (ulimit -n)"
     assert f"warning: {warning}" in done.stdout
     assert warning in growfs.run("status", growfs.mountpoint).stdout
+
+
+def test_the_title_of_the_daemon_may_be_cut_mid_character(growfs: Growfs) -> None:
+    """The kernel takes the first 15 bytes of a title as the name of the process."""
+    with tempfile.TemporaryDirectory(prefix="aé", dir="/tmp") as folder:
+        make_tree(Path(folder), directories=1, files=1)
+        growfs.mount(folder)
+        assert b"growfs: /tmp/a\xc3\n" == Path(f"/proc/{growfs.pid}/comm").read_bytes()
+        other = growfs.mountpoint.with_name("other")
+        assert_refused(growfs.run("mount", folder, other, "--cache-dir", growfs.cache_dir, check=False), "in use")
+        growfs.umount()
 
 
 def test_mount_works_with_closed_standard_descriptors(growfs: Growfs, remote: Path) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import assert_refused, needs_root
-from tests.harness import Growfs, make_tree, until, usable_engine
+from growfs.workers.process import KEEP_PRIORITY_VARIABLE
+from tests.cli.support import assert_refused, namespace, needs_root
+from tests.harness import GROWFS, Growfs, make_tree, until, usable_engine
 
 SYS_OPEN_TREE, SYS_MOUNT_SETATTR = 428, 442
 """The same on every architecture (include/uapi/asm-generic/unistd.h)."""
@@ -123,3 +124,22 @@ def test_a_bind_mount_of_a_subfolder_keeps_the_mount_in_use(mounted: Growfs, tmp
     mounted.run("umount", bound)
     assert (len(mounted.names()), list(bound.iterdir())) == (3, [])
     mounted.run("umount", mounted.mountpoint)
+
+
+def test_other_mountpoints_may_have_any_name(growfs: Growfs, tmp_path: Path) -> None:
+    """A worker looks for the control groups in the table of mounts."""
+    make_tree(tmp_path / "remote", directories=1, files=3)
+    del growfs.env[KEEP_PRIORITY_VARIABLE]
+    script = "\n".join(
+        f"mkdir '{folder}'; mount -t tmpfs tmpfs '{folder}'"
+        for folder in (f"{tmp_path}/not UTF-8 \udcff", f"{tmp_path}/with a line\u2028separator")
+    )
+    with namespace(script) as prefix:
+
+        def run(*words: object) -> None:
+            command = [*prefix, *GROWFS, *map(str, words)]
+            subprocess.run(command, env=growfs.env, check=True, timeout=60, capture_output=True)
+
+        run(*growfs.mount_words(tmp_path / "remote", "--no-wait"))
+        run("wait", growfs.mountpoint, "--all", "--timeout", "30s")
+        run("umount", growfs.mountpoint)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.blocking_server import BlockingServer
-from tests.cli.support import needs_root
+from tests.cli.support import assert_refused, needs_root
 from tests.fuse.conftest import only
 from tests.fuse.test_misses import mount_blocked
 from tests.harness import Growfs, descendants, until
@@ -27,6 +27,11 @@ import signal, sys
 for number in (signal.SIGCHLD, signal.SIGWINCH, signal.SIGUSR1):
     signal.signal(number, lambda *_: None)
 sys.stdout.write(open(sys.argv[1]).read())
+"""
+NAMED = """
+import ctypes, sys
+ctypes.CDLL(None).prctl(15, bytes.fromhex("636166c3"))  # PR_SET_NAME: half a character at the end
+open(sys.argv[1])
 """
 CAT = ("cat",)
 PYTHON = (sys.executable, "-S", "-c", "import sys; print(open(sys.argv[1]).read())")
@@ -61,6 +66,19 @@ def test_a_fatal_signal_ends_the_wait(
         assert process.wait(30) == -number
     assert "0000.bin" in server.blocked
     growfs.umount()  # no process uses it any more
+
+
+@pytest.mark.promise(3, 10)
+@only("passthrough")
+def test_the_name_of_a_process_may_be_cut_mid_character(growfs: Growfs, server: BlockingServer) -> None:
+    """The kernel keeps 15 bytes of it."""
+    (path,) = mount_blocked(server, 1, growfs)
+    with waiting(growfs, path, sys.executable, "-S", "-c", NAMED) as process:
+        refused = growfs.run("umount", growfs.mountpoint, check=False)
+        assert_refused(refused, f"caf\N{REPLACEMENT CHARACTER} ({process.pid})")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == -signal.SIGTERM
+    growfs.umount()
 
 
 PID_NAMESPACE = ("--pid", "--fork", "--kill-child")
