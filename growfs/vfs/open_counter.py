@@ -118,7 +118,9 @@ class OpenCounter:
         elif event.mask & GONE:
             self._directories.discard(self._watched.pop(event.watch, NOWHERE))
         elif not event.mask & IS_DIRECTORY and (watched := self._watched.get(event.watch)):
-            with suppress(Unreadable):  # the disk of the cache fails, so the file cannot be looked up
+            # The disk of the cache fails, so the file cannot be looked up; or it is not of the remote, as its name is
+            # not UTF-8.
+            with suppress(Unreadable, UnicodeEncodeError):
                 if event.mask & OPEN:
                     self._opened(*watched, event.name, event.pid)
                 if event.mask & ~OPEN and self._changed:

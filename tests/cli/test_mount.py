@@ -274,7 +274,7 @@ def test_the_title_of_the_daemon_may_be_cut_mid_character(growfs: Growfs) -> Non
     with tempfile.TemporaryDirectory(prefix="aé", dir="/tmp") as folder:
         make_tree(Path(folder), directories=1, files=1)
         growfs.mount(folder)
-        assert b"growfs: /tmp/a\xc3\n" == Path(f"/proc/{growfs.pid}/comm").read_bytes()
+        assert Path(f"/proc/{growfs.pid}/comm").read_bytes() == b"growfs: /tmp/a\xc3\n"
         other = growfs.mountpoint.with_name("other")
         assert_refused(growfs.run("mount", folder, other, "--cache-dir", growfs.cache_dir, check=False), "in use")
         growfs.umount()

@@ -163,6 +163,9 @@ def test_a_folder_grows_by_itself_for_those_who_never_ask(growfs: Fill, tmp_path
 def test_opens_are_counted(growfs: Fill, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=2, files=3)
     growfs.fill(tmp_path / "remote")
+    foreign = growfs.current / "class0" / os.fsdecode(b"not UTF-8 \xff")
+    foreign.touch()
+    foreign.read_bytes()
     for name in tree:
         for _ in range(2):
             (growfs.current / name).read_bytes()

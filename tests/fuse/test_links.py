@@ -167,6 +167,9 @@ def test_a_cached_file_that_somebody_writes_to_or_deletes_is_fetched_again(growf
     tree = make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
     growfs.mount(tmp_path / "remote", "--wait-files", "5")
     assert growfs.content() == tree
+    foreign = growfs.cache / "files/class0" / os.fsdecode(b"not UTF-8 \xff")
+    foreign.touch()
+    foreign.unlink()
     os.truncate(os.readlink(growfs.mountpoint / "class0/0001.bin"), 3)
     os.unlink(os.readlink(growfs.mountpoint / "class0/0002.bin"))
     until(lambda: not is_link(growfs, "class0/0001.bin") and not is_link(growfs, "class0/0002.bin"))
