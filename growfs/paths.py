@@ -24,6 +24,13 @@ def absolute_path(path: StrPath) -> Path:
         raise UsageError(f"{path}: there is no such home directory; write the whole path") from None
 
 
+def shown_path(path: Path) -> str:
+    """An absolute path for people, which `absolute_path` also accepts: ~ stands for the home directory."""
+    home = Path(os.path.expanduser("~"))
+    is_below = home in path.parents and home.parent != home  # the home of a container's user may be /
+    return str("~" / path.relative_to(home)) if is_below else str(path)
+
+
 def working_folder() -> Path:
     """The working directory; / if it was deleted, where none of the user's files are found either."""
     try:

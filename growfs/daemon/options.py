@@ -37,7 +37,7 @@ from growfs.daemon.option_parsers import (
     web_url,
 )
 from growfs.errors import UsageError
-from growfs.paths import absolute_path
+from growfs.paths import absolute_path, shown_path
 from growfs.remote.interface import Producer, RemoteSpec
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
@@ -77,7 +77,7 @@ def repeatable(parse: Callable[[str], Any], metavar: str, text: str) -> Any:
 
 
 FETCH_PROCESSES = 2
-DEFAULT_CACHE_DIR = str(user_cache_path("growfs")).replace(str(Path.home()), "~", 1)
+DEFAULT_CACHE_DIR = shown_path(user_cache_path("growfs"))
 
 
 GROUPS = {

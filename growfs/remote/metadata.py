@@ -55,14 +55,15 @@ def to_ns(when: Any) -> int | None:
     if isinstance(when, str):
         when = _parsed(when)
     if isinstance(when, (int, float)) and abs(when) < 1e12:
-        return _fitting(round(when * 1_000_000) * 1000)
+        return fitting(round(when * 1_000_000) * 1000)
     if not isinstance(when, datetime):
         return None
     moment = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-    return _fitting((moment - _EPOCH) // _MICROSECOND * 1000)
+    return fitting((moment - _EPOCH) // _MICROSECOND * 1000)
 
 
-def _fitting(ns: int) -> int | None:
+def fitting(ns: int) -> int | None:
+    """A time in nanoseconds since the epoch; None if it does not fit into 64 bits, which is all that SQLite keeps."""
     return ns if -(2**63) <= ns < 2**63 else None
 
 

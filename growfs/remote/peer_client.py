@@ -17,6 +17,7 @@ from growfs.remote.http.connection import ConnectionFailed, FallBack, Headers, H
 from growfs.remote.http.download import MISSING_STATUSES, ChecksumMismatch, HttpError, RangeDownloader
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile
+from growfs.remote.metadata import fitting
 
 TIMEOUTS = Timeouts(connect_s=1, read_s=5, piece_s=10)
 """Short, because peers are near and a file has other sources."""
@@ -77,7 +78,7 @@ class PeerClient:
             sent_digest = headers.get("etag", "").strip('"')
             mtime_ns = None
             with suppress(KeyError, ValueError):
-                mtime_ns = int(headers[MTIME_HEADER])
+                mtime_ns = fitting(int(headers[MTIME_HEADER]))
             return RemoteFile(file.path, size, mtime_ns, file.version)
 
         version = quote(file.version)

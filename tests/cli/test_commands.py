@@ -93,6 +93,22 @@ def test_every_command_has_a_help_text() -> None:
         assert len(text.split("\n\n")[1].strip()) > 10, "no description"
 
 
+@pytest.mark.parametrize(
+    ("home", "caches", "shown"),
+    [
+        ("/", None, "/.cache/growfs"),  # as of most users of a container
+        ("/home/me", None, "~/.cache/growfs"),
+        ("/home/me", "/disk/home/me", "/disk/home/me/growfs"),
+    ],
+)
+def test_the_default_folder_of_the_caches(growfs: Growfs, home: str, caches: str | None, shown: str) -> None:
+    growfs.starts_python = True
+    growfs.env |= {"HOME": home} | ({"XDG_CACHE_HOME": caches} if caches else {})
+    assert f"[{shown}]" in growfs.run("mount", "--help").stdout
+    sizes = ("--data-size", "2GB", "--files", "20", "--cache-size", "1GB")
+    growfs.run("plan", *sizes, "--bandwidth", "1GB/s", "--read-rate", "1GB/s", "--epochs", "4")
+
+
 @pytest.mark.parametrize("words", [["mout"], ["mount", "--no-such-option"]], ids=" ".join)
 def test_an_unknown_command_or_option_is_wrong_usage(growfs: Growfs, words: list[str]) -> None:
     done = growfs.run(*words, check=False)

@@ -40,6 +40,15 @@ def test_a_modification_time_before_1970_is_kept(growfs: Growfs, tmp_path: Path)
     assert (growfs.mountpoint / path).stat().st_mtime == -86_400
 
 
+@pytest.mark.promise(1)
+def test_a_modification_time_of_more_than_64_bits_is_unknown(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=2)
+    path = next(iter(tree))
+    os.utime(tmp_path / "remote" / path, (0, 2**63 // 10**9 + 1))  # in 2262
+    growfs.mount(tmp_path / "remote")
+    assert growfs.content() == tree
+
+
 @pytest.mark.promise(4)
 def test_directories_can_be_read_and_entered(library: Library) -> None:
     found = (library.path / "deep/a").stat()

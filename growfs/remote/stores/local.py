@@ -18,6 +18,7 @@ from growfs.errors import RemoteBusy, RemoteError, RemoteMissing
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
+from growfs.remote.metadata import fitting
 from growfs.remote.stores.base import Entry, StoreRemote
 
 CHUNK_BYTES = 1 << 20
@@ -155,4 +156,4 @@ class LocalRemote(StoreRemote):
 def _file(path: str, found: os.stat_result) -> RemoteFile:
     if not stat.S_ISREG(found.st_mode):
         raise IsADirectoryError(path)
-    return RemoteFile(path, found.st_size, found.st_mtime_ns, f"{found.st_mtime_ns}-{found.st_size}")
+    return RemoteFile(path, found.st_size, fitting(found.st_mtime_ns), f"{found.st_mtime_ns}-{found.st_size}")
