@@ -23,6 +23,7 @@ from growfs.client import completion
 from growfs.client.progress import Bar
 from growfs.daemon.status_text import brief, engine, files, printable, render, state_text
 from growfs.errors import GrowfsError, UsageError
+from growfs.proc import not_ignored
 from growfs.status_and_metrics import MountState, MountStatus
 
 if TYPE_CHECKING:
@@ -184,7 +185,8 @@ def _start(url: str, mountpoint: Path, given: dict[str, Any], foreground: bool, 
         usage = "fill URL FOLDER" if fills else "mount URL MOUNTPOINT"
         raise UsageError(f"{mountpoint}: is a URL, not a folder; the URL comes first: growfs {usage}")
     # As Ctrl-C. Without a handler, the kernel gives no signal to pid 1 of a container (pid_namespaces(7)).
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in not_ignored(signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     on_daemon = launch.end_with_this_process if foreground else None
     with Bar("filling" if fills else "mounting") as bar:
         daemon, status = launch.start(url, mountpoint, options, bar.show_start, fills, on_daemon)

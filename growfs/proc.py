@@ -154,6 +154,14 @@ def is_ending(tid: int) -> bool:
     return bool(effective | pending & _mask(signal.SIGKILL))
 
 
+def not_ignored(*numbers: signal.Signals) -> list[signal.Signals]:
+    """The signals that this process does not ignore, and for which it may therefore set a handler.
+
+    nohup(1) makes a command ignore SIGHUP, and a shell makes its background jobs ignore SIGINT and SIGQUIT.
+    """
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 def _mask(*signals: signal.Signals) -> int:
     """The format of /proc: bit n - 1 is signal n (proc_pid_status(5))."""
     return sum(1 << (number - 1) for number in signals)

@@ -29,7 +29,7 @@ from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import InUse, is_dead, resolved, unmount
 from growfs.fuse.users import other_mounts
 from growfs.paths import absolute_path, working_folder
-from growfs.proc import name_of, users_of
+from growfs.proc import name_of, not_ignored, users_of
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
 from growfs.status_and_metrics import MountStatus
@@ -263,7 +263,7 @@ def end_with_this_process(daemon: subprocess.Popen[bytes]) -> None:
         notify("STOPPING=1")
         daemon.terminate()
 
-    for number in ENDING:
+    for number in not_ignored(*ENDING):
         signal.signal(number, stop)
 
 

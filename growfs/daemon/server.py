@@ -45,6 +45,7 @@ from growfs.fuse.mounting import (
     create_mountpoint,
     raise_read_ahead,
 )
+from growfs.proc import not_ignored
 from growfs.remote.names import redact
 from growfs.remote.wrappers.producer_pool import check
 from growfs.syscalls import check_descriptors, check_kernel
@@ -150,7 +151,7 @@ def run(fd: int, fork_server: ForkServer) -> None:
     except EOFError:  # the command line was wrong
         fork_server.stop()
         return
-    for number in STOPPING:
+    for number in not_ignored(*STOPPING):
         signal.signal(number, launcher.end_early)
     url = redact(request.url)
     setproctitle(f"{TITLE}{url} on {request.mountpoint}")
@@ -253,7 +254,7 @@ def _raise_limits() -> None:
 async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Launcher) -> None:
     """Serve the mount until it is unmounted or a signal ends the daemon."""
     components = build()
-    with trio.open_signal_receiver(*STOPPING, *IGNORED) as signals:  # even while it ends
+    with trio.open_signal_receiver(*not_ignored(*STOPPING), *IGNORED) as signals:  # even while it ends
         await _serve_until_ended(components, mount, launcher, signals)
 
 

@@ -34,6 +34,7 @@ from growfs.doctor.remote import check_remote
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import check_mountpoint, check_outside, is_dead, mounted_at, resolved
 from growfs.paths import absolute_path, working_folder
+from growfs.proc import not_ignored
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
 
@@ -51,7 +52,7 @@ def diagnose(
 
     measure_s: how long each rate is measured. answer_s: how long a server may take to answer.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C, so that nothing is left behind
+    for number in not_ignored(signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C, so that nothing is left behind
         signal.signal(number, signal.default_int_handler)
     console = Console(highlight=False, quiet=as_json)
     if not console.is_terminal:

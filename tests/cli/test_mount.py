@@ -405,6 +405,27 @@ def test_a_foreground_mount_that_is_ended_before_it_is_ready_leaves_nothing(
         assert leftovers(growfs) == []
 
 
+def test_signals_that_are_ignored_stay_so(growfs: Growfs) -> None:
+    """As by nohup(1), and in the background jobs of a shell script."""
+    with blocking_server({"a/0": b"x"}, "a/0") as server:
+        words = map(str, [*SCRIPT, *growfs.mount_words(server.url), "--foreground"])
+        command = ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh", *words]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, env=growfs.env, text=True, start_new_session=True
+        ) as mounting:
+            try:
+                until(lambda: mounted_at(growfs.mountpoint))
+                for number in (signal.SIGINT, signal.SIGHUP):
+                    os.killpg(mounting.pid, number)
+                    assert not signal_is_caught(mounting.pid, number)
+                server.unblock()
+                assert mounting.stdout
+                assert "1 of 1 file" in mounting.stdout.readline()
+            finally:
+                mounting.terminate()
+            assert mounting.wait(30) == 0
+
+
 def test_a_daemon_that_is_ended_before_it_has_its_request(growfs: Growfs, remote: Path) -> None:
     def end(daemon: subprocess.Popen[bytes]) -> None:
         daemon.terminate()

@@ -24,6 +24,7 @@ from rich.live import Live
 
 from growfs.client.top.view import Shown, TopPage, frame
 from growfs.client.top.watch import Watch, find_new
+from growfs.proc import not_ignored
 
 REDRAW_S = 0.5
 FIND_S = 5.0
@@ -52,7 +53,7 @@ def run(mountpoint: Path | None) -> int:
     if keys is None:
         _print_once(watches, console)
         return 0
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    for number in not_ignored(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     shown: Shown | None = Shown()
     try:
