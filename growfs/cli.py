@@ -29,7 +29,7 @@ from growfs.status_and_metrics import MountState, MountStatus
 if TYPE_CHECKING:
     from growfs.daemon.options import Options
 
-MOUNTPOINT = completion.Mountpoint(path_type=Path)
+FOLDER, MOUNTPOINT = completion.Folder(), completion.Mountpoint()
 LIST_S = 5.0
 """How long the daemons may take to answer `growfs list`."""
 
@@ -149,7 +149,7 @@ def _mount_options() -> list[click.Option]:
 
 @main.command(cls=MountCommand)
 @click.argument("url", shell_complete=completion.values, metavar="URL")
-@click.argument("mountpoint", type=click.Path(path_type=Path))
+@click.argument("mountpoint", type=FOLDER)
 @click.option("--foreground", is_flag=True, help="Stay in the foreground until unmounted. SIGTERM unmounts.")
 def mount(url: str, mountpoint: Path, foreground: bool, **given: Any) -> None:
     """Mount URL on MOUNTPOINT, and return when training can start.
@@ -162,7 +162,7 @@ def mount(url: str, mountpoint: Path, foreground: bool, **given: Any) -> None:
 
 @main.command(cls=MountCommand)
 @click.argument("url", shell_complete=completion.values, metavar="URL")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FOLDER)
 @click.option("--foreground", is_flag=True, help="Stay in the foreground until stopped, as by SIGTERM.")
 def fill(url: str, folder: Path, foreground: bool, **given: Any) -> None:
     """Keep FOLDER filled with files of URL, without a mount.
@@ -587,7 +587,7 @@ def csi(endpoint: str | None, node_id: str, state_dir: Path, control_groups: Pat
 
 @main.command(cls=MountCommand)
 @click.argument("url", shell_complete=completion.values, required=False)
-@click.argument("mountpoint", type=click.Path(path_type=Path), required=False)
+@click.argument("mountpoint", type=FOLDER, required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--measure", metavar="TIME", default="2s", help="Time to measure each rate; 0: measure none. [2s]")
 @click.option("--timeout", metavar="TIME", default="10s", help="Maximum time for a server to respond. [10s]")

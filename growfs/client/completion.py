@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, ZshComplete, add_completion_class
@@ -23,7 +24,15 @@ METAVARS = {"FILE": FILES, "FUNCTION": FILES, "URL": FILES, "DIR": FOLDERS}
 Items = list[CompletionItem]
 
 
-class Mountpoint(click.Path):
+class Folder(click.Path):
+    """A path. Unlike click's, it is not accessed: it may be of a mount whose daemon hangs."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path as it is given."""
+        return Path(value)
+
+
+class Mountpoint(Folder):
     """The path of a mount of this machine."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -229,11 +230,17 @@ def test_a_cache_whose_mount_a_file_keeps_is_refused_until_it_is_closed(
 
 
 @pytest.mark.promise(11)
-def test_after_a_lazy_umount_open_files_stay_readable(mounted: Growfs, tree: dict[str, bytes]) -> None:
+def test_after_a_lazy_umount_open_files_stay_readable(mounted: Growfs, tree: dict[str, bytes], tmp_path: Path) -> None:
     with (mounted.mountpoint / "class0/0000.bin").open("rb") as file:
-        os.kill(mounted.pid, signal.SIGSTOP)
-        mounted.run("umount", "--lazy", mounted.mountpoint)  # also if the daemon hangs
-        os.kill(mounted.pid, signal.SIGCONT)
+        daemon = mounted.pid
+        os.kill(daemon, signal.SIGSTOP)  # it hangs
+        time.sleep(1.1)  # the kernel keeps attributes for a second
+        try:
+            refused = mounted.mount(tmp_path / "remote", check=False)
+            assert_refused(refused, "has not answered for 5 s", f"growfs umount --lazy {mounted.mountpoint}")
+            mounted.run("umount", "--lazy", mounted.mountpoint)
+        finally:
+            os.kill(daemon, signal.SIGCONT)
         assert files_below(mounted.mountpoint) == set()
         assert file.read() == tree["class0/0000.bin"]
     until(lambda: not (mounted.cache / "daemon.json").exists())
