@@ -111,6 +111,9 @@ def verify(place: str | os.PathLike[str]) -> Verified:
 
 def main() -> None:
     """The `growfs` command. Starts the daemon of a mount before importing anything that parses the arguments."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":  # in de_DE.ISO-8859-1, say
+        os.environ["PYTHONUTF8"] = "1"  # also for the daemon
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     try:
         from growfs.daemon.spawn import start_early
 

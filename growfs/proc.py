@@ -134,6 +134,13 @@ def users_of(folder: Path) -> Iterator[int]:
                 yield pid
 
 
+def set_title(title: str) -> None:
+    """Show a title in place of the command line of this process; what is not UTF-8 in it is replaced."""
+    from setproctitle import setproctitle
+
+    setproctitle(os.fsencode(title).decode(errors="replace"))
+
+
 def is_ending(tid: int) -> bool:
     """Whether a thread is gone, or has a pending signal that ends its process or asks it to end.
 

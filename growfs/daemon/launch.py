@@ -29,7 +29,7 @@ from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import InUse, is_dead, resolved, unmount
 from growfs.fuse.users import other_mounts
 from growfs.paths import absolute_path, working_folder
-from growfs.proc import name_of, not_ignored, users_of
+from growfs.proc import name_of, not_ignored, set_title, users_of
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
 from growfs.status_and_metrics import MountStatus
@@ -68,6 +68,8 @@ def start(
     A dead mount on the same mountpoint is removed first. Raises GrowfsError if the mount fails, and leaves nothing of
     it behind. fills: keep a folder filled instead. on_daemon: called with the daemon before it mounts.
     """
+    if (encoding := sys.getfilesystemencoding()) != "utf-8":
+        raise GrowfsError(f"this Python takes the names of files for {encoding}; start it with PYTHONUTF8=1")
     url, mountpoint = absolute(url), resolved(absolute_path(mountpoint))
     check_apart(url, mountpoint, options.cache_dir)
     check_function(options.members)
@@ -291,12 +293,10 @@ def notify(*assignments: str) -> None:
 
 def hide_secrets() -> None:
     """Remove possible secrets from the command line of this process, which all users of the machine can read."""
-    from setproctitle import setproctitle
-
     shown = [redact(argument) for argument in sys.argv]
     for index, argument in enumerate(shown):
         if argument.startswith("--storage-option="):
             shown[index] = "--storage-option=..."
         elif index and shown[index - 1] == "--storage-option":
             shown[index] = "..."
-    setproctitle(" ".join(["growfs", *shown[1:]]))
+    set_title(" ".join(["growfs", *shown[1:]]))

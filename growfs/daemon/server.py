@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from setproctitle import setproctitle
 
 from growfs.cache.cache_folder import CacheFolder, CacheInUse, open_cache, other_format, unreadable
 from growfs.cache.open_files import IDLE_MAX
@@ -45,7 +44,7 @@ from growfs.fuse.mounting import (
     create_mountpoint,
     raise_read_ahead,
 )
-from growfs.proc import not_ignored
+from growfs.proc import not_ignored, set_title
 from growfs.remote.names import redact
 from growfs.remote.wrappers.producer_pool import check
 from growfs.syscalls import check_descriptors, check_kernel
@@ -154,7 +153,7 @@ def run(fd: int, fork_server: ForkServer) -> None:
     for number in not_ignored(*STOPPING):
         signal.signal(number, launcher.end_early)
     url = redact(request.url)
-    setproctitle(f"{TITLE}{url} on {request.mountpoint}")
+    set_title(f"{TITLE}{url} on {request.mountpoint}")
     sys.setswitchinterval(SWITCH_S)
     process.tune_gc()
     try:

@@ -61,7 +61,7 @@ class MountSpec:
 
     @property
     def _device(self) -> str:
-        return quote(str(self.cache), safe="/")
+        return quote(str(self.cache), safe="/", errors="surrogateescape")
 
     @property
     def _permissions(self) -> set[str]:
@@ -146,7 +146,7 @@ class MountRow:
     @property
     def cache(self) -> Path:
         """The cache folder of a growfs mount."""
-        return Path(unquote(self.source))
+        return Path(unquote(self.source, errors="surrogateescape"))
 
 
 def mount_rows(pid: int | str = "self") -> list[MountRow]:

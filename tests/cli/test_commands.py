@@ -152,6 +152,37 @@ def test_relative_paths_are_resolved_in_the_working_directory(
     assert files_below(growfs.mountpoint) == set()
 
 
+def test_paths_need_not_be_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    tree = make_tree(folder / "remote", directories=1, files=1)
+    growfs = Growfs(folder)
+    growfs.starts_python = True
+    growfs.env["LC_ALL"] = "C.UTF-8"
+    with closed(growfs):
+        command = [*GROWFS, *map(str, growfs.mount_words(folder / "remote"))]
+        output = subprocess.check_output(command, env=growfs.env)
+        assert output.startswith(os.fsencode(growfs.mountpoint) + b": 1 of 1 file cached")
+        assert growfs.content() == tree
+        assert f"{tmp_path}/\N{REPLACEMENT CHARACTER}/mnt  " in growfs.run("list").stdout
+        growfs.run("umount", growfs.mountpoint)
+
+
+def test_names_are_utf_8_in_any_locale(growfs: Growfs, tmp_path: Path) -> None:
+    remote = tmp_path / "rémote"
+    remote.mkdir()
+    (remote / "ünï").write_text("content")
+    env = growfs.env | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # as any that is not of UTF-8
+    command = [sys.executable, "-m", "growfs", *map(str, growfs.mount_words(remote))]
+    subprocess.run(command, env=env, check=True, capture_output=True)
+    assert growfs.content() == {"ünï": b"content"}
+    growfs.umount()
+    program = "import growfs, sys; growfs.mount(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(remote)], env=env, capture_output=True, text=True, check=False
+    )
+    assert "GrowfsError: this Python takes the names of files for ascii; start it with PYTHONUTF8=1" in done.stderr
+
+
 def test_a_relative_manifest_is_resolved_in_the_working_directory(
     growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
