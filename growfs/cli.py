@@ -365,8 +365,15 @@ def list_() -> None:
 
 
 def _pattern(mountpoint: Path, glob: str) -> str:
-    """The pattern for a path below the mountpoint, as a shell completes it; any other pattern as it is."""
-    return f"/{Path(glob).relative_to(mountpoint)}" if mountpoint in Path(glob).parents else glob
+    """The pattern for a path below the mountpoint, as a shell completes it; any other pattern as it is.
+
+    data/** is a pattern even if data is the mountpoint, and so is everything within the mount (mountpoint .), unless it
+    begins as only a path does.
+    """
+    is_path = glob.startswith(("/", "./", "../")) or (mountpoint != Path() and not re.search(r"[*?[]", glob))
+    if not is_path or mountpoint not in Path(glob).parents:
+        return glob
+    return f"/{Path(glob).relative_to(mountpoint)}{'/' * glob.endswith('/')}"
 
 
 def _with_globs(run: Callable[[Path, tuple[str, ...]], None]) -> click.Command:

@@ -273,7 +273,8 @@ def _others_may_write(stat: os.stat_result, shared: bool) -> bool:
 def folder_name(spec: RemoteSpec, url: str) -> str:
     """A readable name, plus a hash of everything that distinguishes remotes. url: without secrets."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", url.partition("://")[2] or url).strip("-")[:60]
-    identity: list[object] = [url, spec.endpoint_url, spec.manifest, *([str(spec.members)] if spec.members else [])]
+    place = re.sub("^(file|local)://", "", url).rstrip("/")
+    identity: list[object] = [place, spec.endpoint_url, spec.manifest, *([str(spec.members)] if spec.members else [])]
     if made := spec.producer:  # different producers make different files from the same remote
         identity += [str(made.function), made.rename, made.seed]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()

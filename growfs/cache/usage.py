@@ -46,11 +46,11 @@ class Summary:
 class Budget:
     """The daily budget of --remote-budget. Owns the count of bytes fetched today, and keeps it across restarts.
 
-    limit: bytes a day (UTC); None for no limit. `changed` notifies of a new limit. A miss is fetched even when the
+    limit: bytes a day (UTC); 0 for no limit. `changed` notifies of a new limit. A miss is fetched even when the
     budget is spent, and counts. is_unsaved: whether bytes were counted since the count was last taken to be saved.
     """
 
-    def __init__(self, database: Database, limit: int | None) -> None:
+    def __init__(self, database: Database, limit: int) -> None:
         self.limit = limit
         self.is_unsaved = False
         self.changed = Signal[[]]()
@@ -67,14 +67,14 @@ class Budget:
         """Whether prefetching has to stop until tomorrow."""
         return not self.covers(0)
 
-    def set_limit(self, limit: int | None) -> None:
+    def set_limit(self, limit: int) -> None:
         """Change the limit."""
         self.limit = limit
         self.changed.notify()
 
     def covers(self, in_flight: int) -> bool:
         """Whether more may be prefetched while this many bytes are in flight."""
-        return self.limit is None or self.spent + in_flight < self.limit
+        return not self.limit or self.spent + in_flight < self.limit
 
     def resumes_s(self) -> float:
         """Seconds until the next day."""
@@ -82,7 +82,7 @@ class Budget:
 
     def status(self) -> BudgetStatus:
         """The budget section of the status."""
-        return BudgetStatus(self.limit, self.spent, self.resumes_s() if self.is_spent else None)
+        return BudgetStatus(self.limit or None, self.spent, self.resumes_s() if self.is_spent else None)
 
     def spend(self, bytes: int) -> None:
         """Count bytes that came from the remote."""

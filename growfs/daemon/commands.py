@@ -45,8 +45,9 @@ Setter = Callable[[Any], Awaitable[None] | None]
 class MountCommands:
     """The commands on the mount as a whole.
 
-    setters: a function for each option that `growfs set` can change. waiting: returns the processes that wait for a
-    file.
+    setters: a function for each option that `growfs set` can change, in the order in which they are called. checks:
+    functions that raise GrowfsError for a value that this mount cannot have. waiting: returns the processes that wait
+    for a file.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class MountCommands:
         release: Callable[[], None],
         waiting: Callable[[], list[int]],
         setters: Mapping[str, Setter],
+        checks: Mapping[str, Callable[[Any], None]],
     ) -> None:
         self._snapshot = snapshot
         self._pause = pause
         self._release = release
         self._waiting = waiting
         self._setters = setters
+        self._checks = checks
         self._live = {row.name: row for row in fields(Options) if row.metadata["live"]}
         assert self._live.keys() == setters.keys()
 
@@ -104,7 +107,10 @@ class MountCommands:
                 raise UsageError(f"{shown}: cannot be set while mounted; {guess}these can: {', '.join(names)}")
             values[name] = parse_value(self._live[name], text)
         for name, value in values.items():
-            if changing := self._setters[name](value):
+            if check := self._checks.get(name):
+                check(value)
+        for name, change in self._setters.items():
+            if name in values and (changing := change(values[name])):
                 await changing
         yield await self._snapshot()
 

@@ -61,6 +61,14 @@ class _Collector:
         """All metrics."""
         return families(self._take())
 
+    def describe(self) -> Iterator[Any]:
+        """The metrics without values: a client may ask for some by name (?name[]=growfs_state)."""
+        for field in status_fields():
+            if field.metric and field.meaning.kind:
+                yield FAMILIES[field.meaning.kind](field.metric, field.meaning.text)
+        for metric in METRICS:
+            yield FAMILIES[metric.kind](metric.name, metric.text)
+
 
 def _registry(take: Callable[[], MountStatus]) -> CollectorRegistry:
     registry = CollectorRegistry()

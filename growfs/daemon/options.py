@@ -253,11 +253,12 @@ class Options:
     miss_timeout: float = option("300s", seconds, "TIME", "Maximum time that open() waits on a miss.", live=True)
     refresh: float = option("1h", seconds, "TIME", "Interval between listings of the remote; 0: list once.", live=True)
     min_free: int = option("1GiB", size, "SIZE", "Free disk space to leave to other programs.", live=True)
-    remote_budget: int | None = option(
-        None,
+    remote_budget: int = option(
+        "0",
         size,
         "SIZE",
-        "Stop prefetching after this much traffic in a day (UTC). Files that are opened are still fetched.",
+        "Stop prefetching after this much traffic in a day (UTC). Files that are opened are still fetched. 0: no"
+        " limit.",
         live=True,
     )
     workers: int | None = option(

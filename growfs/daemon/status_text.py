@@ -127,7 +127,8 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
         next_try_s = round(outage.next_try_s)
         next_try = f"in {_duration(next_try_s)}" if next_try_s else "now"
         return f"{text}: {outage.why} (since {_clock(outage.since)}, next try {next_try})"
-    if state is MountState.LISTING and not status.remote.listing:
+    has_listed = status.remote.listing or status.remote.listed
+    if state is MountState.LISTING and status.last_error and not has_listed:
         text = "the remote could not be listed; growfs is trying again"
     if state is MountState.HELD:
         if not _makes_room(status):

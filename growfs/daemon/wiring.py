@@ -310,20 +310,21 @@ def _build(
             wait_ms=int(1000 * misses.wait_s),
         )
 
-    def set_peers(sources: tuple[str, ...]) -> None:
+    def check_peers(_: tuple[str, ...]) -> None:
         if peers is None:
             raise GrowfsError("mounted without --peers; mount again with it")
+
+    def set_peers(sources: tuple[str, ...]) -> None:
+        assert peers
         peers.set_sources(sources)
 
-    async def set_cache_size(size: CacheSize) -> None:
+    def check_cache_size(size: CacheSize) -> None:
         if parts:
             parts.check_size(store.limit_of(size))
-        await space.set_cache_size(size)
 
     history = History(database, sample)
     setters: dict[str, Setter] = {
         "peers": set_peers,
-        "cache_size": set_cache_size,
         "min_free": store.set_min_free,
         "rotation": generations.set_rotation,
         "turnover": generations.set_turnover,
@@ -333,8 +334,10 @@ def _build(
         "refresh": catalog_sync.set_interval,
         "miss_timeout": fetcher.set_miss_timeout,
         "settle": generations.set_settle,
+        "cache_size": space.set_cache_size,  # last, as it raises an error if files in use stay in the way
     }
-    of_mount = MountCommands(status.snapshot, prefetch.pause, readers.release, misses.processes, setters)
+    checks = {"peers": check_peers, "cache_size": check_cache_size}
+    of_mount = MountCommands(status.snapshot, prefetch.pause, readers.release, misses.processes, setters, checks)
     of_files = FileCommands(database, catalog, store, space, fetcher.ensure)
     commands: list[Command] = [
         of_mount.status, of_mount.set, of_mount.pause, of_mount.resume, of_mount.release, of_mount.waiting,

@@ -300,6 +300,11 @@ def test_a_pattern_may_be_a_path_below_the_mountpoint(mounted: Growfs, monkeypat
     monkeypatch.chdir(mounted.mountpoint.parent)
     name = mounted.mountpoint.name
     assert "1 file unpinned" in mounted.run("unpin", name, f"{name}/class0/0000.bin").stdout
+    assert_refused(mounted.run("pin", name, f"{name}/**", check=False), "no file matches")
+    monkeypatch.chdir(mounted.mountpoint)
+    for pattern, files in {"*0.bin": 2, "class0/": 3, "class1/0000.bin": 1, "./class1": 3}.items():
+        assert f"{files} file" in mounted.run("pin", ".", pattern).stdout
+    monkeypatch.chdir("/")
 
 
 @pytest.mark.parametrize("command", ["pin", "unpin", "fetch", "evict"])
@@ -361,7 +366,8 @@ def test_set_reports_what_cannot_be_evicted(mounted: Growfs) -> None:
 
 
 def test_set_applies_all_options_or_none(complete: Growfs) -> None:
-    complete.run("set", complete.mountpoint, "cache-size=2GB", "seed=1", check=False)
+    for wrong in ("seed=1", "peers=node1:7070"):
+        assert complete.run("set", complete.mountpoint, "cache-size=2GB", wrong, check=False).returncode
     assert complete.status()["cache"]["limit_bytes"] == 1_000_000_000
 
 

@@ -259,7 +259,7 @@ def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
 
     cache: LocalCache
     generations = Generations(database, store, Planner(database), demand, turnover=0.2, settle_s=60.0)
-    sizes, waiting, budget = SizeEstimate(store), WaitingClaims(), Budget(database, None)
+    sizes, waiting, budget = SizeEstimate(store), WaitingClaims(), Budget(database, 0)
     space = Space(database, store, generations, budget, Outage(answers), sizes, waiting, lambda: cache.holds)
     cache = LocalCache(folder, database, catalog, store, generations, space, sizes, waiting)
     return cache

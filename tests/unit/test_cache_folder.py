@@ -48,6 +48,11 @@ def test_a_cache_can_be_opened_again(cache_dir: Path, folder: Path) -> None:
     assert not open_and_release(cache_dir).fresh
 
 
+@pytest.mark.parametrize("urls", [("/src", "file:///src", "file:///src/", "local:///src"), ("s3://b/p", "s3://b/p/")])
+def test_a_remote_has_one_cache_however_its_url_is_written(urls: tuple[str, ...]) -> None:
+    assert len({folder_name(RemoteSpec(url=url), url) for url in urls}) == 1
+
+
 DYING = """
 import ctypes, fcntl, json, os, sys, threading, time
 folder, exit_thread = sys.argv[1], int(sys.argv[2])

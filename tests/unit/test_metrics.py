@@ -114,6 +114,11 @@ async def test_the_format_is_that_of_prometheus_unless_openmetrics_is_accepted(a
     assert samples(content.decode(), parse_text)["growfs_cache_files"] == 250
 
 
+async def test_a_client_may_ask_for_some_by_name() -> None:
+    _, content = await ask(b"GET /metrics?name[]=growfs_cache_files&name[]=growfs_state HTTP/1.1\r\n\r\n")
+    assert {family.name for family in parse_text(content.decode())} == {"growfs_cache_files", "growfs_state"}
+
+
 async def test_openmetrics_where_it_is_accepted() -> None:
     accept = b"application/openmetrics-text;version=1.0.0;q=0.8,text/plain;q=0.5"
     head, content = await ask(b"GET /metrics HTTP/1.1\r\nAccept: %b\r\n\r\n" % accept)

@@ -393,7 +393,7 @@ async def test_saving_opens_writes_few_pages(cache: LocalCache) -> None:
         writer.execute("INSERT INTO usage (id, fetches) SELECT id, 1 FROM resident")
 
     cache.database.write_now(fill)
-    usage = UsageCounters(cache.database, Budget(cache.database, None))
+    usage = UsageCounters(cache.database, Budget(cache.database, 0))
     cache.database._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     for id in random.Random(1).sample(range(2000, 2000 + files), opened):
         usage.count_open(id)

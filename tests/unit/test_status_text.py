@@ -203,6 +203,14 @@ def test_every_state_has_a_text(state: MountState) -> None:
     assert state_text(status(state=state.value, outage=outage))
 
 
+def test_a_listing_that_has_not_failed_is_not_said_to_have_failed() -> None:
+    """It has not begun, or its files are not drawn yet."""
+    unlisted = {"state": "listing", "remote__listed": False, "remote__listing": False}
+    assert state_text(status(**unlisted, last_error="x: cannot reach the server")).startswith("the remote could not be")
+    for other in (unlisted | {"last_error": None}, unlisted | {"remote__listed": True}):
+        assert state_text(status(**other, fetch__eta_s=None)) == "listing the remote"
+
+
 FULL: dict[str, Any] = {"state": "held", "fetch__eta_s": None}
 SPENT = {"limit_bytes": 10**9, "spent_bytes": 10**9, "resumes_s": 3660.0}
 
