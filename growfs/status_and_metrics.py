@@ -259,7 +259,8 @@ class MissStatus(Section):
 class CoverageStatus(Section):
     """How much of the data was cached at some time."""
 
-    files_seen: int = field(metadata=gauge("files that were cached at some time"))
+    files_seen: int = field(metadata=gauge("of `coverage.files`, those that were cached at some time"))
+    files_cached: int = field(metadata=gauge("of `coverage.files`, those that are cached now"))
     files: int = field(metadata=gauge("files of the remote, or of this node's share"))
     pass_: int = field(metadata=gauge("number of the pass over the data, from 1"))
 

@@ -71,12 +71,12 @@ def test_the_status_of_a_cluster_is_the_sum_of_its_nodes() -> None:
             fetch__bytes_total=remote,
             fetch__peer_bytes_total=peers,
             cache__bytes=remote + peers,
-            coverage={"files_seen": seen, "files": 9, "pass": number},
+            coverage={"files_seen": seen, "files_cached": seen, "files": 9, "pass": number},
         )
 
     cluster = cluster_status({"a": node(1, 2, 3, 2), "b": node(10, 20, 8, 1)}, {"c": "away"})
     assert (cluster["remote_bytes"], cluster["peer_bytes"], cluster["cached_bytes"]) == (11, 22, 33)
-    assert cluster["coverage"] == {"files_seen": 8, "files": 9, "pass": 1}
+    assert cluster["coverage"] == {"files_seen": 8, "files_cached": 8, "files": 9, "pass": 1}
     assert cluster["errors"] == {"c": "away"}
     assert cluster_status({}, {})["coverage"] is None
 

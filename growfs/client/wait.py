@@ -52,7 +52,7 @@ class Enough:
         if self.files is not None:
             return status.cache.files, self.files
         if self.share is not None:
-            return status.cache.files, math.ceil(self.share * status.coverage.files)
+            return status.coverage.files_cached, math.ceil(self.share * status.coverage.files)
         return int(status.ready), 1
 
     def is_there(self, status: MountStatus) -> bool:

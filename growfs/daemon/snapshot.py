@@ -109,7 +109,7 @@ class StatusSource:
 
     def _assemble(self, readers: list[Reader], totals: Totals) -> MountStatus:
         summary, cache = self.usage.summary, self.store.status(totals.delisted_bytes)
-        pass_files = self.order.share.files
+        pass_files, outside_files = self.order.share.files, self.order.outside.files
         listed = ListedStatus(
             files=max(0, cache.files - totals.hidden_files),
             bytes=max(0, cache.content_bytes - totals.hidden_bytes),
@@ -135,7 +135,9 @@ class StatusSource:
             evict=EvictStatus(files_total=self.store.evicted_files, bytes_total=self.store.evicted_bytes),
             miss=self.misses.status(),
             coverage=CoverageStatus(
-                files_seen=max(totals.files_seen, cache.files),  # the latter may have grown meanwhile
+                # Cached files may have become more meanwhile, and evicted ones may be outside the share.
+                files_seen=min(pass_files, max(totals.files_seen, cache.files) - outside_files),
+                files_cached=cache.files - outside_files,
                 files=pass_files,
                 pass_=self.catalog.pass_number,
             ),

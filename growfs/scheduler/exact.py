@@ -135,6 +135,8 @@ class Parts(Planner):
             return self.share
         return Share(len(self._wanted), self._wanted_bytes)
 
+    outside = Share(0, 0)
+
     @property
     def streams(self) -> bool:
         """Whether files are fetched again in each pass."""

@@ -67,6 +67,10 @@ class DrawOrder(Protocol):
     def missing(self) -> Share:
         """Those that are still to be fetched, as far as known."""
 
+    @property
+    def outside(self) -> Share:
+        """The cached files that are not of the share: they were opened by name, or are pinned."""
+
     async def early(self, nodes: Iterable[Node]) -> list[Node]:
         """Those of these files that may be drawn before the listing is complete, in order."""
 
@@ -102,7 +106,7 @@ class PassOrder:
         self._target = staging / "order"
         self._share: Share | None = None
         self._revision = 0  # of the catalog when the share was computed
-        self._outside = Share(0, 0)  # cached files of other shares; evicted ones count until the next order
+        self._outside = Share(0, 0)
 
     @property
     def share(self) -> Share:
@@ -110,6 +114,11 @@ class PassOrder:
         if self._share and self._revision == self._catalog.revision:
             return self._share
         return Share(self._catalog.files, self._catalog.bytes)
+
+    @property
+    def outside(self) -> Share:
+        """See DrawOrder. Evicted ones count until the next order."""
+        return self._outside
 
     @property
     def missing(self) -> Share:

@@ -312,6 +312,21 @@ def test_files_of_another_share_that_are_opened_do_not_count_for_this_one(
 
 
 @pytest.mark.promise(26)
+def test_a_share_is_cached_once_its_own_files_are(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=20, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--partition", "0/2", "--rotation", "never")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    share = local(growfs)
+    for path in set(tree) - share:
+        assert (growfs.mountpoint / path).read_bytes() == tree[path]
+    files = {"files": len(share), "files_seen": len(share), "files_cached": len(share)}
+    assert growfs.status()["coverage"] == files | {"pass": 1}
+    growfs.run("evict", growfs.mountpoint, min(share))
+    assert growfs.status()["coverage"] == files | {"files_cached": len(share) - 1, "pass": 1}
+    assert "no more files will be fetched" in growfs.run("wait", growfs.mountpoint, "--all", check=False).stderr
+
+
+@pytest.mark.promise(26)
 @only("libfuse")
 @pytest.mark.parametrize("launcher", [TORCHRUN, SLURM], ids=["torchrun", "slurm"])
 def test_partition_auto_reads_the_launchers_environment(

@@ -65,7 +65,7 @@ STATUS: dict[str, Any] = {
     },
     "evict": {"files_total": 0, "bytes_total": 0},
     "miss": {"files_total": 2, "wait_s_total": 1.25, "waiting": 0},
-    "coverage": {"files_seen": 250, "pass": 1, "files": 1000},
+    "coverage": {"files_seen": 250, "files_cached": 250, "pass": 1, "files": 1000},
     "budget": {"limit_bytes": None, "spent_bytes": 0, "resumes_s": None},
     "opens": {
         "total": 375,
