@@ -122,6 +122,7 @@ def notes(status: MountStatus) -> Iterator[Line]:
 def state_text(status: MountStatus, with_eta: bool = True) -> str:
     """The state of the mount, and how long it will last."""
     state, cache = status.state, status.cache
+    used_bytes = cache.bytes + cache.in_flight_bytes + cache.orphan_bytes
     text = state.text
     if state is MountState.WAITING and (outage := status.outage):
         next_try_s = round(outage.next_try_s)
@@ -135,6 +136,8 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
             text = "full; only misses are fetched"
         elif status.exact:
             text = "full; the next part fits once processes leave earlier parts, or the disk has more room"
+        elif used_bytes + status.remote.bytes - cache.content_bytes <= cache.limit_bytes:  # after growfs evict, say
+            text = "not every file is cached; the others are fetched when they are opened"
         elif status.engine == "folder":  # nothing reports listings
             text = "full; the next generation makes room for new files"
         elif not status.generation:
@@ -143,7 +146,7 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
             text = "full; files to be replaced make room when no reader holds them any more"
         else:
             text = "full; the next listing makes room for new files"
-    if cache.bytes + cache.in_flight_bytes + cache.orphan_bytes > cache.limit_bytes:
+    if used_bytes > cache.limit_bytes:
         text = "over its size; open files, pinned files and the last files of directories stay for now"
     if state is MountState.COMPLETE and status.partition:
         text = f"complete: every file of partition {status.partition} is cached"
