@@ -40,14 +40,15 @@ BATCH_FILES = 1000
 
 Setter = Callable[[Any], Awaitable[None] | None]
 """Changes an option of the running mount, at once or when its result has been awaited. Raises GrowfsError."""
+SettingCheck = Callable[[Any], None]
+"""Raises GrowfsError for a value that this mount cannot have."""
 
 
 class MountCommands:
     """The commands on the mount as a whole.
 
-    setters: a function for each option that `growfs set` can change, in the order in which they are called. checks:
-    functions that raise GrowfsError for a value that this mount cannot have. waiting: returns the processes that wait
-    for a file.
+    setters: a function for each option that `growfs set` can change, in the order in which they are called. checks: of
+    some of these options. waiting: returns the processes that wait for a file.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class MountCommands:
         release: Callable[[], None],
         waiting: Callable[[], list[int]],
         setters: Mapping[str, Setter],
-        checks: Mapping[str, Callable[[Any], None]],
+        checks: Mapping[str, SettingCheck],
     ) -> None:
         self._snapshot = snapshot
         self._pause = pause

@@ -18,7 +18,7 @@ from growfs.cache.recovery import recover
 from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget, UsageCounters
-from growfs.daemon.commands import FileCommands, MountCommands, PassCommands, Setter
+from growfs.daemon.commands import FileCommands, MountCommands, PassCommands, Setter, SettingCheck
 from growfs.daemon.control import Command, Control
 from growfs.daemon.ending import EndingSteps
 from growfs.daemon.option_parsers import listening
@@ -336,7 +336,7 @@ def _build(
         "settle": generations.set_settle,
         "cache_size": space.set_cache_size,  # last, as it raises an error if files in use stay in the way
     }
-    checks = {"peers": check_peers, "cache_size": check_cache_size}
+    checks: dict[str, SettingCheck] = {"peers": check_peers, "cache_size": check_cache_size}
     of_mount = MountCommands(status.snapshot, prefetch.pause, readers.release, misses.processes, setters, checks)
     of_files = FileCommands(database, catalog, store, space, fetcher.ensure)
     commands: list[Command] = [

@@ -42,7 +42,7 @@ def test_a_budget_is_spent_when_the_limit_is_reached(cache: LocalCache, clock: C
     assert (budget.spent, budget.is_spent) == (99, False)
     budget.spend(5)
     assert (budget.spent, budget.is_spent) == (104, True)
-    for limit, is_spent in ((105, False), (0, True), (None, False)):
+    for limit, is_spent in ((105, False), (103, True), (0, False)):
         budget.limit = limit
         assert budget.is_spent is is_spent
 
@@ -137,6 +137,6 @@ async def test_the_bytes_of_a_file_that_takes_hours_are_saved_meanwhile(
 
 
 def test_a_daemon_stops_although_its_last_counts_cannot_be_written(cache: LocalCache) -> None:
-    counters = UsageCounters(cache.database, Budget(cache.database, None))
+    counters = UsageCounters(cache.database, Budget(cache.database, 0))
     cache.database.write_now(lambda writer: writer.execute("PRAGMA query_only = 1"))
     counters.save_now()

@@ -65,7 +65,7 @@ async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
     """An engine over a cache with one resident file, past the handshake."""
     await cache.list([file("a/1", 100)])
     await cache.admit("a/1")
-    usage = UsageCounters(cache.database, Budget(cache.database, None))
+    usage = UsageCounters(cache.database, Budget(cache.database, 0))
     readers = Readers(cache.generations, 3600, usage.recently_opened)
     vfs = Vfs(cache.catalog, cache.store, readers, VirtualFolder([], Path("/")), None)
     vfs.file_opened.connect(usage.count_open)

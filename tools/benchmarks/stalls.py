@@ -99,14 +99,14 @@ class Scene:
         self.store.limit_bytes = self.store.used_bytes
         planning = Planner(self.database, self._in_worker)
         self.generations = Generations(self.database, self.store, planning, self._demand, turnover=0.2, settle_s=60.0)
-        self.usage = UsageCounters(self.database, Budget(self.database, None))
+        self.usage = UsageCounters(self.database, Budget(self.database, 0))
         self.readers = Readers(self.generations, 3600.0, self.usage.recently_opened)
         outage, sizes = Outage(self._probe), SizeEstimate(self.store)
         self.space = Space(
             self.database,
             self.store,
             self.generations,
-            Budget(self.database, None),
+            Budget(self.database, 0),
             outage,
             sizes,
             WaitingClaims(),
