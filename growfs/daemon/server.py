@@ -66,7 +66,7 @@ SWITCH_S = 2e-4
 """For sys.setswitchinterval: while another thread computes (to render a list of a million files, say), each system call
 of an open may wait this long for the interpreter."""
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 IGNORED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals each of which ends a process by default."""
 
@@ -138,6 +138,11 @@ class Launcher:
         return True
 
 
+def _stopping() -> list[signal.Signals]:
+    """Those of STOPPING that end this daemon. SIGTERM always does: growfs itself sends it."""
+    return [signal.SIGTERM, *not_ignored(signal.SIGINT, signal.SIGQUIT)]
+
+
 def _line(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
@@ -150,7 +155,7 @@ def run(fd: int, fork_server: ForkServer) -> None:
     except EOFError:  # the command line was wrong
         fork_server.stop()
         return
-    for number in not_ignored(*STOPPING):
+    for number in _stopping():
         signal.signal(number, launcher.end_early)
     url = redact(request.url)
     set_title(f"{TITLE}{url} on {request.mountpoint}")
@@ -253,7 +258,7 @@ def _raise_limits() -> None:
 async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Launcher) -> None:
     """Serve the mount until it is unmounted or a signal ends the daemon."""
     components = build()
-    with trio.open_signal_receiver(*not_ignored(*STOPPING), *IGNORED) as signals:  # even while it ends
+    with trio.open_signal_receiver(*_stopping(), *IGNORED) as signals:  # even while it ends
         await _serve_until_ended(components, mount, launcher, signals)
 
 

@@ -136,8 +136,8 @@ class StatusSource:
             miss=self.misses.status(),
             coverage=CoverageStatus(
                 # Cached files may have become more meanwhile, and evicted ones may be outside the share.
-                files_seen=min(pass_files, max(totals.files_seen, cache.files) - outside_files),
-                files_cached=cache.files - outside_files,
+                files_seen=max(0, min(pass_files, max(totals.files_seen, cache.files) - outside_files)),
+                files_cached=max(0, cache.files - outside_files),
                 files=pass_files,
                 pass_=self.catalog.pass_number,
             ),
