@@ -125,13 +125,13 @@ async def test_the_bytes_of_a_file_that_takes_hours_are_saved_meanwhile(
 ) -> None:
     """No file becomes resident or is opened, and the daemon may be killed."""
     monkeypatch.setattr(usage, "SAVE_EVERY_S", 0.0)
-    budget = Budget(cache.database, None)
+    budget = Budget(cache.database, 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(UsageCounters(cache.database, budget).run)
         with trio.fail_after(10):
             for spent in (60, 67):
                 budget.spend(spent - budget.spent)
-                while Budget(cache.database, None).spent != spent:
+                while Budget(cache.database, 0).spent != spent:
                     await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
 
