@@ -17,6 +17,7 @@ import gc
 import os
 import queue
 import resource
+import select
 import signal
 import socket
 import sys
@@ -67,6 +68,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     with contextlib.suppress(GrowfsError):
         preload(RemoteSpec(f"{sys.argv[2]}://host/"))
+    if not select.select([control], [], [], 0)[0]:  # the daemon takes longer to import its own modules
+        preload_later()
     try:
         spec: RemoteSpec = messages.receive(control)
         _, (output, limits_fd), _, _ = socket.recv_fds(control, 1, 2)
@@ -92,7 +95,10 @@ def main() -> None:
 
 
 def preload_later() -> None:
-    """Import modules that the first listing does not need, for the workers that are forked after it."""
+    """Import modules that the first listing does not need, for the workers that are forked after it.
+
+    That takes 50 ms, and the first file waits for it unless there is time before the listing.
+    """
     import awscrt.checksums  # noqa: F401 - a digest is computed for each file
 
     import growfs.rotation.division
