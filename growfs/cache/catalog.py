@@ -126,7 +126,7 @@ NO_FILTER = "[[], []]"
 
 class Catalog:
     """Owns the catalog. `files` and `bytes` are totals over all files with a known size. `revision` is incremented
-    whenever a part of a listing is applied.
+    whenever files are added or removed.
 
     freeze: globs of the files that are never delisted or evicted. Directories are never renamed and ids never reused,
     so the path of a directory never changes: `paths` caches them.
@@ -253,7 +253,7 @@ class Catalog:
             self._directory_ids = {"": ROOT}  # ids that were rolled back may be assigned again
             self.paths.forget()
             raise
-        self.revision += 1
+        self.revision += bool(changes.added or changes.removed)
         self._count(changes)
         return changes
 

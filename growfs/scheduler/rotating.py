@@ -105,15 +105,19 @@ class PassOrder:
         self._store = store
         self._target = staging / "order"
         self._share: Share | None = None
-        self._revision = 0  # of the catalog when the share was computed
+        self._revision, self._all = 0, Share(0, 0)  # of the catalog when the share was computed
         self._outside = Share(0, 0)
 
     @property
     def share(self) -> Share:
-        """The part that this mount draws; everything, if the catalog has changed since an order was computed."""
+        """The part that this mount draws; everything, until an order is computed.
+
+        What the remote has added or removed since then counts as if it were in the share.
+        """
         if self._share and self._revision == self._catalog.revision:
             return self._share
-        return Share(self._catalog.files, self._catalog.bytes)
+        now = Share(self._catalog.files, self._catalog.bytes)
+        return self._share + now - self._all if self._share else now
 
     @property
     def outside(self) -> Share:
@@ -145,6 +149,7 @@ class PassOrder:
         frozen, seeds = len(ready.frozen_ids), len(ready.frozen_ids) + len(ready.seed_ids)
         order = replace(ready, frozen=ids[:frozen], seeds=ids[frozen:seeds], rest=ids[seeds:])
         self._share, self._revision = Share(order.files, order.bytes), self._catalog.revision
+        self._all = Share(self._catalog.files, self._catalog.bytes)
         self._outside += Share(order.outside_files, order.outside_bytes) - before
         self.computed.notify(order)
         return order

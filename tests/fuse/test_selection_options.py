@@ -311,6 +311,17 @@ def test_files_of_another_share_that_are_opened_do_not_count_for_this_one(
     until(lambda: epoch(reader) and local(growfs) == share)
 
 
+@pytest.mark.promise(4, 26)
+def test_a_listing_that_finds_no_change_delists_nothing(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=40, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--partition", "0/2", "--cache-size", 44 * SIZE, "--refresh", "0.5s", *HALF)
+    until(lambda: growfs.status()["state"] == "complete")
+    share = epoch(reader)
+    assert share == local(growfs)
+    until(lambda: ", 0 of them new" in growfs.log())
+    assert epoch(reader) == epoch(reader) == share
+
+
 @pytest.mark.promise(26)
 def test_a_share_is_cached_once_its_own_files_are(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=20, size=SIZE)

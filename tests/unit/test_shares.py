@@ -1,0 +1,49 @@
+"""The share of the remote that a mount draws, while listings change it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from growfs.rotation.pass_order import Order, Pass
+from growfs.scheduler import rotating
+from growfs.scheduler.rotating import PassOrder, Share
+from growfs.workers.messages import Compute
+from tests.unit.local_cache import LocalCache, file
+
+
+@pytest.fixture
+def ordered(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[PassOrder]]:
+    """A function that computes the order of half of the files, without a worker."""
+
+    async def compute(_: object, message: Compute) -> Order:
+        order: Order = message.function(lambda: None)
+        return order
+
+    async def ordered() -> PassOrder:
+        no_workers: Any = None
+        order = PassOrder(no_workers, cache.catalog, cache.store, cache.folder / "partial", Pass(0, 1, (0, 2)))
+        await order.remaining(cache.store.max_file_bytes)
+        return order
+
+    monkeypatch.setattr(rotating, "call_worker", compute)
+    return ordered
+
+
+@pytest.mark.promise(26)
+async def test_until_the_next_order_only_new_files_are_assumed_to_be_in_the_share(
+    cache: LocalCache, ordered: Callable[[], Awaitable[PassOrder]]
+) -> None:
+    files = [file(f"a/{number:02}.bin") for number in range(40)]
+    await cache.list(files)
+    order = await ordered()
+    share = order.share
+    assert 10 < share.files < 30
+    await cache.list(files)
+    assert order.share == share, "the listing has changed nothing"
+    await cache.list([*files, file("a/new.bin")])
+    assert order.share == share + Share(1, 100)
+    await cache.list(files[:-2])
+    assert order.share == share - Share(2, 200)
