@@ -132,8 +132,9 @@ def _build(
     if options.exact:
         parts = Parts(
             workers, database, catalog, store, first, options.part_size, options.start,
-            lambda *arguments: space.mark(*arguments),  # noqa: PLW0108  # `space` is created below
+            lambda *arguments: space.mark(*arguments),  # noqa: PLW0108  # `space` and `generations` are created below
             peers.share if peers else None,
+            lambda: generations.current,
         )  # fmt: skip
     order: DrawOrder = parts or pass_order
     waiting = WaitingClaims()
@@ -202,7 +203,7 @@ def _build(
     if parts:
         parts.changed.connect(prefetch.invalidate_order)
         generations.began.connect(parts.note_begun)
-        readers.left.connect(parts.note_left)
+        readers.left.connect(prefetch.invalidate_order)
     store.returned_to_pass.connect(prefetch.draw_evicted)
     space.rotated.connect(prefetch.note_rotation)
     for more in (space.resized, generations.rotation_changed):

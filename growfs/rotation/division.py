@@ -11,7 +11,7 @@ import json
 import sqlite3
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from pathlib import Path
 from pyroaring import BitMap64
 
 from growfs import disk
-from growfs.cache.schema import ROOT, Query, query_of, read_only, set_meta, with_paths
+from growfs.cache.schema import FROZEN, ROOT, Query, query_of, read_only, set_meta, with_paths
 from growfs.errors import GrowfsError
 from growfs.rotation.order_file import with_beats
 from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, PassPosition, divide
@@ -28,6 +28,8 @@ from growfs.rotation.rules import PartContents, hidden_below, with_parents
 
 ROWS = 10_000
 """Ids that one query reads."""
+SIZES = "SELECT n.id, coalesce(n.size, 0) FROM json_each(?) wanted CROSS JOIN node n ON n.id = wanted.value"
+ADMISSIONS = "SELECT r.id, r.seq FROM json_each(?) wanted CROSS JOIN resident r ON r.id = wanted.value"
 
 
 # Divisions.
@@ -88,6 +90,7 @@ class _Parts:
         division = read_division(query_of(connection), number)
         assert division
         self.division = division
+        self._connection = connection
         (ids,) = connection.execute("SELECT value FROM meta WHERE key = ?", (_ids_key(number),)).fetchone()
         self._ids = memoryview(ids).cast("q")
 
@@ -97,8 +100,11 @@ class _Parts:
         return self._ids[bounds.start : bounds.end]
 
     def always(self) -> Sequence[int]:
-        """The ids of the files that each part lists."""
-        return self._ids[: self.division.always]
+        """The ids of the files that each part lists, also of frozen ones that the remote has changed or added since."""
+        ids = array("q", self._ids[: self.division.always])
+        frozen = _ids(self._connection, f"node WHERE pinned > 0 AND pinned & {FROZEN} AND is_dir = 0")
+        ids.extend(frozen - BitMap64(map(abs, ids)))
+        return ids
 
     def kept(self) -> Sequence[int]:
         """The kept ids of all parts, in their order."""
@@ -115,7 +121,9 @@ class Due:
     always: array[int]
     """The groups of the missing files that each part lists."""
     missing: array[int]
-    """The other missing files, in the order in which they are needed."""
+    """The other missing files with their groups, in the order in which they are needed."""
+    lacking: BitMap64
+    """The missing files of both, without the others of their groups."""
     bytes: int
     """The size of the missing files."""
     first: BitMap64
@@ -125,56 +133,56 @@ class Due:
     unneeded: array[int]
     """Cached files that are not needed any more, and may be evicted."""
     left: array[int]
-    """Those of the part that a job has left: other jobs may still hold them."""
+    """Those that the newest generation lists: its readers may hold them."""
     needed_again: array[int]
     """Cached files that could be evicted until now."""
 
 
 def find_due(
     catalog: Path,
-    begun: PassPosition | None,
-    is_left: bool,
+    read: PassPosition | None,
     coming: Sequence[PassPosition],
+    listed: BitMap64,
     share: tuple[int, int] | None,
     beat: Callable[[], None],
 ) -> Due:
     """The files to be cached while one part is read, and others are to follow.
 
-    begun: the part that began last, if any. is_left: it need not be cached any more. coming: the parts to be cached
-    besides it, the next one first. Their divisions are stored. share: (number, of how many) of this node, which comes
-    before the files of other nodes.
+    read: the part that is read, if it has to stay cached. coming: the parts to be cached besides it, the next one
+    first. Their divisions are stored. listed: the admissions that the newest generation lists. share: (number, of how
+    many) of this node, which comes before the files of other nodes.
     """
-    positions = [*([begun] if begun and not is_left else []), *coming]
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")  # all queries see the same state
         resident = _ids(connection, "resident WHERE suffix IS NOT NULL")
         let_go = _ids(connection, "resident WHERE suffix IS NOT NULL AND delisted IS NOT NULL")
         pinned = _ids(connection, "node WHERE pinned > 0 AND is_dir = 0")
-        passes = {position.pass_ for position in (*coming, *([begun] if begun else []))}
-        parts = {number: _Parts(connection, number) for number in passes}
+        positions = [*([read] if read else []), *coming]
+        parts = {number: _Parts(connection, number) for number in {position.pass_ for position in positions}}
         current = parts[coming[0].pass_]
         always = current.always()
         needed, missing = BitMap64(map(abs, always)), array("q")
-        first = needed - resident
-        always_missing = array("q", _incomplete(always, first))
+        sizes = _sizes(connection, needed - resident)
+        always_missing = array("q", _incomplete(always, sizes))
+        first = BitMap64(sizes)
         for position in (*positions, None):
             ids = parts[position.pass_].of(position.part) if position else current.kept()
             beat()
             of_part = BitMap64(map(abs, ids))
-            if position == coming[0]:
-                first |= of_part - resident
-            if lacking := of_part - needed - resident:
+            if lacking := _sizes(connection, of_part - needed - resident):
+                sizes |= lacking
                 missing.extend(_incomplete(ids, lacking))
+            if position == coming[0]:
+                first |= of_part & BitMap64(sizes)
             needed |= of_part
         unneeded = resident - needed - let_go - pinned
-        left = unneeded & BitMap64(map(abs, parts[begun.pass_].of(begun.part))) if begun else BitMap64()
-        sizes = _sizes(connection, BitMap64(map(abs, missing)) | first)
-        first &= BitMap64(sizes)  # the others have left the catalog
+        left = BitMap64(id for id, seq in _rows(connection, ADMISSIONS, unneeded) if seq in listed)
         if share:
             missing = _own_first(connection, missing, first, current.division.pass_, share)
         return Due(
             always_missing,
             missing,
+            BitMap64(sizes),
             sum(sizes.values()),
             first,
             sum(sizes[id] for id in first),
@@ -207,15 +215,18 @@ def owner(seed: int, group: str | None, path: str, count: int) -> int:
     return share_number(seed, count, group_of(group, path))
 
 
-def _incomplete(ids: Iterable[int], lacking: BitMap64) -> Iterator[int]:
+def _incomplete(ids: Iterable[int], lacking: Container[int]) -> Iterator[int]:
     """The groups with a file that is to be fetched, as ids of an order."""
     return ids_of(group for group in groups_of(ids) if any(id in lacking for id in group))
 
 
 def _sizes(connection: sqlite3.Connection, ids: BitMap64) -> dict[int, int]:
     """The sizes of the files that are still in the catalog."""
-    query = "SELECT n.id, coalesce(n.size, 0) FROM json_each(?) wanted CROSS JOIN node n ON n.id = wanted.value"
-    return dict(itertools.chain.from_iterable(connection.execute(query, (text,)) for text in _batches(ids)))
+    return dict(_rows(connection, SIZES, ids))
+
+
+def _rows(connection: sqlite3.Connection, query: str, ids: Iterable[int]) -> Iterator[tuple[int, int]]:
+    return itertools.chain.from_iterable(connection.execute(query, (text,)) for text in _batches(ids))
 
 
 def _batches(ids: Iterable[int]) -> Iterator[str]:

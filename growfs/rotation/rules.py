@@ -113,15 +113,15 @@ class Generation:
     """Whether such processes have opened enough of the files that they were shown to have had their epoch."""
     is_left: bool = False
     """Whether it is a part of a pass, and a job waits for the next one: some of its files may be gone."""
+    listed: BitMap64 = field(default_factory=BitMap64)
+    """The admissions of the files and folders of its part."""
     _delisted_later: BitMap64 = field(default_factory=BitMap64)
     _hidden: BitMap64 = field(default_factory=BitMap64)
     """Files that it does not list but a later generation does: their rows no longer say so."""
-    _listed: BitMap64 = field(default_factory=BitMap64)
-    """The admissions of the files and folders of its part."""
 
     def __post_init__(self) -> None:
         for seqs in self.part.folders.values() if self.part else ():
-            self._listed.update(seqs)
+            self.listed.update(seqs)
 
     @property
     def hold(self) -> Hold:
@@ -138,7 +138,7 @@ class Generation:
     def shows(self, seq: int, delisted: int | None) -> bool:
         """Whether a file admitted up to last_seq is listed. delisted: the generation that delisted it, by its row."""
         if self.part:
-            return seq in self._listed
+            return seq in self.listed
         if seq in self.delisted or seq in self._hidden:
             return False
         return delisted is None or self.number < delisted or seq in self.relisted

@@ -26,7 +26,7 @@ from growfs.rotation.division import divide_catalog, find_due, part_contents, re
 from growfs.rotation.generations import Planner
 from growfs.rotation.parts import CatalogDigest, Division, ExactPass, PassPosition, SavedPosition
 from growfs.rotation.pass_order import Order, Pass
-from growfs.rotation.rules import GenerationPlan, TurnoverInput
+from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.scheduler.in_flight import Download, DownloadState
 from growfs.scheduler.rotating import Share, compute_soon
 from growfs.signal import Signal
@@ -48,6 +48,7 @@ class Parts(Planner):
     first: what decides the order of the first pass. part_size: the room for streamed files. start: the part to begin
     with; None to go on after the last one. mark: as Space.mark. share_of_node: returns the share of the files that this
     node fetches before others, (number, of how many), because other nodes have the rest; None if there are none.
+    newest: returns the newest generation.
     """
 
     keeps_last = False
@@ -64,6 +65,7 @@ class Parts(Planner):
         start: PassPosition | None,
         mark: Callable[[Sequence[int], Sequence[int], Sequence[int], Callable[[], bool]], Awaitable[bool]],
         share_of_node: Callable[[], Awaitable[tuple[int, int]]] | None,
+        newest: Callable[[], Generation | None],
     ) -> None:
         self.changed = Signal[[]]()
         self.failure: GrowfsError | None = None
@@ -76,10 +78,10 @@ class Parts(Planner):
         self._part_size = part_size
         self._mark = mark
         self._share_of_node = share_of_node
+        self._newest = newest
         self._progressed = Signal[[]]()
         self._divisions: dict[int, Division] = {}
         self._begun: PassPosition | None = None
-        self._is_left = False  # a job has left the part that began last
         self._coming = PassPosition(1, 1)
         self._due_for: PassPosition | None = None
         self._wanted, self._wanted_bytes = BitMap64(), 0
@@ -150,17 +152,19 @@ class Parts(Planner):
     async def remaining(self, size_max: int) -> Order:
         """The files that are to be cached while one part is read and the next one is to follow, and are not."""
         while True:
-            begun, is_left, coming = state = self._begun, self._is_left, self._coming
+            read, coming = state = self._read, self._coming
             division = await self._divided(coming.pass_)
             if coming.part > len(division.parts):  # only after --start
                 self.failure = _no_such_part(division, coming)
                 await trio.sleep(RETRY_S)
                 continue
-            ahead = [coming] if begun and not is_left else [coming, division.after(coming.part)]
+            ahead = [coming] if read else [coming, division.after(coming.part)]
             for position in ahead:
                 await self._divided(position.pass_)
             share = await self._share_of_node() if self._share_of_node else None
-            function = partial(find_due, self._db.path, begun, is_left, ahead, share)
+            newest = self._newest()
+            listed = newest.listed if newest else BitMap64()
+            function = partial(find_due, self._db.path, read, ahead, listed, share)
             try:
                 due = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
             except GrowfsError as error:
@@ -173,7 +177,7 @@ class Parts(Planner):
             if not any(marks) or await self._mark(*marks, partial(self._is_in, state)):
                 break
             await trio.sleep(RETRY_S if self._store.refusal else 0)
-        self._wanted, self._wanted_bytes = BitMap64(map(abs, (*due.missing, *due.always))), due.bytes
+        self._wanted, self._wanted_bytes = due.lacking, due.bytes
         self._failed -= self._wanted
         self._lacking, self._lacking_bytes, self._due_for = due.first, due.first_bytes, coming
         self._progressed.notify()
@@ -185,8 +189,14 @@ class Parts(Planner):
             frozen_ids=BitMap64(map(abs, due.always)),
         )
 
-    def _is_in(self, state: tuple[PassPosition | None, bool, PassPosition]) -> bool:
-        return state == (self._begun, self._is_left, self._coming)
+    @property
+    def _read(self) -> PassPosition | None:
+        """The part that began last, unless a job has left it, and waits for the next one: it need not stay cached."""
+        newest = self._newest()
+        return None if newest and newest.is_left else self._begun
+
+    def _is_in(self, state: tuple[PassPosition | None, PassPosition]) -> bool:
+        return state == (self._read, self._coming)
 
     async def _divided(self, number: int) -> Division:
         """The division of a pass, which is stored when it is first needed."""
@@ -277,7 +287,7 @@ class Parts(Planner):
             await self._store_division(division, ids)
         self._divisions[target.pass_] = division
         self._begun = self._due_for = None
-        self._coming, self._is_left, self._went_to = target, False, saved
+        self._coming, self._went_to = target, saved
         self.changed.notify()
         log.info("going on with part %s", target)
         return True
@@ -331,13 +341,8 @@ class Parts(Planner):
 
     def note_begun(self) -> None:
         """Note that the planned generation has begun: another part comes next."""
-        self._begun, self._is_left, self._due_for = self._coming, False, None
+        self._begun, self._due_for = self._coming, None
         self._coming = self._divisions[self._begun.pass_].after(self._begun.part)
-        self.changed.notify()
-
-    def note_left(self) -> None:
-        """Note that a job has left the part that began last, and waits for the next one."""
-        self._is_left = True
         self.changed.notify()
 
     def _note_left_out(self, position: PassPosition, ids: BitMap64) -> None:

@@ -345,6 +345,68 @@ def test_what_the_remote_changes_joins_the_next_pass(growfs: Growfs, reader: Rea
     assert_each_once(one_pass(growfs, reader), tree | {"class2/new.bin": b""})
 
 
+def cached_bytes(growfs: Growfs, path: str) -> int:
+    """The size of a cached file."""
+    return (growfs.cache / "files" / path).stat().st_size
+
+
+@pytest.mark.parametrize("change", ["deleted", "changed"])
+def test_nothing_is_drawn_for_files_that_the_remote_no_longer_has(
+    growfs: Growfs, reader: Reader, tmp_path: Path, change: str
+) -> None:
+    remote = tmp_path / "remote"
+    tree = make_remote(remote)
+    mount(growfs, remote, tree, *ROOMY, "--refresh", "0.5s")
+    epoch(reader)
+    until(lambda: growfs.status()["state"] == "ahead")
+    rest = {path: tree[path] for path in local(growfs)}
+    for path in set(tree) - set(rest):
+        if change == "deleted":
+            (remote / path).unlink()
+        else:
+            rest[path] = bytes(5000)
+            (remote / path).write_bytes(rest[path])
+    until(lambda: growfs.status()["remote"]["bytes"] == sum(map(len, rest.values())))
+    epoch(reader)
+    until(lambda: growfs.status()["state"] == "ahead")
+    assert mount_status(growfs)["coverage"]["pass"] == 1
+
+
+@pytest.mark.promise(17)
+def test_new_versions_of_files_that_a_reader_holds_are_held(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    tree = make_remote(remote)
+    mount(growfs, remote, tree, *ROOMY, "--refresh", "0.5s")
+    for _ in range(2):
+        epoch(reader)
+    held = reader.walk()
+    reader.read(max(held))
+    until(lambda: growfs.status()["state"] == "ahead")
+    changed = sorted(held)[:-1]
+    for path in changed:
+        (remote / path).write_bytes(tree[path] + b"1")
+    until(lambda: all(cached_bytes(growfs, path) == len(tree[path]) + 1 for path in changed))
+    until(lambda: growfs.status()["state"] == "ahead")
+    with Reader(growfs.mountpoint) as stranger:
+        stranger.read_all(sorted(set(tree) - local(growfs)))
+    assert held <= local(growfs)
+    assert reader.walk() == held
+
+
+@pytest.mark.promise(23, 47)
+def test_frozen_files_that_the_remote_changes_stay_in_each_part(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    tree = make_remote(remote)
+    mount(growfs, remote, tree, *ROOMY, "--freeze", "class3/", "--refresh", "0.5s", share=0.6)
+    frozen = {path for path in tree if path.startswith("class3/")}
+    assert epoch(reader) >= frozen
+    for path in sorted(frozen)[:3]:
+        (remote / path).write_bytes(bytes(777))
+    until(lambda: all(cached_bytes(growfs, path) == 777 for path in sorted(frozen)[:3]))
+    for _ in range(3):
+        assert epoch(reader) >= frozen
+
+
 def test_frozen_and_pinned_files_are_in_each_part(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
     tree = make_remote(tmp_path / "remote")
     frozen = {path for path in tree if path.startswith("class3/")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import trio
+from pyroaring import BitMap64
 
 from growfs.cache.database import Database
 from growfs.rotation.division import Due, divide_catalog, find_due, owner, save_division
@@ -30,6 +31,11 @@ def node_path(database: Database, id: int) -> str:
     return f"a/{name}"
 
 
+def listed(cache: LocalCache, ids: list[int]) -> BitMap64:
+    """The admissions of these cached files, as of a generation that lists them."""
+    return BitMap64(seq for id in ids for (seq,) in cache.database.rows("SELECT seq FROM resident WHERE id = ?", id))
+
+
 async def test_a_part_that_a_job_has_left_may_go_and_is_not_mistaken_for_an_older_one(cache: LocalCache) -> None:
     """Other jobs may still hold it, and its room is only for the part after the next one."""
     division, streamed = await divided(cache)
@@ -38,8 +44,8 @@ async def test_a_part_that_a_job_has_left_may_go_and_is_not_mistaken_for_an_olde
     begun, following = PassPosition(1, 3), [PassPosition(1, 4), PassPosition(1, 5)]
 
     def due(is_left: bool) -> Due:
-        coming = following if is_left else following[:1]
-        return find_due(cache.database.path, begun, is_left, coming, None, lambda: None)
+        read, coming = (None, following) if is_left else (begun, following[:1])
+        return find_due(cache.database.path, read, coming, listed(cache, streamed[2]), None, lambda: None)
 
     read, left = due(is_left=False), due(is_left=True)
     assert sorted(read.unneeded) == sorted(left.unneeded) == sorted(streamed[1])
@@ -50,12 +56,37 @@ async def test_a_part_that_a_job_has_left_may_go_and_is_not_mistaken_for_an_olde
     assert len(division.parts) > 5
 
 
+async def test_a_new_version_of_a_listed_file_is_held_like_the_old_one(cache: LocalCache) -> None:
+    _, streamed = await divided(cache)
+    await admit(cache, streamed[0])
+    shown = listed(cache, streamed[0])
+    path = node_path(cache.database, streamed[0][0])
+    await cache.renew(path, b"new")
+    due = find_due(cache.database.path, PassPosition(1, 1), [PassPosition(1, 2)], shown, None, lambda: None)
+    assert ([*due.unneeded], [*due.left]) == ([], [cache.node(path).id])
+
+
+async def test_files_that_left_the_catalog_are_not_fetched(cache: LocalCache) -> None:
+    """Nor is a group of which only such files are missing."""
+    names = [f"a/{number:02}.{suffix}" for number in range(20) for suffix in ("bin", "txt")]
+    await cache.list([file(name) for name in names])
+    pass_ = ExactPass(seed=0, number=1, cache_bytes=40 * BLOCK, part_bytes=20 * BLOCK, group="{stem}")
+    division, ids = divide_catalog(cache.database.path, pass_, lambda: None)
+    cache.database.write_now(lambda writer: save_division(writer, division, ids))
+    await cache.admit("a/00.bin")
+    await cache.list([file(name) for name in names if name not in ("a/00.txt", "a/01.bin")])
+    due = find_due(cache.database.path, None, [PassPosition(1, 1)], BitMap64(), None, lambda: None)
+    assert {*due.lacking} == {cache.node(name).id for name in names[3:]}
+    assert due.bytes == 100 * len(due.lacking)
+    assert not {*map(abs, due.missing)} & {cache.node("a/00.bin").id}
+
+
 async def test_a_node_fetches_its_own_files_first(cache: LocalCache) -> None:
     """The other nodes get them from it. The files of the next part still come before those of later ones."""
     await divided(cache, files=400)
     coming = [PassPosition(1, 1), PassPosition(1, 2)]
     alone, one, other = (
-        find_due(cache.database.path, None, False, coming, share, lambda: None) for share in (None, (0, 2), (1, 2))
+        find_due(cache.database.path, None, coming, BitMap64(), share, lambda: None) for share in (None, (0, 2), (1, 2))
     )
     first = {*alone.first}
     assert len(first) > 4
