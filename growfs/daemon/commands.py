@@ -47,8 +47,8 @@ SettingCheck = Callable[[Any], None]
 class MountCommands:
     """The commands on the mount as a whole.
 
-    setters: a function for each option that `growfs set` can change, in the order in which they are called. checks: of
-    some of these options. waiting: returns the processes that wait for a file.
+    setters: a function for each option that `growfs set` can change here, in the order in which they are called.
+    checks: of some of these options. waiting: returns the processes that wait for a file.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class MountCommands:
         self._waiting = waiting
         self._setters = setters
         self._checks = checks
-        self._live = {row.name: row for row in fields(Options) if row.metadata["live"]}
-        assert self._live.keys() == setters.keys()
+        self._live = {row.name: row for row in fields(Options) if row.name in setters}
+        assert all(row.metadata["live"] for row in self._live.values())
 
     async def status(self) -> AsyncIterator[Any]:
         """Return the status."""
@@ -153,7 +153,8 @@ class Matching:
 class FileCommands:
     """The commands on files that match patterns.
 
-    fetch: returns when a file is resident, fetching it ahead of prefetched ones; raises GrowfsError.
+    fetch: returns when a file is resident, fetching it ahead of prefetched ones; raises GrowfsError. `pins_changed`
+    notifies when files were pinned or unpinned.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class FileCommands:
         self._store = store
         self._space = space
         self._fetch_file = fetch
+        self.pins_changed = Signal[[]]()
 
     async def pin(self, globs: list[str]) -> AsyncIterator[Any]:
         """Fetch the matching files, and never evict them."""
@@ -246,6 +248,7 @@ class FileCommands:
 
         for ids in _batches(matching):
             await self._database.write(partial(write, ids))
+        self.pins_changed.notify()
 
     async def _fetch(self, matching: Matching) -> AsyncIterator[Any]:
         """Fetch the files that are not cached; yields the progress."""

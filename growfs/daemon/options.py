@@ -305,6 +305,10 @@ class Options:
             (not self.exact and self.part_size != default.part_size, "--part-size needs --exact"),
             (self.exact and self.rotation != default.rotation, "--exact and --rotation contradict each other"),
             (self.exact and self.turnover != default.turnover, "--exact and --turnover contradict each other"),
+            (
+                self.exact and self.keep_generations != default.keep_generations,
+                "--exact keeps one generation besides those that are read; leave out --keep-generations",
+            ),
             (self.exact and self.show_files, "--exact decides how many files are listed; leave out --show-files"),
             (self.exact and self.producer, "--exact cannot be used with --producer: it needs the size of each file"),
             (self.exact and is_python, "--exact cannot be used with py:, which has no catalog"),

@@ -152,9 +152,8 @@ def _build(
     readers = Readers(generations, options.hold_idle, usage.recently_opened)
     filled = None
     if request.fills:
-        filled = FolderEngine(
-            request.mountpoint, options.keep_generations, database, catalog, store, usage, generations
-        )
+        kept = 1 if parts else options.keep_generations  # the cache has room for the part that is read and the next one
+        filled = FolderEngine(request.mountpoint, kept, database, catalog, store, usage, generations)
     holders = filled or readers
     for evictable in (holders.released, generations.written):
         evictable.connect(store.space_freed.notify)
@@ -337,9 +336,13 @@ def _build(
         "settle": generations.set_settle,
         "cache_size": space.set_cache_size,  # last, as it raises an error if files in use stay in the way
     }
+    if parts:  # which decide what is listed
+        del setters["rotation"], setters["turnover"]
     checks: dict[str, SettingCheck] = {"peers": check_peers, "cache_size": check_cache_size}
     of_mount = MountCommands(status.snapshot, prefetch.pause, readers.release, misses.processes, setters, checks)
     of_files = FileCommands(database, catalog, store, space, fetcher.ensure)
+    if parts:  # a part may wait for the room of pinned files
+        of_files.pins_changed.connect(prefetch.invalidate_order)
     commands: list[Command] = [
         of_mount.status, of_mount.set, of_mount.pause, of_mount.resume, of_mount.release, of_mount.waiting,
         of_mount.stop, of_files.pin, of_files.unpin, of_files.fetch, of_files.evict, of_files.refetch,

@@ -58,3 +58,13 @@ def test_a_part_stays_until_the_next_one_is_asked_for(growfs: Fill, tmp_path: Pa
     assert files_below(growfs.current) == shown
     growfs.run("next", growfs.mountpoint)
     assert not files_below(growfs.current) & shown
+
+
+@pytest.mark.promise(44, 47)
+def test_a_part_that_no_process_reads_makes_room_for_the_one_after_the_next(growfs: Fill, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=3, files=20, size=SIZE)
+    size = "--cache-size", CAPACITY * SIZE
+    growfs.fill(tmp_path / "remote", "--exact", *size, "--part-size", "50%", "--start", "2/1")
+    for part in range(2, 6):
+        growfs.run("next", growfs.mountpoint)
+        assert growfs.status()["exact"]["part"] == part

@@ -481,6 +481,39 @@ def test_a_cache_that_became_too_small_is_named(growfs: Growfs, reader: Reader, 
     growfs.mount(tmp_path / "remote", *small, "--start", "2/1")
 
 
+def test_a_listing_that_waits_because_too_much_is_pinned_goes_on_once_it_is_unpinned(
+    growfs: Growfs, reader: Reader, tmp_path: Path
+) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--start", "2/1")
+    epoch(reader)
+    until(lambda: growfs.status()["state"] == "ahead")
+    pinned = sorted(path for path in set(tree) - local(growfs) if len(tree[path]) > 8000)[:16]
+    growfs.run("pin", growfs.mountpoint, *pinned)
+    stops = threading.Event()
+
+    def read_parts() -> None:
+        while not stops.is_set():
+            epoch(reader)
+
+    reading = threading.Thread(target=read_parts)
+    reading.start()
+    until(lambda: growfs.status()["state"] == "held" and mount_status(growfs)["exact"]["waiting"])
+    before = position(growfs)
+    growfs.run("unpin", growfs.mountpoint, *pinned)
+    stops.set()
+    reading.join(30)
+    assert position(growfs) > before
+
+
+def test_what_parts_decide_cannot_be_set(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    for option in ("rotation=never", "turnover=20%"):
+        refused = growfs.run("set", growfs.mountpoint, "settle=30s", option, check=False)
+        assert "cannot be set while mounted" in refused.stderr
+
+
 def test_a_mount_without_passes_says_so(growfs: Growfs, tmp_path: Path) -> None:
     make_remote(tmp_path / "remote", 4)
     growfs.mount(tmp_path / "remote")
