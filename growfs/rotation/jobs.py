@@ -6,7 +6,8 @@ it has already seen that one, a new one begins. Jobs never wait for each other: 
 long as its job needs it.
 
 With --exact, a generation is a part of a pass, and no part must go by unread. So only opens count, not time. A job that
-has opened nothing, such as a monitor, sees the newest part.
+has opened nothing, such as a monitor, sees the newest part. Once a job has left that part, some of its files may be
+gone. So others that begin to read wait for the next one as well.
 """
 
 from __future__ import annotations
@@ -72,16 +73,17 @@ class Job:
         of the job holds what its view shows of this directory; otherwise some of that may be gone.
         """
         view = self.view
+        shown = None if newest.is_left else newest
         if view is None or view.is_over or not (view.files or view is newest):
             is_old = newest.is_over or newest.is_read or (by_time and now - newest.began_at > settle_s)
-            return None if is_old else newest
+            return None if is_old else shown
         if self.asks:
             return view
         if not (by_time or self._opened):
             return newest
         if not self._has_had_its_epoch(now, settle_s, is_new, has_listed, by_time):
-            return view if has_listed or is_held else newest
-        return newest if newest.number > view.number else None
+            return view if has_listed or is_held else shown
+        return shown if newest.number > view.number else None
 
     def asked_view(self, newest: Generation, seen: int) -> Generation | None:
         """As `next_view`, for a process that asks for the next generation. seen: the last one that it saw, or 0."""

@@ -138,7 +138,7 @@ class Reader:
         is_new, has_listed = self.listed_at is None, self.has_listed(directory)
         is_held = (
             has_listed
-            or self.job.view is newest  # nothing of it is delisted yet
+            or (self.job.view is newest and not newest.is_left)  # nothing of it is delisted yet
             or any(other.holds_view(directory, now) for other in readers if other.job is self.job)
         )
         return self.job.next_view(

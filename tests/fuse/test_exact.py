@@ -293,6 +293,34 @@ def test_the_link_goes_on_while_a_job_waits_for_its_part(growfs: Growfs, server:
     assert growfs.status()["miss"]["files_total"] == 0
 
 
+@pytest.mark.promise(47)
+def test_a_job_that_begins_while_another_waits_for_the_next_part_waits_as_well(
+    growfs: Growfs, reader: Reader, other: Reader, server: BlockingServer
+) -> None:
+    """Files of the part before may have made room for the part after the next one."""
+    names = [f"c/{number:02}.bin" for number in range(40)]
+    for name in names:
+        server.files[name] = bytes(BLOCK)
+    growfs.mount(server.manifest, "--exact", "--cache-size", 20 * BLOCK, "--part-size", "50%")
+    for part in range(2):
+        until(lambda: growfs.status()["state"] == "ahead")
+        server.blocked = set(names) if part else set()
+        reader.read_all(reader.lines(".growfs/files"))
+    seen: list[list[str]] = []
+    waiting = [
+        threading.Thread(target=lambda each=each: seen.append(each.lines(".growfs/files"))) for each in (reader, other)
+    ]
+    waiting[0].start()
+    until(lambda: mount_status(growfs)["exact"]["waiting"] == 1)
+    waiting[1].start()
+    until(lambda: other.pid in [each["pid"] for each in growfs.status()["readers"]])
+    server.unblock()
+    for thread in waiting:
+        thread.join(30)
+    assert seen[0] == seen[1]
+    assert position(growfs)[:2] == (1, 3)
+
+
 def in_flight(growfs: Growfs) -> int:
     """The number of files that are being fetched."""
     return int(mount_status(growfs)["cache"]["in_flight_bytes"]) // BLOCK
