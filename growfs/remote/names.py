@@ -6,6 +6,7 @@ import re
 
 COMPONENT_BYTES_MAX = 255  # NAME_MAX of every Linux filesystem
 PATH_BYTES_MAX = 4000  # PATH_MAX is 4096, including the path of the cache folder
+FOLDERS_MAX = 500  # functions that call themselves for each folder of a path stay below Python's limit of 1000 calls
 FILE_AND_DIRECTORY = "is a file and a directory"
 DUPLICATE_NAME = "name comes twice"
 SIZE_MAX = 1 << 47  # 128 TiB: more than any store holds in one file, and sums of it fit 64 bits
@@ -44,6 +45,8 @@ def reason_to_skip(path: str, size: int | None = None) -> str | None:
         return f"path component over {COMPONENT_BYTES_MAX} bytes"
     if len(encoded) > PATH_BYTES_MAX:
         return f"path over {PATH_BYTES_MAX} bytes"
+    if len(components) > FOLDERS_MAX + 1:
+        return f"more than {FOLDERS_MAX} folders deep"
     if components[0] == RESERVED.encode():
         return f"{RESERVED} is reserved"
     return None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.blocking_server import BlockingServer
 from tests.fuse.test_open_files import relist, replace
 from tests.harness import Growfs, make_tree, until
 
@@ -136,3 +137,14 @@ def test_changes_during_a_slow_listing_are_visible(growfs: Growfs, tmp_path: Pat
     assert len(listed) == len(set(listed))
     assert {(growfs.mountpoint / path).stat().st_size for path in changed} == {14}
     assert not any((growfs.mountpoint / path).exists() for path in deleted)
+
+
+@pytest.mark.promise(31)
+def test_a_path_of_too_many_folders_is_skipped(growfs: Growfs, server: BlockingServer) -> None:
+    deepest = "d/" * 500 + "x.bin"
+    server.files = {"a.bin": b"a", deepest: b"x", f"d/{deepest}": b"y", "d/" * 1500 + "x.bin": b"z"}
+    growfs.mount(server.manifest)
+    growfs.run("wait", growfs.mountpoint, "--all")
+    assert (growfs.mountpoint / deepest).read_bytes() == b"x"
+    (skipped,) = growfs.status()["skipped"]
+    assert (skipped["reason"], skipped["files"]) == ("more than 500 folders deep", 2)

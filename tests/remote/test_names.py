@@ -44,6 +44,8 @@ def test_an_accepted_path_stays_below_its_base(path: str) -> None:
         ("a\0b", "NUL in path"),
         ("é" * 128, "path component over 255 bytes"),
         ("/".join(["x" * 200] * 20), "path over 4000 bytes"),
+        ("d/" * 501 + "x", "more than 500 folders deep"),
+        ("d/" * 500 + "x", None),
         ("a\udcff", "name is not UTF-8"),
         (".growfs/status", ".growfs is reserved"),
         ("a/.growfs", None),
