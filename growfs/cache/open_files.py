@@ -12,6 +12,7 @@ import os
 import resource
 from dataclasses import dataclass
 
+from growfs.cache.recovery import Identity
 from growfs.errors import TooManyOpen
 from growfs.signal import Signal
 
@@ -34,8 +35,8 @@ class OpenFile:
     size: int
     """The size of its content."""
     mtime_ns: int | None
-    admitted: tuple[int, int]
-    """Inode number and modification time (ns) at its admission. A link to the file changes neither."""
+    admitted: Identity
+    """Of the file at its admission. A link to the file does not change it."""
     opens: int = 1
     orphan_bytes: int | None = None
     """Bytes that it takes on the disk although it is evicted or replaced; None while it is resident."""
@@ -43,7 +44,7 @@ class OpenFile:
     def is_as_admitted(self) -> bool:
         """Whether the file is unchanged since its admission."""
         stat = os.fstat(self.fd)
-        return (stat.st_ino, stat.st_mtime_ns) == self.admitted and stat.st_size == self.size
+        return Identity.of(stat) == self.admitted and stat.st_size == self.size
 
     def is_mapped(self) -> bool:
         """Whether another process holds the cached file, as a mapping through passthrough does after the close.
@@ -130,7 +131,7 @@ class OpenFiles:
         self._files[id] = opened
         return opened
 
-    def open(self, id: int, path: str, size: int, mtime_ns: int | None, admitted: tuple[int, int]) -> OpenFile | None:
+    def open(self, id: int, path: str, size: int, mtime_ns: int | None, admitted: Identity) -> OpenFile | None:
         """Open a cached file that is not open; None if it is gone, or may not be the one that was admitted.
 
         Raises TooManyOpen.

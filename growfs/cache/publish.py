@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from growfs import disk
 from growfs.cache.catalog import Node, Removed
+from growfs.cache.recovery import Identity
 from growfs.cache.schema import DirectoryPaths, join, query_of
 from growfs.paths import StrPath
 from growfs.remote.interface import Fetched
@@ -139,7 +140,7 @@ class Publisher:
             stat = os.stat(path)
             bytes = done.admitted[file.node.id] = disk.allocated(stat)
             row = id, file.node.parent, extension(file.node.name), *place
-            residents.append((*row, bytes, stat.st_ino, stat.st_mtime_ns, file.fetched.digest))
+            residents.append((*row, bytes, *Identity.of(stat), file.fetched.digest))
             nodes.append((file.fetched.size, file.fetched.mtime_ns, pass_number, id))
         writer.execute(INSERT_RESIDENTS, (json.dumps(residents),))
         rows = json.dumps(nodes)

@@ -32,7 +32,13 @@ class Identity(NamedTuple):
     """Identifies the file on disk that was admitted, by its inode number and modification time."""
 
     ino: int
+    """As the signed 64-bit number with the same bits, which SQLite can store. Some file systems use all 64."""
     mtime_ns: int
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> Identity:
+        """The identity of a file."""
+        return cls(stat.st_ino - (stat.st_ino >> 63 << 64), stat.st_mtime_ns)
 
 
 def verify_content(path: Path, expected: str, flags: int = 0) -> Identity | None:
@@ -47,7 +53,7 @@ def verify_content(path: Path, expected: str, flags: int = 0) -> Identity | None
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise TooManyOpen(f"{path}: {error.strerror}; raise the limit (ulimit -n) and mount again") from None
         return None
-    return Identity(stat.st_ino, stat.st_mtime_ns) if is_same else None
+    return Identity.of(stat) if is_same else None
 
 
 def verify_on_medium(path: Path, expected: str) -> bool:
@@ -123,9 +129,10 @@ def _untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool) -> I
             continue
         if S_ISDIR(stat.st_mode):
             disk.remove_tree("SWEEP_STRAY", path)
-        if (durable_only and not durable) or (stat.st_ino, stat.st_size) != (ino, size):
+        found = Identity.of(stat)
+        if (durable_only and not durable) or (found.ino, stat.st_size) != (ino, size):
             yield id
-        elif not durable or stat.st_mtime_ns != mtime_ns:
+        elif not durable or found.mtime_ns != mtime_ns:
             if identity := verify_content(path, expected):
                 set_identity(writer, id, identity)
             else:

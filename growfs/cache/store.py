@@ -22,7 +22,7 @@ from growfs.cache.catalog import Catalog, Changes, Removed
 from growfs.cache.database import SPARE_BYTES_MAX, Database
 from growfs.cache.open_files import OpenFile, OpenFiles
 from growfs.cache.publish import Published, Publisher, StagedFile, last_admitted, mark_durable
-from growfs.cache.recovery import set_identity, verify_content, verify_on_medium
+from growfs.cache.recovery import Identity, set_identity, verify_content, verify_on_medium
 from growfs.cache.schema import set_meta
 from growfs.errors import TooManyOpen, Unreadable
 from growfs.signal import Signal
@@ -450,7 +450,7 @@ class Store:
         if row is None:
             return None
         parent, name, size, mtime_ns, *admitted = row
-        return self.open_files.open(id, self.path_of(parent, name), size, mtime_ns, tuple(admitted))
+        return self.open_files.open(id, self.path_of(parent, name), size, mtime_ns, Identity(*admitted))
 
     def is_in_use(self, id: int) -> bool:
         """Whether a reader has a resident file open or mapped."""

@@ -105,7 +105,8 @@ class FolderEngine:
     def _take_over(self) -> Iterator[Tree]:
         """The trees of an earlier daemon: the current one, and those that are being read. The others are removed."""
         current = trees.current_number(self.folder)
-        inodes = BitMap64(row[0] for row in self._db.rows("SELECT ino FROM resident WHERE suffix IS NOT NULL"))
+        rows = self._db.rows("SELECT ino FROM resident WHERE suffix IS NOT NULL")
+        inodes = BitMap64(ino % (1 << 64) for (ino,) in rows)
         for path in trees.existing(self.folder):
             number = number_of(path)
             if number != current and not trees.is_locked(path) and not _is_open(path):

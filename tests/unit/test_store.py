@@ -20,7 +20,7 @@ from growfs import disk
 from growfs.cache import open_files, store
 from growfs.cache.open_files import OpenFile
 from growfs.cache.publish import Publisher
-from growfs.cache.recovery import verify_content
+from growfs.cache.recovery import recover, verify_content
 from growfs.cache.store import QUOTA_RETRY_S, Reservation
 from growfs.disk import BLOCK
 from growfs.errors import NoRoom, TooManyOpen
@@ -611,3 +611,22 @@ def test_a_file_takes_its_size_at_least() -> None:
     late = os.stat_result((0o100600, 1, 1, 1, 0, 0, 10_000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 512, 1, 0))
     assert (late.st_size, late.st_blocks) == (10_000, 1)
     assert disk.allocated(late) == 10_000
+
+
+async def test_inode_numbers_of_64_bits(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite stores signed numbers."""
+
+    def far(stat: os.stat_result) -> os.stat_result:
+        others = {name: getattr(stat, name) for name in ("st_mtime_ns", "st_blocks")}
+        return os.stat_result([stat.st_mode, stat.st_ino + (1 << 63), *stat[2:]], others)
+
+    for name in ("stat", "lstat", "fstat"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *arguments, real=real, **options: far(real(*arguments, **options)))
+    await list_files(cache, "a/1.bin")
+    await cache.admit("a/1.bin")
+    id = cache.node("a/1.bin").id
+    assert cache.store.open(id)
+    assert not await cache.store.verify(id)
+    recover(cache.database, cache.folder)
+    assert cache.node("a/1.bin").seq
