@@ -20,7 +20,7 @@ from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
 from growfs.cache.schema import id_at, set_meta
 from growfs.cache.store import Store
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, TooManyOpen
 from growfs.remote.interface import RemoteFile
 from growfs.remote.names import join_address
 from growfs.rotation.circle import HOLDERS_MAX, Position, awaits, distance, first_place, follower, holders
@@ -317,10 +317,13 @@ class Peers:
             self._store.space_freed.notify()  # the files that a draw waits for may have been sent
 
     def _open(self, path: str) -> ServedFile | None:
-        """Hold a cached file open."""
+        """Hold a cached file open; None if that is not possible: the other node reads the remote then."""
         id = id_at(self._database.rows, path)
         node = self._catalog.node(id) if id else None
-        if node is None or node.is_dir or self._store.open(node.id) is None:
+        try:
+            if node is None or node.is_dir or self._store.open(node.id) is None:
+                return None
+        except TooManyOpen:
             return None
         located = self._store.located(node.id)
         if located is None:
