@@ -126,7 +126,7 @@ NO_FILTER = "[[], []]"
 
 class Catalog:
     """Owns the catalog. `files` and `bytes` are totals over all files with a known size. `revision` is incremented
-    whenever files are added or removed.
+    whenever files are added, removed or replaced.
 
     freeze: globs of the files that are never delisted or evicted. Directories are never renamed and ids never reused,
     so the path of a directory never changes: `paths` caches them.
@@ -265,6 +265,7 @@ class Catalog:
     def count_found(self, replaced: list[Removed], bytes: int) -> None:
         """Correct the totals for the files that were replaced, and for the bytes of files whose size was unknown."""
         self.bytes += bytes - sum(old.size for old in replaced)
+        self.revision += bool(replaced)
 
     async def defer(self, ids: list[int], number: int) -> None:
         """Move files to the end of a pass, because they were still resident when it reached them."""

@@ -203,6 +203,7 @@ def _build(
         parts.changed.connect(prefetch.invalidate_order)
         generations.began.connect(parts.note_begun)
         readers.left.connect(prefetch.invalidate_order)
+        store.replaced.connect(lambda _: catalog_sync.file_changed.notify())  # a new version has another id
     store.returned_to_pass.connect(prefetch.draw_evicted)
     space.rotated.connect(prefetch.note_rotation)
     for more in (space.resized, generations.rotation_changed):

@@ -1,7 +1,8 @@
 """The passes of --exact: which part is read, which one comes next, and which files are cached for them.
 
-Takes the place of `rotating.PassOrder` and `rotating.RotationPlanner`. A division is stored when its pass begins, and
-the position with each generation, so a mount that was killed goes on where it was.
+Takes the place of `rotating.PassOrder` and `rotating.RotationPlanner`. A pass is divided before it begins, and divided
+again if the catalog changes until then. Its division is stored, and the position with each generation, so a mount that
+was killed goes on where it was.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class Parts(Planner):
         self._newest = newest
         self._progressed = Signal[[]]()
         self._divisions: dict[int, Division] = {}
+        self._revisions: dict[int, int] = {}  # of the catalog, for the passes that are divided and have not begun
+        self._dividing = trio.Lock()
         self._begun: PassPosition | None = None
         self._coming = PassPosition(1, 1)
         self._due_for: PassPosition | None = None
@@ -98,11 +101,20 @@ class Parts(Planner):
         begun = PassPosition(*json.loads(stored)) if stored else None
         division = read_division(self._db.rows, begun.pass_) if begun else None
         if begun and division and self._is_of_same_order(division):
-            self._divisions[begun.pass_] = division
-            self._begun, self._coming = begun, division.after(begun.part)
+            if start is None:
+                self._begun, self._coming = begun, division.after(begun.part)
+            if start is None or (start.pass_ == begun.pass_ and start.part > 1 and _sizes(division) == self._sizes_now):
+                self._divisions[begun.pass_] = division
         if start:
-            self._begun, self._coming = None, start
-        self.check_size(self._store.limit_bytes)
+            self._coming = start
+        if coming := self._divisions.get(self._coming.pass_):
+            self.check_size(self._store.limit_bytes, coming)
+
+    @property
+    def _sizes_now(self) -> tuple[int, int]:
+        """The size of the cache and the room for streamed files, of the passes to come."""
+        cache_bytes = self._store.limit_bytes
+        return cache_bytes, self._part_size.of(cache_bytes)
 
     def _is_of_same_order(self, division: Division) -> bool:
         pass_ = division.pass_
@@ -112,7 +124,9 @@ class Parts(Planner):
         """Raise UsageError if a cache of this size cannot hold the parts of a pass, by default of the one that has
         begun.
         """
-        division = division or self._divisions.get(self._coming.pass_)
+        number = (self._begun or self._coming).pass_
+        if division is None and number not in self._revisions:
+            division = self._divisions.get(number)
         if division and division.needed_bytes > bytes:
             raise UsageError(
                 f"pass {division.pass_.number} began with a cache of {format_size(division.pass_.cache_bytes)}, and its"
@@ -153,14 +167,19 @@ class Parts(Planner):
         """The files that are to be cached while one part is read and the next one is to follow, and are not."""
         while True:
             read, coming = state = self._read, self._coming
-            division = await self._divided(coming.pass_)
+            await self._divide_before(coming, coming.pass_)
+            if not self._is_in(state):
+                continue
+            division = self._divisions[coming.pass_]
             if coming.part > len(division.parts):  # only after --start
                 self.failure = _no_such_part(division, coming)
                 await trio.sleep(RETRY_S)
                 continue
             ahead = [coming] if read else [coming, division.after(coming.part)]
-            for position in ahead:
-                await self._divided(position.pass_)
+            if ahead[-1].pass_ > coming.pass_:
+                await self._divide_before(coming, ahead[-1].pass_)
+                if not self._is_in(state):
+                    continue
             share = await self._share_of_node() if self._share_of_node else None
             newest = self._newest()
             listed = newest.listed if newest else BitMap64()
@@ -198,24 +217,40 @@ class Parts(Planner):
     def _is_in(self, state: tuple[PassPosition | None, PassPosition]) -> bool:
         return state == (self._read, self._coming)
 
-    async def _divided(self, number: int) -> Division:
-        """The division of a pass, which is stored when it is first needed."""
-        while number not in self._divisions:
-            stored = read_division(self._db.rows, number)
-            if stored and self._is_of_same_order(stored) and stored.needed_bytes <= self._store.limit_bytes:
-                self._divisions[number] = stored
-                break
-            cache_bytes = self._store.limit_bytes
+    async def _divide_before(self, coming: PassPosition, number: int) -> None:
+        """Divide a pass, unless that is done; give up if another part comes next meanwhile."""
+        while self._coming == coming and not self._is_divided(number):
             try:
-                divided = await self._divide(number, cache_bytes, self._part_size.of(cache_bytes))
-                await self._store_division(*divided)
+                async with self._dividing:
+                    if self._coming == coming and not self._is_divided(number):
+                        await self._divide_now(number)
                 self.failure = None
+                return  # if the catalog has changed again, another order is requested
             except (GrowfsError, WorkerLost) as error:
                 if isinstance(error, GrowfsError):
                     self.failure = error
                 log.warning("pass %d cannot be divided into parts, trying again: %s", number, error)
                 await trio.sleep(RETRY_S)
-        return self._divisions[number]
+
+    def _is_divided(self, number: int) -> bool:
+        """Whether the division of a pass is known, and still counts: until it begins, it follows the catalog and the
+        size of the cache.
+        """
+        division, revision = self._divisions.get(number), self._revisions.get(number)
+        if division is None or revision is None:
+            return division is not None
+        return revision == self._catalog.revision and _sizes(division) == self._sizes_now
+
+    async def _divide_now(self, number: int) -> None:
+        """Divide a pass that has not begun, unless it begins meanwhile. Raises GrowfsError, WorkerLost."""
+        revision = self._catalog.revision
+        division, ids = await self._divide(number, *self._sizes_now)
+        if self._begun and self._begun.pass_ == number:
+            return
+        if self._coming.pass_ == number:
+            self._due_for = None  # so that it does not begin while its division is replaced
+        await self._store_division(division, ids)
+        self._revisions[number] = revision
 
     async def _divide(self, number: int, cache_bytes: int, part_bytes: int) -> tuple[Division, array[int]]:
         """Divide a pass over the catalog as it is now. Raises GrowfsError, WorkerLost."""
@@ -261,6 +296,10 @@ class Parts(Planner):
         Raises GrowfsError if the parts cannot be the same as then. even_if_changed: accept another catalog. is_read:
         processes that have ended have read the part that is listed: an earlier run of the job went there, and failed.
         """
+        async with self._dividing:  # otherwise two processes could go there at a time, and the second one again
+            return await self._go_to(saved, even_if_changed, is_read)
+
+    async def _go_to(self, saved: SavedPosition, even_if_changed: bool, is_read: bool) -> bool:
         target = PassPosition(saved.pass_, saved.part)
         if self._went_to == saved and (self._begun is None or (self._begun == target and not is_read)):
             return False
@@ -269,7 +308,10 @@ class Parts(Planner):
         ids = None
         sizes = saved.cache_bytes, saved.part_bytes
         if division is None or _sizes(division) != sizes or (saved.catalog and division.catalog != saved.catalog):
-            division, ids = await self._divide(target.pass_, *sizes)
+            try:
+                division, ids = await self._divide(target.pass_, *sizes)
+            except WorkerLost:
+                raise GrowfsError("the process that divides the pass died; see the log, and try again") from None
         if saved.catalog and division.catalog != saved.catalog and not even_if_changed:
             if division.catalog[:2] == saved.catalog[:2]:
                 raise GrowfsError(
@@ -286,6 +328,7 @@ class Parts(Planner):
         if ids is not None:
             await self._store_division(division, ids)
         self._divisions[target.pass_] = division
+        self._revisions.pop(target.pass_, None)
         self._begun = self._due_for = None
         self._coming, self._went_to = target, saved
         self.changed.notify()
@@ -325,16 +368,17 @@ class Parts(Planner):
     async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan | None:
         """List the next part; None if some of it was evicted for readers that opened other files by name."""
         position = self._coming
+        division = self._divisions[position.pass_]
         function = partial(part_contents, self._db.path, position)
         part = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
-        if position != self._coming:  # another position was gone to meanwhile
-            return None
+        if position != self._due_for or division is not self._divisions[position.pass_]:
+            return None  # another position was gone to meanwhile, or the pass is divided again
         if lost := part.left_out - self._failed:
             self._lacking |= lost
             self.changed.notify()
             return None
         self._note_left_out(position, part.left_out)
-        log.info("part %s of %d: %d files", position, len(self._divisions[position.pass_].parts), part.files)
+        log.info("part %s of %d: %d files", position, len(division.parts), part.files)
         return GenerationPlan(
             turnover.last_seq, part.files, keeps_last=False, hidden_below=part.hidden_below, part=part
         )
@@ -342,6 +386,7 @@ class Parts(Planner):
     def note_begun(self) -> None:
         """Note that the planned generation has begun: another part comes next."""
         self._begun, self._due_for = self._coming, None
+        self._revisions.pop(self._begun.pass_, None)
         self._coming = self._divisions[self._begun.pass_].after(self._begun.part)
         self.changed.notify()
 

@@ -373,6 +373,45 @@ def test_what_the_remote_changes_joins_the_next_pass(growfs: Growfs, reader: Rea
     assert_each_once(one_pass(growfs, reader), tree | {"class2/new.bin": b""})
 
 
+def test_what_the_remote_changes_before_a_pass_begins_is_in_it(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    """Although the pass is divided when the last part of the one before begins."""
+    remote = tmp_path / "remote"
+    tree = make_remote(remote)
+    mount(growfs, remote, tree, *ROOMY, "--refresh", "0.5s", "--start", "2/1")
+    one_pass(growfs, reader)
+    until(lambda: growfs.status()["state"] == "ahead")
+    tree["class2/new.bin"] = b"new"
+    (remote / "class2/new.bin").write_bytes(b"new")
+    until(lambda: growfs.log().count("pass 3 has") == 2)
+    assert_each_once(one_pass(growfs, reader), tree)
+
+
+def test_each_pass_of_one_part_has_all_that_the_remote_has(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    tree = make_remote(remote, 30)
+    mount(growfs, remote, tree, "--refresh", "0.5s", "--start", "2/1", share=1.5)
+    assert epoch(reader) == set(tree)
+    changed, added = min(tree), "class0/new.bin"
+    (remote / changed).write_bytes(bytes(777))
+    until(lambda: cached_bytes(growfs, changed) == 777)
+    (remote / added).write_bytes(b"new")
+    until((growfs.cache / "files" / added).exists)  # it is fetched once the pass has been divided again
+    assert epoch(reader) == {*tree, added}
+
+
+def test_a_part_to_start_with_depends_on_no_earlier_pass(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    parts = []
+    for part_size in ("40%", "20%", "20%"):
+        mount(growfs, tmp_path / "remote", tree, "--part-size", part_size, "--start", "2/1")
+        with Reader(growfs.mountpoint) as reader:
+            parts.append(epoch(reader))
+        growfs.umount()
+        if len(parts) == 2:
+            shutil.rmtree(growfs.cache_dir)
+    assert parts[0] != parts[1] == parts[2]
+
+
 def cached_bytes(growfs: Growfs, path: str) -> int:
     """The size of a cached file."""
     return (growfs.cache / "files" / path).stat().st_size
