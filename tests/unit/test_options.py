@@ -319,6 +319,13 @@ def test_contradictory_options_of_producers_are_refused(url: str, options: dict[
         Options.parse(options).remote(url, Path("/home/me"))
 
 
+@pytest.mark.parametrize("option", [{"rotation": "never"}, {"turnover": "40%"}, {"keep_generations": "3"}])
+def test_options_that_decide_what_parts_decide_are_refused(option: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"see docs/whole-epochs\.md"):
+        Options.parse({"exact": True, **option}).remote("s3://bucket")
+    Options.parse(option).remote("s3://bucket")
+
+
 # Options in a file.
 
 
