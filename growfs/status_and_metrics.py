@@ -81,6 +81,9 @@ class MountState(Enum):
         return labels.get(self, str(self.value))
 
 
+RESTING = (MountState.AHEAD, MountState.HELD, MountState.COMPLETE)
+"""The states in which nothing is left to draw."""
+
 S = TypeVar("S", bound="Section")
 
 

@@ -12,12 +12,10 @@ from growfs.daemon.control_client import status_of
 from growfs.daemon.running import find_living
 from growfs.daemon.status_text import brief, moving, state_text
 from growfs.errors import GrowfsError, UsageError
-from growfs.status_and_metrics import MountState, MountStatus
+from growfs.status_and_metrics import RESTING, MountState, MountStatus
 from growfs.units import count, fraction_of, parsed, seconds, size
 
 POLL_S = 0.2
-RESTING = (MountState.AHEAD, MountState.HELD, MountState.COMPLETE, MountState.PAUSED)
-"""The states in which nothing more is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,8 @@ def wait(mountpoint: Path, enough: Enough, timeout: str | None = None) -> MountS
             bar.show(moving(now), *enough.progress(now))
             if enough.is_there(now):
                 return now
-            is_over = now.state in RESTING and not (now.remote.listing or now.cache.in_flight_bytes)
+            draws_nothing = now.state in (*RESTING, MountState.PAUSED)
+            is_over = draws_nothing and not (now.remote.listing or now.cache.in_flight_bytes)
             if is_over and not enough.is_start:
                 raise GrowfsError(f"{mountpoint}: no more files will be fetched; {state_text(now)} ({brief(now)})")
             if time.monotonic() > deadline:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
@@ -34,15 +35,21 @@ FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 Snapshot = Callable[[], Awaitable[MountStatus]]
 
 
-def families(status: MountStatus) -> Iterator[Any]:
-    """All metrics, in prometheus_client's form, those of single fields first."""
+def _of_fields() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """(its path, a function that makes its metric of a value) for each field of the status that is a metric."""
     for field in status_fields():
         if field.metric and field.meaning.kind:
-            value: Any = status
-            for name in field.path.split("."):
-                value = value and value[name]
-            if value is not None:
-                yield FAMILIES[field.meaning.kind](field.metric, field.meaning.text, float(value))
+            yield field.path, partial(FAMILIES[field.meaning.kind], field.metric, field.meaning.text)
+
+
+def families(status: MountStatus) -> Iterator[Any]:
+    """All metrics, in prometheus_client's form, those of single fields first."""
+    for path, family_of in _of_fields():
+        value: Any = status
+        for name in path.split("."):
+            value = value and value[name]
+        if value is not None:
+            yield family_of(float(value))
     for metric in METRICS:
         family = FAMILIES[metric.kind](metric.name, metric.text, labels=metric.labels)
         for labels, value in metric.samples(status):
@@ -63,9 +70,8 @@ class _Collector:
 
     def describe(self) -> Iterator[Any]:
         """The metrics without values: a client may ask for some by name (?name[]=growfs_state)."""
-        for field in status_fields():
-            if field.metric and field.meaning.kind:
-                yield FAMILIES[field.meaning.kind](field.metric, field.meaning.text)
+        for _, family_of in _of_fields():
+            yield family_of()
         for metric in METRICS:
             yield FAMILIES[metric.kind](metric.name, metric.text)
 

@@ -22,7 +22,7 @@ from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.refresh import CatalogSync
 from growfs.signal import Signal
-from growfs.status_and_metrics import MountState, StartStatus
+from growfs.status_and_metrics import RESTING, MountState, StartStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +142,6 @@ class SeedTracker:
     def frozen_complete(self) -> bool:
         """Whether all files that --freeze names are cached, or failed."""
         return self._frozen is not None and not self._frozen
-
-
-RESTING = (MountState.AHEAD, MountState.HELD, MountState.COMPLETE)
-"""The states in which nothing is left to draw."""
 
 
 class PrefetchState:

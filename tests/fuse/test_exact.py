@@ -235,15 +235,21 @@ def test_a_mount_starts_with_the_part_that_is_asked_for(growfs: Growfs, reader: 
     assert "and no part 99" in refused.stderr
 
 
+def mount_half(growfs: Growfs, server: BlockingServer, *flags: str) -> list[str]:
+    """Mount 40 files of the server with a cache for half of them, which holds two parts; returns their names."""
+    names = [f"c/{number:02}.bin" for number in range(40)]
+    for name in names:
+        server.files[name] = bytes(BLOCK)
+    growfs.mount(server.manifest, "--exact", "--cache-size", 20 * BLOCK, "--part-size", "50%", *flags)
+    return names
+
+
 @pytest.mark.promise(47)
 def test_a_listing_waits_for_its_part_and_blocks_nobody(
     growfs: Growfs, reader: Reader, other: Reader, server: BlockingServer
 ) -> None:
     """The part that is read can be listed and read meanwhile, and the status says how much is missing."""
-    names = [f"c/{number:02}.bin" for number in range(40)]
-    for name in names:
-        server.files[name] = bytes(BLOCK)
-    growfs.mount(server.manifest, "--exact", "--cache-size", 20 * BLOCK, "--part-size", "50%", "--settle", "1s")
+    names = mount_half(growfs, server, "--settle", "1s")
     first = epoch(reader)
     other.walk()
     until(lambda: growfs.status()["state"] == "ahead")
@@ -264,10 +270,7 @@ def test_a_listing_waits_for_its_part_and_blocks_nobody(
 @pytest.mark.promise(47)
 def test_the_link_goes_on_while_a_job_waits_for_its_part(growfs: Growfs, server: BlockingServer) -> None:
     """The room of the part that all of the job have left is for the part after the next one."""
-    names = [f"c/{number:02}.bin" for number in range(40)]
-    for name in names:
-        server.files[name] = bytes(BLOCK)
-    growfs.mount(server.manifest, "--exact", "--cache-size", 20 * BLOCK, "--part-size", "50%")
+    names = mount_half(growfs, server)
     with Reader(growfs.mountpoint, job="train") as one, Reader(growfs.mountpoint, job="train") as other:
         for rank in (one, other):
             rank.read(".growfs/next")
@@ -298,10 +301,7 @@ def test_a_job_that_begins_while_another_waits_for_the_next_part_waits_as_well(
     growfs: Growfs, reader: Reader, other: Reader, server: BlockingServer
 ) -> None:
     """Files of the part before may have made room for the part after the next one."""
-    names = [f"c/{number:02}.bin" for number in range(40)]
-    for name in names:
-        server.files[name] = bytes(BLOCK)
-    growfs.mount(server.manifest, "--exact", "--cache-size", 20 * BLOCK, "--part-size", "50%")
+    names = mount_half(growfs, server)
     for part in range(2):
         until(lambda: growfs.status()["state"] == "ahead")
         server.blocked = set(names) if part else set()

@@ -152,8 +152,10 @@ class S3Remote(FsspecRemote):
         options, url = super()._library_options(), self.spec.endpoint_url
         is_multi_region = self._bucket_in_url.startswith("arn:") and ".mrap/" in f"{self.spec.url}/"  # an access point
         has_own_signature = is_multi_region or self._bucket_in_url.endswith(DIRECTORY_SUFFIXES)
-        names = CONFIG.keys() - ({"signature_version"} if has_own_signature else set())
-        options["config_kwargs"] = {name: CONFIG[name] for name in names} | options.get("config_kwargs", {})
+        config = dict(CONFIG)
+        if has_own_signature:
+            del config["signature_version"]
+        options["config_kwargs"] = config | options.get("config_kwargs", {})
         if url:
             options.pop("endpoint_url", None)
             options["client_kwargs"] = {**options.get("client_kwargs", {}), "endpoint_url": url}

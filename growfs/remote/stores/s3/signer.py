@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from time import gmtime
 from typing import Any
@@ -43,21 +44,11 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 _NO_BODY = hashlib.sha256(b"").hexdigest()
 
 
-class Signer:
-    """Makes signed requests. Several threads may use it. It holds secrets, as an HttpRequest does.
+class Signer(ABC):
+    """Makes signed requests. Several threads may use it. It holds secrets, as an HttpRequest does."""
 
-    base: the URL of the bucket, with a slash at the end. key: None if requests are not signed. object_headers,
-    page_headers: of each request for an object, or for a page of a listing.
-    """
-
-    def __init__(
-        self, base: str, key: SigningKey | None, object_headers: Mapping[str, str], page_headers: Mapping[str, str]
-    ) -> None:
+    def __init__(self) -> None:
         self._made_s = time.monotonic()
-        self._base = base
-        self._page_base = base if urlsplit(base).path == "/" else base.removesuffix("/")
-        self._key = key
-        self._object_headers, self._page_headers = object_headers, page_headers
 
     @property
     def is_fresh(self) -> bool:
@@ -68,12 +59,35 @@ class Signer:
         """Treat it as fresh for another while."""
         self._made_s = time.monotonic()
 
+    @abstractmethod
     def request(self, key: str, method: str = "GET") -> HttpRequest:
         """A request for an object, by GET or HEAD. Raises the library's errors."""
+
+    @abstractmethod
+    def page(self, parameters: dict[str, Any]) -> HttpRequest:
+        """A request for a page of a listing. parameters: of list_objects_v2. Raises the library's errors."""
+
+
+class HeaderSigner(Signer):
+    """Signs in the headers.
+
+    base: the URL of the bucket, with a slash at the end. key: None if requests are not signed. object_headers,
+    page_headers: of each request for an object, or for a page of a listing.
+    """
+
+    def __init__(
+        self, base: str, key: SigningKey | None, object_headers: Mapping[str, str], page_headers: Mapping[str, str]
+    ) -> None:
+        super().__init__()
+        self._base = base
+        self._page_base = base if urlsplit(base).path == "/" else base.removesuffix("/")
+        self._key = key
+        self._object_headers, self._page_headers = object_headers, page_headers
+
+    def request(self, key: str, method: str = "GET") -> HttpRequest:
         return self._signed(self._base + quote(key), "", self._object_headers, method)
 
     def page(self, parameters: dict[str, Any]) -> HttpRequest:
-        """A request for a page of a listing. parameters: of list_objects_v2. Raises the library's errors."""
         fields = {"encoding-type": "url", "list-type": "2"}
         fields |= {name: str(parameters[given]) for given, name in _QUERY.items() if given in parameters}
         query = "&".join(f"{name}={quote(fields[name], safe='-._~')}" for name in sorted(fields))
@@ -84,16 +98,16 @@ class Signer:
         return HttpRequest(f"{base}?{query}" if query else base, signed, method)
 
 
-class PresigningSigner(Signer):
+class UrlSigner(Signer):
     """Lets the library sign each URL. parameters: of get_object, except the key."""
 
     def __init__(self, client: Client, parameters: dict[str, Any]) -> None:
-        super().__init__("", None, _headers_of(parameters), {})
+        super().__init__()
         self._client, self._parameters = client, parameters
 
     def request(self, key: str, method: str = "GET") -> HttpRequest:
         url = _presigned(self._client, f"{method.lower()}_object", {**self._parameters, "Key": key})
-        return HttpRequest(url, dict(self._object_headers), method)
+        return HttpRequest(url, _headers_of(self._parameters), method)
 
     def page(self, parameters: dict[str, Any]) -> HttpRequest:
         complete = self._client.complete(self._client.boto.list_objects_v2, parameters)
@@ -106,7 +120,7 @@ def signer_with(settings: StaticSettings) -> Signer:
     if settings.access_key is not None:
         scope = f"{settings.region}/s3/aws4_request"
         key = SigningKey(settings.access_key, settings.secret_key, settings.token, scope)
-    return Signer(settings.base, key, _headers_of(_CHECKSUMS), {})
+    return HeaderSigner(settings.base, key, _headers_of(_CHECKSUMS), {})
 
 
 def signer_by_library(client: Client, bucket: str) -> Signer:
@@ -122,9 +136,9 @@ def signer_by_library(client: Client, bucket: str) -> Signer:
             auth = client.call(boto._request_signer.get_auth_instance, "s3", "", "s3v4-query")
             key = SigningKey.of_url(auth.credentials, query)
         except (AttributeError, KeyError, ValueError):
-            return PresigningSigner(client, parameters)
+            return UrlSigner(client, parameters)
     page_headers = _headers_of(client.complete(boto.list_objects_v2, {"Bucket": bucket}))
-    return Signer(base.removesuffix(_SAMPLE), key, _headers_of(parameters), page_headers)
+    return HeaderSigner(base.removesuffix(_SAMPLE), key, _headers_of(parameters), page_headers)
 
 
 class SigningKey:
