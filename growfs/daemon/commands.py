@@ -67,7 +67,6 @@ class MountCommands:
         self._setters = setters
         self._checks = checks
         self._live = {row.name: row for row in fields(Options) if row.name in setters}
-        assert all(row.metadata["live"] for row in self._live.values())
 
     async def status(self) -> AsyncIterator[Any]:
         """Return the status."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -337,6 +337,7 @@ def _build(
         "settle": generations.set_settle,
         "cache_size": space.set_cache_size,  # last, as it raises an error if files in use stay in the way
     }
+    assert setters.keys() == {row.name for row in fields(Options) if row.metadata["live"]}
     if parts:  # which decide what is listed
         del setters["rotation"], setters["turnover"]
     checks: dict[str, SettingCheck] = {"peers": check_peers, "cache_size": check_cache_size}
