@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from growfs import btrfs_quota
+from growfs import btrfs
 from growfs.errors import DiskFailed, DiskFull
 from growfs.paths import StrPath
 
@@ -210,6 +210,6 @@ def room(folder: Path) -> tuple[int, int]:
     spare = min(SPARE_FILES_MAX, stat.f_files // SPARE_FILES_SHARE)
     files = max(0, stat.f_favail - spare) if stat.f_files else sys.maxsize
     free = stat.f_bavail * stat.f_frsize
-    if (in_group := btrfs_quota.free_bytes(folder)) is not None:
+    if (in_group := btrfs.free_bytes(folder)) is not None:
         free = min(free, in_group)
     return free, files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import random
@@ -136,8 +137,14 @@ def set_format(cache: Path, number: int) -> None:
 
 
 def files_below(folder: Path) -> set[str]:
-    """The relative paths of all files below a folder."""
-    return {str(Path(root, name).relative_to(folder)) for root, _, names in os.walk(folder) for name in names}
+    """The relative paths of all files below a folder. Raises OSError if a daemon has died with its mount there."""
+
+    def refuse_dead_mount(error: OSError) -> None:  # os.walk takes it for an empty folder
+        if error.errno == errno.ENOTCONN:
+            raise error
+
+    walk = os.walk(folder, onerror=refuse_dead_mount)
+    return {str(Path(root, name).relative_to(folder)) for root, _, names in walk for name in names}
 
 
 def descendants(pid: int) -> list[int]:

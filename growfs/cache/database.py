@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from growfs import disk
+from growfs import btrfs, disk
 from growfs.cache.cache_folder import FORMAT, unreadable
 from growfs.cache.schema import PAGE_CACHE_KIB, Query, create, read_only
 from growfs.errors import Unreadable
@@ -36,21 +36,31 @@ RETRY_S = 5.0
 """Pause before retrying a write that the disk refused."""
 SPARE_BYTES_MAX, SPARE_SHARE = 16 << 20, 8
 """Room for the rows of a thousand evicted files; at most one part in 8 of the disk's free space."""
+GROUP_SPARE_BYTES_MAX, GROUP_SPARE_SHARE = 64 << 20, 4
+"""The same for a btrfs quota group, as a part of its limit. btrfs reserves some 200 KiB of metadata for each file that
+is written, until it commits, and the limits of a group hold only roughly meanwhile.
+"""
 
 
 class Spare:
     """Owns a file that only reserves space: evicting a file writes to the catalog, which needs space on a full disk.
 
-    The space is given up when the disk is full, and reserved again once it has room. lacking_bytes: how much of the
-    space is not reserved.
+    The space is given up when the disk is full, and reserved again once it has room. In a btrfs quota group it is left
+    free from the start, as `leave_free`: what is deleted there counts until the next commit. lacking_bytes: how much of
+    the space is not reserved.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._bytes = 0
-        self._is_left_free = False
+        limit = btrfs.limit_bytes(path.parent)
+        self._is_left_free = limit is not None
         self.give_up()  # the one that a crash has left
-        self._bytes = self.lacking_bytes = min(SPARE_BYTES_MAX, disk.free_bytes(path.parent) // SPARE_SHARE)
+        if limit is None:
+            self._bytes = min(SPARE_BYTES_MAX, disk.free_bytes(path.parent) // SPARE_SHARE)
+        else:
+            self._bytes = min(GROUP_SPARE_BYTES_MAX, limit // GROUP_SPARE_SHARE)
+        self.lacking_bytes = self._bytes
         self.make()
 
     def make(self) -> None:

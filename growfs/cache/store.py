@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from growfs import disk
+from growfs import btrfs, disk
 from growfs.cache.catalog import Catalog, Changes, Removed
 from growfs.cache.database import SPARE_BYTES_MAX, Database
 from growfs.cache.open_files import OpenFile, OpenFiles
@@ -346,6 +346,8 @@ class Store:
             freed += await self._evict(ids[start : start + EVICTED_FILES_MAX], return_to_pass)
         if ids and return_to_pass:
             self.returned_to_pass.notify()
+        if self._short_by_disk(freed) > 0:  # otherwise the size of the cache is the limit
+            await trio.to_thread.run_sync(btrfs.commit, self._sync_fd)
         return freed
 
     async def _evict(self, ids: Sequence[int], return_to_pass: bool) -> int:

@@ -116,9 +116,8 @@ def call(
                 f"{folder}: this mount belongs to another user; run the command as that user or as root"
             ) from None
         except OSError as error:
-            raise GrowfsError(
-                f"the daemon of {folder} does not answer ({error.strerror or error}); see {folder}/log"
-            ) from None
+            advice = "look at the cache's disk (dmesg)" if error.errno == errno.EIO else f"see {folder}/log"
+            raise GrowfsError(f"the daemon of {folder} does not answer ({error.strerror or error}); {advice}") from None
         except NONSENSE:
             raise _not_understood(folder) from None
     raise GrowfsError(f"the daemon of {folder} closed the connection; see {folder}/log")

@@ -1,4 +1,4 @@
-"""The bytes left by the quota group of a btrfs subvolume, which statvfs(2) does not report.
+"""btrfs: the limit of a subvolume's quota group, which statvfs(2) does not report, and the commits that free space.
 
 The kernel shows each group as a folder of numbers: https://docs.kernel.org/filesystems/btrfs.html, fs/btrfs/sysfs.c
 (since Linux 5.9).
@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from uuid import UUID
 
-FS_INFO, INO_LOOKUP = 0x8400941F, 0xD0009412
-"""ioctls of linux/btrfs.h; neither needs a privilege if the folder can be opened."""
+FS_INFO, INO_LOOKUP, START_SYNC, WAIT_SYNC = 0x8400941F, 0xD0009412, 0x80089418, 0x40089416
+"""ioctls of linux/btrfs.h; none needs a privilege if the folder can be opened."""
 FIRST_FREE_OBJECTID = 256
 """The inode of each subvolume's root."""
 LIMIT_REFERENCED, LIMIT_EXCLUSIVE = 1, 2
@@ -23,24 +23,42 @@ LIMIT_REFERENCED, LIMIT_EXCLUSIVE = 1, 2
 RESERVED = "rsv_data", "rsv_meta_pertrans", "rsv_meta_prealloc"
 
 
-def free_bytes(folder: Path) -> int | None:
-    """Bytes that may still be written to the folder's subvolume; None without such a limit, or on other file systems.
+def limit_bytes(folder: Path) -> int | None:
+    """Bytes that the folder's subvolume may hold; None without such a limit, or on other file systems.
 
     Ignores groups above the subvolume's own.
     """
+    return min((limit for limit, _ in _limits(folder)), default=None)
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Bytes that may still be written to the folder's subvolume; None as for `limit_bytes`."""
+    return min((max(0, limit - used) for limit, used in _limits(folder)), default=None)
+
+
+def commit(fd: int) -> None:
+    """Commit the transaction of the file system of an open folder: until then, deleted files count as used space.
+
+    Unlike syncfs(2), this does not write the content of files. Does nothing on other file systems.
+    """
+    with suppress(OSError):
+        fcntl.ioctl(fd, WAIT_SYNC, fcntl.ioctl(fd, START_SYNC, bytes(8)))
+
+
+def _limits(folder: Path) -> list[tuple[int, int]]:
+    """The limits of the subvolume's group, each with the bytes that are used or reserved."""
     if (group := _group(folder)) is None:
-        return None
+        return []
     try:
         limits = _number(group, "limit_flags")
         reserved = sum(_number(group, name) for name in RESERVED)
-        free = [
-            _number(group, f"max_{kind}") - _number(group, kind) - reserved
+        return [
+            (_number(group, f"max_{kind}"), _number(group, kind) + reserved)
             for bit, kind in ((LIMIT_REFERENCED, "referenced"), (LIMIT_EXCLUSIVE, "exclusive"))
             if limits & bit
         ]
     except (OSError, ValueError):  # quotas are off
-        return None
-    return max(0, min(free)) if free else None
+        return []
 
 
 @cache
