@@ -346,7 +346,7 @@ class Store:
             freed += await self._evict(ids[start : start + EVICTED_FILES_MAX], return_to_pass)
         if ids and return_to_pass:
             self.returned_to_pass.notify()
-        if self._short_by_disk(freed) > 0:  # otherwise the size of the cache is the limit
+        if freed and self._short_by_disk(freed) > 0:  # otherwise the size of the cache is the limit
             await trio.to_thread.run_sync(btrfs.commit, self._sync_fd)
         return freed
 

@@ -144,7 +144,7 @@ OUTAGES = [
     Outage("slow_down", "the server is busy or failing (503", "try again later"),
     Outage("too_many", "the server is busy or failing (429", "try again later"),
     Outage("expired", "the credentials are wrong or have expired", "AWS_ACCESS_KEY_ID"),
-    Outage("stall", "cannot reach the server (it fell silent)", CHECK_NETWORK),
+    Outage("stall", "nothing has arrived for 10 s", CHECK_NETWORK),
     Outage("denied", "access denied", "check its permissions"),
 ]
 
