@@ -20,7 +20,6 @@ FIRST_FREE_OBJECTID = 256
 """The inode of each subvolume's root."""
 LIMIT_REFERENCED, LIMIT_EXCLUSIVE = 1, 2
 """Bits of limit_flags: BTRFS_QGROUP_LIMIT_MAX_RFER, BTRFS_QGROUP_LIMIT_MAX_EXCL."""
-RESERVED = "rsv_data", "rsv_meta_pertrans", "rsv_meta_prealloc"
 
 
 def limit_bytes(folder: Path) -> int | None:
@@ -46,12 +45,16 @@ def commit(fd: int) -> None:
 
 
 def _limits(folder: Path) -> list[tuple[int, int]]:
-    """The limits of the subvolume's group, each with the bytes that are used or reserved."""
+    """The limits of the subvolume's group, each with the bytes that are used, or reserved for the content of files.
+
+    Leaves out the reservations of metadata, most of which the next commit gives back. If they reach the limit, btrfs
+    commits by itself.
+    """
     if (group := _group(folder)) is None:
         return []
     try:
         limits = _number(group, "limit_flags")
-        reserved = sum(_number(group, name) for name in RESERVED)
+        reserved = _number(group, "rsv_data")
         return [
             (_number(group, f"max_{kind}"), _number(group, kind) + reserved)
             for bit, kind in ((LIMIT_REFERENCED, "referenced"), (LIMIT_EXCLUSIVE, "exclusive"))

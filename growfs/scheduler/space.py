@@ -322,11 +322,15 @@ class Space:
         async with self._by_what_is_listed() as is_known:
             if not is_known:
                 return None
-            short = self._store.bytes_short(disk.allocation(size))
-            if short > 0:
-                ample = self._store.limit_bytes // BATCH_PARTS if is_draw else 0
+            ample = self._store.limit_bytes // BATCH_PARTS if is_draw else 0
+            for _ in range(2):  # the disk may free less than the files took: btrfs writes metadata to delete them
+                short = self._store.bytes_short(disk.allocation(size))
+                if short <= 0:
+                    break
                 chosen = await self._pick(priority, short, ample)
-                if is_draw and chosen and self._are_awaited and self._are_awaited(chosen):
+                if not chosen:
+                    break
+                if is_draw and self._are_awaited and self._are_awaited(chosen):
                     return None
                 await self._evict(chosen, return_to_pass=not is_draw)
             reserved = self._store.reserve(size)  # no other task runs in between
