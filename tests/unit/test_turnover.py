@@ -436,6 +436,16 @@ async def test_a_disk_that_refuses_to_evict_is_logged_once_a_minute(
         mock_clock.jump(60)
 
 
+async def test_if_the_disk_frees_less_than_the_files_took_more_are_evicted(
+    scene: TurnoverScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await show_all(scene, "1234")
+    store, bytes_short = scene.store, scene.store.bytes_short
+    monkeypatch.setattr(store, "bytes_short", lambda need: bytes_short(need) + BLOCK * (store.evicted_files == 1))
+    assert await scene.cache.reserve_by_eviction(BLOCK, Holds())
+    assert scene.resident() == "34"
+
+
 async def test_a_listed_file_that_a_miss_evicts_may_be_drawn_again(scene: TurnoverScene) -> None:
     await show_all(scene, "1234")
     await scene.begin(delist=2)
