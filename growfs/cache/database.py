@@ -37,8 +37,8 @@ RETRY_S = 5.0
 SPARE_BYTES_MAX, SPARE_SHARE = 16 << 20, 8
 """Room for the rows of a thousand evicted files; at most one part in 8 of the disk's free space."""
 GROUP_SPARE_BYTES_MAX, GROUP_SPARE_SHARE = 64 << 20, 4
-"""The same for a btrfs quota group, as a part of its limit. btrfs reserves some 200 KiB of metadata for each file that
-is written, until it commits, and the limits of a group hold only roughly meanwhile.
+"""The same for a btrfs quota group, as a part of its limit: a commit must always make room. Until then, btrfs reserves
+200 to 400 KiB of metadata for each file that is written.
 """
 
 
