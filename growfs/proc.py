@@ -19,6 +19,8 @@ HARMLESS_BY_DEFAULT = (
     *(signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
 )
 """Signals that by default are ignored, or stop or continue the process (signal(7))."""
+SIGNALS_EVERY_S = 0.1
+"""How often the signals of a process that waits are checked."""
 
 
 @dataclass(frozen=True, slots=True)

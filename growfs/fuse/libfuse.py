@@ -1,8 +1,8 @@
 """The libfuse engine: connects the vfs to the kernel through pyfuse3. Works on any kernel, for any user.
 
 Reads are copied through the daemon. Data in the page cache is copied into one buffer on trio's thread; other data is
-read on another thread, so that a slow disk does not delay other readers. An open that waits cannot be interrupted,
-because pyfuse3 does not report interrupts. It ends at --miss-timeout.
+read on another thread, so that a slow disk does not delay other readers. pyfuse3 does not report interrupts, so the
+signals of a reader whose open waits are polled.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 import pyfuse3
 import trio
 
 from growfs.disk import BLOCK
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, Interrupted
 from growfs.fuse.latency import CpuLatencyRequest
 from growfs.fuse.mounting import MountRow, MountSpec, force_unmount
+from growfs.proc import SIGNALS_EVERY_S, is_ending
 from growfs.vfs.attributes import Attributes
 from growfs.vfs.filesystem import NAME_MAX, Vfs
 
@@ -66,6 +67,7 @@ class LibfuseEngine(pyfuse3.Operations):
         self._vfs = vfs
         self._cpu_latency = CpuLatencyRequest()
         self._mounted: MountRow | None = None
+        self._waiting: dict[trio.CancelScope, int] = {}
         # Notifications that are still queued when the file system is unmounted fail.
         logging.getLogger("pyfuse3").addFilter(lambda record: self._mounted is not None)
 
@@ -78,8 +80,27 @@ class LibfuseEngine(pyfuse3.Operations):
         """Answer the kernel until the file system is unmounted."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cpu_latency.run)
+            nursery.start_soon(self._watch_signals)
             await pyfuse3.main(min_tasks=2, max_tasks=TASKS_MAX)
             nursery.cancel_scope.cancel()
+
+    async def _watch_signals(self) -> None:
+        """Cancel the requests that a thread waits for when its process is about to end."""
+        while True:
+            await trio.sleep(SIGNALS_EVERY_S)
+            for scope, tid in self._waiting.items():
+                if is_ending(tid):
+                    scope.cancel()
+
+    async def _waited_for(self, tid: int, handle: Awaitable[int]) -> int:
+        """The handle that a thread waits for. Raises Interrupted if a signal ends its process meanwhile."""
+        with trio.CancelScope() as scope:
+            self._waiting[scope] = tid
+            try:
+                return await handle
+            finally:
+                del self._waiting[scope]
+        raise Interrupted(f"thread {tid} is ending")
 
     async def ready(self) -> None:
         """Return at once: the kernel asks when readers list."""
@@ -116,11 +137,15 @@ class LibfuseEngine(pyfuse3.Operations):
 
     @with_errno
     async def opendir(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
-        return pyfuse3.FileHandleT(self._vfs.open_directory(inode, ctx.pid))
+        handle = self._vfs.try_open_directory(inode, ctx.pid)
+        if handle is None:
+            handle = await self._waited_for(ctx.pid, self._vfs.open_directory(inode, ctx.pid))
+        return pyfuse3.FileHandleT(handle)
 
     @with_errno
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        await self._vfs.begin_listing(fh, start_id)
+        """Waits for nothing but the database: see `PassthroughEngine`."""
+        await self._vfs.scan(fh, start_id)
         count = 0
         for entry in self._vfs.entries(fh, start_id):
             name = pyfuse3.FileNameT(entry.name.encode())
@@ -136,7 +161,11 @@ class LibfuseEngine(pyfuse3.Operations):
     @with_errno
     async def open(self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         self._cpu_latency.count()
-        handle = await self._vfs.open(inode, ctx.pid)
+        handle = self._vfs.try_open(inode, ctx.pid)
+        if handle is None:
+            handle = await self._waited_for(ctx.pid, self._vfs.open(inode, ctx.pid))
+        else:
+            self._vfs.count_open(handle)
         virtual = self._vfs.is_virtual(handle)
         kept = not virtual and self._vfs.keeps_content(inode)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=virtual, keep_cache=kept)

@@ -13,10 +13,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,8 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DROPPED_S_MAX = 0.1
-"""How long deletions wait for the kernel to drop the links. The kernel does not drop them while a rewound listing of
-their directory waits for a generation, which may in turn wait for the deletions."""
+"""How long deletions wait for the kernel to drop the links. It does that once listings of their directory are answered."""
 FOLLOWED_S = 0.01
 """How long a process may take to receive a sent entry, and to open the path that it has read from a link."""
 OWN_OPEN_S = 1.0
@@ -139,38 +136,11 @@ class LinksEngine(PassthroughEngine):
         return super()._table() | {Opcode.READLINK: self._read_link}
 
     def _opendir(self, request: FuseRequest) -> None:
-        """First count the files that the reader has opened: they decide what it is shown. The listing begins here.
-
-        It may wait for a generation. If it waited in READDIR, the kernel would hold the directory's lock, and could not
-        drop a link there to a file that is evicted meanwhile.
-        """
+        """First count the files that the reader has opened: they decide what it is shown."""
         self._counter.count_now()
         if not self._counter.is_counting:
             self._vfs.count_all()
-        handle = self._vfs.open_directory(request.nodeid, request.tid)
-        with self._closing_on_error(handle):
-            has_begun = self._vfs.try_begin_listing(handle)
-        if has_begun:
-            self._reply_opendir(request, handle)
-        else:
-            self._start_task(request, partial(self._opendir_later, request, handle))
-
-    async def _opendir_later(self, request: FuseRequest, handle: int) -> None:
-        with self._closing_on_error(handle):
-            await self._vfs.begin_listing(handle)
-        self._reply_opendir(request, handle)
-
-    @contextmanager
-    def _closing_on_error(self, handle: int) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._vfs.close_directory(handle)
-            raise
-
-    def _reply_opendir(self, request: FuseRequest, handle: int) -> None:
-        self._vfs.note_begun(handle)
-        super()._reply_opendir(request, handle)
+        super()._opendir(request)
 
     def _open(self, request: FuseRequest) -> None:
         """Open a file that is not cached, or one in .growfs/, which may report how often files were opened."""

@@ -21,13 +21,13 @@ from growfs.fuse import protocol, replies
 from growfs.fuse.mounting import MountRow, MountSpec, force_unmount
 from growfs.fuse.protocol import HEADER, FuseRequest, Opcode, OpenFlag
 from growfs.fuse.session import Session
-from growfs.proc import is_ending
+from growfs.proc import SIGNALS_EVERY_S, is_ending
 from growfs.vfs.filesystem import Vfs
 
 log = logging.getLogger(__name__)
 
-SIGNALS_EVERY_S = 0.1
-"""How often the signals of an interrupted reader are checked: the kernel reports the first one only."""
+FOREIGN_S = 10.0
+"""How long a reader of another pid namespace goes on waiting after its first signal, which may be a harmless one."""
 OPEN_AHEAD_MAX = 16_384
 """Listed files waiting to be opened ahead. If there are more, the oldest are dropped."""
 NO_BACKING = 0
@@ -192,9 +192,14 @@ class PassthroughEngine:
             self._nursery.start_soon(self._watch_signals, unique, pending)
 
     async def _watch_signals(self, unique: int, pending: PendingRequest) -> None:
-        """Cancel the request when its process is about to end. SIGCHLD and the like do not cancel it."""
+        """Cancel the request when its process is about to end. SIGCHLD and the like do not cancel it.
+
+        The kernel reports the first signal only. Those of other pid namespaces cannot be seen (`is_ending`).
+        """
+        if pending.tid == 0:
+            await trio.sleep(FOREIGN_S)
         while self._pending.get(unique) is pending:
-            if is_ending(pending.tid):
+            if pending.tid == 0 or is_ending(pending.tid):
                 pending.scope.cancel()
                 return
             await trio.sleep(SIGNALS_EVERY_S)
@@ -235,21 +240,32 @@ class PassthroughEngine:
     # Directories.
 
     def _opendir(self, request: FuseRequest) -> None:
-        self._reply_opendir(request, self._vfs.open_directory(request.nodeid, request.tid))
+        handle = self._vfs.try_open_directory(request.nodeid, request.tid)
+        if handle is None:
+            self._start_task(request, partial(self._opendir_later, request))
+        else:
+            self._reply_opendir(request, handle)
+
+    async def _opendir_later(self, request: FuseRequest) -> None:
+        self._reply_opendir(request, await self._vfs.open_directory(request.nodeid, request.tid))
 
     def _reply_opendir(self, request: FuseRequest, handle: int) -> None:
         if not self._session.send(replies.open_reply(request.unique, handle, 0)):
             self._vfs.close_directory(handle)
 
     def _readdir(self, request: FuseRequest, plus: bool) -> None:
+        """Waits for nothing but the database: the kernel locks the directory until it is answered.
+
+        Lookups there, and notifications of its names, wait for that lock, and cannot be killed.
+        """
         read = protocol.ReadIn.unpack(request.message, HEADER)
-        if not self._vfs.try_begin_listing(read.fh, read.offset):
-            self._start_task(request, partial(self._readdir_later, request, read, plus))
-        else:
+        if self._vfs.try_scan(read.fh, read.offset):
             self._reply_entries(request, read, plus)
+        else:
+            self._start_task(request, partial(self._readdir_later, request, read, plus))
 
     async def _readdir_later(self, request: FuseRequest, read: protocol.Members, plus: bool) -> None:
-        await self._vfs.begin_listing(read.fh, read.offset)
+        await self._vfs.scan(read.fh, read.offset)
         self._reply_entries(request, read, plus)
 
     def _reply_entries(self, request: FuseRequest, read: protocol.Members, plus: bool) -> None:

@@ -218,7 +218,7 @@ class Session:
     def notify_all(self, messages: Iterable[bytes], timeout_s: float) -> None:
         """Send notifications, and return when the kernel has handled them; on any thread but the serving one.
 
-        Also returns after the timeout: the kernel may hold them while a listing of that directory waits.
+        Also returns after the timeout: the kernel holds them while a listing of that directory waits for its answer.
         """
         for message in messages:
             self._notifications.put(message)

@@ -91,29 +91,37 @@ class Readers:
 
     # What readers do.
 
-    def listing(self, tid: int, directory: int, asks: bool = False) -> tuple[Reader, Generation] | None:
-        """Note that a thread lists a directory (EVERYWHERE: all); returns its reader and the generation that it sees.
+    def is_due(self, reader: Reader, directory: int, asks: bool = False) -> bool:
+        """Whether a generation has to `begin` before a process lists a directory (EVERYWHERE: all).
 
-        None if a generation has to `begin` first. asks: it asks for the generation after the one that it saw last.
+        asks: it asks for the generation after the one that it saw last.
         """
-        reader, newest = self._own(tid), self._generations.current
-        if reader.listed_at is None:
-            reader.command_line = reader.command_line or self._processes[reader].command_line  # before it runs another
+        return self._view(reader, directory, asks) is None
+
+    def _view(self, reader: Reader, directory: int, asks: bool) -> Generation | None:
+        """The generation to show; None if the next one has to begin first."""
+        newest = self._generations.current
+        found = self._processes.get(reader)  # it may have ended: another process reads the directory that it has opened
+        if reader.listed_at is None and found:
+            reader.command_line = reader.command_line or found.command_line  # before it runs another
         if newest is None or newest.is_over:
             return None
-        if reader.listed_at is None:
-            reader.job = self._job(reader, asks)
+        if reader.listed_at is None and found:
+            reader.job = self._job(reader, found, asks)
         if self._generations.is_over and not (newest.part and (asks or reader.job.asks)):
             return None  # a job that asks for parts gets each of them, even one of which no file could be fetched
-        now, settle_s = trio.current_time(), self._generations.settle_s
         if asks:
-            view = reader.asked_view(newest)
-        else:
-            by_time = newest.part is None or self._generations.counts_all
-            view = reader.next_view(directory, newest, now, settle_s, self._holding(), by_time)
-        return self._join(reader, directory, view) if view else None
+            return reader.asked_view(newest)
+        now, settle_s = trio.current_time(), self._generations.settle_s
+        by_time = newest.part is None or self._generations.counts_all
+        return reader.next_view(directory, newest, now, settle_s, self._holding(), by_time)
 
-    def _join(self, reader: Reader, directory: int, generation: Generation) -> tuple[Reader, Generation]:
+    def listing(self, reader: Reader, directory: int, asks: bool = False) -> Generation:
+        """Note that a process lists a directory; returns the generation that it sees.
+
+        It is the newest one if the next has not begun, although it is due.
+        """
+        generation = self._view(reader, directory, asks) or self._generations.current or NOTHING
         if reader.listed_at is None:
             self._threads.clear()  # from now on it is credited with the opens of its children
         now = trio.current_time()
@@ -121,25 +129,25 @@ class Readers:
         if directory == EVERYWHERE:
             reader.is_shown(EVERYWHERE, generation.files)
         self.released.notify()  # its earlier holds have ended
-        return reader, generation
+        return generation
 
-    async def begin(self, tid: int, directory: int, asks: bool = False) -> tuple[Reader, Generation]:
-        """Begin the generation that this listing needs; then as `listing`."""
-        reader = self._own(tid)
+    async def begin(self, reader: Reader, directory: int, asks: bool = False) -> None:
+        """Begin the generation that a listing needs, if it needs one, unless another listing begins it meanwhile.
+
+        If it cannot begin (the disk refuses to write it, or --show-files asks for more files), the newest one stays.
+        """
+        if not self.is_due(reader, directory, asks):
+            return
         with self._waiting(reader, directory):
-            return await self._begin(reader, tid, directory, asks)
-
-    async def _begin(self, reader: Reader, tid: int, directory: int, asks: bool) -> tuple[Reader, Generation]:
-        async with self._beginning:
-            if listing := self.listing(tid, directory, asks):
-                return listing  # another listing began it meanwhile
-            now = trio.current_time()
-            lasting = (other.lasting_holds(now, lister=reader) for other in self._holding())
-            lasting_holds = Holds(lasting, self._is_foreign_holding)
-            await trio.to_thread.run_sync(lasting_holds.merge)  # a worker gets them
-            await self._generations.begin(lasting_holds, self._recently_opened())
-            reader.job.asks = reader.job.asks or asks  # there was no generation to ask for one after it
-            return self._join(reader, directory, self._generations.current or NOTHING)
+            async with self._beginning:
+                if not self.is_due(reader, directory, asks):
+                    return
+                now = trio.current_time()
+                lasting = (other.lasting_holds(now, lister=reader) for other in self._holding())
+                lasting_holds = Holds(lasting, self._is_foreign_holding)
+                await trio.to_thread.run_sync(lasting_holds.merge)  # a worker gets them
+                await self._generations.begin(lasting_holds, self._recently_opened())
+                reader.job.asks = reader.job.asks or asks  # there was no generation to ask for one after it
 
     @contextmanager
     def _waiting(self, reader: Reader, directory: int) -> Iterator[None]:
@@ -248,7 +256,8 @@ class Readers:
 
     # Which process a thread belongs to.
 
-    def _own(self, tid: int) -> Reader:
+    def reader_of(self, tid: int) -> Reader:
+        """The reader that stands for a thread's process. Raises TooManyOpen."""
         return self._reader_of(_process_of(tid))
 
     def _reader_of(self, found: Process) -> Reader:
@@ -266,13 +275,12 @@ class Readers:
                     self._nursery.start_soon(self._until_it_ends, reader)
         return self._readers[key]
 
-    def _job(self, new: Reader, asks: bool) -> Job:
+    def _job(self, new: Reader, process: Process, asks: bool) -> Job:
         """The job of a process that has not listed yet: that of a live process that started with it, or its own.
 
         If it does not ask for generations itself, but an ancestor does, it works for that one: a command of a shell
         loop comes and goes.
         """
-        process = self._processes[new]
         for each in () if asks else lineage(process):
             ancestor = self._readers.get((each.pid, each.start))
             if ancestor and ancestor.job.asks:

@@ -1,7 +1,8 @@
 """The view that readers get: names, attributes, listings and open files. Knows no kernel protocol.
 
 Owns the handles of directories and cached files; `VirtualFolder` owns those of .growfs/. Every answer comes from memory
-or the local database at once. Only `open` may wait, for a miss, and `begin_listing`, for a new generation.
+or the local database at once. Only opens may wait: `open` for a miss, and `open_directory` for a new generation. The
+kernel holds no lock meanwhile, as it does for a directory that is read or in which a name is looked up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, 
 from growfs.proc import thread_group
 from growfs.rotation.holds import EVERYWHERE
 from growfs.rotation.reader import Reader
-from growfs.rotation.readers import NOTHING, Readers
+from growfs.rotation.readers import Readers
 from growfs.rotation.rules import Generation
 from growfs.signal import Signal
 from growfs.status_and_metrics import MissStatus
@@ -81,12 +82,11 @@ class Opens:
 
 @dataclass(slots=True)
 class OpenDirectory:
-    """An open directory. From its first page on, it shows a single generation."""
+    """An open directory. It shows a single generation, also when it is rewound."""
 
     id: int
-    pid: int
-    """The process that opened it."""
-    reader: Reader | None = None
+    reader: Reader | None
+    """The process that opened it; None for .growfs/, which shows no generation."""
     generation: Generation | None = None
     """The generation that it shows; None before its first page."""
     position: int = 0
@@ -95,15 +95,6 @@ class OpenDirectory:
     """The entries after `position` that were read from the database and not yet delivered."""
     scanned: int = 0
     """The position up to which the database was searched."""
-    has_begun: bool = False
-    """Whether its listing began when it was opened, and has not been read yet."""
-    is_scanning: bool = False
-    """Whether the search for the next entries has not found any yet."""
-
-    def begin(self, reader: Reader, generation: Generation) -> None:
-        """Begin a listing for a process."""
-        self.reader, self.generation = reader, generation
-        self.pending, self.position, self.scanned, self.is_scanning = [], 0, 0, True
 
 
 class Link(NamedTuple):
@@ -220,58 +211,56 @@ class Vfs:
 
     # Listings.
 
-    def open_directory(self, id: int, tid: int) -> int:
-        """A handle for a directory that a thread opens."""
+    def try_open_directory(self, id: int, tid: int) -> int | None:
+        """A handle for a directory that a thread opens; None if `open_directory` has to wait for a generation."""
+        if id == FOLDER_ID:
+            return self._new_directory(id, None)
+        reader = self._readers.reader_of(tid)
+        return None if self._readers.is_due(reader, id) else self._new_directory(id, reader)
+
+    async def open_directory(self, id: int, tid: int) -> int:
+        """As `try_open_directory`, but waits for the generation that its listing will show.
+
+        The listing begins when the directory is first read: a program may open it for other reasons.
+        """
+        reader = self._readers.reader_of(tid)
+        await self._readers.begin(reader, id)
+        return self._new_directory(id, reader)
+
+    def _new_directory(self, id: int, reader: Reader | None) -> int:
         handle = next(self._directory_handles)
-        self._directories[handle] = OpenDirectory(id, thread_group(tid))  # now: the thread may end before it reads
+        self._directories[handle] = OpenDirectory(id, reader)
         return handle
 
-    def try_begin_listing(self, handle: int, position: int = 0) -> bool:
-        """Begin a listing of a directory, or continue it from a position; False if `begin_listing` has to wait.
+    def try_scan(self, handle: int, position: int) -> bool:
+        """Find the next entries of a directory after a position. The first call begins its listing, at any position:
+        seekdir(3).
 
-        The first read of a handle may start at any position: seekdir(3).
+        Returns False if all rows that were read are delisted, and more follow; then call it again.
         """
         directory = self._directories[handle]
-        if directory.id == FOLDER_ID:
+        if directory.reader is None:
             return True
-        if directory.has_begun and not position:
-            directory.has_begun = False
-        elif not (directory.is_scanning or (position and directory.generation)):
-            listing = self._readers.listing(directory.pid, directory.id)
-            if listing is None:
-                return False
-            directory.begin(*listing)
-        return self._scan(directory, position)
-
-    def note_begun(self, handle: int) -> None:
-        """Note that the listing that its first read will show has begun."""
-        self._directories[handle].has_begun = True
-
-    async def begin_listing(self, handle: int, position: int = 0) -> None:
-        """As `try_begin_listing`, but waits if a new generation begins with it, or many rows have to be skipped."""
-        directory = self._directories[handle]
-        if not self.try_begin_listing(handle, position):
-            if not directory.is_scanning:
-                directory.begin(*await self._readers.begin(directory.pid, directory.id))
-            while not self._scan(directory, position):
-                await trio.lowlevel.checkpoint()
-
-    def _scan(self, directory: OpenDirectory, position: int) -> bool:
-        """Read the entries after a position; False if all rows that were read are delisted, and more follow."""
+        if directory.generation is None:
+            directory.generation = self._readers.listing(directory.reader, directory.id)
         if position != directory.position:
             directory.position = directory.scanned = position
         elif directory.pending:
             return True
-        generation = directory.generation or NOTHING
+        generation = directory.generation
         find = part_entries if generation.part else visible_entries
         directory.pending, scanned = find(
             self._store, directory.id, directory.scanned, generation, SCAN_ROWS, self._started_ns
         )
         if self._shows_links:
             directory.pending = self._as_links(directory.id, directory.pending)
-        directory.is_scanning = scanned is not None
         directory.scanned = scanned or directory.scanned
-        return not directory.is_scanning
+        return scanned is None
+
+    async def scan(self, handle: int, position: int) -> None:
+        """As `try_scan`, until entries are found, or none are left."""
+        while not self.try_scan(handle, position):
+            await trio.lowlevel.checkpoint()
 
     def _as_links(self, directory: int, entries: list[Entry]) -> list[Entry]:
         length = len(os.fsencode(self._store.path_of(directory, "")))
@@ -281,12 +270,12 @@ class Vfs:
         ]
 
     def entries(self, handle: int, position: int) -> list[Entry]:
-        """Some of the entries after a position, once the listing has begun there. An empty list is the end.
+        """Some of the entries after a position that was scanned. An empty list is the end.
 
         The engine calls `mark_delivered` with the number of entries that it gave to the reader.
         """
         directory = self._directories[handle]
-        return self._virtual.entries(position) if directory.id == FOLDER_ID else directory.pending
+        return directory.pending if directory.reader else self._virtual.entries(position)
 
     def mark_delivered(self, handle: int, count: int) -> list[Entry]:
         """Note that the first `count` of the last `entries` were given to the reader; returns them."""
@@ -422,9 +411,9 @@ class Vfs:
 
         asks: it asks for the generation after the one that it saw last.
         """
-        listing = self._readers.listing(tid, EVERYWHERE, asks)
-        _, generation = listing or await self._readers.begin(tid, EVERYWHERE, asks)
-        return generation
+        reader = self._readers.reader_of(tid)
+        await self._readers.begin(reader, EVERYWHERE, asks)
+        return self._readers.listing(reader, EVERYWHERE, asks)
 
     def is_virtual(self, handle: int) -> bool:
         """Whether the content was rendered for this open, so that the kernel must not keep any page of it."""

@@ -21,7 +21,6 @@ from growfs.errors import Unreadable
 from growfs.fuse.links import LinksEngine
 from growfs.vfs.open_counter import OpenCounter
 from tests.cli.support import NOBODY, fuse_device, needs_root, other_user
-from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import opened
 from tests.fuse.reader import Reader
 from tests.harness import Growfs, make_tree, until
@@ -273,30 +272,6 @@ def test_other_users_are_not_let_in(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", files=1)
     done = growfs.mount(tmp_path / "remote", "--allow-other", check=False)
     assert "other users cannot follow links" in done.stderr
-
-
-NO_LISTING = """
-from growfs.errors import Unreadable
-from growfs.vfs.attributes import Capacity
-from growfs.vfs.filesystem import Vfs
-
-def refuse(vfs, handle, position=0):
-    raise Unreadable("the disk fails")
-
-Vfs.try_begin_listing = refuse
-Vfs.capacity = lambda vfs: Capacity(len(vfs._directories), 0)
-"""
-"""A disk that fails, and the number of open directories in place of the mount's blocks."""
-
-
-def test_a_directory_whose_listing_cannot_begin_is_closed(growfs: Growfs, tmp_path: Path) -> None:
-    """The kernel releases no directory whose open failed."""
-    make_tree(tmp_path / "remote", files=1)
-    growfs.env[SETUP_VARIABLE] = NO_LISTING
-    growfs.mount(tmp_path / "remote")
-    with pytest.raises(OSError, match="Input/output error"):
-        os.listdir(growfs.mountpoint)
-    assert os.statvfs(growfs.mountpoint).f_blocks == 0
 
 
 async def test_a_disk_that_fails_ends_neither_the_counter_nor_the_mount(tmp_path: Path) -> None:

@@ -554,12 +554,12 @@ class InProcess:
 
     async def list_directory(self, pid: int, directory: str) -> dict[str, int]:
         with errors(directory):
-            handle = self.vfs.open_directory(self._node(directory), pid)
+            id = self._node(directory)
+            handle = self.vfs.try_open_directory(id, pid) or await self.vfs.open_directory(id, pid)
             try:
                 position, sizes = 0, dict[str, int]()
                 while True:
-                    if not self.vfs.try_begin_listing(handle, position):
-                        await self.vfs.begin_listing(handle, position)
+                    await self.vfs.scan(handle, position)
                     entries = self.vfs.entries(handle, position)
                     delivered = self.vfs.mark_delivered(handle, random.randint(1, max(1, len(entries))))
                     for entry in delivered:

@@ -58,7 +58,9 @@ def sleeper() -> subprocess.Popen[bytes]:
 
 async def lists(readers: Readers, pid: int, directory: int = 1) -> tuple[Reader, Generation]:
     """The reader that lists, and the generation that it is shown."""
-    return readers.listing(pid, directory) or await readers.begin(pid, directory)
+    reader = readers.reader_of(pid)
+    await readers.begin(reader, directory)
+    return reader, readers.listing(reader, directory)
 
 
 async def generation(readers: Readers, pid: int, directory: int = 1) -> int:
@@ -127,8 +129,9 @@ async def test_a_rank_whose_script_has_begun_its_program_is_in_the_job_of_those_
 async def test_a_process_that_asks_begins_generations_only_by_asking(readers: Readers) -> None:
     """Nor do the programs that it starts, one after another."""
     for number in (1, 2):
-        _, asked = readers.listing(ME, EVERYWHERE, asks=True) or await readers.begin(ME, EVERYWHERE, asks=True)
-        assert asked.number == number
+        reader = readers.reader_of(ME)
+        await readers.begin(reader, EVERYWHERE, asks=True)
+        assert readers.listing(reader, EVERYWHERE, asks=True).number == number
         for _ in range(2):
             opens(readers, ME)
             assert await generation(readers, ME) == number
@@ -333,7 +336,7 @@ async def test_simultaneous_listings_begin_one_generation(readers: Readers, othe
     numbers = []
 
     async def begin(pid: int) -> None:
-        numbers.append((await readers.begin(pid, 1))[1].number)
+        numbers.append(await generation(readers, pid))
 
     async with trio.open_nursery() as nursery:
         for pid in (ME, other, FOREIGN):

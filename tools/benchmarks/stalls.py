@@ -177,7 +177,9 @@ class Scene:
 
     async def listing(self, pid: int, directory: int) -> None:
         """Make a process list a directory to the end."""
-        reader, _ = self.readers.listing(pid, directory) or await self.readers.begin(pid, directory)
+        reader = self.readers.reader_of(pid)
+        await self.readers.begin(reader, directory)
+        self.readers.listing(reader, directory)
         reader.is_shown(directory, 5)
         reader.is_shown_all(directory)
 
@@ -314,7 +316,7 @@ async def _next_epoch(scene: Scene) -> None:
     """A process that has listed and read lists again."""
     for id in range(FIRST_FILE, FIRST_FILE + 100):
         scene.readers.opened(scene.readers.opener(1), id, False)
-    await scene.readers.begin(1, FIRST_DIRECTORY)
+    await scene.readers.begin(scene.readers.reader_of(1), FIRST_DIRECTORY)
     await scene.generations._wait_until_written()
 
 
