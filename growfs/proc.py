@@ -81,6 +81,16 @@ def process(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), fields[19], command)
 
 
+def is_killed(pid: int) -> bool:
+    """Whether a process was killed and is not gone yet: its first thread has ended, but others may wait in the kernel.
+
+    Their files are open until then, and so are the locks and sockets of the process.
+    """
+    with suppress(OSError):
+        return read_text(f"/proc/{pid}/stat").rpartition(") ")[2][0] in "ZX"  # proc_pid_stat(5)
+    return False
+
+
 def lineage(found: Process) -> Iterator[Process]:
     """A process and its ancestors, without the first process of the system."""
     current: Process | None = found

@@ -9,6 +9,7 @@ import os
 import platform
 import resource
 import struct
+from collections.abc import Mapping, Sequence
 
 from growfs.errors import GrowfsError
 
@@ -20,7 +21,11 @@ _PREADV2 = {"x86_64": 327, "ppc64le": 380, "s390x": 376}
 _PREADV2_GENERIC = 286
 """The numbers of the others are from include/uapi/asm-generic/unistd.h."""
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
-"""The same on every architecture."""
+_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
+"""The same on every architecture (include/uapi/asm-generic/unistd.h)."""
+_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
+_FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
+"""enum fsconfig_command (include/uapi/linux/mount.h)."""
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MS_PRIVATE = 1, 4, 1 << 18
 _MFD_CLOEXEC = 1
@@ -69,6 +74,29 @@ def bind_mount(source: str | os.PathLike[str], target: str | os.PathLike[str]) -
         _call(_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
     finally:
         os.close(tree)
+
+
+def create_file_system(kind: str, strings: Mapping[str, str] | None = None, flags: Sequence[str] = ()) -> int:
+    """Create a file system of a type (fsopen(2), fsconfig(2)) without mounting it; returns its descriptor.
+
+    No process can see it or wait for it, and it goes away with the descriptor. Needs Linux 5.2. Raises OSError.
+    """
+    context = _call(_FSOPEN, kind.encode(), _FSOPEN_CLOEXEC)
+    try:
+        for key, value in (strings or {}).items():
+            _call(_FSCONFIG, context, _FSCONFIG_SET_STRING, key.encode(), value.encode(), 0)
+        for flag in flags:
+            _call(_FSCONFIG, context, _FSCONFIG_SET_FLAG, flag.encode(), 0, 0)
+        _call(_FSCONFIG, context, _FSCONFIG_CMD_CREATE, 0, 0, 0)
+    except OSError:
+        os.close(context)
+        raise
+    return context
+
+
+def detached_root(file_system: int) -> int:
+    """The root folder of a file system from `create_file_system`, mounted nowhere (fsmount(2)). Raises OSError."""
+    return _call(_FSMOUNT, file_system, _FSMOUNT_CLOEXEC, 0)
 
 
 def check_descriptors() -> int:

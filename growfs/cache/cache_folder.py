@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from growfs import disk
 from growfs.errors import GrowfsError, Unreadable
-from growfs.proc import read_text
+from growfs.proc import is_killed
 from growfs.version import __version__
 
 if TYPE_CHECKING:
@@ -314,15 +314,9 @@ def _patience_s(path: Path, lock: int) -> float:
 
 
 def _is_dying(path: Path) -> bool:
-    """Whether the daemon that uses a cache was killed: its main thread has ended, but others still have files open."""
+    """Whether the daemon that uses a cache was killed, or is gone by now."""
     daemon = daemon_of(path)
-    if not daemon:
-        return False
-    try:
-        stat = read_text(f"/proc/{daemon['pid']}/stat")
-    except OSError:
-        return True
-    return stat.rpartition(") ")[2][0] in "ZX"  # proc_pid_stat(5)
+    return bool(daemon) and (is_killed(daemon["pid"]) or not Path(f"/proc/{daemon['pid']}").exists())
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from growfs.daemon.control_client import status_of
 from growfs.daemon.launch import start, stop_or_detach
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import Options, storage_option_texts
-from growfs.daemon.running import find_living
+from growfs.daemon.running import find_living, is_dead
 from growfs.errors import GrowfsError
-from growfs.fuse.mounting import is_dead, mounted_at, resolved
+from growfs.fuse.mounting import mounted_at, resolved
 from growfs.paths import absolute_path
 from growfs.status_and_metrics import MountStatus
 from growfs.units import seconds

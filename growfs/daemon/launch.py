@@ -22,11 +22,19 @@ from growfs.cache.cache_folder import daemon_of, is_in_use
 from growfs.daemon.control_client import call, daemon_pid, status_of
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
-from growfs.daemon.running import Running, daemon_with, find, find_living
+from growfs.daemon.running import (
+    Running,
+    abort_if_killed,
+    abort_killed,
+    daemon_with,
+    find,
+    find_living,
+    is_dead,
+)
 from growfs.daemon.spawn import daemon_process
 from growfs.daemon.status_text import brief, state_text
 from growfs.errors import GrowfsError, UsageError
-from growfs.fuse.mounting import InUse, is_dead, resolved, unmount
+from growfs.fuse.mounting import InUse, MountRow, resolved, unmount
 from growfs.fuse.users import other_mounts
 from growfs.paths import absolute_path, working_folder
 from growfs.proc import name_of, not_ignored, set_title, users_of
@@ -73,6 +81,7 @@ def start(
     url, mountpoint = absolute(url), resolved(absolute_path(mountpoint))
     check_apart(url, mountpoint, options.cache_dir)
     check_function(options.members)
+    abort_killed()  # one may have the cache
     if not fills and is_dead(mountpoint):
         unmount(mountpoint, lazy=True)
     scheme = url.partition("://")[0] if "://" in url else "file"
@@ -151,10 +160,10 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
     with _end_of(found) as ended:
         if found.starting:
             _interrupt(found)
-        dead = _unmount(found, lazy) if found.mounted else False
+        dead = _unmount(found.mounted, lazy) if found.mounted else False
         if lazy:
             return dead
-        others = other_mounts(found.cache, None)
+        others = [] if found.fills else other_mounts(found.cache, None)  # a dead mount may have had the cache before
         if others and not found.mounted:
             pid = _daemon(found.cache)
             remedy = f"end it, or the daemon: kill {pid}" if pid else "end it"
@@ -184,18 +193,19 @@ def _interrupt(found: Running) -> None:
         call(found.cache, "stop", answer_s=WAITING_S)
 
 
-def _unmount(found: Running, lazy: bool) -> bool:
+def _unmount(mounted: MountRow, lazy: bool) -> bool:
     """Unmount unless another process uses the mount; returns whether it was dead."""
-    path = found.mountpoint
+    path, cache = mounted.mountpoint, mounted.cache
+    abort_if_killed(mounted)
     dead = not lazy and is_dead(path)
     anyway = "end it, or unmount anyway: umount --lazy"
-    is_bind_mount = daemon_of(found.cache).get("mountpoint") != str(path)
-    if not (lazy or dead or is_bind_mount) and (others := _lasting_mounts(found.cache, path)):
+    is_bind_mount = daemon_of(cache).get("mountpoint") != str(path)
+    if not (lazy or dead or is_bind_mount) and (others := _lasting_mounts(cache, path)):
         raise GrowfsError(f"{path}: in use by {', '.join(others)}; {anyway}")
     try:
         unmount(path, lazy or dead)
     except InUse:
-        users = ", ".join(_names([*users_of(path), *_waiting(found.cache)])) or "a process that you may not see"
+        users = ", ".join(_names([*users_of(path), *_waiting(cache)])) or "a process that you may not see"
         raise GrowfsError(f"{path}: in use by {users}; {anyway}") from None
     return dead
 

@@ -14,14 +14,16 @@ from pathlib import Path
 
 from growfs import proc
 from growfs.cache.cache_folder import DATABASE, daemon_of, is_in_use
-from growfs.daemon.control_client import status_of
+from growfs.daemon.control_client import daemon_pid, status_of
 from growfs.daemon.spawn import TITLE
 from growfs.daemon.status_text import brief
 from growfs.errors import GrowfsError
 from growfs.folder.layout import LINK, cache_of
-from growfs.fuse.mounting import DEVICE, MountRow, mounted_at, mounts, resolved
+from growfs.fuse.connection import abort
+from growfs.fuse.mounting import DEVICE, MountRow, answers, mounted_at, mounts, resolved
 from growfs.fuse.users import other_mounts
 from growfs.paths import absolute_path
+from growfs.proc import is_killed
 
 READERS_S = 2.0
 """How long a daemon may take to name its readers."""
@@ -101,7 +103,37 @@ def in_mount_table(mountpoint: Path) -> Running | None:
 
 def living(mount: Running) -> bool:
     """Whether the daemon of a mount is running. Does not read from the disk, which may be failing."""
-    return is_in_use(mount.cache) or daemon_with(mount.cache) != 0
+    return (is_in_use(mount.cache) or daemon_with(mount.cache) != 0) and not was_killed(mount.cache)
+
+
+def was_killed(cache: Path) -> bool:
+    """Whether the daemon of a cache was killed and is not gone, as far as visible to this user.
+
+    The kernel knows who has the socket; a pid that is stored may be of another process, or of another pid namespace.
+    """
+    return is_killed(daemon_pid(cache))
+
+
+def abort_if_killed(row: MountRow) -> None:
+    """Fail all requests to a mount if its daemon was killed: see `growfs.fuse.connection`. Raises GrowfsError."""
+    if was_killed(row.cache):
+        abort(row)
+
+
+def abort_killed() -> None:
+    """As `abort_if_killed`, for each mount, as far as this user may."""
+    for row in mounts():
+        with suppress(GrowfsError):
+            abort_if_killed(row)
+
+
+def is_dead(mountpoint: Path) -> bool:
+    """Whether there is a mount whose daemon is gone. Raises GrowfsError if it hangs."""
+    row = mounted_at(mountpoint)
+    if row is None:
+        return False
+    abort_if_killed(row)
+    return not answers(mountpoint)
 
 
 def state_of(mount: Running) -> str:
@@ -157,6 +189,11 @@ def in_use(cache: Path) -> GrowfsError:
     if not daemon:
         return GrowfsError(f"{cache}: another growfs is starting with this cache; wait, or pass another --cache-dir")
     pid, folder = daemon["pid"], daemon["mountpoint"]
+    if was_killed(cache):
+        return GrowfsError(
+            f"{cache}: its growfs (pid {pid}) was killed, but the kernel still waits for it; as root, write 1 to the"
+            " file abort of its connection in /sys/fs/fuse/connections: the one whose file waiting is not 0"
+        )
     if any(row.cache == cache for row in mounts()):
         use = (
             f"mounted on {folder}; any number of jobs may read it, and mount --bind {folder} or ln -s {folder} shows it"

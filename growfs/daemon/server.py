@@ -35,6 +35,7 @@ from growfs.daemon.supervisor import cause
 from growfs.daemon.wiring import Components, build
 from growfs.errors import GrowfsError
 from growfs.folder.trees import check_folder
+from growfs.fuse.connection import abort_switch
 from growfs.fuse.engine_choice import Engine
 from growfs.fuse.mounting import (
     MountSpec,
@@ -276,6 +277,7 @@ async def _serve_until_ended(
                 await trio.lowlevel.checkpoint()  # all of them run before the first request arrives
                 await _progress_until(components, launcher, start.is_anything_listed)
                 engine.mount(mount)
+                _guard(mount, components)
                 nursery.start_soon(_serve, engine, nursery.cancel_scope)
                 await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
                 os.setsid()  # nothing accesses the mountpoint from here on (see spawn.py)
@@ -285,6 +287,13 @@ async def _serve_until_ended(
                 await launcher.ready(await status.snapshot())
     except BaseExceptionGroup as group:
         raise cause(group) from group
+
+
+def _guard(mount: MountSpec, components: Components) -> None:
+    """Have all requests to the mount fail at once if this daemon is killed, whatever its threads wait for."""
+    if row := mount.row():
+        with suppress(OSError):  # an ordinary user, and no fusectl; `growfs umount` says what to do then
+            components.workers.guard(abort_switch(row))
 
 
 async def _progress_until(components: Components, launcher: Launcher, done: Callable[[], Awaitable[bool]]) -> None:

@@ -69,6 +69,7 @@ class Components:
     """The components with their own task."""
     ending: EndingSteps
     """What is left to do once they have ended."""
+    workers: WorkerPool
 
 
 def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder, workers: WorkerPool) -> Components:
@@ -361,7 +362,7 @@ def _build(
     running += [*([metrics] if metrics else []), *([peers] if peers else [])]
     for step in (history.save_now, usage.save_now, folder.note_end, engine.unmount):
         ending.add(step)
-    return Components(status, tuple(running), ending.pop_all())
+    return Components(status, tuple(running), ending.pop_all(), workers)
 
 
 def _cache_warnings(cache_dir: Path) -> list[str]:

@@ -25,6 +25,7 @@ from growfs.cache.cache_folder import folder_name
 from growfs.daemon.launch import check_apart, check_function
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import Options
+from growfs.daemon.running import is_dead
 from growfs.daemon.status_text import files
 from growfs.doctor.cache_disk import CacheDisk
 from growfs.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload, RemoteToTry, ok, warning
@@ -32,7 +33,7 @@ from growfs.doctor.machine import check_engine, check_machine
 from growfs.doctor.outlook import Outlook, check_outlook
 from growfs.doctor.remote import check_remote
 from growfs.errors import GrowfsError
-from growfs.fuse.mounting import check_mountpoint, check_outside, is_dead, mounted_at, resolved
+from growfs.fuse.mounting import check_mountpoint, check_outside, mounted_at, resolved
 from growfs.paths import absolute_path, working_folder
 from growfs.proc import not_ignored
 from growfs.remote.interface import RemoteSpec

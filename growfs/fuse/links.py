@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DROPPED_S_MAX = 0.1
-"""How long deletions wait for the kernel to drop the links. It does that once listings of their directory are answered."""
+"""How long deletions wait for the kernel to drop the links: listings of their directory have to be answered first."""
 FOLLOWED_S = 0.01
 """How long a process may take to receive a sent entry, and to open the path that it has read from a link."""
 OWN_OPEN_S = 1.0

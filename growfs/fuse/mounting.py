@@ -208,13 +208,12 @@ def resolved(mountpoint: Path) -> Path:
     raise GrowfsError(f"{mountpoint}: is a link that leads to itself; choose a folder")
 
 
-def is_dead(mountpoint: Path) -> bool:
-    """Whether a mount's daemon is gone ("Transport endpoint is not connected"). Raises GrowfsError if it hangs.
+def answers(mountpoint: Path) -> bool:
+    """Whether the daemon of a mount answers; False if it is gone ("Transport endpoint is not connected").
 
-    In that case, this process uses the mount until it ends, because it waits for an answer.
+    Raises GrowfsError if it hangs. In that case, this process uses the mount until it ends, because it waits for an
+    answer.
     """
-    if mounted_at(mountpoint) is None:
-        return False
     codes: list[int | None] = []
 
     def probe() -> None:
@@ -231,7 +230,7 @@ def is_dead(mountpoint: Path) -> bool:
             f"{mountpoint}: its daemon has not answered for {ANSWER_S:g} s; wait for it, or unmount anyway:"
             f" growfs umount --lazy {mountpoint}"
         )
-    return codes in ([errno.ENOTCONN], [errno.ECONNABORTED])
+    return codes not in ([errno.ENOTCONN], [errno.ECONNABORTED])
 
 
 def file_system(folder: Path) -> tuple[str, Path]:

@@ -1,8 +1,7 @@
 """Test whether this machine can mount, and can do passthrough for files in a folder, by trying it.
 
-The passthrough test creates a FUSE superblock with the kernel's mount API (fsopen(2), fsconfig(2)) without mounting it.
-No process can see it or wait for it, and it goes away when its descriptor is closed. The mount test is made in a mount
-namespace that ends with it.
+The passthrough test creates a FUSE file system without mounting it. The mount test is made in a mount namespace that
+ends with it.
 """
 
 from __future__ import annotations
@@ -20,13 +19,8 @@ from growfs.errors import GrowfsError
 from growfs.fuse import protocol
 from growfs.fuse.mounting import DEVICE, MountSpec, mount_rows
 from growfs.fuse.session import Session
-from growfs.syscalls import checked
+from growfs.syscalls import create_file_system
 
-SYS_FSOPEN, SYS_FSCONFIG = 430, 431
-"""The same on every architecture (include/uapi/asm-generic/unistd.h)."""
-FSOPEN_CLOEXEC = 1
-FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 0, 1, 6
-"""enum fsconfig_command (include/uapi/linux/mount.h)."""
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE = 1 << 14, 1 << 18
 """Flags of unshare(2) and mount(2) (sched.h, sys/mount.h)."""
@@ -40,8 +34,8 @@ def why_not_passthrough(folder: Path, stack_depth: int = protocol.STACK_DEPTH_MA
         try:
             device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
             stack.callback(os.close, device)
-            superblock = _create(device)
-            stack.callback(os.close, superblock)
+            settings = {"source": "growfs", "fd": str(device), "rootmode": "40000", "user_id": "0", "group_id": "0"}
+            stack.callback(os.close, create_file_system("fuse", settings, ("default_permissions",)))
             session = Session(device)
             session.handshake(protocol.InitFlag.PASSTHROUGH, stack_depth)
         except (protocol.KernelTooOld, GrowfsError) as error:
@@ -92,18 +86,3 @@ def _reason(error: OSError, what: str) -> str:
     if error.errno in (errno.EPERM, errno.EACCES):
         return "needs CAP_SYS_ADMIN outside of any user namespace; mount as root"
     return f"{what} ({error.strerror})"
-
-
-def _create(device: int) -> int:
-    """Create a FUSE superblock for device. Returns the descriptor that keeps it alive."""
-    context = checked(_libc.syscall(SYS_FSOPEN, b"fuse", FSOPEN_CLOEXEC))
-    settings = {"source": "growfs", "fd": str(device), "rootmode": "40000", "user_id": "0", "group_id": "0"}
-    try:
-        for key, value in settings.items():
-            checked(_libc.syscall(SYS_FSCONFIG, context, FSCONFIG_SET_STRING, key.encode(), value.encode(), 0))
-        checked(_libc.syscall(SYS_FSCONFIG, context, FSCONFIG_SET_FLAG, b"default_permissions", None, 0))
-        checked(_libc.syscall(SYS_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0))
-    except OSError:
-        os.close(context)
-        raise
-    return context

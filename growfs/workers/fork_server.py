@@ -9,6 +9,9 @@ import socket
 import subprocess
 import sys
 
+WORKER, GUARD = b"w", b"g"
+"""What the process does with a descriptor that it gets."""
+
 
 class ForkServer:
     """Owns the process."""
@@ -28,7 +31,11 @@ class ForkServer:
 
     def fork(self, connection: socket.socket) -> None:
         """Fork a worker that serves the other end of a connection. Raises OSError if the process is gone."""
-        socket.send_fds(self.control, [b"w"], [connection.fileno()])
+        socket.send_fds(self.control, [WORKER], [connection.fileno()])
+
+    def guard(self, switch: int) -> None:
+        """Make the process guard a mount (workers/guard.py). Raises OSError if the process is gone."""
+        socket.send_fds(self.control, [GUARD], [switch])
 
     def stop(self) -> None:
         """End the process. Each worker ends when its connection is closed."""

@@ -37,6 +37,7 @@ class WorkerPool:
         self._fork_server = fork_server
         self._spec = spec
         self._output = output
+        self._switch: int | None = None
         with suppress(OSError):  # it died; see `spawn`
             self._send_spec()
 
@@ -44,6 +45,14 @@ class WorkerPool:
         """Send the spec, the descriptor for output outside of logging, and the limits."""
         messages.send(self._fork_server.control, self._spec)
         socket.send_fds(self._fork_server.control, [b"o"], [self._output, self.limits.fd])
+        if self._switch is not None:
+            self._fork_server.guard(self._switch)
+
+    def guard(self, switch: int) -> None:
+        """Make the fork server abort the connection of the mount if the daemon is killed. switch: `abort_switch`."""
+        self._switch = switch
+        with suppress(OSError):  # it died; see `spawn`
+            self._fork_server.guard(switch)
 
     def spawn(self) -> Channel:
         """Start a worker. It ends when its channel is closed. Raises GrowfsError if no process can be started."""

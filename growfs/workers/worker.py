@@ -37,6 +37,8 @@ from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.retries import PROBE_TRIES_MAX, Retries
 from growfs.workers import messages, process
 from growfs.workers.downloader import Downloader
+from growfs.workers.fork_server import GUARD
+from growfs.workers.guard import guard
 from growfs.workers.heartbeat import ListingHeartbeat
 from growfs.workers.messages import (
     Compute,
@@ -58,7 +60,7 @@ def main() -> None:
     """Run the fork server.
 
     Arguments: the descriptor of the control socket, and the scheme of the remote's URL. The socket delivers the spec,
-    the descriptors for output and the SharedLimits, and then one descriptor for each worker.
+    the descriptors for output and the SharedLimits, and then one descriptor for each worker, and one for `guard`.
     """
     gc.disable()  # saves a tenth of the import time; tune_gc enables it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the daemon
@@ -86,12 +88,15 @@ def main() -> None:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
             return
-        if os.fork() == 0:
+        if message == GUARD:
+            guard(descriptors[0])
+        elif os.fork() == 0:
             control.close()
             serve(spec, limits, socket.socket(fileno=descriptors[0]))
             os._exit(0)
-        os.close(descriptors[0])
-        preload_later()
+        else:
+            os.close(descriptors[0])
+            preload_later()
 
 
 def preload_later() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.fuse.mounting import is_dead
+from growfs.daemon.running import is_dead
 from growfs.remote import digest
 from tests.crash.scene import Scene
 from tests.harness import Growfs, make_tree, until

@@ -45,6 +45,7 @@ ENGINES_OF = {
     "test_inotify": SHOW_FILES,
     "test_interrupts": ENGINES,
     "test_kernel_interface": SHOW_FILES,
+    "test_killed_daemon": ENGINES,
     "test_lifecycle": ENGINES,
     "test_links": ("links",),
     "test_open_files": ENGINES,
