@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -265,6 +267,55 @@ def test_a_listing_waits_for_its_part_and_blocks_nobody(
     server.unblock()
     waiting.join(30)
     assert not waiting.is_alive()
+
+
+@pytest.mark.promise(3, 47)
+@only(*ENGINES)
+def test_a_listing_that_waits_holds_up_no_lookup_and_ends_with_its_process(
+    growfs: Growfs, reader: Reader, server: BlockingServer
+) -> None:
+    """The kernel locks a directory while it is read. A notification about one of its names waits for that lock, and
+    every lookup there waits for the notification."""
+    names = mount_half(growfs, server, "--refresh", "1s")
+    epoch(reader)
+    until(lambda: growfs.status()["state"] == "ahead")
+    server.blocked = set(names)
+    listed = epoch(reader)
+
+    def walk() -> None:
+        with pytest.raises(ValueError, match="Expecting value"):  # it ends without an answer
+            reader.walk()
+
+    waiting = threading.Thread(target=walk)
+    waiting.start()
+    until(lambda: mount_status(growfs)["exact"]["waiting"] == 1)
+    gone, *_, other = sorted(listed)
+    del server.files[gone]
+    until(lambda: "listed 39 files" in growfs.log())
+    with subprocess.Popen(["stat", growfs.mountpoint / other], stdout=subprocess.DEVNULL) as lookup:
+        try:
+            until(lambda: lookup.poll() == 0)
+            reader.kill()
+            waiting.join(30)
+            assert not waiting.is_alive()
+        finally:
+            server.unblock()
+
+
+@pytest.mark.promise(47)
+@only(*ENGINES)
+def test_a_directory_that_is_opened_and_not_read_counts_as_no_listing(growfs: Growfs, tmp_path: Path) -> None:
+    """Programs open one for openat(2) or fstat(2)."""
+    tree = make_remote(tmp_path / "remote", 20, folders=1)
+    mount(growfs, tmp_path / "remote", tree, "--part-size", "20%", share=0.5)
+    folder, parts = growfs.mountpoint / "class0", []
+    while len(parts) < 2 or position(growfs)[1] < position(growfs)[2]:
+        parts.append({f"class0/{name}" for name in os.listdir(folder)})
+        for number, path in enumerate(parts[-1]):
+            if number == len(parts[-1]) // 2 + 1:
+                os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+            (growfs.mountpoint / path).read_bytes()
+    assert_each_once(parts, tree)
 
 
 @pytest.mark.promise(47)

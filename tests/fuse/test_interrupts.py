@@ -1,6 +1,6 @@
-"""Signals to a process that waits in an open: with passthrough, a fatal signal ends the wait at once.
+"""Signals to a process that waits in an open: a fatal signal ends the wait at once.
 
-(With libfuse the wait ends at --miss-timeout: tests/fuse/test_misses.py.)
+With passthrough and links, the kernel reports a signal; with libfuse, the daemon looks for it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def waiting(growfs: Growfs, path: Path, *command: str) -> Iterator[subprocess.Po
 
 
 @pytest.mark.promise(3, 10)
-@only("passthrough")
+@only("passthrough", "libfuse")
 @pytest.mark.parametrize(
     ("command", "number"),
     [(CAT, signal.SIGKILL), (CAT, signal.SIGINT), (PYTHON, signal.SIGINT), (PYTHON, signal.SIGTERM)],
@@ -92,7 +92,7 @@ NAMESPACES = {
 
 
 @pytest.mark.promise(3, 21)
-@only("passthrough")
+@only("passthrough", "libfuse")
 @pytest.mark.parametrize(
     ("namespace", "number"),
     [("pid", signal.SIGINT), ("mount", signal.SIGKILL), ("user", signal.SIGINT), ("all", signal.SIGKILL)],
@@ -114,7 +114,7 @@ def test_a_fatal_signal_ends_the_wait_in_other_namespaces(
 
 
 @pytest.mark.promise(3)
-@only("passthrough")
+@only("passthrough", "libfuse")
 def test_a_handled_signal_does_not_end_the_wait(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     with waiting(growfs, path, *HANDLING) as process:
@@ -159,7 +159,7 @@ def test_a_signal_to_one_waiting_process_does_not_affect_the_others(growfs: Grow
 
 
 @pytest.mark.promise(3)
-@only("passthrough")
+@only("passthrough", "libfuse")
 def test_a_hundred_waiting_opens_can_all_be_killed(growfs: Growfs, server: BlockingServer) -> None:
     paths = mount_blocked(server, 110, growfs)
     with subprocess.Popen(

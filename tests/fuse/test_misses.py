@@ -302,22 +302,6 @@ def test_a_miss_never_evicts_the_last_file_of_a_directory(growfs: Growfs, tmp_pa
     assert {path.parent.name for path in (growfs.cache / "files").rglob("*.bin")} == {"class0", "class1", "class2"}
 
 
-@pytest.mark.promise(3, 10)
-@only("libfuse")
-def test_a_killed_process_ends_when_its_miss_times_out(growfs: Growfs, server: BlockingServer) -> None:
-    """As documented, this engine does not see signals. The mount must keep working."""
-    path, other = mount_blocked(server, 2, growfs)
-    growfs.run("set", growfs.mountpoint, "miss-timeout=1")
-    waiting = subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(lambda: growfs.status()["miss"]["files_total"] == 2)
-    waiting.kill()
-    assert waiting.wait(30) != 0
-    server.unblock()
-    growfs.run("set", growfs.mountpoint, "miss-timeout=60")
-    assert path.read_bytes() == b"0000"
-    assert other.read_bytes() == b"0001"
-
-
 @only(*ENGINES)
 def test_unmounting_does_not_wait_for_misses(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
