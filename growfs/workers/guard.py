@@ -10,20 +10,13 @@ import ctypes
 import os
 import signal
 
-from growfs.proc import is_killed
-
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal to get when the thread that started this process ends, which is the daemon's main thread."""
+DAEMON_ENDED = signal.SIGRTMAX
+"""A signal that nothing else sends."""
 
 
 def guard(switch: int) -> None:
-    """From now on, abort the connection when the daemon is killed. switch: from `abort_switch`."""
-    daemon = os.getppid()
-
-    def abort(*_: object) -> None:
-        if os.getppid() != daemon or is_killed(daemon):
-            os.write(switch, b"1")
-
-    signal.signal(signal.SIGUSR1, abort)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
-    abort()  # it may have been killed before
+    """From now on, abort the connection when the daemon ends, however it ends. switch: from `abort_switch`."""
+    signal.signal(DAEMON_ENDED, lambda *_: os.write(switch, b"1"))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, DAEMON_ENDED, 0, 0, 0)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from growfs.fuse.mounting import mounted_at
 from tests.fuse.reader import Reader
-from tests.harness import Growfs, make_tree, until
+from tests.harness import GROWFS, Growfs, make_tree, until
 
 SIZE = 4096
 CAPACITY = 10
@@ -32,6 +38,29 @@ def full_cache(
     growfs.mount(remote, "--cache-size", capacity * SIZE, *(flags or HALF))
     growfs.until_cached(capacity)
     return tree
+
+
+@contextmanager
+def mounted_in_a_pid_namespace(growfs: Growfs, url: object, *flags: object) -> Iterator[None]:
+    """A mount whose daemon is in a pid namespace of its own, so that the processes of the test are outside it."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", *GROWFS, *growfs.mount_words(url, *flags, "--foreground")]
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(
+            list(map(str, command)), env=growfs.env, stdout=output, stderr=output, start_new_session=True
+        ) as process,
+    ):
+        try:
+            until(lambda: mounted_at(growfs.mountpoint) or process.poll() is not None)
+            output.seek(0)
+            if process.poll() is not None and "unshare" in output.read():
+                pytest.skip("this machine allows no pid namespace")
+            yield
+            growfs.umount()
+            process.wait(30)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
 
 
 def wait_for_replacement(growfs: Growfs, capacity: int = CAPACITY) -> dict[str, Any]:

@@ -308,7 +308,7 @@ def test_a_directory_that_is_opened_and_not_read_counts_as_no_listing(growfs: Gr
     """Programs open one for openat(2) or fstat(2)."""
     tree = make_remote(tmp_path / "remote", 20, folders=1)
     mount(growfs, tmp_path / "remote", tree, "--part-size", "20%", share=0.5)
-    folder, parts = growfs.mountpoint / "class0", []
+    folder, parts = growfs.mountpoint / "class0", list[set[str]]()
     while len(parts) < 2 or position(growfs)[1] < position(growfs)[2]:
         parts.append({f"class0/{name}" for name in os.listdir(folder)})
         for number, path in enumerate(parts[-1]):

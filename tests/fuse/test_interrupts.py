@@ -18,6 +18,7 @@ import pytest
 from tests.blocking_server import BlockingServer
 from tests.cli.support import assert_refused, needs_root
 from tests.fuse.conftest import only
+from tests.fuse.rotation_helpers import mounted_in_a_pid_namespace
 from tests.fuse.test_misses import mount_blocked
 from tests.harness import Growfs, descendants, until
 
@@ -201,3 +202,17 @@ def test_an_interrupt_read_together_with_its_open_ends_the_wait(
         finally:
             os.kill(growfs.pid, signal.SIGCONT)
         assert process.wait(30) == (-number if number == signal.SIGKILL else -signal.SIGINT)
+
+
+@pytest.mark.long  # it takes FOREIGN_S
+@pytest.mark.promise(3)
+@only("passthrough", "links")
+def test_a_signal_ends_the_wait_of_a_reader_that_the_daemon_cannot_see(growfs: Growfs, server: BlockingServer) -> None:
+    server.files = {"first.bin": b"1", "second.bin": b"2"}
+    server.blocked = {"second.bin"}
+    with mounted_in_a_pid_namespace(growfs, server.manifest, "--no-wait"):
+        until((growfs.mountpoint / "first.bin").exists)
+        with waiting(growfs, growfs.mountpoint / "second.bin", *CAT) as process:
+            process.kill()
+            assert process.wait(30) == -signal.SIGKILL
+        assert server.blocked

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from growfs.fuse.mounting import mounted_at
 from growfs.scheduler.space import NOTICE_S
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only
@@ -27,11 +24,12 @@ from tests.fuse.rotation_helpers import (
     full_cache,
     local,
     mount_status,
+    mounted_in_a_pid_namespace,
     shuffled,
     wait_for_replacement,
     waited_opens,
 )
-from tests.harness import GROWFS, Growfs, make_tree, until
+from tests.harness import Growfs, make_tree, until
 
 FILES = 40
 TURNOVER = CAPACITY // 2
@@ -465,26 +463,9 @@ def advice(growfs: Growfs, reader: Reader) -> Any:
 def foreign(growfs: Growfs, tmp_path: Path) -> Iterator[set[str]]:
     """As `rotating`, but mounted in a pid namespace of its own, so that the test's readers are outside it."""
     tree = make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
-    flags = "--cache-dir", growfs.cache_dir, "--cache-size", CAPACITY * SIZE, "--foreground", *HALF
-    command = ["unshare", "--pid", "--fork", "--kill-child", *GROWFS, "mount", tmp_path / "remote", growfs.mountpoint]
-    output = tmp_path / "output"
-    with (
-        output.open("w") as out,
-        subprocess.Popen(
-            list(map(str, [*command, *flags])), env=growfs.env, stdout=out, stderr=out, start_new_session=True
-        ) as process,
-    ):
-        try:
-            until(lambda: mounted_at(growfs.mountpoint) or process.poll() is not None)
-            if process.poll() is not None and "unshare" in output.read_text():
-                pytest.skip("this machine allows no pid namespace")
-            until(lambda: mount_status(growfs)["cache"]["files"] == CAPACITY)
-            yield set(tree)
-            growfs.umount()
-            process.wait(30)
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
+    with mounted_in_a_pid_namespace(growfs, tmp_path / "remote", "--cache-size", CAPACITY * SIZE, *HALF):
+        until(lambda: mount_status(growfs)["cache"]["files"] == CAPACITY)
+        yield set(tree)
 
 
 @pytest.mark.promise(21)
