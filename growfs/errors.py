@@ -116,12 +116,6 @@ class Unreadable(GrowfsError):
     errno = errno.EIO
 
 
-class Interrupted(GrowfsError):
-    """The process that waits for an open is about to end."""
-
-    errno = errno.EINTR
-
-
 class NotHere(GrowfsError):
     """The file is not cached, and the mount was started with --on-miss error."""
 

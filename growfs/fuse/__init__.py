@@ -5,5 +5,5 @@ Owns /dev/fuse and the mountpoint. The vfs decides what a request means; nothing
 Invariants: all engines pass the same tests. The thread that answers requests never writes a kernel notification.
 
 Public modules: `engine_choice` (choose and run an engine), `mounting` (mount, unmount, list the mounts of this
-machine).
+machine), `connection` (abort the connection of a mount whose daemon was killed).
 """

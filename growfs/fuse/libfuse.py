@@ -19,7 +19,7 @@ import pyfuse3
 import trio
 
 from growfs.disk import BLOCK
-from growfs.errors import GrowfsError, Interrupted
+from growfs.errors import GrowfsError
 from growfs.fuse.latency import CpuLatencyRequest
 from growfs.fuse.mounting import MountRow, MountSpec, force_unmount
 from growfs.proc import SIGNALS_EVERY_S, is_ending
@@ -45,6 +45,8 @@ def with_errno(
     async def guarded(*args: Params.args, **kwargs: Params.kwargs) -> Result:
         try:
             return await handler(*args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
         except GrowfsError as error:
             raise pyfuse3.FUSEError(error.errno) from error
         except Exception as error:
@@ -93,14 +95,14 @@ class LibfuseEngine(pyfuse3.Operations):
                     scope.cancel()
 
     async def _waited_for(self, tid: int, handle: Awaitable[int]) -> int:
-        """The handle that a thread waits for. Raises Interrupted if a signal ends its process meanwhile."""
+        """The handle that a thread waits for, unless a signal ends its process meanwhile (EINTR)."""
         with trio.CancelScope() as scope:
             self._waiting[scope] = tid
             try:
                 return await handle
             finally:
                 del self._waiting[scope]
-        raise Interrupted(f"thread {tid} is ending")
+        raise pyfuse3.FUSEError(errno.EINTR)
 
     async def ready(self) -> None:
         """Return at once: the kernel asks when readers list."""
