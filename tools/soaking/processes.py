@@ -42,13 +42,13 @@ def descendants(pid: int) -> list[int]:
 
 def started(pid: int) -> int | None:
     """When a process started, in ticks since boot, which distinguishes it from a later one with the same number. None
-    if it has ended, even if it is a zombie.
+    if it has ended, even if it is a zombie: if all of its threads have.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if state in "ZX" else int(fields[18])
+    return None if state in "ZX" and fields[16] == "1" else int(fields[18])
 
 
 def usage(pid: int) -> Usage | None:

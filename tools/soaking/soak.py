@@ -223,10 +223,12 @@ class Soak:
 
     def _mount_again(self, action: str, lasts: float, readers: list[Reader]) -> None:
         self._outages.begin()
+        daemon = self._mount.daemon
         if action == "kill -9 of the daemon":
             self._mount.kill_daemon()
+            if not wait_for(lambda: not processes.started(daemon), END_S):
+                self.problems.append(f"the daemon has not ended {END_S:g} s after SIGKILL")
         else:
-            daemon = self._mount.daemon
             if said := self._mount.umount(lazy=self._random.random() < 0.5):
                 if "in use" not in said:
                     self.problems.append(said)
