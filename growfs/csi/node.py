@@ -23,7 +23,7 @@ from growfs.csi import cgroups
 from growfs.csi.volumes import CREDENTIALS, Volume
 from growfs.daemon.control_client import status_of
 from growfs.daemon.launch import stop_or_detach
-from growfs.daemon.running import abort_killed, is_dead
+from growfs.daemon.running import is_dead
 from growfs.daemon.status_text import state_text
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import MountRow, create_mountpoint, mounted_at, mounts, unmount
@@ -107,7 +107,6 @@ class NodeMounts:
     def unpublish(self, target: Path) -> None:
         """Unmount at the path of a pod, and remove the folder. Raises GrowfsError or OSError."""
         self._leaving.add(target)
-        abort_killed()
         try:
             with self._claims.hold(str(target), WAIT_S):
                 while mounted_at(target):

@@ -30,6 +30,7 @@ from tests.cli.test_namespaces import (
     user_namespace,
 )
 from tests.csi.kubelet import Kubelet, code_of
+from tests.fuse.killed_daemon import KEEPS_A_LOOKUP_WAITING, reader_of_a_killed_daemon
 from tests.harness import files_below, until, usable_engine
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIA-0815", "AWS_SECRET_ACCESS_KEY": "hunter2-secret"}
@@ -226,6 +227,23 @@ def test_a_pod_is_deleted_before_training_can_start(kubelet: Kubelet) -> None:
     assert (code, "the pod was deleted" in message) == (grpc.StatusCode.INTERNAL, True), message
     until(lambda: kubelet.processes() == [])
     assert (kubelet.daemons(), kubelet.target("a").exists()) == (0, False)
+
+
+@pytest.mark.parametrize("verb", ["publish", "unpublish"])
+def test_a_killed_daemon_that_the_kernel_waits_for_is_replaced_or_removed(kubelet: Kubelet, verb: str) -> None:
+    kubelet.kill()
+    folder = kubelet.folder / "setup"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(KEEPS_A_LOOKUP_WAITING)
+    kubelet.prefix = ["env", f"PYTHONPATH={folder}"]
+    kubelet.start()
+    target = kubelet.publish("a", kubelet.remote)
+    with reader_of_a_killed_daemon(target, and_its_processes=True) as reader:
+        if verb == "publish":
+            assert files_below(kubelet.publish("a", kubelet.remote)) == FILES
+        kubelet.unpublish("a")
+        assert reader.wait(30) == 1
+    assert kubelet.daemons() == 0
 
 
 def test_a_daemon_that_died_is_replaced_for_all_its_pods(kubelet: Kubelet) -> None:
