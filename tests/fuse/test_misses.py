@@ -33,10 +33,12 @@ growfs.scheduler.space.LOOK_AGAIN_S_MIN = growfs.scheduler.space.LOOK_AGAIN_S_MA
 
 def refuse(name, of, path, error):
     def refused(*arguments):
-        if not os.path.exists(path):
+        try:
+            tries = os.open(path, os.O_WRONLY | os.O_APPEND)  # not created: the test may remove it at any moment
+        except FileNotFoundError:
             return function(*arguments)
-        with open(path, "a") as tries:
-            tries.write(".")
+        os.write(tries, b".")
+        os.close(tries)
         raise error
 
     function = getattr(of, name)
@@ -253,7 +255,7 @@ def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path)
     """A worker finds the disk full, or the catalog does when the file is admitted; each time one byte is added here."""
     tries = {name: tmp_path / name for name in ("file", "catalog")}
     growfs.env[SETUP_VARIABLE] = REFUSING_DISK.format(**tries, failing=tmp_path / "failing")
-    _, missing = mount_full_cache(growfs, tmp_path, 2)
+    _, missing = mount_full_cache(growfs, tmp_path, 2, "--miss-timeout", "30s")
     for path, tried in zip(missing, tries.values(), strict=False):
         tried.touch()
         with ThreadPoolExecutor() as threads:
@@ -261,7 +263,7 @@ def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path)
             until(lambda tried=tried: tried.stat().st_size > TRIES_MAX + 1)  # type: ignore[misc]
             assert not content.done()
             tried.unlink()
-            assert len(content.result(30)) == SIZE
+            assert len(content.result()) == SIZE
     tries["catalog"].touch()
     growfs.run("set", growfs.mountpoint, "miss-timeout=3")  # time enough for a slow machine to find the disk full
     assert error_of(missing[2]) == errno.ENOSPC
