@@ -39,7 +39,7 @@ The space that the spare file had, or should have had, is also left free.
 QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX = 100, 64 << 20
 """A quota that has refused more is probed with a hundredth of what it allowed, or with this if it is less."""
 QUOTA_RETRY_S = 60.0
-"""Pause before probing it again after another refusal."""
+"""Pause before probing it again after another refusal, unless a reader waits."""
 EVICTED_FILES_MAX = 1000
 """Files evicted in one transaction: other writers and readers wait for some ten milliseconds."""
 
@@ -250,12 +250,13 @@ class Store:
         """
         return self.quota_bytes is not None and self.used_bytes > self.quota_bytes
 
-    async def try_quota(self, need: int) -> bool:
+    async def try_quota(self, need: int, at_once: bool) -> bool:
         """Probe whether a quota that has refused more now has room for `need` bytes; returns whether it does.
 
-        While files are in flight, the written part of their space is unknown.
+        While files are in flight, the written part of their space is unknown. at_once: even if it has just refused.
         """
-        if self.quota_bytes is None or self.reserved_bytes or trio.current_time() < self._quota_retry_at:
+        is_due = at_once or trio.current_time() >= self._quota_retry_at
+        if self.quota_bytes is None or self.reserved_bytes or not is_due:
             return False
         more = max(need, min(self.quota_bytes // QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX))
         quota = self.used_bytes + more

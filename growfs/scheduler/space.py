@@ -244,7 +244,9 @@ class Space:
     async def _look(self, claim: Claim) -> Reservation | None:
         """Reserve the space for a claim if there is room now, or room may be made."""
         reserved = self.reserve_free(claim)
-        if reserved is None and await self._store.try_quota(claim.least):
+        # A reader who has waited found nothing to evict: only more room below the quota can help, and nothing tells it.
+        at_once = claim.priority is Priority.READER and claim.waits_since is not None
+        if reserved is None and await self._store.try_quota(claim.least, at_once):
             reserved = self.reserve_free(claim)
         if reserved is None and (self._may_draw or not claim.is_draw) and not self._may_be_given_back(claim):
             need = self._sizes.most(claim.nodes)

@@ -9,13 +9,16 @@ import errno
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from growfs import disk
+from growfs.scheduler.space import LOOK_AGAIN_S_MIN
 from tests.cli.support import fill_disk
 from tests.crash.test_labels import HURRY
 from tests.disks.file_systems import MKFS, MakeFileSystem, file_system, quota_group, run
@@ -155,6 +158,7 @@ def test_a_mount_outlives_its_disk(make_file_system: MakeFileSystem, growfs: Gro
 ROOM = """
 import errno, os, pathlib
 from growfs import disk
+from growfs.scheduler.space import LOOK_AGAIN_S_MIN
 real_room = disk.room
 def room(folder):
     if pathlib.Path(os.environ["NO_ROOM"]).exists():
@@ -341,6 +345,31 @@ def test_a_quota_that_statvfs_does_not_tell_rotates_and_status_says_so(
         assert (growfs.mountpoint / path).read_bytes() == tree[path]
     read_until_seen(growfs, tree, len(tree) - 1)
     assert growfs.status()["fetch"]["failed"] == failed, "nothing is fetched any more for which there is no room"
+
+
+@pytest.mark.promise(3)
+def test_a_miss_notices_that_others_make_room_below_a_quota(
+    growfs: Growfs, disk_control: Path, tmp_path: Path
+) -> None:
+    """Nothing reports it, and the miss has nothing to evict: all that is cached is open."""
+    disk_control.write_text(f"write /cache {32 << 20}\n")
+    tree = make_tree(tmp_path / "remote", directories=1, files=2, size=500_000)
+    flags = ("--cache-size", "700kB", "--rotation", "never", "--miss-timeout", "30s")
+    growfs.mount(tmp_path / "remote", *FLAGS, *flags)
+    until(lambda: growfs.status()["state"] == "held")
+    growfs.run("pause", growfs.mountpoint)
+    growfs.run("set", growfs.mountpoint, "cache-size=120MB")
+    (local,) = files_below(growfs.cache / "files")
+    (missing,) = set(tree) - {local}
+    with (growfs.mountpoint / local).open("rb"), ThreadPoolExecutor() as threads:
+        others = growfs.cache_dir / "others"
+        others.touch()
+        os.truncate(others, 32 << 20)
+        content = threads.submit((growfs.mountpoint / missing).read_bytes)
+        until(lambda: "refuses to hold more of the cache" in growfs.run("status", growfs.mountpoint).stdout)
+        time.sleep(2 * LOOK_AGAIN_S_MIN)  # it has looked again in vain
+        others.unlink()
+        assert content.result() == tree[missing]
 
 
 @pytest.mark.promise(3, 28, 29)

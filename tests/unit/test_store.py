@@ -102,7 +102,7 @@ async def test_a_quota_that_statvfs_does_not_tell_is_found_by_what_it_refuses(
     used, refused = store.reserve(32 * BLOCK), store.reserve(8 * BLOCK)
     assert used
     assert refused
-    assert not await store.try_quota(BLOCK), "nothing is known of a quota"
+    assert not await store.try_quota(BLOCK, at_once=True), "nothing is known of a quota"
     assert store.note_full(32 * BLOCK)
     assert store.is_over_quota
     refused.release()
@@ -111,14 +111,15 @@ async def test_a_quota_that_statvfs_does_not_tell_is_found_by_what_it_refuses(
     assert cache.database.spare.lacking_bytes, "and keeps it"
     assert store.quota_bytes == 31 * BLOCK
     assert store.bytes_short(8 * BLOCK) == 9 * BLOCK
-    assert not await store.try_quota(BLOCK), "what is in flight may not be written yet"
+    assert not await store.try_quota(BLOCK, at_once=True), "what is in flight may not be written yet"
     used.spend()
     store.resident_bytes = 32 * BLOCK
-    assert not await store.try_quota(9 * BLOCK)
-    assert not await store.try_quota(BLOCK), "it is left alone for a while"
+    for at_once in (False, True):
+        assert not await store.try_quota(9 * BLOCK, at_once)
+    assert not await store.try_quota(BLOCK, at_once=False), "it is left alone for a while"
     await trio.sleep(QUOTA_RETRY_S)
-    assert await store.try_quota(2 * BLOCK)
-    assert tried == [9 * BLOCK, 2 * BLOCK]
+    assert await store.try_quota(2 * BLOCK, at_once=False)
+    assert tried == [9 * BLOCK, 9 * BLOCK, 2 * BLOCK]
     assert store.bytes_short(0) == -2 * BLOCK
     assert store.note_full(2 * BLOCK)
     assert store.quota_bytes == 17 * BLOCK, "files took the room that was left free, and give it back; but not all"
