@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
     from growfs.remote.interface import RemoteSpec
 
-FORMAT = 2
-"""The format of everything in a cache's folder, the schema included. Stored in the database (PRAGMA user_version)."""
+FORMAT = 5
+"""The format of everything in a cache's folder, the schema included. Stored in the database (PRAGMA user_version).
+
+A new format takes the next number. Earlier versions of growfs wrote 0 to 4, and 2 for two different schemas.
+"""
 DATABASE = "catalog.sqlite"
 CACHE_TABLES = frozenset({"meta", "node", "resident"})
 """Tables that every format has."""

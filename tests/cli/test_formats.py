@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import growfs as package
-from growfs.cache.cache_folder import FORMAT
+from growfs.cache.cache_folder import DATABASE, FORMAT
 from growfs.daemon.control_client import call
 from growfs.daemon.launch import stop
 from growfs.errors import GrowfsError
@@ -65,6 +65,18 @@ def test_mount_says_that_it_empties_it_and_fills_it_again(
     shutil.rmtree(neighbor)
     assert growfs.mount(tmp_path / "remote").stderr == ""
     assert growfs.status()["fetch"]["files_total"] == 0
+
+
+@pytest.mark.promise(29)
+def test_a_cache_of_an_earlier_growfs_with_other_columns_is_filled_again(
+    growfs: Growfs, tree: dict[str, bytes], other: Path, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(other / DATABASE)) as connection:
+        connection.executescript("ALTER TABLE resident RENAME COLUMN queue_position TO turn; PRAGMA user_version = 2")
+    mounted = growfs.mount(tmp_path / "remote", "--settle", "0")
+    assert f"its format is 2, and that of this growfs is {FORMAT}; it is emptied" in mounted.stderr
+    until(lambda: growfs.status()["state"] == "complete")
+    assert state_of(growfs.mountpoint) == tree
 
 
 def test_a_folder_is_filled_again(growfs: Growfs, tree: dict[str, bytes], tmp_path: Path) -> None:

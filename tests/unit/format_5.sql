@@ -84,4 +84,4 @@ CREATE INDEX generation_by_seq ON generation (last_seq);
 DELETE FROM "sqlite_sequence";
 INSERT INTO "sqlite_sequence" VALUES('node',1030);
 COMMIT;
-PRAGMA user_version = 2;
+PRAGMA user_version = 5;
