@@ -34,4 +34,7 @@ settings.load_profile("whole")
 
 os.environ[KEEP_PRIORITY_VARIABLE] = "1"
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
+# A shell makes its background jobs ignore the first two, and nohup(1) the third. So would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
