@@ -41,26 +41,24 @@ three, and of more on a machine that is so busy that the daemon learns late of a
 would be."""
 
 
-def not_admitted(growfs: Growfs) -> int:
-    """How many files are whole and read-only, but not yet admitted, which a busy disk delays."""
-    count = 0
-    for path in (growfs.cache / "partial").iterdir():
-        with suppress(FileNotFoundError):
-            count += stat.S_IMODE(path.stat().st_mode) == 0o444
-    return count
+def whole_files(growfs: Growfs) -> int:
+    """How many files are whole: read-only, or in their place. A busy disk delays the commit that admits them."""
+    whole = set()
+    for folder in (growfs.cache / "partial", growfs.cache / "files"):
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):  # it was moved from the first folder to the second
+                if stat.S_IMODE((found := path.stat()).st_mode) == 0o444:
+                    whole.add(found.st_ino)
+    return len(whole)
 
 
 def watch_arrivals(growfs: Growfs) -> None:
     """Until all are there, compare the files that are whole with the bytes that came before."""
-    received = 0
-    while True:
-        waiting = not_admitted(growfs)
-        status = growfs.status()
-        admitted = status["cache"]["files"]
-        assert admitted + waiting >= received / SIZE - INCOMPLETE_MAX
-        if admitted == FILES:
-            return
-        received = status["fetch"]["bytes_total"]
+    received, whole = 0, 0
+    while whole < FILES:
+        whole = whole_files(growfs)
+        assert whole >= received / SIZE - INCOMPLETE_MAX
+        received = growfs.status()["fetch"]["bytes_total"]
 
 
 def test_the_link_goes_to_the_files_that_come_first(growfs: Growfs, rclone_s3: S3Server, bucket: str) -> None:
