@@ -348,9 +348,7 @@ def test_a_quota_that_statvfs_does_not_tell_rotates_and_status_says_so(
 
 
 @pytest.mark.promise(3)
-def test_a_miss_notices_that_others_make_room_below_a_quota(
-    growfs: Growfs, disk_control: Path, tmp_path: Path
-) -> None:
+def test_a_miss_notices_that_others_make_room_below_a_quota(growfs: Growfs, disk_control: Path, tmp_path: Path) -> None:
     """Nothing reports it, and the miss has nothing to evict: all that is cached is open."""
     disk_control.write_text(f"write /cache {32 << 20}\n")
     tree = make_tree(tmp_path / "remote", directories=1, files=2, size=500_000)
