@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import shutil
@@ -111,18 +112,50 @@ def fill_disk(path: Path) -> None:
 
 @functools.cache
 def python_of_nobody() -> tuple[str, dict[str, str]]:
-    """An interpreter that nobody can run, and its settings: that of the tests or, if it is root's alone, the system's.
+    """An interpreter that nobody can run, and its settings: that of the tests.
 
-    Skips if there is none."""
-    probe = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import growfs.daemon'], check=True)"
-    same = f"import sys; assert sys.version_info[:2] == {sys.version_info[:2]}"
-    path = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    for python, settings, script in ((sys.executable, {}, probe), ("/usr/bin/python3", path, f"{same}; {probe}")):
-        command = [*OtherUser.prefix, python, "-c", script]
-        env = os.environ | settings
-        if subprocess.run(command, capture_output=True, env=env, check=False, cwd="/").returncode == 0:
-            return python, settings
-    pytest.skip(f"another user cannot run {sys.executable}")
+    If it lies in a folder that only root may enter, it is mounted elsewhere as well until the tests end.
+    """
+    if not why_nobody_cannot_run(sys.executable, {}):
+        return sys.executable, {}
+    python, settings = python_elsewhere()
+    if why := why_nobody_cannot_run(python, settings):
+        pytest.skip(f"another user cannot run {sys.executable} ({why}); keep it where other users may enter")
+    return python, settings
+
+
+def why_nobody_cannot_run(python: str, settings: dict[str, str]) -> str:
+    """Why this interpreter, and those that it starts, do not find growfs as nobody; empty if they do."""
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import growfs.daemon'], check=True)"
+    command, env = [*OtherUser.prefix, python, "-c", script], os.environ | settings
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, cwd="/")
+    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+
+
+def python_elsewhere() -> tuple[str, dict[str, str]]:
+    """The interpreter of the tests and all that it imports, in a folder that all users may enter."""
+    base = Path(sys.base_prefix)
+    imported = [Path(path) for path in sys.path if os.path.isdir(path) and base not in Path(path).parents]
+    folder = Path(tempfile.mkdtemp(prefix="growfs-python-"))
+    atexit.register(folder.rmdir)
+    folder.chmod(0o755)
+    shown = []
+    for number, path in enumerate([base, *imported]):
+        at = folder / str(number)
+        at.mkdir()
+        atexit.register(at.rmdir)
+        # Read-only, because whoever clears /tmp must not delete what is mounted there.
+        done = subprocess.run(["mount", "--bind", "-o", "ro", path, at], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(
+                f"another user cannot run {sys.executable}, and it cannot be mounted elsewhere"
+                f" ({done.stderr.strip()}); keep it where other users may enter"
+            )
+        atexit.register(subprocess.run, ["umount", "-l", at], check=False)
+        shown.append(str(at))
+    executable = Path(sys.executable).resolve().relative_to(base.resolve())
+    settings = {"PYTHONPATH": os.pathsep.join(shown[1:]), "LD_LIBRARY_PATH": f"{shown[0]}/lib"}  # of libpython
+    return f"{shown[0]}/{executable}", settings
 
 
 class OtherUser:
