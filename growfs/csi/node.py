@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import subprocess
 import threading
@@ -39,6 +40,11 @@ ANSWER_S = 10.0
 """How long a daemon may take to report its status."""
 POLL_S = 0.1
 KEY_BYTES = 32
+HARMLESS = re.compile(
+    r"PATH|LD_LIBRARY_PATH|PYTHON\w+|LANG|LC_\w+|TZ|SSL_CERT_FILE|SSL_CERT_DIR|\w+_CA_BUNDLE|(HTTPS?|ALL|NO)_PROXY",
+    re.IGNORECASE,
+)
+"""The variables of the driver that an isolated volume gets: none that may hold, find or redirect credentials."""
 GIVEN_UP = "the pod was deleted before training could start"
 
 
@@ -172,7 +178,10 @@ class NodeMounts:
         """Mount in a process of its own, with the credentials in its environment; the driver has none of them."""
         log.info("mounting the volume %s", volume.id)
         inherited = {name: text for name, text in os.environ.items() if not name.startswith("GROWFS_")}
-        if volume.credentials:
+        if volume.is_isolated:  # files below the home folder, such as ~/.netrc, may have credentials for any server
+            inherited = {name: text for name, text in inherited.items() if HARMLESS.fullmatch(name)}
+            inherited["HOME"] = str(self._temporary)
+        elif volume.credentials:
             inherited = {name: text for name, text in inherited.items() if name not in CREDENTIALS}
         environment = {**inherited, **volume.credentials, "TMPDIR": str(self._temporary)}
         words = cgroups.enter(self._control_groups, volume.id)

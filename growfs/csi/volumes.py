@@ -1,7 +1,8 @@
 """What a pod asks for: a URL, options and credentials, from a CSI volume. No I/O.
 
 Whoever may create pods writes inline volumes, and their daemon runs as root on the node. So an inline volume can
-neither name files of the node nor run code there. Only an administrator can create a PersistentVolume.
+neither name files of the node nor run code there, and one that names a server gets nothing that the driver could give
+away to it. Only an administrator can create a PersistentVolume.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from growfs.errors import UsageError
 from growfs.remote.names import redact
 from growfs.remote.stores.fsspec import scheme_of
 from growfs.remote.stores.local import LocalRemote
-from growfs.remote.stores.registry import STORES
+from growfs.remote.stores.registry import STORES, store_class
+from growfs.remote.stores.web import HttpRemote
 
 URL = "url"
 IS_INLINE = "csi.storage.k8s.io/ephemeral"
@@ -38,16 +40,22 @@ ADMINISTRATORS_ONLY = frozenset(
 """Options that name files of the node, run code there, serve its network, or fill its disk."""
 CREDENTIALS = frozenset[str]().union(*(store.secret_variables for store in STORES))
 """The keys that a secret may have. Others could run code, as LD_PRELOAD does, and AWS_CONFIG_FILE."""
+OF_DRIVER_ALONE = frozenset({"storage_option"})
+"""Options of the driver that may hold credentials."""
 
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume. config: its options, in the form of a file for --config. credentials: environment variables."""
+    """A volume. config: its options, in the form of a file for --config. credentials: environment variables.
+
+    is_isolated: its pod has chosen the server, so no credentials of the driver may reach the process that mounts.
+    """
 
     id: str
     url: str
     config: str = field(repr=False)
     credentials: Mapping[str, str] = field(repr=False)
+    is_isolated: bool = False
 
     @classmethod
     def parse(
@@ -67,15 +75,18 @@ class Volume:
         if not url:
             raise UsageError(f"the volume has no {URL}; write one into its volumeAttributes, such as s3://bucket/train")
         options = options_of(given)
-        if attributes.get(IS_INLINE) != "false":
-            _check_inline(url, options)
         if wrong := sorted(set(secrets) - CREDENTIALS):
             raise UsageError(f"the secret has the key {wrong[0]}, which is none of {', '.join(sorted(CREDENTIALS))}")
-        options = {**defaults, **options}
+        is_isolated = False
+        if attributes.get(IS_INLINE) != "false":
+            _check_inline(url, options)
+            is_isolated = _chooses_server(url, options, secrets)
+        inherited = {name: value for name, value in defaults.items() if not (is_isolated and name in OF_DRIVER_ALONE)}
+        options = {**inherited, **options}
         content = json.dumps([url, options, dict(secrets)], sort_keys=True, default=str)
         id = hmac.new(key, content.encode(), hashlib.sha256).hexdigest()[: 2 * ID_BYTES]
         options["cache_dir"] = str(Options.parse(options).cache_dir / id)
-        return cls(id, url, config_text(options), dict(secrets))
+        return cls(id, url, config_text(options), dict(secrets), is_isolated)
 
 
 def options_of(given: Mapping[str, str]) -> dict[str, Any]:
@@ -106,3 +117,21 @@ def _check_inline(url: str, options: Mapping[str, Any]) -> None:
     for name in sorted(ADMINISTRATORS_ONLY & options.keys()):
         if name != "members" or ":" in options[name]:  # growfs's own functions are named without a module
             raise UsageError(f"{flag_name(name)[2:]}: concerns the node itself, {remedy}")
+
+
+def _chooses_server(url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> bool:
+    """Whether a pod chooses the server. Raises UsageError if growfs would then look for credentials on the node."""
+    store = store_class(url)
+    if issubclass(store, HttpRemote):  # its credentials are in the URL
+        return True
+    chosen = [*(["endpoint-url"] if "endpoint_url" in options else []), *sorted(store.address_variables & set(secrets))]
+    if not chosen:
+        return False
+    own = [name for name in store.credential_variables if name in store.secret_variables]
+    if options.get("anon") is not True and not any(secrets.get(name, "").strip() for name in own):
+        secret = f"a nodePublishSecretRef with {' or '.join(own)}, or " if own else ""
+        raise UsageError(
+            f"{chosen[0]}: chooses the server, which the credentials of the node are not for; the volume needs"
+            f' {secret}anon: "true"'
+        )
+    return True

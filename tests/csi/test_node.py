@@ -32,6 +32,7 @@ from tests.cli.test_namespaces import (
 from tests.csi.kubelet import Kubelet, code_of
 from tests.fuse.killed_daemon import KEEPS_A_LOOKUP_WAITING, reader_of_a_killed_daemon
 from tests.harness import files_below, until, usable_engine
+from tests.store_servers import HUB_TOKEN, hub_server
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIA-0815", "AWS_SECRET_ACCESS_KEY": "hunter2-secret"}
 FILES = {f"class{directory}/{number:04}.bin" for directory in range(2) for number in range(3)}
@@ -42,6 +43,13 @@ def daemon_of(target: Path) -> int:
     row = mounted_at(target)
     assert row
     return daemon_pid(row.cache)
+
+
+def environment_of(target: Path) -> bytes:
+    """The environment of a worker of a mount."""
+    daemon = daemon_of(target)
+    worker, *_ = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
+    return Path(f"/proc/{worker}/environ").read_bytes()
 
 
 def kill_daemon(target: Path) -> None:
@@ -88,8 +96,7 @@ def test_pods_share_a_mount_if_they_ask_for_the_same(kubelet: Kubelet) -> None:
 
 def test_secrets_reach_the_daemon_alone(kubelet: Kubelet) -> None:
     target = kubelet.publish("a", kubelet.remote, secrets=KEYS)
-    worker, *_ = Path(f"/proc/{daemon_of(target)}/task/{daemon_of(target)}/children").read_text().split()
-    assert b"\0AWS_SECRET_ACCESS_KEY=hunter2-secret\0" in Path(f"/proc/{worker}/environ").read_bytes()
+    assert b"\0AWS_SECRET_ACCESS_KEY=hunter2-secret\0" in environment_of(target)
     shown = [kubelet.log, *kubelet.state.rglob("*"), *(target / ".growfs").iterdir()]
     shown += [path for path in kubelet.growfs.cache_dir.rglob("*") if "files" not in path.parts]
     shown += [Path("/proc/self/mountinfo"), *Path("/proc").glob("[0-9]*/cmdline")]
@@ -109,6 +116,7 @@ def test_the_command_line_of_the_driver_shows_no_secret(kubelet: Kubelet) -> Non
 
 
 INLINE = {"csi.storage.k8s.io/ephemeral": "true"}
+CHOOSES = INLINE | {"endpoint_url": "http://pod.example"}
 REFUSED: list[tuple[dict[str, str], dict[str, str], str]] = [
     ({"cache_sise": "1GB"}, {}, "cache-sise: no such option of a volume; did you mean cache-size?"),
     ({"cache_size": "much"}, {}, "--cache-size: "),
@@ -121,6 +129,17 @@ REFUSED: list[tuple[dict[str, str], dict[str, str], str]] = [
     (INLINE | {"url": "s3://b", "producer": "x:y"}, {}, "producer: concerns the node itself"),
     (INLINE | {"url": "s3://b", "members": "x.py:y"}, {}, "members: concerns the node itself"),
     (INLINE | {"url": "s3://b", "members": "tar", "min_free": "0"}, {}, "min-free: concerns the node itself"),
+    (CHOOSES | {"url": "s3://b"}, {}, "endpoint-url: chooses the server"),
+    (CHOOSES | {"url": "s3://b"}, {"AWS_REGION": "us-east-1"}, "needs a nodePublishSecretRef with AWS_ACCESS_KEY_ID"),
+    (CHOOSES | {"url": "hf://datasets/a/b"}, {"HF_TOKEN": "\n"}, "needs a nodePublishSecretRef with HF_TOKEN, or anon"),
+    (CHOOSES | {"url": "hf://datasets/a/b", "anon": "false"}, KEYS, "endpoint-url: chooses the server"),
+    (CHOOSES | {"url": "gs://b"}, {"HF_TOKEN": "hf_own"}, 'the volume needs anon: "true"'),
+    (CHOOSES | {"url": "az://b"}, {}, "endpoint-url: chooses the server"),
+    (
+        INLINE | {"url": "az://b"},
+        {"AZURE_STORAGE_ACCOUNT_NAME": "host/x"},
+        "AZURE_STORAGE_ACCOUNT_NAME: chooses the server",
+    ),
 ]
 """(attributes of a volume, its secret, the error)"""
 
@@ -130,6 +149,48 @@ def test_what_a_pod_may_not_ask_for(kubelet: Kubelet) -> None:
         code, message = code_of(partial(kubelet.publish, "a", kubelet.remote, secrets, **attributes))
         assert (code, expected in message) == (grpc.StatusCode.INVALID_ARGUMENT, True), message
     assert not kubelet.target("a").exists()
+
+
+ON_NODE = "secret-of-the-node"
+
+
+def test_a_server_that_a_pod_chooses_gets_no_credentials_of_the_driver(kubelet: Kubelet) -> None:
+    home = kubelet.folder / "home"
+    (home / ".aws").mkdir(parents=True)
+    (home / ".aws/config").write_text(f"[default]\naws_access_key_id = {ON_NODE}\naws_secret_access_key = {ON_NODE}\n")
+    (home / ".cache/huggingface").mkdir(parents=True)
+    (home / ".cache/huggingface/token").write_text(ON_NODE)
+    (home / ".netrc").write_text(f"default login node password {ON_NODE}\n")
+    (home / ".netrc").chmod(0o600)
+    variables = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN")
+    kubelet.growfs.env |= dict.fromkeys(variables, ON_NODE) | {"HOME": str(home)}
+    kubelet.kill()
+    kubelet.flags += ["--storage-option", f"token={ON_NODE}", "--storage-option", f"headers.Authorization={ON_NODE}"]
+    kubelet.start()
+    with hub_server() as hub:
+        hub.files, hub.is_private = {"0.bin": b"content"}, True
+        data_set, own = f"hf://datasets/{hub.name}", {"HF_TOKEN": HUB_TOKEN}
+        chooses = INLINE | {"endpoint_url": hub.url}
+        target = kubelet.publish("a", data_set, own, **chooses)
+        assert (target / "0.bin").read_bytes() == b"content"
+        environment = environment_of(target)
+        assert f"\0HF_TOKEN={HUB_TOKEN}\0".encode() in environment
+        assert ON_NODE.encode() not in environment
+        hub.requests.clear()
+        volumes = (
+            (data_set, None, chooses | {"anon": "true"}),
+            ("s3://bucket", KEYS, chooses),
+            ("gs://bucket", None, chooses | {"anon": "true"}),
+            (f"{hub.url}/folder/", None, INLINE),
+        )
+        with ThreadPoolExecutor() as pool:  # the hub refuses all of them
+            for pod, (url, secret, more) in enumerate(volumes):
+                pool.submit(code_of, partial(kubelet.publish, str(pod), url, secret, **more))
+        paths = " ".join(path for _, path, _ in hub.requests)
+        assert all(part in paths for part in ("/api/datasets", "/bucket?list", "/storage/v1", "/folder/")), paths
+        assert any(KEYS["AWS_ACCESS_KEY_ID"] in headers.get("Authorization", "") for _, _, headers in hub.requests)
+        assert ON_NODE not in str(hub.requests)
+        kubelet.unpublish("a")
 
 
 def test_a_mount_that_fails_says_why(kubelet: Kubelet) -> None:

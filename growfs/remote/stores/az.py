@@ -30,10 +30,13 @@ class AzureRemote(FsspecRemote):
     takes_endpoint = True
     package = "adlfs"
     usual_server = "https://account.blob.core.windows.net"
-    credential_variables = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN")
-    secret_variables = frozenset(
-        {*credential_variables, "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_TENANT_ID"}
-        | {"AZURE_STORAGE_CLIENT_ID", "AZURE_STORAGE_CLIENT_SECRET"}
+    credential_variables = (
+        *("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN"),
+        "AZURE_STORAGE_CLIENT_ID",
+    )
+    address_variables = frozenset({"AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME"})
+    secret_variables = address_variables.union(
+        credential_variables, {"AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_TENANT_ID"}
     )
     login = (
         "set AZURE_STORAGE_ACCOUNT_NAME, and run 'az login' or set AZURE_STORAGE_ACCOUNT_KEY,"

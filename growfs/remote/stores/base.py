@@ -72,6 +72,10 @@ class StoreRemote(ABC):
     """Advice for missing or refused credentials."""
     secret_variables: ClassVar[frozenset[str]] = _NO_WORDS
     """The environment variables that may be set from a Kubernetes secret: the credentials themselves, no paths."""
+    address_variables: ClassVar[frozenset[str]] = _NO_WORDS
+    """Those of them that decide which server gets the requests."""
+    credential_variables: ClassVar[tuple[str, ...]] = ()
+    """Environment variables that it takes credentials from. If one is set, it looks nowhere else."""
     ca_variable: ClassVar[str] = "SSL_CERT_FILE"
     """The environment variable that names the certificates to trust."""
     no_credentials: ClassVar[frozenset[str]] = _NO_WORDS

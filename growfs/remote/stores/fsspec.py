@@ -62,8 +62,6 @@ class FsspecRemote(StoreRemote):
     """The URL of one of its servers, to find the proxy by."""
     own_options: ClassVar[frozenset[str] | None] = None
     """The storage options with which growfs can request files itself; None for all."""
-    credential_variables: ClassVar[tuple[str, ...]] = ()
-    """Environment variables that its library takes credentials from."""
     default_credentials: ClassVar[str] = LEFT_TO_LIBRARY
     """The source of credentials if neither options nor variables provide them."""
     fresh_options: ClassVar[dict[str, Any]] = {"use_listings_cache": False}

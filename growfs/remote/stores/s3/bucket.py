@@ -97,6 +97,7 @@ class S3Remote(FsspecRemote):
     sends_as_stored = True
     public_options = frozenset({"endpoint_url", "profile", "region_name"})
     login = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, run 'aws configure', or pass --anon for a public bucket"
+    credential_variables = ("AWS_ACCESS_KEY_ID",)
     secret_variables = frozenset(
         {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"}
     )
