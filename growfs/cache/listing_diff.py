@@ -5,11 +5,14 @@ Nothing here writes: the daemon applies the difference, so a listing without cha
 
 from __future__ import annotations
 
+import json
+import random
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
+from itertools import starmap
 from typing import Any
 
-from growfs.cache.schema import DIRECTORY_CACHE_MAX, NODES_FROM, ROOT
+from growfs.cache.schema import DIRECTORY_CACHE_MAX, NODES_FROM, ROOT, query_of, with_paths
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME
 
@@ -65,6 +68,18 @@ class Comparison:
         for id, version in rows:
             if not (self._seen[id] or is_unread(version)):
                 yield id
+
+    def to_ask(self, gone: list[int], count: int) -> list[RemoteFile]:
+        """At most `count` of these files, in any order: cached ones if there are as many, otherwise all of these."""
+        cached = {id for (id,) in self._connection.execute("SELECT id FROM resident WHERE suffix IS NOT NULL")}
+        cached &= set(gone)
+        chosen = random.sample(sorted(cached), min(count, len(cached)))
+        if len(chosen) < count:
+            others = [id for id in gone if id not in cached]
+            chosen += random.sample(others, min(count - len(chosen), len(others)))
+        query = "node n WHERE n.id IN (SELECT value FROM json_each(?))"
+        rows = with_paths(query_of(self._connection), "n.size, n.mtime_ns, n.version", query, json.dumps(chosen))
+        return list(starmap(RemoteFile, rows))
 
     def _known(self, parent: int | None, name: str) -> Any:
         return (

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from growfs.errors import UsageError
-from growfs.remote.interface import Page, Remote, RemoteWrapper
+from growfs.remote.interface import Page, Remote, RemoteFile, RemoteWrapper
 
 
 class PathFilter:
@@ -36,6 +36,9 @@ class FilteredRemote(RemoteWrapper):
         for page in self._remote.pages(cursor):
             files = [file for file in page.files if matches(file.path)]
             yield Page(files, [name for name in page.skipped if name.unread or matches(name.path)], page.cursor)
+
+    def still_has(self, file: RemoteFile) -> bool:
+        return self._paths.matches(file.path) and super().still_has(file)
 
 
 def _spec(patterns: Collection[str]) -> Any:

@@ -176,6 +176,13 @@ class Remote(Protocol):
         """The file's current state on the remote. version: the listed one, if known."""
         ...
 
+    def still_has(self, file: RemoteFile) -> bool:
+        """Whether the remote has a file, in any version, that its listing no longer has. The store is asked by name.
+
+        False if the store refuses to say: some refuse access to every name that does not exist.
+        """
+        ...
+
     def fetch(self, task: FetchTask) -> RemoteFile:
         """Write the file to task.target, which is created or truncated, and return the file that was read.
 
@@ -202,6 +209,9 @@ class RemoteWrapper:
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         return self._remote.stat(path, version)
+
+    def still_has(self, file: RemoteFile) -> bool:
+        return self._remote.still_has(file)
 
     def fetch(self, task: FetchTask) -> RemoteFile:
         return self._remote.fetch(task)

@@ -23,6 +23,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,8 @@ from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import read_only
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteError
 from growfs.remote import open_remote, preload
-from growfs.remote.interface import ByteRange, FetchTask, Remote, RemoteSpec
+from growfs.remote.interface import ByteRange, FetchTask, Remote, RemoteFile, RemoteSpec
+from growfs.remote.names import redact
 from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.retries import PROBE_TRIES_MAX, Retries
 from growfs.workers import messages, process
@@ -53,6 +55,10 @@ from growfs.workers.messages import (
 from growfs.workers.process import lower_priority
 
 GONE_PER_MESSAGE = 1000
+ASKED_MAX = 1000
+"""Files that a listing lacks, of which the remote is asked for each by name: at most as many as S3 lists in a page. If
+one in a hundred of those that it lacks is still there, 1000 of them do not show it once in 20,000 times."""
+ASKED_PARALLEL = 16
 Send = Callable[[Any], None]
 
 
@@ -168,7 +174,8 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
         if request.extent is not None and spec.producer:
             spec = replace(spec, producer=replace(spec.producer, count=request.extent))
         heartbeat = ListingHeartbeat(send)
-        return _list(open_remote(spec, retries=Retries(on_failure=heartbeat.note_failure)), request, send, heartbeat)
+        remote = open_remote(spec, retries=Retries(on_failure=heartbeat.note_failure))
+        return _list(remote, redact(spec.url), request, send, heartbeat)
     if isinstance(request, Probe):
         remote = open_remote(spec, retries=Retries(tries_max=PROBE_TRIES_MAX) if request.repeats else None)
         return _probe(remote, request, makes_files=spec.producer is not None)
@@ -176,7 +183,7 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
     return request.function(lambda: send(StillWorking()))
 
 
-def _list(remote: Remote, request: ListRemote, send: Send, heartbeat: ListingHeartbeat) -> int:
+def _list(remote: Remote, url: str, request: ListRemote, send: Send, heartbeat: ListingHeartbeat) -> int:
     connection = read_only(request.catalog)
     comparison = Comparison(connection)
     files = 0
@@ -189,12 +196,32 @@ def _list(remote: Remote, request: ListRemote, send: Send, heartbeat: ListingHea
         send(ListingDiff(request.listing, new=new, changed=changed, skipped=page.skipped + comparison.duplicates))
     if files:
         gone = list(comparison.gone(_is_member_of(unread)))
+        if gone:
+            _require_gone(remote, url, len(gone), comparison.to_ask(gone, ASKED_MAX), heartbeat)
         for start in range(0, len(gone), GONE_PER_MESSAGE):
             send(ListingDiff(request.listing, gone=gone[start : start + GONE_PER_MESSAGE]))
         if comparison.late:
             send(ListingDiff(request.listing, new=comparison.late))
     connection.close()
     return files
+
+
+def _require_gone(remote: Remote, url: str, gone: int, asked: list[RemoteFile], heartbeat: ListingHeartbeat) -> None:
+    """Ask the remote by name for files that its listing lacks. Raises RemoteError if it still has one of them.
+
+    url: of the remote, for the message. gone: how many files the listing lacks, of which `asked` are some.
+    """
+    pool = ThreadPoolExecutor(ASKED_PARALLEL, "ask")
+    try:
+        for file, is_there in zip(asked, pool.map(remote.still_has, asked), strict=True):
+            heartbeat.note_page()
+            if is_there:
+                raise RemoteError(
+                    f"{url}: its listing lacks {gone:,} files, but {file.path}, one of them, is still there; no file"
+                    " counts as deleted, and it is listed again; if this stays so, look at the server"
+                )
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _is_member_of(archives: set[str]) -> Callable[[str], bool]:

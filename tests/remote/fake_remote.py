@@ -61,6 +61,10 @@ class FakeRemote:
         self._called("stat", path)
         return self._file(path, with_size=True)
 
+    def still_has(self, file: RemoteFile) -> bool:
+        self._called("still_has", file.path)
+        return file.path in self.data
+
     def fetch(self, task: FetchTask) -> RemoteFile:
         file, part, target = task.file, task.byte_range, task.target
         self._called("fetch", file.path)

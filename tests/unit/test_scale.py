@@ -604,7 +604,7 @@ async def test_a_worker_sends_heartbeats_while_a_listing_computes(
             yield from super().pages(cursor)
 
     beats = heartbeat.ListingHeartbeat(sent.append)
-    assert worker._list(Computing(), ListRemote(cache.database.path, 1), sent.append, beats) == 0
+    assert worker._list(Computing(), "fake://", ListRemote(cache.database.path, 1), sent.append, beats) == 0
     assert StillWorking() in sent
     cache.close()
 

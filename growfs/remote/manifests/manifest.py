@@ -48,6 +48,10 @@ class ManifestRemote(RemoteWrapper):
                     page.files.append(file)
             yield page
 
+    def still_has(self, file: RemoteFile) -> bool:
+        """Never: a file without a row is not wanted, whether or not the store has it."""
+        return False
+
 
 class PathTable:
     """The rows of a table with a column of paths. A cursor: the number of a row."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
+from growfs.errors import BucketMissing, GrowfsError, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
 from growfs.remote import errors
 from growfs.remote.client_choice import ClientChoice
 from growfs.remote.http.connection import Headers
@@ -176,6 +176,15 @@ class StoreRemote(ABC):
 
     @abstractmethod
     def stat(self, path: str, version: str = "") -> RemoteFile: ...
+
+    def still_has(self, file: RemoteFile) -> bool:
+        try:
+            self.stat(file.path, file.version)
+        except (RemoteBusy, BucketMissing):
+            raise
+        except RemoteError:
+            return False
+        return True
 
     @abstractmethod
     def fetch(self, task: FetchTask) -> RemoteFile: ...

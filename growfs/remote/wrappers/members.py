@@ -79,6 +79,8 @@ class ArchiveRemote:
         self._function = function
         self._cache = cache
         self._indexes_used: set[str] | None = None  # by a listing from its start
+        self._listed: set[str] = set()  # paths of archives whose members are known
+        self._still_there: dict[str, bool] = {}  # archives that were asked for by name
         self._under_way: dict[RemoteFile, Future[tuple[RemoteFile, Path]]] = {}
         self._busy: Counter[str] = Counter()  # by the path of an archive, see BUSY_MAX
         self._arrived_at = -math.inf  # when bytes of an archive last arrived
@@ -88,6 +90,7 @@ class ArchiveRemote:
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         if cursor is None:
             self._indexes_used = set()
+            self._listed, self._still_there = set(), {}
         after, left, done = cursor or (None, (), 0)
         pool = ThreadPoolExecutor(INDEXED_PARALLEL, "members")
         try:
@@ -114,6 +117,16 @@ class ArchiveRemote:
             raise RemoteMissing(f"{path}: its archive, {archive.path}, is {reason}") from None
         raise RemoteMissing(f"{path}: its archive, {archive.path}, has no such member any more")
 
+    def still_has(self, file: RemoteFile) -> bool:
+        """Whether the remote has an archive of the member, but has not listed it. Each archive is asked for once."""
+        archive = MemberLocation.parse(file.version).archive
+        if archive in self._listed:
+            return False  # it has no such member any more
+        with self._stat_lock:
+            if archive not in self._still_there:
+                self._still_there[archive] = self._remote.still_has(RemoteFile(archive, None, None, ""))
+            return self._still_there[archive]
+
     def fetch(self, task: FetchTask) -> RemoteFile:
         file, part = task.file, task.byte_range
         location = MemberLocation.parse(file.version)
@@ -136,6 +149,7 @@ class ArchiveRemote:
         for number, archive in enumerate(archives):
             ahead.extend(self._submit(pool, each) for each in islice(to_read, READ_AHEAD - len(ahead)))
             left = tuple(archives[number:])
+            self._listed.add(archive.path)
             while wait([ahead[0]], KEEPALIVE_S).not_done:
                 if time.monotonic() - self._arrived_at < KEEPALIVE_S:
                     yield Page([], [], (after, left, done))

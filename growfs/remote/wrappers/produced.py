@@ -82,6 +82,9 @@ class ProducedRemote(_ProducerRemote):
         source = self._source(RemoteFile(path, None, None, version)).path if version else path
         return self._produced_file(self._remote.stat(source))
 
+    def still_has(self, file: RemoteFile) -> bool:
+        return self._remote.still_has(self._source(file))
+
     def _source(self, file: RemoteFile) -> RemoteFile:
         version, size, path = file.version.split("\n", 2)
         return RemoteFile(path or file.path, int(size) if size else None, file.mtime_ns, version)
@@ -122,6 +125,10 @@ class SampledRemote(_ProducerRemote):
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         return self._file(self._number(path))
+
+    def still_has(self, file: RemoteFile) -> bool:
+        """Never: all numbers are listed."""
+        return False
 
     def _source(self, file: RemoteFile) -> int:
         return self._number(file.path)

@@ -53,6 +53,9 @@ class RetryingRemote:
     def stat(self, path: str, version: str = "") -> RemoteFile:
         return self._repeat(lambda: self._remote.stat(path, version))
 
+    def still_has(self, file: RemoteFile) -> bool:
+        return self._repeat(lambda: self._remote.still_has(file))
+
     def fetch(self, task: FetchTask) -> RemoteFile:
         tries = Tries(self._retries)
         task = task._replace(tries=tries)

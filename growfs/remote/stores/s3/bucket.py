@@ -400,6 +400,19 @@ class S3Remote(FsspecRemote):
             raise
         return _file(path, reply.get("ContentLength"), reply)
 
+    def still_has(self, file: RemoteFile) -> bool:
+        """By a HEAD alone: the bucket has just been listed. An archived object is skipped, as in a listing."""
+        bucket, prefix = self._bucket_and_prefix
+        try:
+            reply = self._call(file.path, "head_object", Bucket=bucket, Key=prefix + file.path)
+        except RemoteBusy:
+            raise
+        except RemoteError:
+            return False
+        return reply.get("StorageClass") not in listing.ARCHIVES or 'ongoing-request="false"' in reply.get(
+            "Restore", ""
+        )
+
     def _require_bucket(self) -> None:
         """Raise BucketMissing if the bucket does not exist: the response to a HEAD has no body to tell."""
         bucket, prefix = self._bucket_and_prefix
