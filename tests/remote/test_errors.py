@@ -146,7 +146,11 @@ class Faulty(QuietHandler):
 
     def do_GET(self) -> None:
         self.seen.append(self.headers["User-Agent"] or "")
-        status, body = self.answers.pop(0) if self.answers else (200, b"<ListBucketResult/>")
+        status, body = (
+            self.answers.pop(0)
+            if self.answers
+            else (200, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
+        )
         self.reply(body, status, {"ETag": '"e"'})
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, quote_plus, unquote, urlsplit
 from uuid import uuid4
 from xml.sax.saxutils import escape
 
@@ -19,6 +19,7 @@ from growfs.remote.client_choice import LEFT_MAX
 from growfs.remote.interface import Page
 from growfs.remote.retries import Retries
 from growfs.remote.stores.s3.bucket import S3Remote
+from growfs.remote.stores.s3.listing import LOST
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit
 from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.harness import until
@@ -47,6 +48,7 @@ class FakeBucket:
     honors_start_after: whether a listing begins after start-after; rejects_start_after: it answers 400 instead.
     storage: the XML of the storage class, where it is another one. restore_status: whether it tells, if asked, what was
     restored; else it refuses the request.
+    encode: how it writes a key, if it encodes keys.
     fault: maps the number of a request to the status of an error, None if there is none.
     queries: the query of each request, in order. peak: the most requests that were in flight at once.
     """
@@ -57,6 +59,7 @@ class FakeBucket:
     delay_s: float = 0.0
     storage: dict[str, str] = field(default_factory=dict)
     restore_status: bool = True
+    encode: Callable[[str], str] | None = None
     fault: Callable[[int], int | None] = lambda _: None
     queries: list[dict[str, str]] = field(default_factory=list)
     in_flight: int = 0
@@ -84,16 +87,16 @@ class FakeBucket:
             begin = next((at for at, name in enumerate(self.names) if name > after), len(self.names))
         end = begin + int(query["max-keys"])
         contents = "".join(
-            f"<Contents><Key>{escape(name)}</Key><Size>1</Size><ETag>&quot;e&quot;</ETag>"
+            f"<Contents><Key>{escape((self.encode or str)(name))}</Key><Size>1</Size><ETag>&quot;e&quot;</ETag>"
             f"{self.storage.get(name, '') if asks else self.storage.get(name, '').partition('<Restore')[0]}</Contents>"
             for name in self.names[begin:end]
         )
         more = end < len(self.names)
         token = f"<NextContinuationToken>{end}</NextContinuationToken>" if more else ""
-        return (
-            200,
-            f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{contents}</ListBucketResult>",
+        how = (
+            f"{'<EncodingType>url</EncodingType>' if self.encode else ''}<IsTruncated>{str(more).lower()}</IsTruncated>"
         )
+        return 200, f"<ListBucketResult>{how}{token}{contents}</ListBucketResult>"
 
 
 @pytest.fixture
@@ -109,7 +112,10 @@ def serve() -> Iterator[Callable[[FakeBucket], S3Remote]]:
             query["agent"] = self.headers.get("User-Agent", "")
             query["attributes"] = self.headers.get("x-amz-optional-object-attributes", "")
             status, text = bucket.answer(query)
-            self.reply(text, status)
+            self.reply(text.encode(errors="surrogateescape"), status)
+
+        def do_HEAD(self) -> None:
+            self.reply("", 200 if unquote(self.path).removeprefix("/bucket/") in bucket.names else 404)
 
     with serving(Handler) as url:
 
@@ -268,6 +274,49 @@ def test_names_that_xml_cannot_represent_are_listed(moto_s3: S3Server, by_librar
         moto_s3.put(f"{prefix}/{name}", b"x")
     remote = S3Remote(moto_s3.spec(prefix, client="library" if by_library else "growfs"))
     assert sorted(paths(remote.pages())) == sorted(ODD_NAMES)
+
+
+def percent(name: str) -> str:
+    """Encoded, with %20 for a space."""
+    return quote(name.encode(errors="surrogateescape"))
+
+
+@pytest.mark.parametrize(
+    ("encode", "lost"), [(percent, {"not utf-8 \ufffd"}), (None, {"not utf-8 \ufffd", "x\ufffdy"})], ids=["url", "XML"]
+)
+def test_a_name_that_the_listing_cannot_show_is_skipped(
+    serve: Serve, encode: Callable[[str], str] | None, lost: set[str]
+) -> None:
+    """It is not asked for by another name, and the other names of its page are listed."""
+    pages = list(serve(FakeBucket(["a", "b", "not utf-8 \udcff", "x\x03y", "z"], encode=encode)).pages())
+    skipped = {each.path: each.reason for page in pages for each in page.skipped}
+    assert skipped == dict.fromkeys(lost, LOST)
+    assert set(paths(iter(pages))) == {"a", "b", "z"} | ({"x\x03y"} if encode else set())
+
+
+def leaves_plus(name: str) -> str:
+    """Encoded as in a path: a plus stays as it is."""
+    return quote(name, safe="/+")
+
+
+@pytest.mark.parametrize("by_library", [False, True])
+@pytest.mark.parametrize(
+    ("encode", "names"),
+    [
+        (quote_plus, ["a b", "a+b"]),
+        (quote_plus, ["a b", "a"]),
+        (leaves_plus, ["a b", "a+b"]),
+        (leaves_plus, ["a+b", "a%2Bb", "a"]),
+        (leaves_plus, ["a+b", "a"]),
+    ],
+)
+def test_a_plus_in_an_encoded_name_is_what_the_server_means(
+    serve: Serve, encode: Callable[[str], str], names: list[str], by_library: bool
+) -> None:
+    remote = serve(FakeBucket(names, encode=encode))
+    if by_library:
+        remote._threads.library.gave_up = "a test"
+    assert set(paths(remote.pages())) == set(names)
 
 
 @pytest.mark.parametrize("body", ["", "<html>", "<html></html>", "<ListBucketResult><Contents/></ListBucketResult>"])

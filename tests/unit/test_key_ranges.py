@@ -36,14 +36,15 @@ class Listing:
         self.cursor: Cursor | None = None
         self.requests = 0
 
-    def request(self, after: str) -> tuple[list[str], bool]:
+    def request(self, key_range: KeyRange) -> tuple[list[str], bool]:
         self.requests += 1
-        start = bisect_right(self.names, after.encode(), key=str.encode) if after else 0
+        after = key_range.token.removeprefix("after ") if key_range.token else key_range.after or None
+        start = 0 if after is None else bisect_right(self.names, after.encode(), key=str.encode)
         return self.names[start : start + self.page], start + self.page < len(self.names)
 
-    def receive_page(self, interval: ActiveRange, after: str) -> None:
-        """Receive the page of names after `after`."""
-        names, more = self.request(after)
+    def receive_page(self, interval: ActiveRange, requested: KeyRange) -> None:
+        """Receive the first page of the names of a range."""
+        names, more = self.request(requested)
         span = self.ranges.record_page(interval, names, f"after {names[-1]}" if more else None, more)
         if span is not None:
             self.ready.append((span, [name for name in names if span.until is None or name <= span.until]))
@@ -67,7 +68,7 @@ def list_all(listing: Listing, readers: int) -> int:
         while len(under_way) < readers and (interval := listing.ranges.assign()):
             under_way.append(interval)
         for interval in under_way:
-            listing.receive_page(interval, interval.after)
+            listing.receive_page(interval, interval.range)
         rounds += 1
     while listing.ready:
         listing.consume_page()
@@ -83,7 +84,7 @@ texts = st.text(st.sampled_from("ab01/.é日\U0010ffff\x01 %"), max_size=6)
 @given(st.sets(texts, max_size=150), st.data())
 def test_each_name_is_listed_once(names: set[str], data: st.DataObject) -> None:
     listing = Listing(names, page=data.draw(st.integers(1, 5)))
-    under_way: list[tuple[ActiveRange, str]] = []
+    under_way: list[tuple[ActiveRange, KeyRange]] = []
     steps = 0
     while not listing.ranges.done or under_way or listing.ready:
         steps += 1
@@ -91,7 +92,7 @@ def test_each_name_is_listed_once(names: set[str], data: st.DataObject) -> None:
             st.sampled_from(["assign", "receive", "consume", "refuse", "resume"] if steps < STEPS else ["finish"])
         )
         if step in ("assign", "finish") and (interval := listing.ranges.assign()):
-            under_way.append((interval, interval.after))
+            under_way.append((interval, interval.range))
         if step in ("receive", "finish") and under_way:
             listing.receive_page(*under_way.pop(data.draw(st.integers(0, len(under_way) - 1))))
         if step == "refuse" and under_way:
@@ -191,7 +192,7 @@ def test_pages_not_consumed_are_listed_again_serially() -> None:
     while len(listing.ready) < 6:
         listing.consume_page() if len(listing.ready) == 5 else None
         for interval in list(iter(listing.ranges.assign, None)):
-            listing.receive_page(interval, interval.after)
+            listing.receive_page(interval, interval.range)
     listed = listing.listed
     listing.ranges.switch_to_serial(span for span, _ in listing.ready)
     listing.ready.clear()

@@ -6,7 +6,9 @@ import os
 import threading
 import time
 import weakref
+import xml.etree.ElementTree as ET
 from typing import Any
+from urllib.parse import unquote
 
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.errors import Problem
@@ -68,7 +70,24 @@ class AzureRemote(FsspecRemote):
             )
         fs, root = super()._open_library(options)
         fs.service_client._config.retry_policy.total_retries = 0
+        for policy in fs.service_client._pipeline._impl_policies:
+            if hasattr(policy, "_response_callback"):  # it is there for the option raw_response_hook
+                policy._response_callback = self._check_response
         return fs, root
+
+    def _check_response(self, response: Any) -> None:
+        """Raise an error for a page of a listing that is not one: the SDK takes it for an empty last page."""
+        request, answer = response.http_request, response.http_response
+        if request.query.get("comp") != "list" or answer.status_code != 200:
+            return
+        try:
+            root = ET.fromstring(answer.body())
+        except ET.ParseError as error:
+            raise self.not_a_listing(str(error)) from None
+        if root.tag != "EnumerationResults" or root.find("NextMarker") is None:
+            raise self.not_a_listing(f"<{root.tag}>")
+        if (marker := root.findtext("NextMarker")) and marker == unquote(request.query.get("marker", "")):
+            raise self.listing_without_end()
 
     def _get(self, key: str) -> HttpRequest:
         """Authorized by an account key, else a token of Microsoft Entra ID, a shared access signature, or nothing."""

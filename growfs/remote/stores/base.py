@@ -228,6 +228,17 @@ class StoreRemote(ABC):
 
     # Errors and what they show.
 
+    def not_a_listing(self, why: str) -> RemoteBusy:
+        """The error for a response that is not a part of a listing, though its status is 200."""
+        return RemoteBusy(
+            f"{self.safe_url()}: the server's answer is not a listing ({self.clean(why)}); it is tried again; look for"
+            f" a log-in page or a proxy in between, and check {self.server_option}"
+        )
+
+    def listing_without_end(self) -> RemoteError:
+        """The error for a server that names a page it has sent before as the next one."""
+        return RemoteError(f"{self.safe_url()}: the server lists the same page again and again; look at the server")
+
     @contextmanager
     def translating(self, path: str = "") -> Iterator[None]:
         """Turn client errors into growfs's own. Errors of a full local disk are raised as they are."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
+from functools import partial
 from types import MethodType
 from typing import Any
 from urllib.parse import quote
@@ -51,7 +53,24 @@ class GoogleRemote(FsspecRemote):
             fs, root = super()._open_library(options)
         if request := getattr(type(fs)._request, "__wrapped__", None):  # without the decorator that repeats it
             fs._request = MethodType(request, fs)
+        fs._call = partial(self._checked_call, fs._call)
         return fs, root
+
+    async def _checked_call(
+        self, call: Callable[..., Awaitable[Any]], method: str, path: str, *args: Any, **more: Any
+    ) -> Any:
+        """A request of the library, which takes any JSON without a token for the last page of a listing."""
+        if method != "GET" or path != "b/{}/o":
+            return await call(method, path, *args, **more)
+        try:
+            page = await call(method, path, *args, **more)
+        except ValueError as error:
+            raise self.not_a_listing(str(error)) from None
+        if not isinstance(page, dict) or page.get("kind") != "storage#objects":
+            raise self.not_a_listing("it has no kind storage#objects")
+        if (token := page.get("nextPageToken")) and token == more.get("pageToken"):
+            raise self.listing_without_end()
+        return page
 
     def _get(self, key: str) -> HttpRequest:
         """With a token: the default credentials of a machine cannot sign a URL.

@@ -80,7 +80,11 @@ class RepositoryRemote(HubRemote):
         if url is None:
             below = f"/{quote(folder, safe='')}" if folder else ""
             url = f"{self._api_url('tree')}{below}?recursive=true&limit={PAGE_FILES_MAX}"
+        seen: set[str] = set()
         while url:
+            if url in seen:
+                raise self.listing_without_end()
+            seen.add(url)
             entries, url = self._get_page(url)
             files, skipped = [], []
             for entry in entries:
@@ -130,7 +134,15 @@ class RepositoryRemote(HubRemote):
         with self.translating():
             response = get_session().get(url, headers=self._headers, timeout=TIMEOUTS.read_s)
             hf_raise_for_status(response)
-            return response.json(), response.links.get("next", {}).get("url", "")
+            try:
+                entries = response.json()
+            except ValueError as error:
+                raise self.not_a_listing(str(error)) from None
+            if not isinstance(entries, list) or not all(
+                isinstance(entry, dict) and "path" in entry for entry in entries
+            ):
+                raise self.not_a_listing("it is not a list of paths")
+            return entries, response.links.get("next", {}).get("url", "")
 
     def _api_url(self, what: str) -> str:
         place = self._place

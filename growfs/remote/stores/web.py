@@ -78,6 +78,8 @@ class HttpRemote(FsspecRemote):
         page = f"{self._key(folder)}/"
         links = _LinkParser()
         links.feed(self._text(page))
+        if links.is_cut:
+            raise self.not_a_listing("the page is cut short")
         home = urlsplit(page)
         host, start = home.netloc.rpartition("@")[2], unquote(home.path)
         below: set[str] = set()
@@ -91,6 +93,8 @@ class HttpRemote(FsspecRemote):
             path = unquote(there.path, errors="surrogateescape")
             if there.netloc.rpartition("@")[2] == host and path.startswith(start) and path != start:
                 below.add(path[len(start) :])
+        if not below and not links.names(start):
+            raise self.not_a_listing("a page without links")
         prefix = f"{folder}/" if folder else ""
         return [
             (prefix + path[:-1]) if path.endswith("/") else RemoteFile(prefix + path, None, None, "")
@@ -111,9 +115,24 @@ class HttpRemote(FsspecRemote):
 
 
 class _LinkParser(HTMLParser):
+    """Finds the links of a page. is_cut: whether the page begins, but does not end."""
+
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
+        self.is_cut = False
+        self._text: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
+        self.is_cut |= tag == "html"
+
+    def handle_endtag(self, tag: str) -> None:
+        self.is_cut &= tag != "html"
+
+    def handle_data(self, data: str) -> None:
+        self._text.append(data)
+
+    def names(self, folder: str) -> bool:
+        """Whether the page is about a folder: that of an empty one links to its parent, or has its name."""
+        return not {"..", "../"}.isdisjoint(self.found) or folder.rstrip("/") in "".join(self._text)

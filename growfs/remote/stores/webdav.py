@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+import xml.etree.ElementTree as ET
 from base64 import b64encode
 from typing import Any
 from urllib.parse import quote
@@ -51,7 +52,19 @@ class WebdavRemote(FsspecRemote):
     def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:
         fs, root = super()._open_library(options)
         weakref.finalize(fs, fs.client.http.close)
+        fs.client.http.event_hooks["response"].append(self._check_response)
         return fs, root
+
+    def _check_response(self, response: Any) -> None:
+        """Raise an error for a listing that is not one: the library takes it for an empty folder."""
+        if response.request.method != "PROPFIND" or not response.is_success:
+            return
+        try:
+            root = ET.fromstring(response.read())
+        except ET.ParseError as error:
+            raise self.not_a_listing(str(error)) from None
+        if root.tag != "{DAV:}multistatus" or root.find("{DAV:}response") is None:
+            raise self.not_a_listing(f"<{root.tag}>")
 
     def _get(self, key: str) -> HttpRequest:
         """With a name and a password, if there are any."""

@@ -14,7 +14,7 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from functools import cached_property, partial
@@ -61,8 +61,8 @@ from growfs.remote.stores.s3.client import (
     plain_client,
 )
 from growfs.remote.stores.s3.credentials import Renewal
-from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges
-from growfs.remote.stores.s3.listing import KeyPage
+from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges, RepeatedPage
+from growfs.remote.stores.s3.listing import KeyPage, NotAListing
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, ParallelLister
 from growfs.remote.stores.s3.signer import Signer, signer_by_library, signer_with
 from growfs.remote.stores.s3.static_settings import CONFIG, StaticSettings, static_settings
@@ -123,6 +123,7 @@ class S3Remote(FsspecRemote):
         self._refused_at = -math.inf
         self._concurrency = ConcurrencyLimit()  # from the last listing, which may be continued
         self._knows_restored: bool | None = None
+        self._plus: str | None = None  # what '+' stands for in a listing, once it is known
         self._region_lock = threading.Lock()
         self._region_tries = 0
         self._found_region_at = -math.inf
@@ -174,7 +175,10 @@ class S3Remote(FsspecRemote):
         ranges = KeyRanges(cursor, serial=bucket.endswith(DIRECTORY_SUFFIXES))
         if cursor is None:
             self._concurrency = ConcurrencyLimit()
-        yield from ParallelLister(ranges, self._concurrency, self._connection, self._list_keys).pages()
+        try:
+            yield from ParallelLister(ranges, self._concurrency, self._connection, self._list_keys).pages()
+        except RepeatedPage:
+            raise self.listing_without_end() from None
         if prefix and cursor is None and not ranges.pages:
             raise RemoteMissing(f"{self.safe_url()}: nothing is stored below it; check the prefix")
 
@@ -206,9 +210,15 @@ class S3Remote(FsspecRemote):
     def _is_listed_otherwise(self, file: RemoteFile) -> bool:
         """Whether a file is listed as before, and its HEAD gives the same time and size, but another ETag."""
         bucket, prefix = self._bucket_and_prefix
-        reply = self._call(file.path, "list_objects_v2", Bucket=bucket, Prefix=prefix + file.path, MaxKeys=1)
+        reply = self._call(
+            file.path, "list_objects_v2", Bucket=bucket, Prefix=prefix + file.path, MaxKeys=1, **listing.ENCODED
+        )
+        try:
+            files = self._read_page(partial(listing.from_library, reply, prefix)).files
+        except NotAListing as reason:
+            raise self.not_a_listing(str(reason)) from None
         now = self.stat(file.path)
-        return file in listing.from_library(reply, prefix).files and file[:3] == now[:3] and file.version != now.version
+        return file in files and file[:3] == now[:3] and file.version != now.version
 
     def _has_renewed_credentials(self, since: float, refusal: RemoteDenied) -> bool:
         """Look for credentials anew, as in a new process. Returns whether that was done after `since` (monotonic).
@@ -344,13 +354,13 @@ class S3Remote(FsspecRemote):
     def _list_keys(self, connection: Connection, key_range: KeyRange) -> KeyPage:
         """The first page of the names of a range."""
         bucket, prefix = self._bucket_and_prefix
-        parameters: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": PAGE_FILES_MAX}
+        parameters: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": PAGE_FILES_MAX, **listing.ENCODED}
         if key_range.token is not None:
             parameters["ContinuationToken"] = key_range.token
         elif key_range.after:
             parameters["StartAfter"] = prefix + key_range.after
         page = self._list_page(connection, parameters | RESTORED if self._knows_restored else parameters, prefix)
-        if page.archived and self._knows_restored is None:  # requested only then: some stores refuse the parameter
+        if page.has_archived and self._knows_restored is None:  # requested only then: some stores refuse the parameter
             try:
                 page = self._list_page(connection, parameters | RESTORED, prefix)
                 self._knows_restored = True
@@ -363,13 +373,13 @@ class S3Remote(FsspecRemote):
     def _list_page(
         self, connection: Connection, parameters: dict[str, Any], prefix: str, was_refused: bool = False
     ) -> KeyPage:
-        why = ""
+        why, odd = "", None
         if self._requests_itself:
             connection.timeouts = self._page_timeouts
             began = time.monotonic()
             try:
                 response = self._downloader.begin(connection, self._page_request(parameters), {})
-                page = listing.parsed(connection.read(response), prefix)
+                page = self._read_page(partial(listing.parsed, connection.read(response), prefix))
                 self._threads.library.note_own()
                 note_served(self._renewal, began, was_refused)
                 return page
@@ -385,11 +395,28 @@ class S3Remote(FsspecRemote):
                 if self._has_found_region(began):
                     return self._list_page(connection, parameters, prefix)
                 why = str(reason)
-        reply = self._call("", "list_objects_v2", **parameters)
+            except NotAListing as reason:  # something in between may refuse growfs, but let the library through
+                odd, why = self.not_a_listing(str(reason)), f"no listing: {reason}"
+        try:
+            reply = self._call("", "list_objects_v2", **parameters)
+            page = self._read_page(partial(listing.from_library, reply, prefix))
+        except NotAListing as reason:
+            raise odd or self.not_a_listing(str(reason)) from None
+        except RemoteBusy as error:  # botocore takes what it cannot parse for an error of the server
+            raise odd or error from None
         self._note_library(why)
         # Takes effect from the next page on: botocore parses times with dateutil, which is half the cost of a page.
         self.fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
-        return listing.from_library(reply, prefix)
+        return page
+
+    def _read_page(self, read: Callable[[str | None], KeyPage]) -> KeyPage:
+        """A page that was received. read: with what '+' stands for, None if that is not known. Raises NotAListing."""
+        page = read(self._plus)
+        if page.unsure:
+            by_space, by_plus = (RemoteFile(path, None, None, "") for path in page.unsure)
+            self._plus = "+" if self.still_has(by_plus) and not self.still_has(by_space) else " "
+            page = read(self._plus)
+        return page
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         bucket, prefix = self._bucket_and_prefix
@@ -409,9 +436,8 @@ class S3Remote(FsspecRemote):
             raise
         except RemoteError:
             return False
-        return reply.get("StorageClass") not in listing.ARCHIVES or 'ongoing-request="false"' in reply.get(
-            "Restore", ""
-        )
+        is_archived = reply.get("StorageClass") in listing.ARCHIVES
+        return not is_archived or 'ongoing-request="false"' in reply.get("Restore", "")
 
     def _require_bucket(self) -> None:
         """Raise BucketMissing if the bucket does not exist: the response to a HEAD has no body to tell."""

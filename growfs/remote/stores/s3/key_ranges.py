@@ -39,6 +39,10 @@ class UnorderedListing(Exception):
     """The server does not list names in the order of their bytes, or does not start at the requested name."""
 
 
+class RepeatedPage(Exception):
+    """The server gives a token for the next page that it has given before, so its listing has no end."""
+
+
 class KeyRange(NamedTuple):
     """The names after `after`, up to and including `until`; None for the end. token: the server's token for `after`."""
 
@@ -112,6 +116,7 @@ class KeyRanges:
         self._alphabets: dict[int, list[str]] = {}
         self._carry = sys.maxsize
         """The first position at which a name differed from one before it. Later positions have started over since."""
+        self._tokens: set[int] = set()  # hashes of those that were received, since the listing became serial
         self._no_split = False  # until the next page arrives
         self.serial = cursor.serial
         self.pages = 0
@@ -146,7 +151,7 @@ class KeyRanges:
         """Record a page of names, the response to a request for the range.
 
         Returns the part of the range whose names are to be returned; None if there are none. The range then begins
-        after them, or is done. more: whether the server has names after these. Raises UnorderedListing.
+        after them, or is done. more: whether the server has names after these. Raises UnorderedListing, RepeatedPage.
         """
         if not self.has(active):
             return None
@@ -174,11 +179,15 @@ class KeyRanges:
         """
         origin = self.cursor(undelivered).start()
         self.serial = True
+        self._tokens.clear()
         self._origin = ActiveRange(origin.after, None, origin.token)
         self._active = [self._origin]
 
     def _advance(self, active: ActiveRange, after: str, token: str | None, more: bool) -> None:
         if more:
+            if hash(token) in self._tokens:
+                raise RepeatedPage
+            self._tokens.update([hash(token)] if token else [])
             active.after, active.token = after, token
             active.is_assigned = False
         else:

@@ -1,28 +1,42 @@
 """How a page of S3's ListObjectsV2 is read: by a plain GET, at a third of the library's CPU time.
 
-Anything unusual is left to the library, whose own result then counts.
+A request that cannot be made so is left to the library.
 """
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
-from urllib.parse import unquote_plus
+from urllib.parse import unquote
 
 from growfs.errors import RemoteError
-from growfs.remote.http.connection import FallBack
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.metadata import file_from_fields, to_ns
 from growfs.remote.names import reason_to_skip
 
 ROOT = "ListBucketResult"
+ENCODED = {"EncodingType": "url"}
+"""A parameter that makes a listing encode its keys, as XML cannot carry all characters."""
+LOST = "the listing cannot show its name: it is not UTF-8, or has a control character"
+LOST_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+LOST_ENCODED = "%EF%BF%BD"
+_CONTROLS = re.compile(
+    "[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\ufffe\\uffff]|&#(x0*([0-8bcef]|1[0-9a-f])|0*([0-8]|1[124-9]|2[0-9]|3[01]));",
+    re.IGNORECASE,
+)
+"""Characters and references to them that are not allowed in XML 1.0 (https://www.w3.org/TR/xml/#charsets)."""
 ARCHIVED = "archived: restore it, or copy it to another storage class"
 ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 """The storage classes whose objects can be read only once restored (docs.aws.amazon.com: storage-class-intro)."""
+
+
+class NotAListing(Exception):
+    """A response that is not a page of a listing, though its status is 200. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +44,18 @@ class KeyPage:
     """A page of the server's listing: files in its order, with markers and names that cannot be local."""
 
     files: list[RemoteFile]
-    archived: set[str]
-    """The paths of files that cannot be read before they are restored."""
+    reasons: dict[str, str]
+    """Why a file, by its path, cannot be read or requested."""
     token: str | None
     """The token of the next page."""
     more: bool
+    unsure: tuple[str, str] | None = None
+    """Both readings of a path, if it is unknown what the server writes as '+': a space, or a plus."""
+
+    @property
+    def has_archived(self) -> bool:
+        """Whether it has files that cannot be read before they are restored."""
+        return ARCHIVED in self.reasons.values()
 
     def without_skipped(self, count: int) -> tuple[list[RemoteFile], list[Skipped]]:
         """Of the first `count` files, those that can be local, and the others. Folder markers are in neither list."""
@@ -43,7 +64,7 @@ class KeyPage:
         for file in self.files[:count]:
             if not file.size and (file.path.endswith("/") or not file.path):
                 continue
-            reason = reason_to_skip(file.path, file.size) or (ARCHIVED if file.path in self.archived else None)
+            reason = reason_to_skip(file.path, file.size) or self.reasons.get(file.path)
             if reason:
                 skipped.append(Skipped(reason, file.path))
             else:
@@ -51,55 +72,101 @@ class KeyPage:
         return found, skipped
 
 
-def parsed(body: bytes, prefix: str) -> KeyPage:
-    """The page that the body of a response has. prefix: of all keys. Raises FallBack."""
+def parsed(body: bytes, prefix: str, plus: str | None = " ") -> KeyPage:
+    """The page that the body of a response has. Raises NotAListing.
+
+    prefix: of all keys. plus: what '+' stands for in an encoded key; None if unknown.
+    """
     try:
-        return _parsed(body, prefix)
+        try:
+            root = ET.fromstring(body)
+        except ET.ParseError:  # a name may have bytes that XML cannot carry
+            root = ET.fromstring(_CONTROLS.sub(LOST_CHARACTER, body.decode(errors="replace")))
+        return _parsed(root, prefix, plus)
     except (ET.ParseError, KeyError, ValueError) as error:
-        raise FallBack(f"no listing: {type(error).__name__}") from None
+        raise NotAListing(f"{type(error).__name__}: {error}") from None
 
 
-def _parsed(body: bytes, prefix: str) -> KeyPage:
-    root = ET.fromstring(body)
+def _parsed(root: ET.Element, prefix: str, plus: str | None) -> KeyPage:
     if not root.tag.endswith(ROOT):
-        raise FallBack(f"no listing: {root.tag}")
+        raise NotAListing(f"<{root.tag}>")
     space = root.tag[: -len(ROOT)]
-    key, size, etag, time = (space + name for name in ("Key", "Size", "ETag", "LastModified"))
-    storage, restored, begin = f"{space}StorageClass", f"{space}RestoreStatus/{space}RestoreExpiryDate", len(prefix)
-    encoded = root.findtext(f"{space}EncodingType") == "url"  # otherwise the server ignored the parameter
-    found: list[RemoteFile] = []
-    archived: set[str] = set()
+    truncated = root.findtext(f"{space}IsTruncated")
+    if truncated not in ("true", "false"):
+        raise NotAListing("it does not say whether there are more names")
+    storage, restored = f"{space}StorageClass", f"{space}RestoreStatus/{space}RestoreExpiryDate"
+    items = []
     for item in root.iterfind(f"{space}Contents"):
         fields = {each.tag: each.text or "" for each in item}
-        name = unquote_plus(fields[key]) if encoded else fields[key]
-        when = seconds_ns(fields.get(time))
-        found.append(file_from_fields(name[begin:], int(fields[size]), fields.get(etag, ""), when))
-        if fields.get(storage) in ARCHIVES and item.find(restored) is None:
-            archived.add(name[begin:])
-    more = root.findtext(f"{space}IsTruncated") == "true"
-    return _key_page(found, archived, root.findtext(f"{space}NextContinuationToken"), more)
+        if fields.get(storage) in ARCHIVES and item.find(restored) is not None:
+            del fields[storage]
+        items.append(fields)
+    encoding, token = root.findtext(f"{space}EncodingType"), root.findtext(f"{space}NextContinuationToken")
+    return _key_page(items, space, encoding, token, truncated == "true", prefix, plus)
 
 
-def from_library(reply: dict[str, Any], prefix: str) -> KeyPage:
-    """The same from the library's reply."""
-    found: list[RemoteFile] = []
-    archived: set[str] = set()
-    for item in reply.get("Contents", []):
-        when = seconds_ns(item.get("LastModified"))
-        path = item["Key"][len(prefix) :]
-        found.append(file_from_fields(path, item["Size"], item.get("ETag", ""), when))
-        if item.get("StorageClass") in ARCHIVES and not item.get("RestoreStatus", {}).get("RestoreExpiryDate"):
-            archived.add(path)
-    return _key_page(found, archived, reply.get("NextContinuationToken"), bool(reply.get("IsTruncated")))
+def from_library(reply: dict[str, Any], prefix: str, plus: str | None = " ") -> KeyPage:
+    """The same from the library's reply to a request with ENCODED, whose keys the library leaves as they are."""
+    if "IsTruncated" not in reply:
+        raise NotAListing("it does not say whether there are more names")
+    items = reply.get("Contents", [])
+    for item in items:
+        if item.get("RestoreStatus", {}).get("RestoreExpiryDate"):
+            item.pop("StorageClass", None)
+    more = bool(reply["IsTruncated"])
+    return _key_page(items, "", reply.get("EncodingType"), reply.get("NextContinuationToken"), more, prefix, plus)
 
 
-def _key_page(files: list[RemoteFile], archived: set[str], token: str | None, more: bool) -> KeyPage:
-    """Raises RemoteError if there are more names but the server gives no token for them."""
+def _key_page(
+    items: list[dict[str, Any]],
+    space: str,
+    encoding: str | None,
+    token: str | None,
+    more: bool,
+    prefix: str,
+    plus: str | None,
+) -> KeyPage:
+    """items: their fields, under S3's names after `space`; without the storage class if they were restored.
+
+    Raises RemoteError if there are more names but the server gives no token for them.
+    """
     if more and not token:
         raise RemoteError(
             "the server says that there are more names, but not how to get them; it does not implement ListObjectsV2"
         )
-    return KeyPage(files, archived, token, more)
+    key, size, etag, time, storage = (space + name for name in ("Key", "Size", "ETag", "LastModified", "StorageClass"))
+    is_encoded, begin = encoding == "url", len(prefix)  # otherwise the server ignored the parameter
+    keys = [item[key] for item in items]
+    plus = (_plus_in(keys) or plus) if is_encoded else "+"
+    found: list[RemoteFile] = []
+    reasons: dict[str, str] = {}
+    for sent, item in zip(keys, items, strict=True):
+        name = _decoded(sent, plus or " ") if is_encoded else sent
+        path = name[begin:]
+        found.append(file_from_fields(path, int(item[size]), item.get(etag, ""), seconds_ns(item.get(time))))
+        if LOST_CHARACTER in name and LOST_ENCODED not in sent.upper():
+            reasons[path] = LOST
+        elif item.get(storage) in ARCHIVES:
+            reasons[path] = ARCHIVED
+    example = next((sent for sent in keys if "+" in sent), "") if plus is None else ""
+    unsure = (_decoded(example, " ")[begin:], _decoded(example, "+")[begin:]) if example else None
+    return KeyPage(found, reasons, token, more, unsure)
+
+
+def _decoded(key: str, plus: str) -> str:
+    return unquote(key.replace("+", plus) if plus != "+" else key)
+
+
+def _plus_in(keys: list[str]) -> str | None:
+    """What the server writes as '+', as far as these encoded keys show it; None if they do not.
+
+    AWS writes a space (and botocore expects that); a server that writes a space as %20 leaves a plus as it is.
+    """
+    if not any("+" in key for key in keys):
+        return " "
+    if any("%20" in key for key in keys):
+        return "+"
+    return " " if any("%2B" in key or "%2b" in key for key in keys) else None
 
 
 def seconds_ns(when: Any) -> int | None:
