@@ -102,7 +102,7 @@ class Changes:
 @dataclass(frozen=True, slots=True)
 class ListingDiff:
     """The differences between a part of listing number `listing` and the catalog. changed: (id of old version, new
-    one).
+    one). If both are the same version, only its time is new.
     """
 
     listing: int
@@ -336,7 +336,13 @@ class Catalog:
         skipped = list(part.skipped)
         self._remove_and_prune(part.gone, changes, writer)
         for id, file in part.changed:
-            (pinned,) = writer.execute("SELECT pinned FROM node WHERE id = ?", (id,)).fetchone() or (0,)
+            pinned, version = writer.execute("SELECT pinned, version FROM node WHERE id = ?", (id,)).fetchone() or (
+                0,
+                "",
+            )
+            if version and version == file.version:
+                writer.execute("UPDATE node SET mtime_ns = ? WHERE id = ?", (file.mtime_ns, id))
+                continue
             self._remove(writer, [id], changes)
             self._insert(writer, file, pinned, changes, skipped)
         for file in part.new:

@@ -35,7 +35,11 @@ class Comparison:
         self.duplicates: list[Skipped] = []
 
     def compare(self, files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[tuple[int, RemoteFile]]]:
-        """Returns (new files, (id, new version) of each file that changed)."""
+        """Returns (new files, (id, new version) of each file that changed).
+
+        A version that was stored again is returned with its newer time. An older one is not: servers that replicate a
+        store may have different times, and would be followed back and forth.
+        """
         if self._empty:
             return list(files), []
         self.duplicates = []
@@ -107,8 +111,8 @@ class Comparison:
 
 
 def _differs(known: tuple[int | None, int | None, str], file: RemoteFile) -> bool:
-    """Whether the remote has another version. A value that is unknown on either side does not count."""
+    """Whether the remote has another version, or stored this one again later. An unknown value does not count."""
     size, mtime_ns, version = known
     if version and file.version:
-        return version != file.version
+        return version != file.version or (mtime_ns or 0) < (file.mtime_ns or 0)
     return any(a is not None and b is not None and a != b for a, b in [(size, file.size), (mtime_ns, file.mtime_ns)])

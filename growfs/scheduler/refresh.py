@@ -239,7 +239,8 @@ class CatalogSync:
         for id, file in part.changed:
             node = self._catalog.node(id)
             fits = disk.allocation(file.size or 0) <= self._store.max_file_bytes
-            if not (node and node.seq is not None and fits):
+            is_same = node is not None and node.version == file.version != ""
+            if not (node and node.seq is not None and fits) or is_same:
                 immediate.append((id, file))
             elif id not in self._updating:  # otherwise the next listing compares it again
                 self.updates[id] = file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import datetime, timezone
 from uuid import uuid4
 
 import pytest
@@ -66,6 +67,29 @@ def test_a_listing_that_lacks_a_file_which_the_store_still_has_is_not_believed(
         until(lambda: growfs.status()["last_error"] is None)
         until(lambda: growfs.status()["remote"]["files"] == len(FILES) - len(deleted))
         assert growfs.names() == set(FILES) - set(deleted)
+
+
+@pytest.mark.promise(1, 16)
+def test_a_file_that_was_stored_again_gets_the_newer_time_and_is_not_fetched(growfs: Growfs, moto: S3Server) -> None:
+    url = put(moto, uuid4().hex)
+    with proxy_to(moto.endpoint_url) as proxy:
+        growfs.mount(url, "--endpoint-url", proxy.url, "--refresh", "0.2s", "--wait-files", str(len(FILES)))
+
+        def stored_in(year: int) -> Fault:
+            def play(exchange: Exchange) -> None:
+                response = exchange.forward()
+                time = f"<LastModified>{year}-01-02T03:04:05.000Z<".encode()
+                exchange.send(replace(response, body=re.sub(rb"<LastModified>[^<]*<", time, response.body)))
+
+            return play
+
+        for year in (2099, 2098):
+            fault = stored_in(year)
+            proxy.fault = lambda request, fault=fault: fault if request.is_listing else None  # type: ignore[misc]
+            seen = len(proxy.requests)
+            until(lambda: sum(request.is_listing for request in proxy.requests[seen:]) > 1)  # noqa: B023
+        assert datetime.fromtimestamp((growfs.mountpoint / FILES[0]).stat().st_mtime, timezone.utc).year == 2099
+        assert sum(request.is_fetch for request in proxy.requests) == len(FILES)
 
 
 @pytest.mark.promise(16)

@@ -46,7 +46,8 @@ async def test_a_changed_file_is_another_node(cache: LocalCache, now: RemoteFile
         ("", RemoteFile("a", None, 5, ""), False),
         ("", RemoteFile("a", 100, None, ""), False),
         ("", RemoteFile("a", 100, 5, "known now"), False),
-        ("v1", RemoteFile("a", 100, 6, "v1"), False),
+        ("v1", RemoteFile("a", 100, 6, "v1"), True),
+        ("v1", RemoteFile("a", 100, 4, "v1"), False),
         ("v1", RemoteFile("a", 100, 5, "v2"), True),
     ],
 )
@@ -55,6 +56,14 @@ async def test_a_version_decides_and_an_unknown_attribute_does_not_differ(
 ) -> None:
     await cache.list([RemoteFile("a", 100, 5, version)])
     assert await cache.list([now]) == differs
+
+
+async def test_a_version_that_was_stored_again_is_the_same_node_with_the_newer_time(cache: LocalCache) -> None:
+    await cache.list([RemoteFile("a", 100, 5, "v1")])
+    before = cache.node("a")
+    await cache.list([RemoteFile("a", 100, 6, "v1")])
+    assert cache.node("a") == before._replace(mtime_ns=6)
+    assert (cache.catalog.files, cache.catalog.bytes) == (1, 100)
 
 
 async def test_an_id_is_never_used_again(cache: LocalCache) -> None:
