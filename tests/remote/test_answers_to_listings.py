@@ -15,7 +15,7 @@ import pytest
 
 from growfs.errors import RemoteBusy, RemoteError
 from growfs.remote import open_remote
-from growfs.remote.interface import RemoteFile, RemoteSpec
+from growfs.remote.interface import RemoteSpec
 from tests.s3.proxy import Choice, Fault, Proxy, Request, Response, proxy_to, shorten
 from tests.servers import S3Server, WebFolder
 from tests.store_servers import Hub, Nginx, Store, hub_data_set, hub_server, nginx_folder
@@ -189,9 +189,3 @@ def test_a_page_that_names_itself_as_the_next_one_is_an_error(listed: Listed) ->
     with pytest.raises(RemoteError, match="again and again"):
         listed.paths()
     assert len(listed.done) < 4 * len(PATHS)
-
-
-def test_what_a_listing_lacks_is_asked_for_by_name(listed: Listed) -> None:
-    remote = open_remote(listed.spec)
-    assert remote.still_has(RemoteFile("a/1", None, None, ""))
-    assert not remote.still_has(RemoteFile("a/4", None, None, ""))

@@ -109,6 +109,32 @@ def test_a_listing_resumes_from_each_cursor(shards: Shards) -> None:
     assert len(list((shards.cache / "members").iterdir())) == len(SHARDS) + 1, "indexes of earlier pages are kept"
 
 
+def test_a_member_is_there_if_its_archive_is_and_was_not_listed(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not if the archive was listed without it. Each archive is asked for once, however many members it had."""
+    files = listed(shards.members())
+    lost, emptied, deleted = "shards/0.tar", "shards/1.tar", "shards/2.tar"
+    shards.put(emptied, tar_of({"other": b""}))
+    shards.delete(deleted)
+    pages = shards.pages
+    monkeypatch.setattr(
+        shards,
+        "pages",
+        lambda cursor=None: (
+            replace(page, files=[file for file in page.files if file.path != lost]) for page in pages(cursor)
+        ),
+    )
+    remote = shards.members()
+    listed(remote)
+    found = {
+        archive: {remote.still_has(file) for path, file in files.items() if f"{archive[:-4]}/" in path}
+        for archive in (lost, emptied, deleted)
+    }
+    assert found == {lost: {True}, emptied: {False}, deleted: {False}}
+    assert [path for method, path in shards.calls if method == "still_has"] == [lost, deleted]
+
+
 @pytest.mark.promise(35)
 def test_an_unchanged_archive_is_not_read_again(shards: Shards) -> None:
     shards.put("shards/broken.tar", b"no archive")

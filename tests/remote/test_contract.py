@@ -137,6 +137,12 @@ def test_a_listing_resumes_from_each_cursor(filled: Filled) -> None:
         assert set(rest) == filled.files - {file.path for page in pages[:done] for file in page.files}
 
 
+def test_what_a_listing_lacks_is_asked_for_by_name(changing: Filled) -> None:
+    changing.place.delete(CHANGED[0])
+    files = [RemoteFile(path, None, None, "") for path in (*CHANGED, "never/there")]
+    assert [changing.remote.still_has(file) for file in files] == [False, True, False]
+
+
 def test_a_listing_agrees_with_stat(filled: Filled) -> None:
     for path, file in listed(list(filled.remote.pages())).items():
         now = filled.remote.stat(path)

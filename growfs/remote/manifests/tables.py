@@ -27,6 +27,7 @@ Row = tuple[Any, ...]
 LINE_CHARS_MAX = 65_536
 READ_BYTES = 4 << 20  # for each request; a Parquet file has one such buffer for each column read
 BATCH_ROWS = 10_000
+MARKUP = ("<!doctype", "<html", "<?xml")
 SUFFIXES = {".txt": None, ".csv": ",", ".tsv": "\t", ".parquet": None}  # with the column delimiter
 
 
@@ -82,6 +83,8 @@ class Text(Table):
     def rows(self, columns: Sequence[str], after: int = 0) -> Iterator[tuple[int, Row]]:
         nothing = (None,) * (len(columns) - 1)
         for number, line in enumerate(self._lines(), 1):
+            if number == 1 and line.lstrip().lower().startswith(MARKUP):
+                raise self.error(number, "begins a web page or XML, not a list of paths; look for a log-in page")
             if number > after:
                 text = line.strip()
                 yield number, ("" if text.startswith("#") else text, *nothing)
