@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Kind = Literal["gauge", "counter"]
 """Of a metric. A counter only grows."""
 Unit = Literal["", "bytes", "bytes/s", "seconds", "time"]
 """Of a figure; time: seconds since 1970."""
+NUMBER_MAX, TIME_MAX = 1 << 64, 1 << 40
+"""No figure is larger, and no time is later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,18 @@ class Section(dict[str, Any]):
 
     @classmethod
     def parse(cls: type[S], values: Mapping[str, Any]) -> S:
-        """A section of a status.json. Raises KeyError if it has no such field, as that of an earlier growfs may."""
+        """A section of a status.json.
+
+        Raises KeyError if it has no such field, as that of an earlier growfs may, and TypeError or ValueError if a
+        value cannot be that of the field, as from a program that is not growfs.
+        """
         types = types_of(cls)
-        return cls(**{each.name: _parsed(types[each.name], values[name_of(each)]) for each in fields(cls)})
+        return cls(**{each.name: _parsed(types[each.name], values[name_of(each)], _most(each)) for each in fields(cls)})
+
+
+def _most(each: Field[Any]) -> int:
+    meaning = each.metadata.get("meaning")
+    return TIME_MAX if meaning and meaning.unit == "time" else NUMBER_MAX
 
 
 def name_of(each: Field[Any]) -> str:
@@ -118,13 +130,32 @@ def types_of(section: type[Section]) -> dict[str, Any]:
     return get_type_hints(section)
 
 
-def _parsed(type_: Any, value: Any) -> Any:
+def _parsed(type_: Any, value: Any, most: int) -> Any:
     if type_ is MountState:
         return MountState(value)
     section = _section(type_)
     if section is None or value is None:
+        _check_type(type_, value, most)
         return dict(value) if isinstance(value, dict) else value
-    return [section.parse(each) for each in value] if isinstance(value, list) else section.parse(value)
+    if get_origin(type_) is list:
+        _check_type(list, value, most)
+        return [section.parse(each) for each in value]
+    return section.parse(value)
+
+
+def _check_type(type_: Any, value: Any, most: int) -> None:
+    """Raise TypeError if a value is not of the type of its field, or a number is larger than most."""
+    of, parts = get_origin(type_) or type_, get_args(type_)
+    accepted = [*parts] if of in (Union, UnionType) else [of]
+    if type(value) in (int, float) and (int in accepted or float in accepted):
+        if abs(value) <= most:
+            return
+    elif isinstance(value, tuple(accepted)):
+        if isinstance(value, (dict, list)) and parts:
+            for each in value.values() if isinstance(value, dict) else value:
+                _check_type(parts[-1], each, most)
+        return
+    raise TypeError(f"{value!r:.100} is not of the type {type_}")
 
 
 def _section(type_: Any) -> type[Section] | None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import operator
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+from growfs.daemon.status_text import brief, printable, render, state_text
 from growfs.status_and_metrics import METRICS, MountState, MountStatus, status_fields
 from tests.unit.test_status_text import PEERS, READER, STATUS, status
 
@@ -28,6 +34,32 @@ def test_every_field_stands_in_a_status_and_says_what_it_is() -> None:
 
 def test_a_status_of_a_later_growfs_is_understood() -> None:
     assert MountStatus.parse(STATUS | {"of a later growfs": 1}) == STATUS
+
+
+NONSENSE: tuple[Any, ...] = (None, "x", [], {}, [1], True, -(1 << 70), float("inf"), float("nan"), 10**400, "\ud800")
+
+
+def test_what_cannot_be_a_status_is_refused_when_it_is_read() -> None:
+    """Otherwise a daemon of another user could make a command of root fail anywhere."""
+    everything = status(peers=PEERS, readers=[READER], outage={"since": 1.0, "why": "x", "next_try_s": 2.0})
+    whole = json.loads(json.dumps(everything))
+    for nonsense, path in itertools.product(NONSENSE, list(paths_in(whole))):
+        changed = json.loads(json.dumps(whole))
+        *above, last = path
+        functools.reduce(operator.getitem, above, changed)[last] = nonsense
+        try:
+            parsed = MountStatus.parse(changed)
+        except (TypeError, ValueError, KeyError):
+            continue
+        assert printable(brief(parsed) + state_text(parsed) + render(parsed)).isprintable()
+
+
+def paths_in(value: Any) -> Iterator[tuple[Any, ...]]:
+    """The keys that lead to each value within an object, at any depth."""
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (key,)
+        if isinstance(each, (dict, list)):
+            yield from ((key, *below) for below in paths_in(each))
 
 
 def test_the_names_follow_the_conventions() -> None:
