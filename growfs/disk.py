@@ -79,33 +79,43 @@ def make_overwritable(path: Path) -> None:
             os.close(fd)
 
 
-def link(label: str, path: StrPath, other: StrPath) -> bool:
-    """Give a file a second name, so that it outlives its replacement; False if there is no such file."""
+def link(label: str, path: StrPath, other: StrPath, folder: int | None = None) -> bool:
+    """Give a file a second name, so that it outlives its replacement; False if there is no such file.
+
+    folder: a descriptor of the folder of the other name.
+    """
     fault_point(label)
     try:
-        os.link(path, other)
+        os.link(path, other, dst_dir_fd=folder)
     except FileNotFoundError:
         return False
     return True
 
 
-def link_by_path(label: str, path: Path, other: Path) -> bool:
-    """As `link`, with a symbolic link.
+def link_by_path(label: str, path: Path, other: str, folder: int, target: str) -> bool:
+    """As `link`, with a symbolic link. target: its text.
 
-    It is relative: many file systems store a short one in its inode, but use a block for a longer one.
+    A relative one is better: many file systems store a short one in its inode, but use a block for a longer one.
     """
     fault_point(label)
     if not path.exists():
         return False
-    other.symlink_to(os.path.relpath(path, other.parent))
+    os.symlink(target, other, dir_fd=folder)
     return True
 
 
-def unlink(label: str, path: StrPath) -> None:
-    """Remove a file, if it exists."""
+def unlink(label: str, path: StrPath, folder: int | None = None) -> None:
+    """Remove a file, if it exists. folder: a descriptor of the folder that the path starts at."""
     fault_point(label)
     with suppress(FileNotFoundError):
-        os.unlink(path)
+        os.unlink(path, dir_fd=folder)
+
+
+def remove_empty(label: str, name: str, folder: int) -> None:
+    """Remove a folder within another one, given by its descriptor, if it is an empty folder."""
+    fault_point(label)
+    with suppress(OSError):
+        os.rmdir(name, dir_fd=folder)
 
 
 def symlink(label: str, target: str, path: Path) -> None:

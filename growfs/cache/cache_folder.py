@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from stat import S_ISREG, S_ISVTX, S_IWGRP, S_IWOTH
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
-from growfs import disk
+from growfs import disk, trust
 from growfs.errors import GrowfsError, Unreadable
 from growfs.proc import is_killed
+from growfs.trust import OpenFolder
 from growfs.version import __version__
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ CACHE_TABLES = frozenset({"meta", "node", "resident"})
 LOCK = "lock"
 ANNOUNCED = "daemon.json"
 ANNOUNCED_BYTES_MAX = 1 << 16
+ANNOUNCED_TYPES = {"pid": int, "mountpoint": str, "url": str, "version": str, "format": int}
+ANNOUNCED_ALWAYS = {"pid", "mountpoint"}
+PID_MAX = 1 << 22
+"""PID_MAX_LIMIT in include/linux/threads.h."""
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of growfs: backups may leave it out.\n"
 """https://bford.info/cachedir/"""
 DYING_S = 10.0
@@ -48,8 +53,7 @@ NOTICE_S = 1.0
 ENDING = b"ending\n"
 """Content of the lock file while a daemon saves its state."""
 POLL_S = 0.02
-ALL_USERS = (1 << 32) - 1
-"""The number of users that the initial user namespace knows (user_namespaces(7))."""
+REMEDY = "pass another --cache-dir"
 
 
 class CacheInUse(GrowfsError):
@@ -133,23 +137,22 @@ class CacheFolder:
         return log if keeps_log and log.exists() else None
 
 
+def open_cache_dir(cache_dir: Path, makes: bool) -> OpenFolder:
+    """Open a cache directory. makes: create it, if it is missing. Raises GrowfsError, or OSError with the path."""
+    return trust.open_folder(cache_dir.expanduser(), REMEDY, shared=True, makes=0o700 if makes else None)
+
+
 def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
     """Open and lock the cache of a remote below cache_dir. Raises CacheInUse, or another GrowfsError."""
-    cache_dir = Path(os.path.realpath(cache_dir.expanduser()))  # the target of a link may change later
-    path = cache_dir / folder_name(spec, url)
     try:
-        cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _check_above(cache_dir)
-        with _opened(cache_dir) as directory:
-            _check_owner(cache_dir, os.fstat(directory), shared=True)
-            if not _is_tagged(cache_dir):
-                disk.write_text("TAG", cache_dir / "CACHEDIR.TAG", TAG)
-            fresh = _make_folder(path.name, directory)
-            with _opened(path, path.name, directory) as folder:
-                _check_owner(path, os.fstat(folder))
-                _check_content(path, folder)
+        with open_cache_dir(cache_dir, makes=True) as directory:
+            if not _is_tagged(directory.path):
+                disk.write_text("TAG", directory.path / "CACHEDIR.TAG", TAG)
+            with trust.open_below(directory, folder_name(spec, url), REMEDY, makes=0o700) as folder:
+                trust.check_entries(folder, REMEDY)
+                path, fresh = folder.path, folder.fresh
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                lock = os.open(LOCK, flags, 0o600, dir_fd=folder)
+                lock = os.open(LOCK, flags, 0o600, dir_fd=folder.fd)
     except OSError as error:
         raise unusable(cache_dir, error) from None
     began = time.monotonic()
@@ -166,17 +169,15 @@ def check_cache(cache_dir: Path, name: str) -> None:
     """Raise the GrowfsError with which `open_cache` would refuse the existing state. Changes nothing; the cache need
     not exist.
     """
-    cache_dir = Path(os.path.realpath(cache_dir))
-    path = cache_dir / name
     try:
-        _check_above(cache_dir)
-        with suppress(FileNotFoundError), _opened(cache_dir) as directory:
-            _check_owner(cache_dir, os.fstat(directory), shared=True)
-            with _opened(path, name, directory) as folder:
-                _check_owner(path, os.fstat(folder))
-                _check_content(path, folder)
-                if is_in_use(path):
-                    raise CacheInUse(path)
+        with (
+            suppress(FileNotFoundError),
+            open_cache_dir(cache_dir, makes=False) as directory,
+            trust.open_below(directory, name, REMEDY) as folder,
+        ):
+            trust.check_entries(folder, REMEDY)
+            if is_in_use(folder.path):
+                raise CacheInUse(folder.path)
     except OSError as error:
         raise unusable(cache_dir, error) from None
 
@@ -184,93 +185,9 @@ def check_cache(cache_dir: Path, name: str) -> None:
 def unusable(cache_dir: Path, error: OSError) -> GrowfsError:
     """The error that explains why a folder cannot be the cache directory."""
     reason = "is not a folder" if isinstance(error, (FileExistsError, NotADirectoryError)) else error.strerror
-    return GrowfsError(f"{error.filename or cache_dir}: {reason}; pass a folder that you can write to: --cache-dir")
-
-
-@contextmanager
-def _opened(path: Path, name: str | None = None, parent: int | None = None) -> Iterator[int]:
-    """The descriptor of a folder. With parent, the name is looked up there, and must not be a link."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags) if name is None else os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _make_folder(name: str, parent: int) -> bool:
-    """Create a folder; return False if it exists."""
-    try:
-        os.mkdir(name, 0o700, dir_fd=parent)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _check_content(path: Path, folder: int) -> None:
-    """Raise GrowfsError unless everything directly in a cache's folder belongs to the user and is not a link.
-
-    Otherwise another user could make the daemon delete and overwrite files elsewhere.
-    """
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_symlink():
-                raise GrowfsError(f"{path / entry.name}: is a link, which growfs did not make; delete it")
-            _check_owner(path / entry.name, entry.stat(follow_symlinks=False))
-
-
-def _check_above(cache_dir: Path) -> None:
-    """Raise GrowfsError if another user can replace the cache directory. No part of its path is a link.
-
-    In a user namespace, an owner from outside may be root or another user, and they cannot be told apart: both are
-    trusted.
-    """
-    trusted = {os.geteuid(), 0, *_unmapped()}
-    for folder in cache_dir.parents:
-        with suppress(FileNotFoundError):
-            stat = folder.stat()
-            if stat.st_uid not in trusted:
-                raise GrowfsError(
-                    f"{cache_dir}: lies below {folder} of another user (uid {stat.st_uid}), who could replace it and"
-                    " make growfs delete other files; pass another --cache-dir"
-                )
-            if _others_may_write(stat, shared=True):
-                raise GrowfsError(
-                    f"{cache_dir}: lies below {folder}, where other users could replace it and make growfs delete other"
-                    f" files; pass another --cache-dir, or protect it from other users: chmod +t {folder}"
-                )
-
-
-def _unmapped() -> tuple[int, ...]:
-    """The owner that the kernel shows for all users that this user namespace does not know (user_namespaces(7))."""
-    mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
-    return () if mapped == ALL_USERS else (int(Path("/proc/sys/kernel/overflowuid").read_text()),)
-
-
-def _check_owner(path: Path, stat: os.stat_result, shared: bool = False) -> None:
-    """Raise GrowfsError if a user other than root and the mounting user can replace what growfs reads and deletes.
-
-    shared: also accept a folder in which all users may create files, but not remove those of others (such as /tmp).
-    """
-    if stat.st_uid not in (os.geteuid(), 0):
-        raise GrowfsError(
-            f"{path}: belongs to another user (uid {stat.st_uid}), who could make growfs delete other files; pass"
-            " another --cache-dir, or delete it"
-        )
-    if _others_may_write(stat, shared):
-        raise GrowfsError(
-            f"{path}: other users may write to it, and could make growfs delete other files; chmod go-w {path}"
-        )
-
-
-def _others_may_write(stat: os.stat_result, shared: bool) -> bool:
-    """Whether others may write to a folder. The groups of this process count as trusted."""
-    writers = S_IWOTH if stat.st_gid in (os.getegid(), *os.getgroups()) else S_IWGRP | S_IWOTH
-    return bool(stat.st_mode & writers) and not (shared and stat.st_mode & S_ISVTX)
+    path = Path(error.filename or cache_dir)
+    above = f"{cache_dir}: " if path in cache_dir.parents else ""
+    return GrowfsError(f"{above}{path}: {reason}; pass a folder that you can write to: --cache-dir")
 
 
 def folder_name(spec: RemoteSpec, url: str) -> str:
@@ -326,10 +243,11 @@ def _is_dying(path: Path) -> bool:
 def locked(path: Path) -> Iterator[bool]:
     """Lock a cache for the block so that no daemon starts with it; yields False if one already holds the lock.
 
-    Raises GrowfsError if this user may not lock it.
+    Raises GrowfsError if this user may not lock it, or if another user could make growfs remove files elsewhere.
     """
     try:
-        lock = _open_file(path / LOCK, os.O_RDWR)
+        with trust.open_folder(path, "choose a cache of your own") as folder:
+            lock = _open_file(folder.here / LOCK, os.O_RDWR)
     except OSError as error:
         raise GrowfsError(f"{path}: {error.strerror}; run the command as the user who mounts it, or as root") from None
     try:
@@ -339,9 +257,10 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def daemon_of(path: Path) -> dict[str, Any]:
-    """The daemon that uses a cache, if it is recorded: pid, mountpoint, url, started, version, format.
+    """The daemon that uses a cache, if it is recorded: pid and mountpoint; perhaps url, version, format.
 
-    The owner of the cache may have written anything there, so never end a process because of it.
+    The owner of the cache may have written anything there: what a daemon could not have written counts as nothing, and
+    the rest may be false, so never end a process because of it.
     """
     try:
         fd = _open_file(path / ANNOUNCED, os.O_RDONLY)
@@ -349,9 +268,19 @@ def daemon_of(path: Path) -> dict[str, Any]:
             daemon = json.loads(os.read(fd, ANNOUNCED_BYTES_MAX))
         finally:
             os.close(fd)
-    except (OSError, ValueError, RecursionError):
+        return daemon if _is_possible(daemon) else {}
+    except (OSError, ValueError, RecursionError):  # a path that cannot be encoded is a ValueError
         return {}
-    return daemon if isinstance(daemon, dict) and isinstance(daemon.get("mountpoint"), str) else {}
+
+
+def _is_possible(daemon: object) -> bool:
+    """Whether a daemon may have announced this. Raises ValueError for what cannot be a path."""
+    if not isinstance(daemon, dict) or not daemon.keys() >= ANNOUNCED_ALWAYS:
+        return False
+    if any(type(value) is not ANNOUNCED_TYPES.get(key, type(value)) for key, value in daemon.items()):
+        return False
+    mountpoint = os.fsencode(daemon["mountpoint"])
+    return mountpoint.startswith(b"/") and b"\0" not in mountpoint and 0 < daemon["pid"] <= PID_MAX
 
 
 def _open_file(path: Path, flags: int) -> int:

@@ -22,9 +22,10 @@ from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import Options, storage_option_texts
 from growfs.daemon.running import find_living, is_dead
 from growfs.errors import GrowfsError
-from growfs.fuse.mounting import mounted_at, resolved
+from growfs.fuse.mounting import mounted_at
 from growfs.paths import absolute_path
 from growfs.status_and_metrics import MountStatus
+from growfs.trust import resolve
 from growfs.units import seconds
 
 
@@ -154,7 +155,7 @@ def _text(value: float | str | None) -> str | None:
 
 def _temporary_mountpoint() -> Path:
     try:
-        return resolved(Path(tempfile.mkdtemp(prefix="growfs-")).absolute())
+        return resolve(Path(tempfile.mkdtemp(prefix="growfs-")).absolute())
     except OSError as error:
         raise GrowfsError(
             f"there is no temporary folder to mount on ({error}); set TMPDIR to one, or give a mountpoint"
@@ -168,7 +169,7 @@ def mount(
     if storage_options:
         values = {**values, "storage_option": storage_option_texts(storage_options)}
     options = Options.parse(values)
-    given = Given(absolute(url), None if mountpoint is None else resolved(absolute_path(mountpoint)), options)
+    given = Given(absolute(url), None if mountpoint is None else resolve(absolute_path(mountpoint)), options)
     with _lock_of(given):
         known = next((mount for mount in _mounts if mount._serves(given)), None)
         return known._share() if known else _mount(given)

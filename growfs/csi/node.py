@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from growfs import trust
 from growfs.cache.cache_folder import daemon_of
 from growfs.client.node_mount import mount_command, mount_error
 from growfs.csi import cgroups
@@ -85,15 +86,14 @@ class NodeMounts:
     """
 
     def __init__(self, folder: Path, control_groups: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder = folder.resolve()  # as in the mount table
-        self._mounts, self._temporary = folder / "mounts", folder / "tmp"
-        for path in (self._mounts, self._temporary):
-            path.mkdir(exist_ok=True, mode=0o700)
+        with trust.open_folder(folder, "choose another folder", makes=trust.MADE) as state:
+            self._mounts, self._temporary = state.path / "mounts", state.path / "tmp"
+            for path in (self._mounts, self._temporary):
+                os.close(trust.open_below(state, path.name, "choose another folder", makes=0o700).fd)
+            self.key = _key(state.path / "key")
         self._control_groups = control_groups
         self._claims = Claims()
         self._leaving: set[Path] = set()
-        self.key = _key(folder / "key")
 
     def publish(self, volume: Volume, target: Path) -> None:
         """Mount a volume at the path of a pod, unless that has a live mount. Raises GrowfsError or OSError.

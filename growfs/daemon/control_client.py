@@ -16,11 +16,14 @@ from typing import Any
 from growfs.cache.cache_folder import FORMAT, daemon_of
 from growfs.errors import GrowfsError, UsageError
 from growfs.status_and_metrics import MountStatus
+from growfs.trust import opened_for_its_owner
 from growfs.version import __version__
 
 SOCKET = "control.sock"
 ANSWER_S = 600.0
 """How long a client waits for the next line of the answer."""
+ANSWER_CHARACTERS_MAX = 1 << 26
+"""The longest line of an answer: the daemon may be another user's."""
 NONSENSE = (ValueError, TypeError, AttributeError, RecursionError)
 """Raised when reading an answer that does not come from a growfs daemon."""
 
@@ -67,16 +70,13 @@ def daemon_pid(folder: Path) -> int:
 def short_path(folder: Path) -> Iterator[str]:
     """A path of the socket that fits into the 107 bytes of unix(7), however deep the folder is.
 
-    If the system has no O_PATH descriptors, the path as it is.
+    If the system has no O_PATH descriptors, the path as it is. Raises OSError.
     """
     if not hasattr(os, "O_PATH"):
         yield str(folder / SOCKET)
         return
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened_for_its_owner(folder) as (fd, _):
         yield f"/proc/self/fd/{fd}/{SOCKET}"
-    finally:
-        os.close(fd)
 
 
 def line_of(message: dict[str, Any]) -> bytes:
@@ -103,14 +103,15 @@ def call(
         try:
             _connect(connection, folder)
             connection.sendall(line_of({"command": command, **arguments}))
-            for line in connection.makefile():
-                message = json.loads(line, object_hook=partial(_Answer, folder))
-                if "error" in message:
-                    raise (UsageError if message["exit_code"] == 2 else GrowfsError)(message["error"])
-                if "result" in message:
-                    return message["result"]
-                if on_progress:
-                    on_progress(message["progress"])
+            with connection.makefile() as lines:
+                while line := lines.readline(ANSWER_CHARACTERS_MAX):
+                    message = json.loads(line, object_hook=partial(_Answer, folder))
+                    if "error" in message:
+                        raise (UsageError if message["exit_code"] == 2 else GrowfsError)(message["error"])
+                    if "result" in message:
+                        return message["result"]
+                    if on_progress:
+                        on_progress(message["progress"])
         except PermissionError:
             raise GrowfsError(
                 f"{folder}: this mount belongs to another user; run the command as that user or as root"

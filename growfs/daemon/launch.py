@@ -34,7 +34,7 @@ from growfs.daemon.running import (
 from growfs.daemon.spawn import daemon_process
 from growfs.daemon.status_text import brief, state_text
 from growfs.errors import GrowfsError, UsageError
-from growfs.fuse.mounting import InUse, MountRow, resolved, unmount
+from growfs.fuse.mounting import InUse, MountRow, unmount
 from growfs.fuse.users import other_mounts
 from growfs.paths import absolute_path, working_folder
 from growfs.proc import name_of, not_ignored, set_title, users_of
@@ -42,6 +42,7 @@ from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
 from growfs.status_and_metrics import MountStatus
 from growfs.syscalls import pidfd_open
+from growfs.trust import resolve
 
 END_S = 60.0
 """How long a daemon may take to save its state after the unmount."""
@@ -78,7 +79,7 @@ def start(
     """
     if (encoding := sys.getfilesystemencoding()) != "utf-8":
         raise GrowfsError(f"this Python takes the names of files for {encoding}; start it with PYTHONUTF8=1")
-    url, mountpoint = absolute(url), resolved(absolute_path(mountpoint))
+    url, mountpoint = absolute(url), resolve(absolute_path(mountpoint))
     check_apart(url, mountpoint, options.cache_dir)
     check_function(options.members)
     abort_killed()  # one may have the cache

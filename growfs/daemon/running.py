@@ -6,6 +6,7 @@ keep commands of root from going to a different daemon, a cache counts only if i
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,10 +21,11 @@ from growfs.daemon.status_text import brief
 from growfs.errors import GrowfsError
 from growfs.folder.layout import LINK, cache_of
 from growfs.fuse.connection import abort
-from growfs.fuse.mounting import DEVICE, MountRow, answers, mounted_at, mounts, resolved
+from growfs.fuse.mounting import DEVICE, MountRow, answers, mounted_at, mounts
 from growfs.fuse.users import other_mounts
 from growfs.paths import absolute_path
 from growfs.proc import is_killed
+from growfs.trust import opened_for_its_owner, resolve
 
 READERS_S = 2.0
 """How long a daemon may take to name its readers."""
@@ -74,15 +76,19 @@ def _daemons() -> Iterator[tuple[int, int, set[str]]]:
 
 
 def check_owner(mount: Running) -> None:
-    """Raise GrowfsError if the cache of a mount belongs to another user than the mount."""
-    with suppress(OSError):  # a user without access to the cache cannot affect it
-        if mount.cache.lstat().st_uid != mount.owner:
-            path = mount.mountpoint
-            remedy = f"rm {path / LINK}" if mount.fills else f"umount {path}"
-            raise GrowfsError(
-                f"{path}: belongs to uid {mount.owner} and names the cache of another user, {mount.cache}; if you do"
-                f" not trust that, remove it: {remedy}"
-            )
+    """Raise GrowfsError if a user other than root and that of a mount owns its cache, or could replace it."""
+    try:
+        with opened_for_its_owner(mount.cache) as (_, owner):
+            is_believed = owner == mount.owner
+    except OSError as error:
+        is_believed = error.errno != errno.EPERM  # a user without access to the cache cannot affect it
+    if not is_believed:
+        path = mount.mountpoint
+        remedy = f"rm {path / LINK}" if mount.fills else f"umount {path}"
+        raise GrowfsError(
+            f"{path}: belongs to uid {mount.owner} and names the cache of another user, {mount.cache}; if you do"
+            f" not trust that, remove it: {remedy}"
+        )
 
 
 def _of_row(row: MountRow) -> Running:
@@ -150,17 +156,24 @@ def state_of(mount: Running) -> str:
 
 def find(mountpoint: Path) -> Running:
     """The growfs mount on a mountpoint, or a daemon before or after its mount. Raises GrowfsError."""
-    mountpoint = resolved(absolute_path(mountpoint))
+    mountpoint = resolve(absolute_path(mountpoint))
     if row := mounted_at(mountpoint):
         found = _of_row(row)
-    elif cache := cache_of(mountpoint):
-        found = Running(mountpoint, cache, (mountpoint / LINK).lstat().st_uid, None, starting=True, fills=True)
+    elif filled := _filled(mountpoint):
+        found = filled
     elif other := next((mount for mount in running() if mount.mountpoint == mountpoint), None):
         found = other
     else:
         raise GrowfsError(f"{mountpoint}: growfs is not mounted there; growfs list shows all mounts")
     check_owner(found)
     return found
+
+
+def _filled(folder: Path) -> Running | None:
+    with suppress(OSError):  # it was removed meanwhile
+        if cache := cache_of(folder):
+            return Running(folder, cache, (folder / LINK).lstat().st_uid, None, starting=True, fills=True)
+    return None
 
 
 def find_cache(place: Path) -> Path:
@@ -179,7 +192,7 @@ def find_cache(place: Path) -> Path:
 
 def in_mount(place: Path) -> bool:
     """Whether a path lies within a growfs mount."""
-    place = resolved(absolute_path(place))
+    place = resolve(absolute_path(place))
     return any(row.mountpoint in place.parents for row in mounts())
 
 

@@ -33,11 +33,12 @@ from growfs.doctor.machine import check_engine, check_machine
 from growfs.doctor.outlook import Outlook, check_outlook
 from growfs.doctor.remote import check_remote
 from growfs.errors import GrowfsError
-from growfs.fuse.mounting import check_mountpoint, check_outside, mounted_at, resolved
+from growfs.fuse.mounting import check_mountpoint, check_outside, mounted_at
 from growfs.paths import absolute_path, working_folder
 from growfs.proc import not_ignored
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
+from growfs.trust import resolve
 
 FETCH_BYTES_MAX = 4 << 30
 """The maximum number of bytes fetched to measure the link."""
@@ -115,7 +116,7 @@ class Examination:
         """
         self._checks: dict[str, list[Check]] = {}
         self._options, self._on_phase = options, on_phase
-        self._mountpoint = resolved(absolute_path(mountpoint)) if mountpoint else None
+        self._mountpoint = resolve(absolute_path(mountpoint)) if mountpoint else None
         self._measure_s, self._answer_s = measure_s, answer_s
         self._spec = None if url is None else options.remote(absolute(url), working_folder())
         self._cache = CacheDisk(options, folder_name(self._spec, redact(self._spec.url)) if self._spec else None)

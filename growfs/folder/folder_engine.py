@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
 from growfs.errors import GrowfsError, Unreadable
 from growfs.folder import trees
-from growfs.folder.layout import LINK, number_of
+from growfs.folder.layout import GENERATIONS, LINK, number_of
 from growfs.folder.trees import Tree
 from growfs.proc import users_of
 from growfs.rotation.generations import Generations
@@ -35,6 +34,7 @@ from growfs.rotation.holds import DirectoryHolds, Hold, Holds
 from growfs.rotation.jobs import EPOCH_SHARE
 from growfs.rotation.rules import Generation
 from growfs.signal import Signal
+from growfs.trust import OpenFolder
 from growfs.vfs.filesystem import Opens
 from growfs.vfs.open_counter import OpenCounter
 
@@ -59,7 +59,8 @@ class FolderEngine:
 
     Invariant: files that a tree shows are held, and `store.mirrors` has every tree with links. `released` notifies when
     a generation has ended, so that its files may be evicted. keep_generations: how many stay, whether or not a process
-    has announced that it reads them. Raises GrowfsError if the folder is filled from another cache.
+    has announced that it reads them. Raises GrowfsError if the folder is filled from another cache, or if another user
+    could put links there.
     """
 
     name = "folder"
@@ -74,8 +75,9 @@ class FolderEngine:
         usage: UsageCounters,
         generations: Generations,
     ) -> None:
-        self.folder = folder.resolve()  # the path in /proc of files open there
-        self._lock = trees.claim(self.folder, store.folder)  # before changing anything there
+        self._top = trees.open_top(folder)
+        self.folder = self._top.path  # the path in /proc of files open there
+        trees.claim(self._top, store.folder)  # before changing anything there
         self.keep_generations = keep_generations
         self.requests: Counter[str] = Counter()
         self.opens = Opens()
@@ -85,34 +87,39 @@ class FolderEngine:
         self._store = store
         self._usage = usage
         self._generations = generations
-        has_hard_links = trees.has_hard_links(self.folder, self._store.folder)
-        self._files = self._store.folder / "files"
-        self._link: Callable[[str, Path, Path], bool] = disk.link
+        has_hard_links = trees.has_hard_links(self._top, self._store.folder)
+        self._target: str | None = None
         self.reason = "plain files, hard links to the cached ones"
         if not has_hard_links:
-            self._files, self._link = self.folder / LINK / "files", disk.link_by_path
+            self._target = f"../../{LINK}/files"
             self.reason = "symbolic links to the cached files, as hard links cannot be made here; opens are not counted"
         self._counter = OpenCounter(self._count_open, sees_opens=has_hard_links)
         self._spare: Path | None = None
         self._is_wanted = self._is_ready = False
         self._last_error = ""
         self._retry_at = 0.0
-        self._inode = 0
         self._rounds = 0
         self._woken, self._finished = trio.Event(), trio.Event()
+        self._trees_folder: OpenFolder | None = None
+        """The folder of the trees, once there is one."""
         self._trees = list(self._take_over())
 
     def _take_over(self) -> Iterator[Tree]:
         """The trees of an earlier daemon: the current one, and those that are being read. The others are removed."""
-        current = trees.current_number(self.folder)
+        try:
+            self._trees_folder = trees.open_trees(self._top)
+        except FileNotFoundError:
+            return
+        current = trees.current_number(self._top)
         rows = self._db.rows("SELECT ino FROM resident WHERE suffix IS NOT NULL")
         inodes = BitMap64(ino % (1 << 64) for (ino,) in rows)
-        for path in trees.existing(self.folder):
+        for name in trees.existing(self._trees_folder):
+            path = self._trees_folder.here / name
             number = number_of(path)
-            if number != current and not trees.is_locked(path) and not _is_open(path):
+            if number != current and not trees.is_locked(path) and not self._is_open(path):
                 disk.remove_tree("GENERATION", path)
                 continue
-            trees.keep_inodes(path, inodes)
+            trees.keep_inodes(self._trees_folder, name, inodes)
             # Its row may be gone. Then the files that a later generation showed are held, which is more.
             row = self._db.row("SELECT last_seq FROM generation WHERE number >= ? ORDER BY number", number)
             self._store.mirrors.append(path)
@@ -122,8 +129,8 @@ class FolderEngine:
 
     def mount(self, _: object) -> None:
         """Create the contents of the folder."""
-        trees.prepare(self.folder, self._store.folder)
-        self._inode = self.folder.stat().st_ino
+        trees.prepare(self._top, self._store.folder)
+        self._trees_folder = self._trees_folder or trees.open_trees(self._top, makes=True)
 
     async def ready(self) -> None:
         """Begin the first generation of this daemon: training can start. Raises GrowfsError if it cannot be made."""
@@ -136,7 +143,7 @@ class FolderEngine:
             raise GrowfsError(f"{self.folder}: its first generation cannot be made; see {self._store.folder}/log")
 
     async def serve(self) -> None:
-        """Begin and end generations until cancelled, or until the folder has been moved."""
+        """Begin and end generations until cancelled, or until the folder has been moved or is another user's."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._counter.run)
             while self._is_in_place():
@@ -144,17 +151,25 @@ class FolderEngine:
                     await self._woken.wait()
                 await self._step()
             nursery.cancel_scope.cancel()
-        log.warning("%s: the folder was moved or removed, so this ends; `growfs fill` it at its new place", self.folder)
 
     def _is_in_place(self) -> bool:
-        with suppress(OSError):
-            return self.folder.stat().st_ino == self._inode
+        try:
+            trees.check_top(self._top)
+            if os.path.samestat(os.stat(self.folder), os.fstat(self._top.fd)):
+                return True
+        except GrowfsError as error:
+            log.warning("%s; until then, this ends", error)
+            return False
+        except OSError:
+            pass
+        log.warning("%s: the folder was moved or removed, so this ends; `growfs fill` it at its new place", self.folder)
         return False
 
     def unmount(self) -> None:
         """Leave the folder as it is."""
         self._counter.close()
-        os.close(self._lock)
+        for folder in filter(None, (self._trees_folder, self._top)):
+            os.close(folder.fd)
 
     def holds(self) -> Holds:
         """The holds of the trees."""
@@ -178,7 +193,7 @@ class FolderEngine:
         if holds:
             tree.is_claimed, tree.unused_at = True, max(tree.unused_at, trio.current_time() + GRACE_S)
         current = self._generations.current
-        yield (current.numbers if current else {}) | {"generation": tree.number, "path": str(tree.path)}
+        yield (current.numbers if current else {}) | {"generation": tree.number, "path": str(self._shown(tree.path))}
 
     def _is_due(self, after: int) -> bool:
         """Whether a generation has to begin for a process that has read `after`; otherwise it joins the current one."""
@@ -217,7 +232,7 @@ class FolderEngine:
         self._woken = trio.Event()
         try:
             for tree in [tree for tree in self._trees if not tree.path.is_dir()]:
-                log.warning("%s: another program has removed it", tree.path)
+                log.warning("%s: another program has removed it", self._shown(tree.path))
                 await self._db.run_in_writer(partial(self._store.mirrors.remove, tree.path))
                 self._trees.remove(tree)
             if self._is_wanted and self._generations.is_ready:  # meanwhile, trees end and make room
@@ -233,7 +248,7 @@ class FolderEngine:
             self._last_error = ""
         except (OSError, Unreadable) as error:
             if str(error) != self._last_error:  # it is retried again and again
-                log.warning("a generation cannot be made or ended, so the last one stays: %s", error)
+                log.warning("%s: a generation cannot be made or ended, so the last one stays: %s", self.folder, error)
             self._last_error = str(error)
             self._retry_at = trio.current_time() + RETRY_S
 
@@ -271,11 +286,14 @@ class FolderEngine:
                 return
         hold = generation.hold
         number = max(generation.number, self._trees[-1].number + 1 if self._trees else 0)
-        tree = Tree(number, trees.place(self.folder, number), hold, trio.current_time())
+        assert self._trees_folder
+        if os.fstat(self._trees_folder.fd).st_nlink == 0:  # another program has removed it
+            await self._db.run_in_writer(self._make_trees_folder)
+        tree = Tree(number, self._trees_folder.here / trees.name_of(number), hold, trio.current_time())
         await self._db.run_in_writer(partial(self._place, tree.path))
         try:
             await self._db.query_in_thread(partial(self._fill, tree, generation))
-            trees.publish(self.folder, tree.path)
+            trees.publish(self._top, tree.path.name)
         except (OSError, Unreadable):
             await self._db.run_in_writer(partial(self._discard, tree.path))
             raise
@@ -292,6 +310,14 @@ class FolderEngine:
             self._forget_spare()
         self._store.mirrors.append(path)
 
+    def _make_trees_folder(self) -> None:
+        assert self._trees_folder
+        made = trees.open_trees(self._top, makes=True)
+        os.close(self._trees_folder.fd)
+        self._trees_folder = made
+        if self._spare:
+            self._forget_spare()
+
     def _forget_spare(self) -> None:
         """Note that the spare tree is gone; on the writing thread."""
         assert self._spare
@@ -303,7 +329,10 @@ class FolderEngine:
         disk.remove_tree("GENERATION", path)
 
     def _fill(self, tree: Tree, generation: Generation, ask: Query) -> None:
-        folders = trees.make_alike(tree.path, self._files, trees.shown_files(generation, ask), self._link)
+        assert self._trees_folder
+        shown = trees.shown_files(generation, ask)
+        files = self._store.folder / "files"
+        folders = trees.make_alike(self._trees_folder, tree.path.name, shown, files, self._target)
         self._counter.watch(tree.number, folders)
 
     def was_left(self) -> bool:
@@ -325,7 +354,7 @@ class FolderEngine:
 
     async def _end(self, tree: Tree) -> None:
         """End a generation, unless a process has a file open there."""
-        if await trio.to_thread.run_sync(_is_open, tree.path):
+        if await trio.to_thread.run_sync(self._is_open, tree.path):
             tree.unused_at = trio.current_time() + OPEN_EVERY_S
             return
         if self._spare:
@@ -345,6 +374,14 @@ class FolderEngine:
         os.close(lock)
         self._store.mirrors[self._store.mirrors.index(tree.path)] = self._spare = spare
         return True
+
+    def _shown(self, tree: Path) -> Path:
+        """The path of a tree for other processes."""
+        return self.folder / GENERATIONS / tree.name
+
+    def _is_open(self, tree: Path) -> bool:
+        """Whether a process has a file or folder of a tree open or mapped, or as its working directory."""
+        return any(True for _ in users_of(self._shown(tree)))
 
     # Opens.
 
@@ -370,8 +407,3 @@ class FolderEngine:
             self._usage.count_open(id)
             if place % COUNTED_FILES_MAX == 0:
                 await trio.lowlevel.checkpoint()
-
-
-def _is_open(tree: Path) -> bool:
-    """Whether a process has a file or folder of a tree open or mapped, or as its working directory."""
-    return any(True for _ in users_of(tree))

@@ -1,6 +1,7 @@
 """The generations of a folder on disk: trees of links to cached files, made to match a generation.
 
-They are hard links. If the file system has none, or is not that of the cache, they are symbolic.
+They are hard links. If the file system has none, or is not that of the cache, they are symbolic. No link is followed
+on the way to a tree or within one.
 
 Nothing here decides which generation begins or ends; `folder_engine` does. Functions that walk a tree run on threads:
 making a link takes some 20 us, removing it 10.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
@@ -19,13 +20,16 @@ from pathlib import Path
 
 from pyroaring import BitMap64
 
-from growfs import disk
+from growfs import disk, trust
+from growfs.cache.cache_folder import open_cache_dir
 from growfs.cache.schema import DirectoryPaths, Query
 from growfs.errors import GrowfsError
 from growfs.folder.layout import CURRENT, GENERATIONS, LINK, cache_of, number_of
 from growfs.rotation.holds import Hold
 from growfs.rotation.rules import Generation
+from growfs.trust import OpenFolder
 
+REMEDY = "choose another folder"
 SPARE = ".spare"
 """The tree of a generation that has ended. It is reused for the next generation, which only adds missing links."""
 
@@ -36,6 +40,7 @@ class Tree:
 
     number: int
     path: Path
+    """For this process alone: see `OpenFolder.here`."""
     hold: Hold
     """A hold on all of its files."""
     began_at: float
@@ -51,27 +56,63 @@ class Tree:
 def check_folder(folder: Path, cache_dir: Path) -> None:
     """Raise GrowfsError if growfs cannot fill this folder. Creates it, and changes nothing else."""
     try:
-        disk.make_folder("FOLDER", folder)
-        names = [name for name in os.listdir(folder) if not name.startswith(".")]
-        disk.make_folder("FOLDER", cache_dir)
-        has_hard_links(folder, cache_dir)
+        with open_top(folder, makes=True) as top:
+            names = [name for name in os.listdir(top.fd) if not name.startswith(".")]
+            if names and cache_of(top.here) is None:
+                raise GrowfsError(f"{folder}: is not empty, and growfs did not fill it; choose an empty folder")
+            with suppress(FileNotFoundError), trust.open_below(top, GENERATIONS, REMEDY):
+                pass
+            with open_cache_dir(cache_dir, makes=True) as cache:
+                has_hard_links(top, cache.path)
     except OSError as error:
         raise GrowfsError(
             f"{error.filename or folder}: {error.strerror}; choose a folder that you can write to"
         ) from None
-    if names and cache_of(folder) is None:
-        raise GrowfsError(f"{folder}: is not empty, and growfs did not fill it; choose an empty folder")
 
 
-def has_hard_links(folder: Path, cache: Path) -> bool:
+def open_top(folder: Path, makes: bool = False) -> OpenFolder:
+    """Open a folder to be filled. makes: create it, if it is missing.
+
+    Raises GrowfsError if another user could make growfs delete and write elsewhere from there, or OSError.
+    """
+    top = trust.open_folder(folder, REMEDY, shared=True, makes=trust.MADE if makes else None)
+    try:
+        trust.check_links(top, (LINK, CURRENT), REMEDY)
+    except BaseException:
+        os.close(top.fd)
+        raise
+    return top
+
+
+def check_top(top: OpenFolder) -> None:
+    """Raise GrowfsError if a folder that is being filled has become another user's. It may have been renamed."""
+    trust.check(top.path, os.fstat(top.fd), str(top.here), REMEDY, shared=True)
+
+
+def open_trees(top: OpenFolder, makes: bool = False) -> OpenFolder:
+    """Open the folder of the trees. Raises as `open_top`."""
+    below = trust.open_below(top, GENERATIONS, REMEDY, makes=trust.MADE if makes else None)
+    try:
+        trust.check_folders(below, REMEDY)
+    except BaseException:
+        os.close(below.fd)
+        raise
+    return below
+
+
+def has_hard_links(top: OpenFolder, cache: Path) -> bool:
     """Whether a file of a cache can have a second name in the folder. Raises OSError if not even symbolic links can be
     made there."""
-    source, target = cache / f".link-{os.getpid()}", folder / f".link-{os.getpid()}"
+    source, target = cache / f".link-{os.getpid()}", top.here / f".link-{os.getpid()}"
     disk.write_text("FOLDER", source, "")
     try:
         disk.link("FOLDER", source, target)
     except OSError:
-        disk.symlink("FOLDER", str(source), target)
+        try:
+            disk.symlink("FOLDER", str(source), target)
+        except OSError as error:
+            error.filename = str(top.path)
+            raise
         return False
     finally:
         disk.unlink("FOLDER", source)
@@ -79,52 +120,48 @@ def has_hard_links(folder: Path, cache: Path) -> bool:
     return True
 
 
-def claim(folder: Path, cache: Path) -> int:
-    """A descriptor with the lock on a folder to be filled from a cache: one daemon fills it, from one cache.
+def claim(top: OpenFolder, cache: Path) -> None:
+    """Lock a folder to be filled from a cache until its descriptor is closed: one daemon fills it, from one cache.
 
     Raises GrowfsError if another one does; existing contents stay as they are.
     """
-    lock = locked_alone(folder)
-    if lock is None:
-        raise GrowfsError(f"{folder}: another growfs fills it; end that first: growfs stop {folder}")
-    known = cache_of(folder)
+    if not _lock_alone(top.fd):
+        raise GrowfsError(f"{top.path}: another growfs fills it; end that first: growfs stop {top.path}")
+    known = cache_of(top.here)
     if known and known.exists() and not known.samefile(cache):
-        os.close(lock)
-        raise GrowfsError(f"{folder}: is filled from another cache, {known}; choose another folder, or remove this one")
-    return lock
+        raise GrowfsError(
+            f"{top.path}: is filled from another cache, {known}; choose another folder, or remove this one"
+        )
 
 
-def prepare(folder: Path, cache: Path) -> None:
-    """Create the contents of a folder before its first generation."""
-    disk.symlink("FOLDER", str(cache), folder / LINK)  # first: it marks the folder as one of growfs
-    disk.make_folder("FOLDER", folder / GENERATIONS)
+def prepare(top: OpenFolder, cache: Path) -> None:
+    """Mark a folder as one of growfs, before its first generation."""
+    disk.symlink("FOLDER", str(cache), top.here / LINK)
 
 
-def existing(folder: Path) -> Iterator[Path]:
-    """The trees of earlier daemons, oldest first. Trees that such a daemon left unfinished are removed."""
-    with suppress(FileNotFoundError):
-        names = os.listdir(folder / GENERATIONS)
-        for name in names:
-            if not name.isdigit():
-                disk.remove_tree("GENERATION", folder / GENERATIONS / name)
-        for name in sorted(filter(str.isdigit, names), key=int):
-            yield folder / GENERATIONS / name
+def existing(trees: OpenFolder) -> Iterator[str]:
+    """The names of the trees of earlier daemons, oldest first. Trees that such a daemon left unfinished are removed."""
+    names = os.listdir(trees.fd)
+    for name in names:
+        if not name.isdigit():
+            disk.remove_tree("GENERATION", trees.here / name)
+    yield from sorted(filter(str.isdigit, names), key=int)
 
 
-def place(folder: Path, number: int) -> Path:
-    """The path of a generation's tree."""
-    return folder / GENERATIONS / f"{number:04}"
+def name_of(number: int) -> str:
+    """The name of a generation's tree."""
+    return f"{number:04}"
 
 
-def publish(folder: Path, tree: Path) -> None:
+def publish(top: OpenFolder, name: str) -> None:
     """Make a tree the current one, atomically for readers (rename(2))."""
-    disk.symlink("CURRENT", f"{GENERATIONS}/{tree.name}", folder / CURRENT)
+    disk.symlink("CURRENT", f"{GENERATIONS}/{name}", top.here / CURRENT)
 
 
-def current_number(folder: Path) -> int:
+def current_number(top: OpenFolder) -> int:
     """The number of the generation that the folder shows; 0 if there is none."""
     try:
-        return number_of(Path(os.readlink(folder / CURRENT)))
+        return number_of(Path(os.readlink(top.here / CURRENT)))
     except (OSError, ValueError):
         return 0
 
@@ -149,52 +186,76 @@ def shown_files(generation: Generation, ask: Query) -> Iterator[tuple[int, str, 
 
 
 def make_alike(
-    tree: Path,
-    files: Path,
+    trees: OpenFolder,
+    name: str,
     wanted: Iterable[tuple[int, str, list[str]]],
-    link: Callable[[str, Path, Path], bool] = disk.link,
+    files: Path,
+    target: str | None = None,
 ) -> dict[int, Path]:
     """Link the wanted files, from `shown_files`, and unlink all others; returns the directories by id.
 
-    Files evicted meanwhile are left out. link: makes the links.
+    Files evicted meanwhile are left out. name: of the tree. files: the cached files. target: their path from the tree,
+    if the links are symbolic.
     """
-    disk.make_folder("GENERATION", tree)
-    was_empty = not os.listdir(tree)
-    folders = {}
-    for id, path, names in wanted:
-        folder, source = tree / path, files / path
-        disk.make_folder("GENERATION", folder)
-        folders[id] = folder
-        with os.scandir(folder) as entries:
-            there = {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
-        for name in there.difference(names):
-            disk.unlink("GENERATION", folder / name)
-        for name in names:
-            if name not in there:
-                link("GENERATION", source / name, folder / name)
-    if not was_empty:
-        _keep_only(tree, {*folders.values()})
+    top = trust.open_plain(name, trust.MADE, below=trees.fd)
+    try:
+        was_empty = not os.listdir(top)
+        folders, kept = {}, set()
+        for id, path, names in wanted:
+            folder = trust.open_plain(path, trust.MADE, below=top)
+            try:
+                _make_alike(folder, names, files / path, target and _target(target, path))
+            finally:
+                os.close(folder)
+            folders[id] = trees.here / name / path
+            kept.add(path)
+        if not was_empty:
+            _keep_only(top, kept)
+    finally:
+        os.close(top)
     return folders
 
 
-def _keep_only(tree: Path, folders: Container[Path]) -> None:
-    """Remove the files of all other folders, and the folders that this leaves empty."""
-    for root, _, names in os.walk(tree, topdown=False):
-        folder = Path(root)
-        if folder not in folders:
+def _make_alike(folder: int, names: list[str], source: Path, target: str | None) -> None:
+    with os.scandir(folder) as entries:
+        there = {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
+    for name in there.difference(names):
+        disk.unlink("GENERATION", name, folder)
+    for name in names:
+        if name in there:
+            continue
+        if target is None:
+            disk.link("GENERATION", source / name, name, folder)
+        else:
+            disk.link_by_path("GENERATION", source / name, name, folder, f"{target}/{name}")
+
+
+def _target(target: str, path: str) -> str:
+    """The path of a directory of the cached files, from the same directory of a tree."""
+    return os.path.normpath(os.path.join("../" * len(Path(path).parts), target, path))
+
+
+def _keep_only(top: int, kept: set[str]) -> None:
+    """Remove the files of all other folders, and the folders that this leaves empty. kept: relative paths."""
+    for root, folders, names, fd in os.fwalk(".", topdown=False, dir_fd=top):
+        path = root.removeprefix(".").removeprefix("/")
+        if path not in kept:
             for name in names:
-                disk.unlink("GENERATION", folder / name)
-            disk.prune_folders("GENERATION", folder, tree)
+                disk.unlink("GENERATION", name, fd)
+        for name in folders:
+            if os.path.join(path, name) not in kept:
+                disk.remove_empty("GENERATION", name, fd)
 
 
-def keep_inodes(tree: Path, inodes: BitMap64) -> None:
+def keep_inodes(trees: OpenFolder, tree: str, inodes: BitMap64) -> None:
     """Remove the files of a tree that are no longer cached. inodes: of the cached files."""
-    for root, _, _ in os.walk(tree, topdown=False):
-        with os.scandir(root) as entries:
+    for _, folders, _, fd in os.fwalk(tree, topdown=False, dir_fd=trees.fd):
+        with os.scandir(fd) as entries:
             for entry in entries:
                 if not entry.is_dir(follow_symlinks=False) and _inode_of(entry) not in inodes:
-                    disk.unlink("GENERATION", Path(entry.path))
-        disk.prune_folders("GENERATION", Path(root), tree)
+                    disk.unlink("GENERATION", entry.name, fd)
+        for name in folders:
+            disk.remove_empty("GENERATION", name, fd)
 
 
 def _inode_of(entry: os.DirEntry[str]) -> int:
@@ -217,12 +278,18 @@ def locked_alone(folder: Path) -> int | None:
     any way.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if _lock_alone(fd):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _lock_alone(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
+        return False
+    return True
 
 
 def is_locked(tree: Path) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from growfs import trust
 from growfs.errors import GrowfsError
 from growfs.proc import read_text
 
@@ -35,8 +36,6 @@ MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 MNT_FORCE, MNT_DETACH = 1, 2
 """Flags of mount(2) and umount(2) (sys/mount.h). MNT_FORCE fails pending requests, so that none is waited for."""
 CAP_SYS_ADMIN = 21
-LINKS_MAX = 40
-"""As many links the kernel follows (path_resolution(7))."""
 NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "afs", "virtiofs"}
 )
@@ -146,7 +145,8 @@ class MountRow:
     @property
     def cache(self) -> Path:
         """The cache folder of a growfs mount."""
-        return Path(unquote(self.source, errors="surrogateescape"))
+        named = unquote(self.source, errors="surrogateescape")  # any user may mount with any name
+        return Path("/", named.replace("\0", "%00"))
 
 
 def mount_rows(pid: int | str = "self") -> list[MountRow]:
@@ -191,21 +191,8 @@ def _unescape(text: str) -> str:
 
 def mounted_at(mountpoint: Path) -> MountRow | None:
     """The growfs mount at exactly this path, or None."""
-    mountpoint = resolved(mountpoint)
+    mountpoint = trust.resolve(mountpoint, follows_others=True)
     return next((mount for mount in reversed(mounts()) if mount.mountpoint == mountpoint), None)
-
-
-def resolved(mountpoint: Path) -> Path:
-    """The absolute path, without links. The mountpoint itself is not accessed, because it may hang or be dead."""
-    for _ in range(LINKS_MAX):
-        if mountpoint.name in ("", ".."):
-            return mountpoint.resolve()
-        mountpoint = mountpoint.parent.resolve() / mountpoint.name
-        try:
-            mountpoint = mountpoint.parent / os.readlink(mountpoint)  # the kernel answers for a mount
-        except OSError:
-            return mountpoint
-    raise GrowfsError(f"{mountpoint}: is a link that leads to itself; choose a folder")
 
 
 def answers(mountpoint: Path) -> bool:
@@ -251,7 +238,7 @@ def create_mountpoint(mountpoint: Path) -> None:
     """Create the folder to mount on, unless it exists. Raises GrowfsError if that is not possible."""
     if not os.path.lexists(mountpoint):
         try:
-            os.makedirs(mountpoint, exist_ok=True)
+            os.close(trust.open_plain(trust.resolve(mountpoint), makes=0o777))
         except OSError as error:
             raise GrowfsError(f"{mountpoint}: cannot be created: {error.strerror}; choose another folder") from None
 
@@ -263,7 +250,7 @@ def check_mountpoint(mountpoint: Path) -> int:
     """
     _check_unmounted(mountpoint)  # first, because such a mount may hang
     try:
-        folder = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = trust.open_plain(mountpoint)
     except NotADirectoryError:
         raise GrowfsError(f"{mountpoint}: is not a folder; choose an empty one") from None
     except OSError as error:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from growfs.cache.cache_folder import FORMAT
+from growfs.daemon.control_client import call
+from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at
 from tests.blocking_server import blocking_server
 from tests.cli.support import OtherUser, assert_refused, cache_folders, fuse_device, other_user, start_growfs
@@ -42,7 +44,8 @@ import os, sys
 from pathlib import Path
 from growfs.fuse.mounting import MountSpec
 mountpoint = Path(sys.argv[1])
-MountSpec(mountpoint, Path(sys.argv[2]), False, os.open(mountpoint, os.O_RDONLY)).attach()
+cache = Path(sys.argv[2].replace("%00", "\\0"))
+MountSpec(mountpoint, cache, False, os.open(mountpoint, os.O_RDONLY)).attach()
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -164,12 +167,67 @@ def test_list_waits_for_no_fifo_of_another_user(growfs: Growfs, user: OtherUser,
         growfs.run("list", timeout_s=30)
 
 
-def test_list_reads_no_nonsense_of_another_user(growfs: Growfs, user: OtherUser) -> None:
+NONSENSE = (
+    *("", "[" * 50_000, "[]", "null", '{"mountpoint": 7}', '{"pid": 1}', '{"mountpoint": "/a"}'),
+    *(
+        '{"pid": 1, "mountpoint": "/a\\u0000b"}',
+        '{"pid": 1, "mountpoint": "/a\\ud800"}',
+        '{"pid": 1, "mountpoint": "a"}',
+    ),
+    *('{"pid": -1, "mountpoint": "/a"}', '{"pid": true, "mountpoint": "/a"}', '{"pid": 1e9, "mountpoint": "/a"}'),
+    '{"pid": 99999999, "mountpoint": "/a"}',
+    *('{"pid": 1, "mountpoint": "/a", "version": [1]}', '{"pid": 1, "mountpoint": "/a", "format": "x"}'),
+)
+"""What no daemon announces."""
+
+
+def test_commands_of_root_read_no_nonsense_of_another_user(growfs: Growfs, user: OtherUser) -> None:
     cache = own_cache(user)
     with running(user, DAEMON, cache):
-        for content in ("", "[" * 50_000, "[]", "null", '{"mountpoint": 7}', '{"pid": 1}'):
+        for content in NONSENSE:
             (cache / "daemon.json").write_text(content)
-            assert str(cache) not in growfs.run("list").stdout
+            assert str(cache) not in growfs.run("list").stdout, content
+            assert_refused(growfs.run("umount", growfs.mountpoint, check=False), "growfs is not mounted there")
+
+
+def test_a_mount_may_name_a_cache_that_no_path_can_have(growfs: Growfs, user: OtherUser) -> None:
+    assert user.run_program("mkdir", user.folder / "mnt").returncode == 0
+    with fuse_device() as user.before, running(user, MOUNTED, user.folder / "mnt", f"{user.folder}/%00"):
+        listed = user.run_as_root(*GROWFS, "list")
+        elsewhere = user.run_as_root(*GROWFS, "umount", growfs.mountpoint)
+        assert user.run_as_root(*GROWFS, "umount", user.folder / "mnt").returncode == 0
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert f"{user.folder}/mnt  {user.folder}/%00  dead" in listed.stdout
+    assert_refused(elsewhere, "growfs is not mounted there")
+
+
+def test_no_link_of_another_user_leads_to_a_mountpoint(growfs: Growfs, user: OtherUser, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    mounted, link = growfs.mountpoint, user.folder / "link"
+    assert user.run_program("ln", "-s", mounted, link).returncode == 0
+    refusal = f"{link}: is a link of another user"
+    growfs.mountpoint = link
+    assert_refused(growfs.run(*growfs.mount_words(tmp_path / "remote"), check=False), refusal)
+    growfs.mountpoint = link / "new"
+    assert_refused(growfs.run(*growfs.mount_words(tmp_path / "remote"), check=False), refusal)
+    growfs.mountpoint = mounted
+    assert os.listdir(mounted) == []
+    growfs.mount(tmp_path / "remote")
+    assert_refused(growfs.run("umount", link, check=False), refusal)
+    assert_refused(growfs.run("evict", link, "*", check=False), refusal)
+    assert growfs.status()["cache"]["files"] == 2
+
+
+def test_a_cache_behind_a_link_of_another_user_is_not_asked(growfs: Growfs, user: OtherUser, tmp_path: Path) -> None:
+    """Even if the link is made after root's command has asked whose cache it is."""
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote")
+    for link, target in (("cache", growfs.cache), ("caches", growfs.cache_dir)):
+        assert user.run_program("ln", "-s", target, user.folder / link).returncode == 0
+    for path in (user.folder / "cache", user.folder / "caches" / growfs.cache.name):
+        with pytest.raises(GrowfsError, match="belongs to another user"):
+            call(path, "evict", patterns=["*"])
+    assert growfs.status()["cache"]["files"] == 2
 
 
 def test_a_name_does_not_move_the_cursor(growfs: Growfs, user: OtherUser, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sqlite3
+import struct
 import subprocess
 import sys
 import threading
@@ -17,6 +19,7 @@ from growfs.cache.cache_folder import FORMAT, CacheFolder, CacheInUse, folder_na
 from growfs.cache.database import Database
 from growfs.errors import GrowfsError
 from growfs.remote.interface import RemoteSpec
+from growfs.trust import ACL_GROUP, ACL_USER
 from tests.cli.support import NOBODY, needs_root
 from tests.harness import set_format, until
 
@@ -161,10 +164,66 @@ def test_a_cache_directory_below_a_folder_where_others_can_replace_it_is_refused
 def test_a_cache_directory_below_a_folder_of_another_user_is_refused(cache_dir: Path) -> None:
     needs_root()
     os.chown(cache_dir, NOBODY, NOBODY)
-    with pytest.raises(
-        GrowfsError, match=f"{cache_dir}/x: lies below {cache_dir} of another user .uid {NOBODY}.*--cache-dir"
-    ):
+    refusal = f"{cache_dir}/x: lies below {cache_dir}, which belongs to another user .uid {NOBODY}.*--cache-dir"
+    with pytest.raises(GrowfsError, match=refusal):
         open_cache(cache_dir / "x", SPEC, URL)
+
+
+def grant(path: Path, *entries: tuple[int, int, int], kind: str = "access") -> None:
+    """Give a folder an ACL: its owner may do all, others may read, and these entries (tag, permission, id)."""
+    acl = sorted([(1, 7, -1), (4, 5, -1), (16, 7, -1), (32, 5, -1), *entries])
+    packed = b"".join(struct.pack("<HHi", *entry) for entry in acl)
+    try:
+        os.setxattr(path, f"system.posix_acl_{kind}", struct.pack("<I", 2) + packed)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        pytest.skip(f"{path}: its file system has no ACLs")
+
+
+@pytest.mark.promise(31)
+@pytest.mark.parametrize("tag", [ACL_USER, ACL_GROUP])
+def test_an_acl_that_lets_another_user_replace_the_cache_directory_is_refused(
+    cache_dir: Path, folder: Path, tag: int
+) -> None:
+    """Its mode has the mask of the ACL in place of the permissions of the group, which is that of this process."""
+    grant(cache_dir, (tag, 7, NOBODY))
+    assert cache_dir.stat().st_mode & 0o777 == 0o775
+    with pytest.raises(GrowfsError, match=f"lies below {cache_dir}, where .* chmod \\+t {cache_dir}"):
+        open_cache(cache_dir / "x", SPEC, URL)
+    with pytest.raises(GrowfsError, match=f"chmod go-w {cache_dir}"):
+        open_cache(cache_dir, SPEC, URL)
+    cache_dir.chmod(0o755)  # as the message says: the mask then hides what the entries allow
+    open_and_release(cache_dir)
+    grant(folder, (tag, 7, NOBODY))
+    with pytest.raises(GrowfsError, match=f"chmod go-w {folder}"):
+        open_cache(cache_dir, SPEC, URL)
+
+
+@pytest.mark.parametrize("tag", [ACL_USER, ACL_GROUP])
+def test_an_acl_that_lets_others_only_read_is_accepted(cache_dir: Path, tag: int) -> None:
+    grant(cache_dir, (tag, 5, NOBODY), (ACL_USER, 7, os.geteuid()), (ACL_GROUP, 7, os.getegid()))
+    open_and_release(cache_dir / "x")
+
+
+def test_an_acl_that_the_cache_inherits_lets_nobody_write(cache_dir: Path) -> None:
+    needs_root()
+    grant(cache_dir, (ACL_USER, 7, NOBODY), kind="default")
+    path = open_and_release(cache_dir / "x/y").path
+    others = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--", "test", "-w")
+    for above in (path, path.parent, path.parent.parent):
+        assert subprocess.run([*others, above], check=False).returncode == 1
+    open_and_release(cache_dir / "x/y")
+
+
+@pytest.mark.promise(31)
+def test_a_link_of_another_user_to_the_cache_directory_is_refused(cache_dir: Path, tmp_path: Path) -> None:
+    needs_root()
+    (tmp_path / "link").symlink_to(cache_dir)
+    open_and_release(tmp_path / "link" / "x")
+    os.chown(tmp_path / "link", NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(GrowfsError, match=f"{tmp_path}/link: is a link of another user .uid {NOBODY}.*--cache-dir"):
+        open_cache(tmp_path / "link" / "x", SPEC, URL)
 
 
 @pytest.mark.promise(31)
