@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,7 @@ def python_elsewhere() -> tuple[str, dict[str, str]]:
                 f"another user cannot run {sys.executable}, and it cannot be mounted elsewhere"
                 f" ({done.stderr.strip()}); keep it where other users may enter"
             )
-        atexit.register(subprocess.run, ["umount", "-l", at], check=False)
+        atexit.register(partial(subprocess.run, ["umount", "-l", at], check=False))
         shown.append(str(at))
     executable = Path(sys.executable).resolve().relative_to(base.resolve())
     settings = {"PYTHONPATH": os.pathsep.join(shown[1:]), "LD_LIBRARY_PATH": f"{shown[0]}/lib"}  # of libpython
