@@ -90,7 +90,7 @@ class Publisher:
     """Moves files into a folder and removes them. Each method is one step on the writing thread.
 
     last_seq: the last number given. Admissions and queue positions take their numbers from the same counter, and never
-    the same one. left_behind: whether a file without a row could not be removed. mirrors: folders with links to files,
+    the same one. left_behind: whether there is a file without a row. mirrors: folders with links to files,
     under the same paths. A removed file is also removed there, and a replaced one replaced there, so that its bytes are
     freed. leaving: called with files that are about to be removed.
     """

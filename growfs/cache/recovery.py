@@ -94,7 +94,10 @@ def recover(database: Database, folder: Path) -> None:
             disk.unlink("SWEEP_STRAY", path)
             disk.prune_folders("SWEEP_FOLDER", path.parent, files)
         log.info(
-            "the last daemon did not stop cleanly: %d files dropped, %d unfinished ones removed", lost, len(strays)
+            "the last daemon did not stop cleanly, or left files that are not its own: %d files dropped, %d that are"
+            " unfinished or of others removed",
+            lost,
+            len(strays),
         )
 
     def begin(writer: sqlite3.Connection) -> None:

@@ -52,6 +52,25 @@ class Located(NamedTuple):
     seq: int
 
 
+class ResidentFile(NamedTuple):
+    """A resident file, as it was when it was admitted or last verified."""
+
+    parent: int
+    path: str
+    size: int
+    mtime_ns: int | None
+    """The modification time of the remote's file."""
+    identity: Identity
+
+    def is_unchanged(self) -> bool:
+        """Whether it is still the file at its path. `open` has the same rule."""
+        try:
+            stat = os.lstat(self.path)
+        except OSError:
+            return False
+        return Identity.of(stat) == self.identity and stat.st_size == self.size
+
+
 class Reservation:
     """Bytes of the quota that one owner holds in order to write a file of at most this size.
 
@@ -445,6 +464,12 @@ class Store:
         """Open a resident file once; None if it is not resident, or `recheck` has to verify it first."""
         if opened := self.open_files.reuse(id):
             return opened
+        if (row := self.resident(id)) is None:
+            return None
+        return self.open_files.open(id, row.path, row.size, row.mtime_ns, row.identity)
+
+    def resident(self, id: int) -> ResidentFile | None:
+        """The resident file with this id; None if there is none."""
         row = self._db.row(
             "SELECT n.parent, n.name, n.size, n.mtime_ns, r.ino, r.file_mtime_ns FROM resident r JOIN node n USING (id)"
             " WHERE id = ? AND n.is_dir = 0",
@@ -452,8 +477,8 @@ class Store:
         )
         if row is None:
             return None
-        parent, name, size, mtime_ns, *admitted = row
-        return self.open_files.open(id, self.path_of(parent, name), size, mtime_ns, Identity(*admitted))
+        parent, name, size, mtime_ns, *identity = row
+        return ResidentFile(parent, self.path_of(parent, name), size, mtime_ns, Identity(*identity))
 
     def is_in_use(self, id: int) -> bool:
         """Whether a reader has a resident file open or mapped."""
@@ -477,13 +502,19 @@ class Store:
         row = self._db.row(query, id)
         return row and Located(Path(self.path_of(row[0], row[1])), *row[2:])
 
-    async def _settled(self) -> None:
+    def note_stray(self, parent: int, name: str) -> None:
+        """Note a file that has no row, if it is there: the next start removes it. Programs may still use it."""
+        with suppress(KeyError):  # its directory has left the catalog
+            if os.path.lexists(self.path_of(parent, name)):
+                self._publisher.left_behind = True
+
+    async def settled(self) -> None:
         """Return when a file that was just renamed has its row."""
         await self._db.run_in_writer(lambda: None)
 
     async def _is_still(self, located: Located, id: int) -> bool:
         """Whether a file was neither evicted nor replaced since it was located."""
-        await self._settled()
+        await self.settled()
         return self.located(id) == located
 
     def open_ahead(self, id: int) -> bool:
@@ -492,7 +523,7 @@ class Store:
 
     async def recheck(self, id: int) -> None:
         """Verify a resident file that `open` refused: if the digest differs, the file is evicted."""
-        await self._settled()
+        await self.settled()
         if id not in self.open_files:
             await self.verify(id)
 

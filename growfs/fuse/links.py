@@ -116,9 +116,11 @@ class LinksEngine(PassthroughEngine):
                 self._vfs.count_link_open(file, pid)
 
     def _recheck(self, _: int, directory: int, name: str) -> None:
-        """Verify a cached file that was written to or deleted, unless growfs itself deleted it."""
+        """Verify a cached file that was written to, replaced or deleted, unless growfs itself did so."""
         file = self._vfs.find(directory, name)
-        if file and file.id not in self._to_recheck:
+        if file is None:
+            self._vfs.note_stray(directory, name)
+        elif file.seq is not None and file.id not in self._to_recheck and not self._vfs.is_unchanged(file):
             self._to_recheck.add(file.id)
             self._nursery.start_soon(self._recheck_later, file.id)
 
@@ -148,10 +150,21 @@ class LinksEngine(PassthroughEngine):
         super()._open(request)
 
     def _read_link(self, request: FuseRequest) -> None:
-        """Watch the folder first, so that the open that follows is counted."""
+        """Watch the folder first, so that the open that follows is counted, and later changes to the file are noticed.
+
+        If others have changed it, the kernel looks its name up again, which is then that of a file whose open waits.
+        """
         link = self._vfs.link(request.nodeid)
-        if not self._counter.is_watched(TREE, link.directory):
+        if self._counter.is_counting and not self._counter.is_watched(TREE, link.directory):
             self._counter.watch(TREE, {link.directory: Path(link.target).parent})
+            link = self._vfs.link(request.nodeid)  # others may have changed it until now
+        if link.is_current:
+            self._reply(request, os.fsencode(link.target))
+        else:
+            self._start_task(request, partial(self._read_link_later, request))
+
+    async def _read_link_later(self, request: FuseRequest) -> None:
+        link = await self._vfs.settled_link(request.nodeid)
         self._reply(request, os.fsencode(link.target))
 
     def _backing_id(self, id: int, handle: int) -> int:

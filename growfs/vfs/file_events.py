@@ -1,4 +1,4 @@
-"""Which files of watched directories are opened, written to or deleted: fanotify(7) for root, else inotify(7).
+"""Which files of watched directories are opened, written to, renamed or deleted: fanotify(7) for root, else inotify(7).
 
 fanotify also reports the process, and loses no event. The kernel keeps the inodes of watched directories in memory, so
 both have a limit on directories (sysctl fs.fanotify.max_user_marks, fs.inotify.max_user_watches).
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from growfs.syscalls import checked
 
 # The same bits in both (include/uapi/linux/inotify.h and fanotify.h).
-OPEN, MODIFY, CLOSE_WRITE, MOVED_FROM, DELETE, DELETE_SELF = 0x20, 0x2, 0x8, 0x40, 0x200, 0x400
+OPEN, MODIFY, CLOSE_WRITE, MOVED_FROM, MOVED_TO, DELETE, DELETE_SELF = 0x20, 0x2, 0x8, 0x40, 0x80, 0x200, 0x400
 IS_DIRECTORY = 0x4000_0000
 OVERFLOW = 0x4000
 GONE = 0x8000

@@ -98,10 +98,14 @@ class OpenDirectory:
 
 
 class Link(NamedTuple):
-    """A symbolic link to a cached file. directory: the id of the directory that lists it."""
+    """A symbolic link to a cached file. directory: the id of the directory that lists it.
+
+    is_current: whether the target is the file that was cached; others may have changed it.
+    """
 
     directory: int
     target: str
+    is_current: bool
 
 
 class Vfs:
@@ -162,8 +166,8 @@ class Vfs:
         raise NoSuchName(name)
 
     def _named(self, node: Node) -> Attributes:
-        """The attributes of a file's name: a link's if the file is cached, else ones that the kernel looks up again."""
-        if node.seq is not None:
+        """The attributes of a file's name: a link's if the cached file is there, else to be looked up again."""
+        if self.is_unchanged(node):
             return self._link_attributes(node)
         return replace(self._of(node), timeout_s=0.0)
 
@@ -172,9 +176,22 @@ class Vfs:
         return self._attributes(node.id | LINK_BIT, False, length, node.mtime_ns, FILE_TIMEOUT_S)
 
     def link(self, id: int) -> Link:
-        """The link to a cached file."""
-        node = self._linked(id)
-        return Link(node.parent, self._store.path_of(node.parent, node.name))
+        """The link to a cached file. Raises Stale if it is no longer cached: then its name is not a link."""
+        if (file := self._store.resident(id & ~LINK_BIT)) is None:
+            raise Stale(str(id))
+        return Link(file.parent, file.path, file.is_unchanged())
+
+    async def settled_link(self, id: int) -> Link:
+        """The same, after growfs has replaced the file. Raises Stale if others have changed it."""
+        await self._store.settled()
+        if not (link := self.link(id)).is_current:
+            raise Stale(str(id))
+        return link
+
+    def is_unchanged(self, file: Node) -> bool:
+        """Whether a file is cached, and nobody has changed it since."""
+        resident = None if file.seq is None else self._store.resident(file.id)
+        return resident is not None and resident.is_unchanged()
 
     def _linked(self, id: int) -> Node:
         """The target of a link. Raises Stale if it is no longer cached: then its name is not a link."""
@@ -383,6 +400,10 @@ class Vfs:
     async def recheck(self, id: int) -> None:
         """Verify a cached file that may have been changed; evict it if it was."""
         await self._store.verify(id)
+
+    def note_stray(self, directory: int, name: str) -> None:
+        """Note that others may have put a file beside the cached ones."""
+        self._store.note_stray(directory, name)
 
     def note_damaged(self, id: int) -> None:
         """Note that a file was evicted because its content was wrong."""

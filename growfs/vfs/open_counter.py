@@ -20,6 +20,7 @@ from growfs.vfs.file_events import (
     IS_DIRECTORY,
     MODIFY,
     MOVED_FROM,
+    MOVED_TO,
     OPEN,
     OVERFLOW,
     FileEvent,
@@ -30,6 +31,7 @@ from growfs.vfs.file_events import (
 log = logging.getLogger(__name__)
 
 NOWHERE = (-1, -1)
+CHANGES = MODIFY | CLOSE_WRITE | DELETE | MOVED_FROM | MOVED_TO
 EVENTS_EVERY_S = 0.2
 """How often events are read, at most: inotify keeps 16,384 of them (fs.inotify.max_queued_events)."""
 WARN_EVERY_S = 60.0
@@ -45,7 +47,7 @@ class OpenCounter:
 
     opened: called with the number of the tree, the id of the directory, and the name of each file that is opened, and
     the id of the process (UNKNOWN if the kernel does not report it). changed: called with the first three for each file
-    that is written to or deleted.
+    that may have been written to, replaced or deleted.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class OpenCounter:
         """Watch the directories of a tree, given by their ids; takes some microseconds each. Works on any thread."""
         if not self.is_counting or self._events is None:
             return
-        mask = OPEN | (MODIFY | CLOSE_WRITE | DELETE | MOVED_FROM if self._changed else 0)
+        mask = OPEN | (CHANGES if self._changed else 0)
         try:
             for id, folder in folders.items():
                 with suppress(FileNotFoundError):  # its last file was removed meanwhile

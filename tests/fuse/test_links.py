@@ -175,6 +175,77 @@ def test_a_cached_file_that_somebody_writes_to_or_deletes_is_fetched_again(growf
     assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
 
 
+@pytest.mark.promise(29)
+def test_a_cached_file_that_somebody_replaces_is_fetched_again(growfs: Growfs, tmp_path: Path) -> None:
+    """Also if that happens before anything of its folder is read."""
+    tree = make_tree(tmp_path / "remote", directories=1, files=6, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", "6")
+    os.listdir(growfs.mountpoint / "class0")
+    cached = growfs.cache / "files/class0"
+
+    def replace(name: str) -> None:
+        (cached / "new").write_bytes(b"other")
+        os.rename(cached / "new", cached / name)
+
+    os.truncate(cached / "0000.bin", 3)
+    os.unlink(cached / "0001.bin")
+    replace("0002.bin")
+    os.utime(cached / "0003.bin")
+    assert growfs.content() == tree
+    assert growfs.status()["fetch"]["files_total"] == 6 + 3, "one has the same content as before"
+    assert growfs.content() == tree
+    assert all(is_link(growfs, path) for path in tree)
+    replace("0004.bin")
+    until(lambda: not is_link(growfs, "class0/0004.bin"))
+    assert (growfs.mountpoint / "class0/0004.bin").read_bytes() == tree["class0/0004.bin"]
+
+
+SLOW_COMMIT = """
+import os, time
+from growfs import disk
+
+def slow(label, call=disk.fault_point):
+    time.sleep(label == "PUBLISH_COMMIT" and os.path.exists({slow!r}))
+    call(label)
+
+disk.fault_point = slow
+"""
+
+
+@pytest.mark.promise(1)
+def test_a_file_can_be_opened_while_growfs_replaces_it(growfs: Growfs, tmp_path: Path) -> None:
+    """Its new version is renamed before its row is committed."""
+    tree = make_tree(tmp_path / "remote", directories=1, files=2, size=SIZE)
+    slow = tmp_path / "slow"
+    growfs.env[SETUP_VARIABLE] = SLOW_COMMIT.format(slow=str(slow))
+    growfs.mount(tmp_path / "remote", "--wait-files", "2", "--refresh", "1s")
+    os.listdir(growfs.mountpoint / "class0")
+    slow.touch()
+    (tmp_path / "remote/class0/0000.bin").write_bytes(b"new" * SIZE)
+    cached = growfs.cache / "files/class0/0000.bin"
+    until(lambda: cached.stat().st_size == 3 * SIZE)
+    tree["class0/0000.bin"] = b"new" * SIZE
+    assert growfs.content() == tree
+
+
+def test_files_that_programs_put_beside_cached_ones_are_removed_at_the_next_start(
+    growfs: Growfs, tmp_path: Path
+) -> None:
+    """As SQLite does: NAME-wal and NAME-shm."""
+    tree = make_tree(tmp_path / "remote", directories=1, files=2, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", "2")
+    assert growfs.content() == tree
+    beside = Path(f"{os.readlink(growfs.mountpoint / 'class0/0000.bin')}-shm")
+    beside.touch()
+    os.listdir(growfs.mountpoint)  # the daemon reads all events first
+    growfs.umount()
+    assert beside.exists(), "a program may use it"
+    growfs.mount(tmp_path / "remote", "--wait-files", "2")
+    assert not beside.exists()
+    assert growfs.content() == tree
+    assert growfs.status()["fetch"]["files_total"] == 0
+
+
 @pytest.mark.promise(1)
 def test_no_open_of_a_listed_file_fails_while_misses_evict_what_others_list(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=2, files=40, size=SIZE)
@@ -299,8 +370,9 @@ async def test_a_file_that_goes_while_the_mount_ends_is_no_error(monkeypatch: py
     async def return_at_once(*_: object) -> None:
         await trio.lowlevel.checkpoint()
 
-    file = SimpleNamespace(id=1)
-    engine = LinksEngine(cast("Vfs", SimpleNamespace(find=lambda *_: file, recheck=return_at_once)))
+    file = SimpleNamespace(id=1, seq=1)
+    vfs = SimpleNamespace(find=lambda *_: file, is_unchanged=lambda _: False, recheck=return_at_once)
+    engine = LinksEngine(cast("Vfs", vfs))
     session = SimpleNamespace(cpu_latency=SimpleNamespace(run=trio.sleep_forever), serve=return_at_once)
 
     async def count_until_the_end() -> None:
