@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -76,7 +75,7 @@ def mark_environment(growfs: Growfs) -> Growfs:
 def needs_root() -> None:
     """Skip unless the test can change users and mount file systems."""
     if os.geteuid() != 0:
-        pytest.skip("needs root")
+        pytest.skip("needs root: run the tests as root")
 
 
 @contextmanager
@@ -152,7 +151,7 @@ def python_elsewhere() -> tuple[str, dict[str, str]]:
                 f"another user cannot run {sys.executable}, and it cannot be mounted elsewhere"
                 f" ({done.stderr.strip()}); keep it where other users may enter"
             )
-        atexit.register(partial(subprocess.run, ["umount", "-l", at], check=False))
+        atexit.register(functools.partial(subprocess.check_call, ["umount", "-l", at]))
         shown.append(str(at))
     executable = Path(sys.executable).resolve().relative_to(base.resolve())
     settings = {"PYTHONPATH": os.pathsep.join(shown[1:]), "LD_LIBRARY_PATH": f"{shown[0]}/lib"}  # of libpython

@@ -33,7 +33,7 @@ BUSY_S = 10.0
 def why_not(kind: str) -> str | None:
     """Why this kind of file system cannot be mounted here; None if it can."""
     if os.geteuid() != 0:
-        return "needs root"
+        return "needs root: run the tests as root"
     known = {line.split()[-1] for line in Path("/proc/filesystems").read_text().splitlines()}
     if kind not in known:
         return f"this kernel has no {kind}"

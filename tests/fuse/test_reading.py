@@ -221,7 +221,7 @@ def test_access_rights_of_root(library: Library) -> None:
 
 
 @pytest.mark.promise(4)
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: run the tests as root")
 def test_access_rights_of_another_user(library: Library) -> None:
     """The working directory is inherited: another user may not be able to enter it by its full path."""
     script = "for op in -e -r -w -x; do test $op large.bin && echo large.bin $op; test $op . && echo . $op; done"

@@ -128,7 +128,7 @@ async def test_a_socket_that_a_killed_daemon_left_is_replaced(tmp_path: Path) ->
     assert (await run(tmp_path, "count", to=1))[0] == {"n": 1}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: run the tests as root")
 async def test_another_user_is_refused(tmp_path: Path) -> None:
     script = (
         "import os, sys\nfrom pathlib import Path\nfrom growfs.daemon.control_client import call\n"
@@ -149,7 +149,7 @@ async def test_another_user_is_refused(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: run the tests as root")
 async def test_a_link_to_the_socket_of_another_user_is_refused(tmp_path: Path) -> None:
     """Who owns a cache could lead a command of root to another daemon."""
     (tmp_path / "of root").mkdir()
