@@ -21,6 +21,7 @@ from growfs.errors import Unreadable
 from growfs.fuse.links import LinksEngine
 from growfs.vfs.open_counter import OpenCounter
 from tests.cli.support import NOBODY, fuse_device, needs_root, other_user
+from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import opened
 from tests.fuse.reader import Reader
 from tests.harness import Growfs, make_tree, until
