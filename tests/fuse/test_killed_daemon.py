@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.support import needs_root
 from tests.forkserver import SETUP_VARIABLE
+from tests.fuse.conftest import only
 from tests.fuse.killed_daemon import KEEPS_A_LOOKUP_WAITING, reader_of_a_killed_daemon
 from tests.harness import Growfs, make_tree
 
@@ -28,6 +29,7 @@ def test_the_readers_of_a_killed_daemon_get_an_error(growfs: Growfs) -> None:
 
 
 @pytest.mark.promise(11)
+@only("passthrough", "libfuse")
 @pytest.mark.parametrize("command", ["umount", "umount --lazy", "mount"])
 def test_a_command_ends_what_waits_for_a_daemon_that_was_killed_with_all_its_processes(
     growfs: Growfs, tmp_path: Path, command: str
@@ -42,6 +44,7 @@ def test_a_command_ends_what_waits_for_a_daemon_that_was_killed_with_all_its_pro
         assert reader.wait(30) == 1
 
 
+@only("passthrough")
 def test_filling_from_the_cache_of_a_killed_daemon_ends_what_waits_for_it(growfs: Growfs, tmp_path: Path) -> None:
     with reader_of_a_killed_daemon(growfs.mountpoint, and_its_processes=True) as reader:
         growfs.run("fill", tmp_path / "remote", tmp_path / "folder", "--cache-dir", growfs.cache_dir)
