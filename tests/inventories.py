@@ -16,6 +16,7 @@ from urllib.parse import quote_plus
 
 import pytest
 
+from tests.needs import use
 from tests.servers import S3Server
 
 CSV_COLUMNS = [
@@ -119,7 +120,7 @@ def csv_gz(rows: Sequence[Sequence[Any]]) -> bytes:
 
 
 def parquet(rows: Sequence[Sequence[Any]]) -> bytes:
-    pyarrow = pytest.importorskip("pyarrow")
+    pyarrow = use("pyarrow")
     from pyarrow.parquet import write_table
 
     kinds = {"is_latest": "bool_", "is_delete_marker": "bool_", "size": "int64"}

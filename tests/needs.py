@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
 SET_UP = "tools/setup test installs it"
 EXTRAS = {
     "nvidia": "pip install '.[dali]'",
+    "opencensus": "pip install 'ray[default]'",
+    "pydantic": "pip install 'ray[train]'",
     "ray": "pip install '.[ray]'",
     "transformers": "pip install '.[trainers]'",
     "ultralytics": "pip install '.[trainers]'",
@@ -22,7 +26,13 @@ def need(*modules: str) -> None:
     for module in modules:
         package = module.partition(".")[0]  # find_spec imports it
         if find_spec(package) is None or find_spec(module) is None:
-            pytest.skip(f"{module} is not installed; {EXTRAS.get(package, SET_UP)}")
+            pytest.skip(f"{module} is not installed; {EXTRAS.get(package, SET_UP)}", allow_module_level=True)
+
+
+def use(module: str) -> Any:
+    """Import this module, or skip if it is not installed."""
+    need(module)
+    return import_module(module)
 
 
 def need_programs(*names: str, by: str = SET_UP) -> None:

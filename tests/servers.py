@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from growfs.remote.interface import RemoteSpec
-from tests.needs import SET_UP
+from tests.needs import SET_UP, need, use
 from tools.benchmarks.child import Child
 
 ACCESS_KEY = "growfs-access"  # rclone refuses keys of two or three letters
@@ -60,7 +60,7 @@ class S3Server:
     @contextmanager
     def client(self) -> Iterator[Any]:
         """The client of boto3, for what `put` and `delete` cannot do."""
-        boto3 = pytest.importorskip("boto3")
+        boto3 = use("boto3")
         keys = {"aws_access_key_id": self.access_key, "aws_secret_access_key": self.secret_key}
         with closing(boto3.client("s3", endpoint_url=self.endpoint_url, region_name="us-east-1", **keys)) as client:
             yield client
@@ -102,7 +102,7 @@ def rclone_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def moto_s3() -> Iterator[S3Server]:
     """moto's S3 server, in a separate process because it patches botocore."""
-    pytest.importorskip("moto.server")
+    need("moto.server")
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with running(command, port, MOTO_ALLOW_NONEXISTENT_REGION="1"):
@@ -127,7 +127,7 @@ def http_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebFolder]
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with a self-signed certificate for 127.0.0.1 and its key."""
-    pytest.importorskip("cryptography.x509")
+    need("cryptography.x509")
     return make_certificate(tmp_path_factory.mktemp("tls") / "certificate.pem")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import need
 from tools.benchmarks.measure import BenchError
 from tools.peers import command, page, runs
 from tools.peers.cases import CASES, FILLED, LARGER, Setting
@@ -36,7 +37,7 @@ def test_the_pages_have_the_figures_of_the_results() -> None:
 
 def test_the_html_page_has_the_figures_and_the_plot_of_the_results() -> None:
     plot = (FILE.parent / page.PLOT).read_text()
-    pytest.importorskip("markdown")
+    need("markdown")
     assert (FILE.parent / "side-by-side.html").read_text() == page.html(page.markdown(Results.load(FILE)), plot)
 
 

@@ -26,7 +26,7 @@ from growfs.daemon.running import running
 from growfs.errors import GrowfsError, UsageError
 from tests.frameworks.harness import ENV
 from tests.harness import make_tree, until
-from tests.needs import need
+from tests.needs import need, use
 from tests.servers import S3Server
 from tests.unit.test_status_text import status
 
@@ -336,7 +336,7 @@ def test_what_dies_comes_back(cluster: RayCluster, mounted: Any) -> None:
 def test_ray_serves_the_metrics_of_each_node(cluster: RayCluster, mounted: Any) -> None:
     import ray
 
-    pytest.importorskip("opencensus", reason="Ray serves metrics with ray[default] only")
+    need("opencensus")  # Ray serves metrics with ray[default] only
     until(lambda: all(node["state"] == "complete" for node in mounted.status()["nodes"].values()))
 
     def is_served(node: dict[str, Any]) -> bool:
@@ -365,8 +365,7 @@ def test_the_mounts_follow_nodes_that_leave_and_join(cluster: RayCluster, mounte
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("default")
 def test_the_recipe_for_ray_train(cluster: RayCluster, rclone_s3: S3Server, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("pydantic")  # of ray[train]
+    need("torch", "pydantic")
     put_images(rclone_s3, "ray-train")
     printed = cluster.run("ray_train", "ray-train", "--workers=3", "--loaders=0", "--epochs=2", f"--results={tmp_path}")
     assert re.search(r"epoch 2: \d+ files on the node of rank 0, loss", printed)
@@ -378,7 +377,7 @@ def test_the_recipe_for_ray_train(cluster: RayCluster, rclone_s3: S3Server, tmp_
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("default")
 def test_the_recipe_for_ray_data(cluster: RayCluster, rclone_s3: S3Server) -> None:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pyarrow, parquet = use("pyarrow"), use("pyarrow.parquet")
     put_images(rclone_s3, "ray-data/images")
     for number in range(3):
         sink = pyarrow.BufferOutputStream()
@@ -390,7 +389,7 @@ def test_the_recipe_for_ray_data(cluster: RayCluster, rclone_s3: S3Server) -> No
 
 
 def put_images(s3: S3Server, prefix: str) -> None:
-    image = pytest.importorskip("PIL.Image")
+    image = use("PIL.Image")
     for number in range(60):
         file = io.BytesIO()
         image.new("RGB", (32, 32), (number, number, number)).save(file, "PNG")

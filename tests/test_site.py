@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.browser import needs_browser, opened_in_browser
+from tests.needs import need
 
-pytest.importorskip("material")
+need("material")
 ROOT = Path(__file__).parent.parent
 
 

@@ -13,6 +13,8 @@ from growfs.remote.interface import RemoteSpec
 
 SCRATCH = ".growfs-doctor-"
 """Prefix of the names of folders that exist only for seconds."""
+IMPORT_S = 30.0
+"""Importing a store's library may take long on a busy machine."""
 
 
 class Level(enum.Enum):

@@ -240,7 +240,7 @@ def _describe_listing(listing: Listing, is_endless: bool) -> Check:
 
 def _describe_download(download: MeasuredDownload) -> Check:
     if not download.bytes and download.first_s is None:
-        return warning("download", f"no byte within {_seconds(download.s)}", "measure for longer: --measure 10s")
+        return warning("download", f"no byte within {_seconds(download.s)}", "see whether another client is as slow")
     rate = f"{format_size(download.bytes_per_s)}/s"
     if download.files:
         rate += f", {download.processes * download.files / download.s:,.0f} files/s"

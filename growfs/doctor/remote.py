@@ -13,14 +13,12 @@ from contextlib import suppress
 
 from humanfriendly import format_timespan
 
-from growfs.doctor.check import Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry
+from growfs.doctor.check import IMPORT_S, Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry
 from growfs.errors import GrowfsError
 from growfs.syscalls import memfd_create
 from growfs.workers import messages
 
 Found = Check | Listing | MeasuredDownload
-IMPORT_S = 30.0
-"""Importing a store's library may take long on a busy machine."""
 
 
 def check_remote(probe: RemoteToTry, answer_s: float, on_phase: Callable[[str], None]) -> Generator[Found, None, None]:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from humanfriendly import format_size, format_timespan
 
-from growfs.doctor.check import Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry, ok, warning
+from growfs.doctor.check import IMPORT_S, Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry, ok, warning
 from growfs.errors import GrowfsError
 from growfs.remote import open_remote
 from growfs.remote.client_choice import LEFT_MAX
@@ -39,8 +39,8 @@ from growfs.workers import messages
 from growfs.workers.downloader import Downloader
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 
-PRODUCER_S = 30.0
-"""A producer may take this long for its first file, because of its imports."""
+FIRST_BYTE_S = 30.0
+"""The first byte may take this long: connections, imports, or a producer's first file."""
 SAMPLE_FILES = 4096
 SAMPLE_FILES_ENDLESS = 1000
 SKEW_S = 60.0
@@ -90,7 +90,7 @@ def _run(probe: RemoteToTry, send: Send) -> None:
         sample = _list(probe, send)
         if sample and probe.download_s:
             name = "download"
-            send(Phase("downloading", 2 * probe.download_s + (PRODUCER_S if spec.producer else 0)))
+            send(Phase("downloading", FIRST_BYTE_S + 2 * probe.download_s))
             _download(probe, sample, send)
     except GrowfsError as error:
         send(Check.failed(name, error))
@@ -109,7 +109,7 @@ def _reach(store: StoreRemote, send: Send) -> bool:
     """Whether the server can be reached. Sends a Check for each step of the way."""
     if store.client.library:
         send(ok("client", f"{store.client.name} ({store.client.reason})"))
-    send(Phase("looking for credentials"))
+    send(Phase("looking for credentials", IMPORT_S))
     access = store.access()
     if access is None:
         send(ok("server", "none: a local folder"))
@@ -230,7 +230,8 @@ def _download(probe: RemoteToTry, sample: list[RemoteFile], send: Send) -> None:
     downloader = Downloader(probe.spec, limits, progress.note)
     began = time.monotonic()
     downloader.submit(FetchFiles(requests[:1], [], False))
-    progress.wait(1, probe.download_s + (PRODUCER_S if probe.spec.producer else 0))
+    progress.wait_for_bytes(FIRST_BYTE_S)
+    progress.wait(1, probe.download_s)
     first_s = time.monotonic() - began if progress.finished else None
     alone = 0
     if first_s is not None and requests[1:]:
@@ -270,6 +271,11 @@ class _Progress:
                 else:
                     self.finished += 1
             self._changed.notify()
+
+    def wait_for_bytes(self, timeout_s: float) -> None:
+        """Wait until the first bytes have arrived, until a file has ended, or until the timeout."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.received or self.finished or self.failed, timeout_s)
 
     def wait(self, files: int, timeout_s: float) -> None:
         """Wait until that many files have ended, or until the timeout."""

@@ -47,8 +47,11 @@ def processes_of(folder: Path) -> list[str]:
             command = (process / "cmdline").read_bytes()
             if int(process.name) == os.getpid() or b"growfs" not in command:
                 continue
-            links = [os.fsencode(os.readlink(link)) for link in (process / "fd").iterdir()]
-            if needle in command or needle in (process / "environ").read_bytes() or any(needle in at for at in links):
+            if (
+                needle in command
+                or needle in (process / "environ").read_bytes()
+                or any(needle in os.fsencode(os.path.realpath(link)) for link in (process / "fd").iterdir())
+            ):
                 found.append(f"{process.name}: {command!r}")
         except OSError:
             continue

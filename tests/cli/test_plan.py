@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.support import assert_refused
 from tests.harness import Growfs
+from tests.needs import need
 
 HUGE = ("--data-size", "10PB", "--files", "100M", "--cache-size", "2TB", "--bandwidth", "1GB/s")
 SMALL = ("--data-size", "1TB", "--files", "500", "--epochs", "30", "--cache-size", "200GB", "--bandwidth", "1GB/s")
@@ -222,7 +223,7 @@ def test_invalid_arguments_are_refused_in_one_line(growfs: Growfs, arguments: tu
 
 
 def test_draw_writes_an_image(growfs: Growfs, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    need("matplotlib")
     image = tmp_path / "plan.png"
     growfs.run("plan", *TINY, "--draw", image)
     assert image.read_bytes().startswith(b"\x89PNG")

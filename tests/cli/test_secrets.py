@@ -139,9 +139,8 @@ def test_a_waiting_mount_command_hides_its_arguments(growfs: Growfs, joined: boo
     with blocking_server({"a": b"a"}, "") as server:
         url = server.url.replace("http://", f"http://someone:{PASSWORD}@")
         with start_growfs(growfs, *growfs.mount_words(url), *option) as mounting:
-            until(lambda: daemon_is_started(growfs) or mounting.poll() is not None)
+            until(lambda: "growfs: " in "".join(processes_of(growfs.mountpoint.parent)) or mounting.poll() is not None)
             assert mounting.poll() is None, mounting.communicate(30)
-            until(lambda: "growfs: " in "".join(processes_of(growfs.mountpoint.parent)))
             command = Path(f"/proc/{mounting.pid}/cmdline").read_bytes()
             assert command.startswith(b"growfs mount http://127.0.0.1")
             shown = command.decode() + "".join(processes_of(growfs.mountpoint.parent))
@@ -150,10 +149,6 @@ def test_a_waiting_mount_command_hides_its_arguments(growfs: Growfs, joined: boo
             mounting.send_signal(signal.SIGTERM)
             mounting.wait(30)
             until(lambda: leftovers(growfs) == [])
-
-
-def daemon_is_started(growfs: Growfs) -> bool:
-    return any(growfs.cache_dir.glob("*/daemon.json"))
 
 
 @pytest.mark.promise(32)

@@ -18,7 +18,7 @@ import pytest
 
 from tests.frameworks.harness import BLOCK, blocks
 from tests.harness import Growfs, make_tree, until
-from tests.needs import need
+from tests.needs import need, use
 from tests.recipes.running import ONLY_GROWTH, misses, running
 from tests.servers import S3Server
 from tools.benchmarks.recipe_data import example, tfrecord
@@ -94,7 +94,7 @@ def test_input_fn_called_afresh_fetches_nothing_twice(growfs: Growfs, tmp_path: 
 @pytest.mark.long
 def test_keras_over_a_dataframe_of_what_is_listed(growfs: Growfs, tmp_path: Path) -> None:
     need("tensorflow", "pandas")
-    numpy = pytest.importorskip("numpy")
+    numpy = use("numpy")
     remote = tmp_path / "remote"
     rows = [(f"object-{number}", number % 3, f"{number % 4}/{number:03}.npy") for number in range(80)]
     for _, label, path in rows:

@@ -16,6 +16,7 @@ import pytest
 from growfs.errors import RemoteBusy, RemoteError
 from growfs.remote import open_remote
 from growfs.remote.interface import RemoteSpec
+from tests.needs import need
 from tests.s3.proxy import Choice, Fault, Proxy, Request, Response, proxy_to, shorten
 from tests.servers import S3Server, WebFolder
 from tests.store_servers import Hub, Nginx, Store, hub_data_set, hub_server, nginx_folder
@@ -147,7 +148,7 @@ STORES = (s3, s3_by_library, gs, az, hf, http, webdav)
 
 @pytest.fixture
 def hub() -> Any:
-    pytest.importorskip("huggingface_hub")
+    need("huggingface_hub")
     with hub_server() as server:
         yield server
 

@@ -21,6 +21,7 @@ from growfs.remote.wrappers import producer_pool
 from growfs.remote.wrappers.produced import ProducedRemote
 from growfs.remote.wrappers.producer_pool import check
 from tests.fuse import producer_functions
+from tests.needs import use
 
 FUNCTIONS = producer_functions.__file__
 TREE = {"a/one.bin": os.urandom(3000), "a/two.tar.gz": b"", "zero": b"0", "odd/ünï\n{x}%.bin": b"1" * 700_000}
@@ -151,7 +152,7 @@ def test_generated_samples_are_numbered(tmp_path: Path) -> None:
 def compressed() -> Iterator[tuple[str, bytes]]:
     yield "gunzip", gzip.compress(b"what is in it" * 1000)
     yield "unxz", lzma.compress(b"what is in it" * 1000)
-    zstd = pytest.importorskip("backports.zstd")
+    zstd = use("backports.zstd")
     yield "unzstd", zstd.compress(b"what is in it" * 1000)
 
 
@@ -163,7 +164,7 @@ def test_ready_made_producers_decompress() -> None:
 
 
 def test_ready_made_producers_resize_images() -> None:
-    image = pytest.importorskip("PIL.Image")
+    image = use("PIL.Image")
     source, out = BytesIO(), BytesIO()
     image.new("RGB", (1000, 500)).save(source, "JPEG")
     producers.at_most_256(source, out)

@@ -14,6 +14,7 @@ from growfs.errors import RemoteError, UsageError
 from growfs.remote import open_remote
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.stores.local import LocalRemote
+from tests.needs import need, use
 
 SECONDS = 1704164645
 NS = SECONDS * 10**9
@@ -26,7 +27,7 @@ def listed(manifest: Path) -> list[RemoteFile]:
 
 
 def write_parquet(path: Path, columns: dict[str, Any], **how: Any) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
+    pyarrow = use("pyarrow")
     from pyarrow.parquet import write_table
 
     write_table(pyarrow.table(columns), path, **how)
@@ -59,7 +60,7 @@ def test_truncated_or_damaged_gzip_is_refused(tmp_path: Path) -> None:
 
 
 def test_parquet_manifests_are_read(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
+    pyarrow = use("pyarrow")
     columns = {
         "label": ["x", "y", "z"],
         "Path": ["a b", "./ü", None],
@@ -98,7 +99,7 @@ def test_parquet_manifests_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_errors_in_parquet_name_the_row(tmp_path: Path, columns: dict[str, Any] | None, message: str) -> None:
-    pytest.importorskip("pyarrow")
+    need("pyarrow")
     if columns is None:
         (tmp_path / "l.parquet").write_text("path\na\n")
     else:
