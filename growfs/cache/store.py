@@ -408,11 +408,10 @@ class Store:
     def entries(self, parent: int, after_seq: int, last_seq: int, limit: int, mtime_ns: int) -> list[Any]:
         """The resident children of a directory, admitted after after_seq and up to last_seq, in order of admission.
 
-        At most `limit` rows of (id, name, is_dir, size, mtime_ns, seq, generation that delisted it or None). mtime_ns:
-        used for unknown times.
+        At most `limit` rows of (id, name, is_dir, size, mtime_ns, seq). mtime_ns: used for unknown times.
         """
         return self._db.rows(
-            "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq, r.delisted"
+            "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq"
             " FROM resident r JOIN node n USING (id)"
             " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
             mtime_ns, parent, after_seq, last_seq, limit,

@@ -80,14 +80,12 @@ def virtual_files(
 
 def _listed(catalog: Path, generation: Generation) -> Iterator[Row]:
     """The files that a generation lists: in order of admission, or those of a part by their paths."""
-    columns = "r.seq, r.delisted, n.size, u.opens"
+    columns = "r.seq, n.size, u.opens"
     rest = "resident r JOIN node n USING (id) JOIN usage u USING (id) WHERE n.is_dir = 0 AND r.seq <= ? ORDER BY r.seq"
     with closing(read_only(catalog)) as connection:
         rows = with_paths(query_of(connection), columns, rest, generation.last_seq)
         listed = (
-            (path, size, path.rpartition("/")[0], opens)
-            for path, seq, delisted, size, opens in rows
-            if generation.shows(seq, delisted)
+            (path, size, path.rpartition("/")[0], opens) for path, seq, size, opens in rows if generation.shows(seq)
         )
         yield from sorted(listed) if generation.part else listed
 

@@ -399,9 +399,9 @@ class FolderEngine:
         """Count an open of every file that the current generation shows."""
         generation = self._generations.current
         assert generation
-        query = "SELECT id, seq, delisted FROM resident WHERE suffix IS NOT NULL AND seq <= ?"
+        query = "SELECT id, seq FROM resident WHERE suffix IS NOT NULL AND seq <= ?"
         ids = await self._db.query_in_thread(
-            lambda ask: BitMap64(id for id, *row in ask(query, generation.last_seq) if generation.shows(*row))
+            lambda ask: BitMap64(id for id, seq in ask(query, generation.last_seq) if generation.shows(seq))
         )
         for place, id in enumerate(ids):
             self._usage.count_open(id)

@@ -175,11 +175,11 @@ def shown_files(generation: Generation, ask: Query) -> Iterator[tuple[int, str, 
     A directory that it shows without files is among them.
     """
     rows = ask(
-        "SELECT iif(n.is_dir, n.id, r.parent), iif(n.is_dir, '', n.name), r.seq, r.delisted"
+        "SELECT iif(n.is_dir, n.id, r.parent), iif(n.is_dir, '', n.name), r.seq"
         " FROM resident r JOIN node n USING (id) WHERE r.seq <= ? ORDER BY 1",
         generation.last_seq,
     )
-    shown = ((directory, name) for directory, name, *row in rows if generation.shows(*row))
+    shown = ((directory, name) for directory, name, seq in rows if generation.shows(seq))
     paths = DirectoryPaths()
     for directory, group in itertools.groupby(shown, key=itemgetter(0)):
         yield directory, paths.of(ask, directory), [name for _, name in group if name]

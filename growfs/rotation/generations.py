@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import trio
+from pyroaring import BitMap64
 
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
@@ -115,7 +116,7 @@ class Generations:
         (self.shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
         self._store = store
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
-        self._requeued: Sequence[int] | None = None
+        self._unwritten: GenerationPlan | None = None
         self.counts_all = are_asked_for
         """Whether all listed files count as opened: opens cannot be seen, or programs ask for each generation."""
         self._succession = Succession(planner.keeps_last)
@@ -149,15 +150,15 @@ class Generations:
     def is_written(self) -> bool:
         """Whether the rows say what the current generation changed. Until then, the rows of files that it lists again
         still say "delisted", so these files could be evicted."""
-        return self._requeued is None
+        return self._unwritten is None
 
     async def run(self) -> None:
         """Record in the database what each generation changes."""
         while True:
-            while self._requeued is None or self.current is None:
+            while self._unwritten is None or self.current is None:
                 await self.began.wait()
             try:
-                await self._write(self.current, self._requeued)
+                await self._write(self.current, self._unwritten)
             except sqlite3.DatabaseError as error:
                 log.warning("generation %d cannot be written, trying again: %s", self.number, error)
                 pause_s = RETRY_S if self._refused else FIRST_RETRY_S
@@ -166,10 +167,10 @@ class Generations:
                 await trio.sleep(pause_s)
                 continue
             self._refused = False
-            self._requeued = None
+            self._unwritten = None
             self.written.notify()
 
-    async def _write(self, generation: Generation, requeued: Sequence[int]) -> None:
+    async def _write(self, generation: Generation, plan: GenerationPlan) -> None:
         """Record a generation and its changes in the database."""
 
         def write(writer: sqlite3.Connection) -> None:
@@ -177,9 +178,9 @@ class Generations:
             values = generation.number, generation.last_seq, time.time()
             writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
             self._planner.record(writer)
-            for seqs, delisted in ((generation.delisted, generation.number), (generation.relisted, None)):
+            for seqs, delisted in ((plan.delisted, generation.number), (plan.relisted, None)):
                 writer.executemany("UPDATE resident SET delisted = ? WHERE seq = ?", ((delisted, seq) for seq in seqs))
-            self._store.requeue(writer, groups_of(requeued))
+            self._store.requeue(writer, groups_of(plan.requeued))
 
         await self._db.write(write)
 
@@ -265,7 +266,9 @@ class Generations:
         number = self._number + 1
         turnover = self._turnover(lasting_holds, opened)
         if self._planner.changes_nothing(turnover):
-            plan = GenerationPlan(turnover.last_seq, self._store.resident_files, keeps_last=self.listed.keeps_last)
+            last_seq, files = turnover.last_seq, self._store.resident_files
+            listed = BitMap64(range(1, last_seq + 1))
+            plan = GenerationPlan(last_seq, files, listed, keeps_last=self.listed.keeps_last)
         elif (planned := await self._planner.plan(number, turnover)) is None:
             return None
         else:
@@ -278,7 +281,7 @@ class Generations:
         self._number = number
         self._succession.begin(number, plan, trio.current_time())
         self.shown_seq = plan.last_seq
-        self._requeued = plan.requeued
+        self._unwritten = plan
         self.began.notify()
         return plan
 

@@ -19,7 +19,6 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
-from weakref import WeakSet
 
 from pyroaring import BitMap64
 
@@ -84,11 +83,11 @@ class PartContents:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Generation:
-    """The set of listed files: those admitted up to last_seq that neither it nor an earlier generation delisted.
+    """The frozen set of listed files.
 
-    The rows of the files say a little later what it delists and lists again. It can be listed as long as a job holds
-    it, even if others have begun since. It identifies files by their admission (seq), because a new version has another
-    id and takes the place of the old one.
+    The rows of the files say a little later what it delists and lists again. It can be listed as long as it is held,
+    even if others have begun since. It identifies files by their admission (seq), because a new version has another id
+    and takes the place of the old one.
     """
 
     number: int
@@ -97,14 +96,12 @@ class Generation:
     """In seconds, on any clock."""
     files: int = 0
     """The number of files that it lists."""
-    delisted: BitMap64 = field(default_factory=BitMap64)
-    """The admissions of the files that it delists."""
-    relisted: BitMap64 = field(default_factory=BitMap64)
-    """The admissions of the files that it lists again."""
+    listed: BitMap64 = field(default_factory=BitMap64)
+    """The admissions of the files and directories that it lists, and of some that are no longer cached."""
     hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
     """The directories without a listed file, by the nearest directory above them that is listed."""
     part: PartContents | None = None
-    """What it lists, if it is a part of a pass; None if that follows from the admissions."""
+    """What it lists, if it is a part of a pass."""
     is_over: bool = False
     """Whether no further listing may show it, whichever process lists."""
     opened: BitMap64 = field(default_factory=BitMap64)
@@ -113,15 +110,6 @@ class Generation:
     """Whether such processes have opened enough of the files that they were shown to have had their epoch."""
     is_left: bool = False
     """Whether it is a part of a pass, and a job waits for the next one: some of its files may be gone."""
-    listed: BitMap64 = field(default_factory=BitMap64)
-    """The admissions of the files and folders of its part."""
-    _delisted_later: BitMap64 = field(default_factory=BitMap64)
-    _hidden: BitMap64 = field(default_factory=BitMap64)
-    """Files that it does not list but a later generation does: their rows no longer say so."""
-
-    def __post_init__(self) -> None:
-        for seqs in self.part.folders.values() if self.part else ():
-            self.listed.update(seqs)
 
     @property
     def hold(self) -> Hold:
@@ -135,31 +123,19 @@ class Generation:
         of_part = {"pass": part.pass_, "part": part.part, "parts": part.parts} if part else {}
         return {"generation": self.number} | of_part
 
-    def shows(self, seq: int, delisted: int | None) -> bool:
-        """Whether a file admitted up to last_seq is listed. delisted: the generation that delisted it, by its row."""
-        if self.part:
-            return seq in self.listed
-        if seq in self.delisted or seq in self._hidden:
-            return False
-        return delisted is None or self.number < delisted or seq in self.relisted
-
-    def is_followed_by(self, later: Generation) -> None:
-        """Note what a later generation changes."""
-        self._hidden |= later.relisted - self._delisted_later
-        self._delisted_later |= later.delisted
+    def shows(self, seq: int) -> bool:
+        """Whether it lists the file or directory with that admission."""
+        return seq in self.listed
 
 
 class Succession:
-    """Owns the newest generation, and the ids opened since it began. Informs earlier ones still in use of later
-    ones.
-    """
+    """Owns the newest generation, and the ids opened since it began."""
 
     def __init__(self, keeps_last: bool = True) -> None:
         """keeps_last: before the first generation."""
         self.newest: Generation | None = None
         self.keeps_last = keeps_last
         """Whether directories keep their last files: see the function of this name."""
-        self._earlier = WeakSet[Generation]()
         self._opened = BitMap64()
 
     def note_opened(self, id: int) -> None:
@@ -173,13 +149,7 @@ class Succession:
 
     def begin(self, number: int, plan: GenerationPlan, now: float) -> Generation:
         """Begin the next generation as planned, and return it."""
-        if self.newest:
-            self._earlier.add(self.newest)
-        self.newest = Generation(
-            number, plan.last_seq, now, plan.files, plan.delisted, plan.relisted, plan.hidden_below, plan.part
-        )
-        for earlier in self._earlier:
-            earlier.is_followed_by(self.newest)
+        self.newest = Generation(number, plan.last_seq, now, plan.files, plan.listed, plan.hidden_below, plan.part)
         self.keeps_last = plan.keeps_last
         self._opened = BitMap64()
         return self.newest
@@ -403,12 +373,14 @@ class TurnoverInput:
 class GenerationPlan:
     """The next generation: the last admission that it lists, how many files it lists, and what changes.
 
-    delisted, relisted, hidden_below: as in Generation. requeued: the admissions that get a later place in the queue, in
-    groups; a negative one is in the same group as the one before it. keeps_last: see the function of this name.
+    listed, hidden_below: as in Generation. delisted, relisted: the admissions that it delists and lists again.
+    requeued: those that get a later place in the queue, in groups; a negative one is in the same group as the one
+    before it. keeps_last: see the function of this name.
     """
 
     last_seq: int
     files: int
+    listed: BitMap64
     delisted: BitMap64 = field(default_factory=BitMap64)
     relisted: BitMap64 = field(default_factory=BitMap64)
     requeued: Sequence[int] = ()
@@ -458,7 +430,16 @@ def next_generation(
     newly_delisted = BitMap64(seq for seq in chosen.delisted if seq not in delisted)
     relisted = BitMap64(set(delisted).difference(chosen.delisted))
     requeued = array("q", (-seq if place else seq for seqs in chosen.requeued for place, seq in enumerate(seqs)))
-    return GenerationPlan(last_seq, files, newly_delisted, relisted, requeued, turnover.keeps_last, keep.directories)
+    return GenerationPlan(
+        last_seq,
+        files,
+        BitMap64(range(1, last_seq + 1)) - BitMap64(chosen.delisted),
+        newly_delisted,
+        relisted,
+        requeued,
+        turnover.keeps_last,
+        keep.directories,
+    )
 
 
 def needed_bytes(turnover: TurnoverInput, delisted_bytes: int) -> tuple[int, int]:

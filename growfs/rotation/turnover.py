@@ -73,6 +73,7 @@ def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> G
     listed = with_parents(plan.directories, parents)
     return replace(
         plan,
+        listed=plan.listed - BitMap64(seqs[id] for id in parents.keys() - listed),
         delisted=plan.delisted | BitMap64(seqs[id] for id in parents.keys() - listed - delisted),
         relisted=plan.relisted | BitMap64(seqs[id] for id in delisted & listed),
         hidden_below=hidden_below(listed, parents),

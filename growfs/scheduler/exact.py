@@ -379,8 +379,9 @@ class Parts(Planner):
             return None
         self._note_left_out(position, part.left_out)
         log.info("part %s of %d: %d files", position, len(division.parts), part.files)
+        listed = BitMap64().union(*map(BitMap64, part.folders.values()))
         return GenerationPlan(
-            turnover.last_seq, part.files, keeps_last=False, hidden_below=part.hidden_below, part=part
+            turnover.last_seq, part.files, listed, keeps_last=False, hidden_below=part.hidden_below, part=part
         )
 
     def note_begun(self) -> None:

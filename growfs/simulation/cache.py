@@ -263,9 +263,8 @@ class Rotating(Cache):
         view = view or self.generation
         if not view:
             return []
-        last, shows = view.last_seq, view.shows
         files = map(self.cached.__getitem__, self.folders[directory])
-        return [file.id for file in files if file.seq <= last and shows(file.seq, file.delisted)]
+        return [file.id for file in files if view.shows(file.seq)]
 
     def listing(self, reader: Reader, directory: int, now: float) -> list[int]:
         """A reader lists a directory, which may begin a generation; returns what it is shown."""

@@ -499,8 +499,8 @@ def visible_entries(
     after; otherwise it is None. mtime_ns: for files and directories without a time from the remote.
     """
     rows = store.entries(parent, after_seq, generation.last_seq, limit, mtime_ns)
-    entries = [Entry._make(row[:-1]) for row in rows if generation.shows(*row[-2:])]
-    return entries, rows[-1][-2] if len(rows) == limit and not entries else None
+    entries = [entry for entry in map(Entry._make, rows) if generation.shows(entry.position)]
+    return entries, rows[-1][-1] if len(rows) == limit and not entries else None
 
 
 def part_entries(

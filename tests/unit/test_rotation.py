@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyroaring import BitMap64
 
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold, Holds
@@ -18,7 +17,6 @@ from growfs.rotation.rules import (
     CachedFile,
     Delisting,
     FileGroup,
-    Generation,
     Kind,
     LastOfKind,
     TurnoverInput,
@@ -208,28 +206,6 @@ def test_bytes_that_a_generation_delists(
 
 
 # Generations, and what holds on them cover.
-
-
-def test_a_generation_shows_what_it_does_not_delist() -> None:
-    third = Generation(3, 100, 0.0, delisted=BitMap64([7]), relisted=BitMap64([8]))
-    assert third.shows(1, None)
-    assert third.shows(1, 4)
-    assert not third.shows(1, 3)
-    assert not third.shows(1, 2)
-    assert not third.shows(7, None)  # not in the database yet
-    assert third.shows(8, 2)
-
-
-def test_a_generation_shows_the_same_after_others_have_begun() -> None:
-    """Rows change: 5 was delisted by the first and is listed again by the third; 6 is delisted, and listed again."""
-    second = Generation(2, 100, 0.0)
-    assert [second.shows(5, 1), second.shows(6, None)] == [False, True]
-    second.is_followed_by(Generation(3, 200, 0.0, delisted=BitMap64([6]), relisted=BitMap64([5])))
-    assert [second.shows(5, None), second.shows(6, 3)] == [False, True]
-    second.is_followed_by(Generation(4, 300, 0.0, delisted=BitMap64([5]), relisted=BitMap64([6])))
-    assert [second.shows(5, 4), second.shows(6, None)] == [False, True]
-    second.is_followed_by(Generation(5, 300, 0.0, relisted=BitMap64([5])))
-    assert [second.shows(5, None), second.shows(6, None)] == [False, True]
 
 
 def test_a_hold_covers_what_its_generation_showed() -> None:

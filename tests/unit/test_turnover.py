@@ -130,8 +130,6 @@ async def test_a_generation_that_delists_nothing_needs_no_plan(
     assert not inputs
     assert generation
     assert scene.listed() == "1234"
-    assert not generation.delisted
-    assert not generation.relisted
     assert generation.files == 4
     await scene.remote(*"1234")
     await scene.begin(delist=2)
