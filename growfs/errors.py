@@ -110,6 +110,12 @@ class Stale(GrowfsError):
     errno = errno.ESTALE
 
 
+class NotBegun(GrowfsError):
+    """A generation cannot begin now: the cache's disk refuses to write it, or has fewer files than --show-files."""
+
+    errno = errno.EAGAIN
+
+
 class Unreadable(GrowfsError):
     """The disk of the cache fails to read data that was written to it."""
 

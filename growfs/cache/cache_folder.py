@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from growfs.remote.interface import RemoteSpec
 
-FORMAT = 5
+FORMAT = 6
 """The format of everything in a cache's folder, the schema included. Stored in the database (PRAGMA user_version).
 
-A new format takes the next number. Earlier versions of growfs wrote 0 to 4, and 2 for two different schemas.
+A new format takes the next number. Earlier versions of growfs wrote 0 to 5, and 2 for two different schemas.
 """
 DATABASE = "catalog.sqlite"
 CACHE_TABLES = frozenset({"meta", "node", "resident"})

@@ -82,6 +82,15 @@ CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT NOT NULL, listing INTEG
 CREATE TABLE generation (number INTEGER PRIMARY KEY, last_seq INTEGER NOT NULL, began REAL NOT NULL);
 CREATE INDEX generation_by_seq ON generation (last_seq);
 
+-- The newest generations, which can be listed even if no process holds them. listed: a bitmap (pyroaring.BitMap64) of
+-- the admissions that each lists.
+CREATE TABLE kept_generation (
+    number INTEGER PRIMARY KEY,
+    last_seq INTEGER NOT NULL,
+    files INTEGER NOT NULL,
+    listed BLOB NOT NULL
+);
+
 -- How often each file was fetched and opened. A table of its own, because opens are counted for thousands of files at a
 -- time, and in the large rows of `node` each of them would change another page.
 CREATE TABLE usage (id INTEGER PRIMARY KEY, fetches INTEGER NOT NULL DEFAULT 0, opens INTEGER NOT NULL DEFAULT 0);

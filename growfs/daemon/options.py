@@ -170,11 +170,12 @@ class Options:
         "How long a job that opens few files or none keeps listing the same files.",
         live=True,
     )
-    keep_generations: int = option(
-        "2",
+    keep_generations: int | None = option(
+        None,
         positive,
         "N",
-        "With growfs fill: number of generations that stay in the folder even if no process holds them.",
+        "Number of generations that stay even if no process holds them; by default the newest one, and with growfs fill"
+        " the one before it, too.",
     )
 
     exact: bool = flag(
@@ -346,6 +347,10 @@ class Options:
     def fetch_processes(self, spec: RemoteSpec) -> int:
         """The number of worker processes that fetch. A producer may use a whole core, a download does not."""
         return self.workers or (len(os.sched_getaffinity(0)) if spec.producer else FETCH_PROCESSES)
+
+    def kept_generations(self, fills: bool) -> int:
+        """How many generations stay even if no process holds them. With --exact, there is no room for more than one."""
+        return self.keep_generations or (2 if fills and not self.exact else 1)
 
     def _producer(self, url: str, folder: Path) -> Producer | None:
         """The producer of the files, if any. Raises UsageError if options contradict each other."""

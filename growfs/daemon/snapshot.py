@@ -20,7 +20,7 @@ from growfs.fuse.engine_choice import Engine
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import Hold
 from growfs.rotation.reader import Reader
-from growfs.rotation.readers import FOREIGN, Readers
+from growfs.rotation.readers import Readers
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher
@@ -97,7 +97,7 @@ class StatusSource:
     async def snapshot(self) -> MountStatus:
         """The current status."""
         readers = self.readers.active()
-        holds = {hold for reader in readers if (hold := reader.holds.oldest)}
+        holds = {hold for reader in readers if (hold := self.readers.oldest_hold(reader))}
         totals = await self.database.query_in_thread(partial(self._totals, holds))
         return self._assemble(readers, totals)
 
@@ -152,7 +152,7 @@ class StatusSource:
                 per_fetch=summary.opens_per_fetch,
             ),
             requests=dict(self.engine.requests),
-            readers=[_reader(reader, totals, listed_share, summary.unread) for reader in readers],
+            readers=[self._reader(reader, totals, listed_share, summary.unread) for reader in readers],
             skipped=[*totals.skipped, *self.drawer.skipped()],
             unpromised=self.prefetch.unpromised,
             warnings=[
@@ -166,20 +166,19 @@ class StatusSource:
             last_error_at=failure.at if failure else None,
         )
 
-
-def _reader(reader: Reader, totals: Totals, listed_share: float, unread: Sequence[str]) -> ReaderStatus:
-    now, oldest = trio.current_time(), reader.holds.oldest
-    return ReaderStatus(
-        pid=reader.pid,
-        command=reader.command,
-        listed_at=None if reader.listed_at is None else time.time() - (now - reader.listed_at),
-        generation=reader.generation,
-        files_shown=reader.files_shown,
-        files_opened=len(reader.files),
-        opens=reader.opens,
-        held_bytes=totals.held_bytes.get(oldest, 0) if oldest else 0,
-        advice=advice(reader, now, listed_share, unread),
-    )
+    def _reader(self, reader: Reader, totals: Totals, listed_share: float, unread: Sequence[str]) -> ReaderStatus:
+        now, oldest = trio.current_time(), self.readers.oldest_hold(reader)
+        return ReaderStatus(
+            pid=reader.pid,
+            command=reader.command,
+            listed_at=None if reader.listed_at is None else time.time() - (now - reader.listed_at),
+            generation=self.readers.generation_of(reader),
+            files_shown=reader.files_shown,
+            files_opened=len(reader.files),
+            opens=reader.opens,
+            held_bytes=totals.held_bytes.get(oldest, 0) if oldest else 0,
+            advice=advice(reader, now, listed_share, unread),
+        )
 
 
 def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str]) -> str | None:
@@ -188,10 +187,10 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
     now: seconds, on the clock of the reader's times. listed_share: the fraction (0 to 1) of the data that is listed.
     unread: file extensions that are hardly ever opened.
     """
-    if reader.pid == FOREIGN:
+    if reader.is_foreign:
         return (
-            "is in another pid namespace, so no file is replaced while it reads: run it in the pid namespace of growfs"
-            " (docker run --pid=host, hostPID, shareProcessNamespace)"
+            "is in another pid namespace: each generation that it lists stays cached for --hold-idle, and longer only"
+            " while a folder of it is open"
         )
     if reader.opens >= OPENS_MIN and reader.waited >= WAITED_SHARE * reader.opens:
         waited = f"{reader.waited / reader.opens:.0%} of its opens"
@@ -199,7 +198,7 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
     if reader.listed_at is None:
         if reader.waited:
             return "opens by name and never listed: it waits for each file that is not cached"
-        if hold := reader.holds.oldest:
+        if hold := next(iter(reader.holds.all), None):
             return (
                 f"opens by name and never listed, so all files of generation {hold.generation} stay cached until it"
                 " ends: have it list in each epoch"

@@ -148,13 +148,13 @@ def _build(
         turnover=options.turnover,
         show_files=options.show_files,
         settle_s=options.settle,
+        keep=options.kept_generations(request.fills),
         are_asked_for=request.fills,
     )
     readers = Readers(generations, options.hold_idle, usage.recently_opened)
     filled = None
     if request.fills:
-        kept = 1 if parts else options.keep_generations  # the cache has room for the part that is read and the next one
-        filled = FolderEngine(request.mountpoint, kept, database, catalog, store, usage, generations)
+        filled = FolderEngine(request.mountpoint, database, catalog, store, usage, generations)
     holders = filled or readers
     for evictable in (holders.released, generations.written):
         evictable.connect(store.space_freed.notify)
@@ -237,7 +237,15 @@ def _build(
     if filled:
         engine, reason, misses, opens = filled, filled.reason, Misses(), filled.opens
     elif choice:
-        vfs = Vfs(catalog, store, readers, virtual, fetcher.ensure if options.on_miss == "wait" else None, shows_links)
+        vfs = Vfs(
+            catalog,
+            store,
+            generations,
+            readers,
+            virtual,
+            fetcher.ensure if options.on_miss == "wait" else None,
+            shows_links,
+        )
         engine = choice.create(vfs)
         reason, misses, opens = choice.reason, vfs.misses, vfs.opens
         vfs.file_opened.connect(usage.count_open)

@@ -58,9 +58,8 @@ class FolderEngine:
     """Owns the folder, by a lock, and the trees.
 
     Invariant: files that a tree shows are held, and `store.mirrors` has every tree with links. `released` notifies when
-    a generation has ended, so that its files may be evicted. keep_generations: how many stay, whether or not a process
-    has announced that it reads them. Raises GrowfsError if the folder is filled from another cache, or if another user
-    could put links there.
+    a generation has ended, so that its files may be evicted. Raises GrowfsError if the folder is filled from another
+    cache, or if another user could put links there.
     """
 
     name = "folder"
@@ -68,7 +67,6 @@ class FolderEngine:
     def __init__(
         self,
         folder: Path,
-        keep_generations: int,
         database: Database,
         catalog: Catalog,
         store: Store,
@@ -78,7 +76,6 @@ class FolderEngine:
         self._top = trees.open_top(folder)
         self.folder = self._top.path  # the path in /proc of files open there
         trees.claim(self._top, store.folder)  # before changing anything there
-        self.keep_generations = keep_generations
         self.requests: Counter[str] = Counter()
         self.opens = Opens()
         self.released = Signal[[]]()
@@ -347,7 +344,7 @@ class FolderEngine:
         return [
             tree
             for place, tree in enumerate(self._trees[:-1])
-            if (tree.is_claimed or len(self._trees) - place > self.keep_generations)
+            if (tree.is_claimed or len(self._trees) - place > self._generations.keep)
             and now >= tree.unused_at
             and not trees.is_locked(tree.path)
         ]

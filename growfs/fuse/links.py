@@ -25,7 +25,7 @@ from growfs.errors import GrowfsError
 from growfs.fuse import protocol
 from growfs.fuse.mounting import MountSpec
 from growfs.fuse.passthrough import NO_BACKING, PassthroughEngine
-from growfs.fuse.protocol import FuseRequest, Opcode
+from growfs.fuse.protocol import FuseRequest
 from growfs.vfs.attributes import LINK_BIT
 from growfs.vfs.file_events import UNKNOWN
 from growfs.vfs.filesystem import Vfs
@@ -135,9 +135,6 @@ class LinksEngine(PassthroughEngine):
 
     # Requests.
 
-    def _table(self) -> dict[Opcode, Callable[[FuseRequest], None]]:
-        return super()._table() | {Opcode.READLINK: self._read_link}
-
     def _opendir(self, request: FuseRequest) -> None:
         """First count the files that the reader has opened: they decide what it is shown."""
         self._counter.count_now()
@@ -155,6 +152,9 @@ class LinksEngine(PassthroughEngine):
 
         If others have changed it, the kernel looks its name up again, which is then that of a file whose open waits.
         """
+        if self._vfs.is_own_link(request.nodeid):
+            super()._read_link(request)
+            return
         link = self._vfs.link(request.nodeid)
         if self._counter.is_counting and not self._counter.is_watched(TREE, link.directory):
             self._counter.watch(TREE, {link.directory: Path(link.target).parent})

@@ -81,6 +81,7 @@ class PassthroughEngine:
             Opcode.BATCH_FORGET: self._forget,
             Opcode.GETATTR: self._getattr,
             Opcode.STATX: self._statx,
+            Opcode.READLINK: self._read_link,
             Opcode.OPEN: self._open,
             Opcode.READ: self._read,
             Opcode.RELEASE: self._release,
@@ -233,6 +234,9 @@ class PassthroughEngine:
     def _statx(self, request: FuseRequest) -> None:
         attributes = self._vfs.attributes(request.nodeid)
         self._reply(request, replies.statx_out(attributes))
+
+    def _read_link(self, request: FuseRequest) -> None:
+        self._reply(request, self._vfs.current_target(request.nodeid).encode())
 
     def _statfs(self, request: FuseRequest) -> None:
         self._reply(request, replies.statfs_out(self._vfs.capacity()))

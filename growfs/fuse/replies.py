@@ -69,7 +69,7 @@ def dirent(entry: Entry) -> bytes:
 
 def direntplus(entry: Entry) -> bytes:
     """An entry of READDIRPLUS: `entry_out` and `dirent`. For a file, packed in one step: there may be a million."""
-    if entry.is_dir:
+    if entry.is_dir or entry.is_numbered_file:
         return entry_out(entry.attributes) + dirent(entry)
     id, name, _, size, mtime_ns, position = entry
     encoded = name.encode()

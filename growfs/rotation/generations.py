@@ -6,12 +6,14 @@ Owns the current generation, and the table `generation`.
 from __future__ import annotations
 
 import logging
+import math
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakSet
 
 import trio
 from pyroaring import BitMap64
@@ -85,9 +87,10 @@ class Generations:
     `written` when its rows say what it changed, and `rotation_changed` when the rule for evicting listed files has
     changed.
 
-    rotation, turnover, show_files, settle_s: as the options of these names. demand: returns the current demand for
-    room. shown_seq: the last admission that a generation showed, in this run or an earlier one. are_asked_for: assume
-    that a program that asks for a generation has read the one before; otherwise the opened files are counted.
+    rotation, turnover, show_files, settle_s: as the options of these names. keep: how many generations can be listed
+    even if no process holds them, also after a restart. demand: returns the current demand for room. shown_seq: the
+    last admission that a generation showed, in this run or an earlier one. are_asked_for: assume that a program that
+    asks for a generation has read the one before; otherwise the opened files are counted.
     """
 
     def __init__(
@@ -101,8 +104,10 @@ class Generations:
         turnover: float,
         show_files: int | None = None,
         settle_s: float,
+        keep: int = 1,
         are_asked_for: bool = False,
     ) -> None:
+        self.keep = keep
         self.rotation = rotation
         self.turnover = turnover
         self.show_files = show_files
@@ -122,6 +127,17 @@ class Generations:
         self._succession = Succession(planner.keeps_last)
         self._refused = False
         self._rotating = trio.Lock()
+        self.kept = list(self._read_kept())
+        """The newest generations, the last one last; at first those of an earlier run."""
+        self._in_memory = WeakSet(self.kept)
+
+    def _read_kept(self) -> Iterator[Generation]:
+        for number, last_seq, files, listed in self._db.rows("SELECT * FROM kept_generation ORDER BY number"):
+            yield Generation(number, last_seq, -math.inf, files, BitMap64.deserialize(listed))
+
+    def in_memory(self) -> list[Generation]:
+        """The generations that something refers to."""
+        return list(self._in_memory)
 
     def set_rotation(self, rotation: str) -> None:
         """Change when listed files may be evicted."""
@@ -145,6 +161,11 @@ class Generations:
     def number(self) -> int:
         """The number of the current generation; 0 before the first listing of this mount."""
         return self.current.number if self.current else 0
+
+    @property
+    def last_number(self) -> int:
+        """The number of the newest generation, also of an earlier run; 0 if there was none."""
+        return self._number
 
     @property
     def is_written(self) -> bool:
@@ -178,6 +199,10 @@ class Generations:
             values = generation.number, generation.last_seq, time.time()
             writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
             self._planner.record(writer)
+            listed = generation.listed.serialize()
+            kept = generation.number, generation.last_seq, generation.files, listed
+            writer.execute("INSERT INTO kept_generation VALUES (?, ?, ?, ?)", kept)
+            writer.execute("DELETE FROM kept_generation WHERE number <= ?", (generation.number - self.keep,))
             for seqs, delisted in ((plan.delisted, generation.number), (plan.relisted, None)):
                 writer.executemany("UPDATE resident SET delisted = ? WHERE seq = ?", ((delisted, seq) for seq in seqs))
             self._store.requeue(writer, groups_of(plan.requeued))
@@ -279,7 +304,9 @@ class Generations:
             )
             return plan
         self._number = number
-        self._succession.begin(number, plan, trio.current_time())
+        generation = self._succession.begin(number, plan, trio.current_time())
+        self.kept = [*self.kept, generation][-self.keep :]
+        self._in_memory.add(generation)
         self.shown_seq = plan.last_seq
         self._unwritten = plan
         self.began.notify()
@@ -304,7 +331,7 @@ class Generations:
             is_first=self.current is None,
             opened=opened,
             show_files=self.show_files,
-            rotates=self.rotates and not lasting_holds.foreign,
+            rotates=self.rotates,
         )
 
     # Sums over many files, to be computed on a thread.

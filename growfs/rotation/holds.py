@@ -78,10 +78,9 @@ class DirectoryHolds:
         self.everywhere, self.directories = None, {}
 
     @property
-    def oldest(self) -> Hold | None:
-        """The hold of the earliest generation."""
-        holds = [*self.directories, *([self.everywhere] if self.everywhere else [])]
-        return min(holds, key=lambda hold: hold.generation, default=None)
+    def all(self) -> list[Hold]:
+        """The holds, on whatever directories."""
+        return [*self.directories, *([self.everywhere] if self.everywhere else [])]
 
     def before(self, generation: int) -> DirectoryHolds:
         """The holds on earlier generations. Shares their bitmaps, so it may or may not show later changes.
@@ -104,13 +103,9 @@ class DirectoryHolds:
 
 
 class Holds:
-    """The holds of several processes. They are looked up on demand, in the thread that asks.
+    """The holds of several processes. They are looked up on demand, in the thread that asks."""
 
-    foreign: some processes cannot be told apart, and so hold everything.
-    """
-
-    def __init__(self, processes: Iterable[DirectoryHolds] = (), foreign: bool = False) -> None:
-        self.foreign = foreign
+    def __init__(self, processes: Iterable[DirectoryHolds] = ()) -> None:
         self._processes = list(processes)
         self._is_merged = False
         self._by_directory: dict[int, list[Hold]] = {}
@@ -123,10 +118,11 @@ class Holds:
                 self.merge()
             found = {hold for process in self._processes if (hold := process.get(directory))}
             holds = self._by_directory[directory] = list(found)
-        for hold in holds:  # a loop, not any(), which takes twice as long: a draw asks this of every delisted file
+        # A loop, not any(), which takes twice as long: a draw asks this of every delisted file.
+        for hold in holds:  # noqa: SIM110
             if hold.covers(seq, delisted):
                 return True
-        return self.foreign
+        return False
 
     def merge(self) -> None:
         """Keep a few objects that together hold the same, as of now. This takes long, and may run on a thread.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
-from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold, Holds
+from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold
 from growfs.rotation.jobs import Job
 from growfs.rotation.rules import Generation
 
@@ -70,6 +70,11 @@ class Reader:
     """How many files it was shown in its last generation, counting each directory once."""
     _shown_everywhere: int = 0
     """How many files a listing of everything showed it in its last generation."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it stands for all processes of other pid namespaces."""
+        return self.pid == 0
 
     @property
     def generation(self) -> int:
@@ -234,7 +239,7 @@ class Reader:
             self.job.ended(self.files)
 
 
-def holds_of(readers: Collection[Reader], now: float, foreign: bool = False) -> Holds:
-    """The holds of these readers. foreign: some readers cannot be told apart."""
+def holds_of(readers: Collection[Reader], now: float) -> list[DirectoryHolds]:
+    """The holds of these readers."""
     all_of_views = {hold for reader in readers if reader.holds and (hold := reader.hold_of_all(now))}
-    return Holds([*(reader.holds for reader in readers), *map(DirectoryHolds, all_of_views)], foreign)
+    return [*(reader.holds for reader in readers), *map(DirectoryHolds, all_of_views)]

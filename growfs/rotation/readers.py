@@ -12,13 +12,15 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import trio
 
 from growfs.errors import TooManyOpen
 from growfs.proc import Process, lineage, process, thread_group
+from growfs.rotation.generation_holds import GenerationHolds
 from growfs.rotation.generations import Generations
-from growfs.rotation.holds import EVERYWHERE, Holds
+from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold, Holds
 from growfs.rotation.jobs import Job
 from growfs.rotation.reader import Reader, holds_of
 from growfs.rotation.rules import Generation
@@ -55,6 +57,7 @@ class Readers:
         self.left = Signal[[]]()
         self._generations = generations
         self._recently_opened = recently_opened
+        self._generation_holds = GenerationHolds()
         self._beginning = trio.Lock()
         self._waiters: dict[Reader, int] = {}  # and the directory that each is listing
         self._nursery: trio.Nursery | None = None  # while it runs
@@ -80,9 +83,13 @@ class Readers:
         while True:
             await trio.sleep(SILENCE_EVERY_S)
             now = trio.current_time()
+            if self._generation_holds.end_foreign(now, self._hold_idle_s):
+                self.released.notify()
             for reader in self._readers.values():
-                if reader.holds and reader.is_silent(now, self._hold_idle_s, self._generations.settle_s):
+                holds = reader.holds or self._generation_holds.of(reader)
+                if holds and reader.is_silent(now, self._hold_idle_s, self._generations.settle_s):
                     reader.release()
+                    self._generation_holds.end(reader)
                     self.released.notify()
 
     def set_hold_idle(self, hold_idle_s: float) -> None:
@@ -126,6 +133,8 @@ class Readers:
             self._threads.clear()  # from now on it is credited with the opens of its children
         now = trio.current_time()
         reader.lists(directory, generation, now, self._generations.settle_s)
+        if reader.is_foreign:
+            self._generation_holds.note(reader, generation, now)
         if directory == EVERYWHERE:
             reader.is_shown(EVERYWHERE, generation.files)
         self.released.notify()  # its earlier holds have ended
@@ -139,15 +148,42 @@ class Readers:
         if not self.is_due(reader, directory, asks):
             return
         with self._waiting(reader, directory):
-            async with self._beginning:
-                if not self.is_due(reader, directory, asks):
-                    return
-                now = trio.current_time()
-                lasting = (other.lasting_holds(now, lister=reader) for other in self._holding())
-                lasting_holds = Holds(lasting, self._is_foreign_holding)
-                await trio.to_thread.run_sync(lasting_holds.merge)  # a worker gets them
-                await self._generations.begin(lasting_holds, self._recently_opened())
-                reader.job.asks = reader.job.asks or asks  # there was no generation to ask for one after it
+            await self._begin_if(partial(self.is_due, reader, directory, asks), reader)
+            reader.job.asks = reader.job.asks or asks  # there may have been no generation to ask for one after it
+
+    async def begin_number(self, number: int) -> None:
+        """Begin the generation with that number, unless that has happened. Otherwise as `begin`."""
+        await self._begin_if(lambda: self._generations.last_number < number)
+
+    async def begin_after(self, number: int) -> Generation:
+        """Begin the generation after one that was read (0: none), if that has not happened and there is something new.
+
+        Returns the newest one.
+        """
+        await self._begin_if(partial(self._is_due_after, number))
+        return self._generations.current or NOTHING
+
+    def _is_due_after(self, number: int) -> bool:
+        newest = self._generations.current
+        if newest is None or self._generations.is_over:
+            return True
+        if newest.part and not number:  # no part goes by unread
+            return newest.is_read
+        is_young = trio.current_time() - newest.began_at < self._generations.settle_s
+        if newest.number > number and (number or is_young):  # another process has begun it
+            return False
+        return self._generations.has_news()
+
+    async def _begin_if(self, is_due: Callable[[], bool], lister: Reader | None = None) -> None:
+        async with self._beginning:
+            if not is_due():
+                return
+            now = trio.current_time()
+            lister = lister or Reader(FOREIGN, "0", "")
+            lasting = (other.lasting_holds(now, lister) for other in self._holding() if not other.is_foreign)
+            lasting_holds = Holds([*lasting, *self._generation_holds.before(self._generations.current)])
+            await trio.to_thread.run_sync(lasting_holds.merge)  # a worker gets them
+            await self._generations.begin(lasting_holds, self._recently_opened())
 
     @contextmanager
     def _waiting(self, reader: Reader, directory: int) -> Iterator[None]:
@@ -198,7 +234,11 @@ class Readers:
         """Note that a reader has opened a file. waited: the open waited for the fetch."""
         self._generations.note_opened(id)
         if reader := self._by_number.get(number):
-            reader.opened(id, self._generations.current, trio.current_time(), waited)
+            reader.opened(id, self._shown_without_listing(reader), trio.current_time(), waited)
+
+    def _shown_without_listing(self, reader: Reader) -> Generation | None:
+        """What a reader holds that opens files and has not listed; None if it opened a generation by its path."""
+        return None if self._generation_holds.of(reader) else self._generations.current
 
     def opened_by(self, pid: int, id: int) -> bool:
         """Note that a process has opened a file a moment ago. False if it is the daemon, or was started by it.
@@ -214,7 +254,7 @@ class Readers:
         self._generations.note_opened(id)
         now = trio.current_time()
         for each in [reader] if reader else [each for each in self._holding() if each.holds]:
-            each.opened(id, self._generations.current, now)
+            each.opened(id, self._shown_without_listing(each), now)
             each.closed(now)
         return True
 
@@ -227,15 +267,51 @@ class Readers:
         if reader := self._by_number.get(number):
             reader.closed(trio.current_time())
 
+    # Generations that are opened by their path.
+
+    def named(self, number: int) -> Generation | None:
+        """The generation with that number, if it is kept or held."""
+        return self.named_generations().get(number)
+
+    def named_generations(self) -> dict[int, Generation]:
+        """The generations that are kept or held, by number, the first one first."""
+        numbers = {hold.generation for reader in self._readers.values() for hold in reader.holds.all}
+        found = {*self._generations.kept, *self._generation_holds.generations()}
+        found.update(each for each in self._generations.in_memory() if each.number in numbers)
+        return {each.number: each for each in sorted(found, key=lambda each: each.number)}
+
+    def open_generation(self, generation: Generation, tid: int) -> None:
+        """Note that a thread has opened a folder of a generation: it is held."""
+        reader, now = self.reader_of(tid), trio.current_time()
+        self._generation_holds.open_folder(generation)
+        self._generation_holds.note(reader, generation, now)
+        reader.active_at = now
+        self._threads.clear()  # from now on it is credited with the opens of its children
+        self.released.notify()  # its earlier hold may have ended
+
+    def close_generation(self, generation: Generation) -> None:
+        """Note that such a folder was closed by all processes that had it open."""
+        self._generation_holds.close_folder(generation)
+        self.released.notify()
+
     # What readers hold.
 
     def holds(self) -> Holds:
-        """The holds of all readers."""
-        return holds_of(list(self._holding()), trio.current_time(), self._is_foreign_holding)
+        """The holds of all readers, and those on the generations that are kept besides the newest."""
+        readers = [reader for reader in self._holding() if not reader.is_foreign]
+        whole = {*self._generations.kept[:-1], *self._generation_holds.generations()}
+        return Holds([*holds_of(readers, trio.current_time()), *(DirectoryHolds(each.hold) for each in whole)])
 
-    @property
-    def _is_foreign_holding(self) -> bool:
-        return any(reader.pid == FOREIGN and reader.holds for reader in self._readers.values())
+    def generation_of(self, reader: Reader) -> int:
+        """The number of the last generation that a reader has listed or opened; 0: none."""
+        generation = self._generation_holds.of(reader)
+        return max(reader.generation, generation.number if generation else 0)
+
+    def oldest_hold(self, reader: Reader) -> Hold | None:
+        """The hold of a reader on the earliest generation."""
+        generation = self._generation_holds.of(reader)
+        holds = [*reader.holds.all, *([generation.hold] if generation else [])]
+        return min(holds, key=lambda hold: hold.generation, default=None)
 
     def _holding(self) -> Iterator[Reader]:
         """The readers whose holds count: with --rotation always, those that have not opened all that they were
@@ -245,9 +321,10 @@ class Readers:
         return (reader for reader in self._readers.values() if not (release_when_read and reader.opened_all))
 
     def release(self) -> None:
-        """End all holds."""
+        """End all holds but those of folders that are open by the path of their generation."""
         for reader in self._readers.values():
             reader.release()
+        self._generation_holds.release()
         self.released.notify()
 
     def active(self) -> list[Reader]:
@@ -298,16 +375,20 @@ class Readers:
     def _credited(self, tid: int, found: Process) -> Reader:
         """The nearest of a thread's process and its ancestors that has listed, otherwise the process; remembers it."""
         readers = (self._readers.get((each.pid, each.start)) for each in lineage(found))
-        lister = next((reader for reader in readers if reader and reader.listed_at is not None), None)
+        lister = next((reader for reader in readers if reader and self._lists(reader)), None)
         reader = lister or self._reader_of(found)
         self._remember_thread(tid, reader)
         return reader
+
+    def _lists(self, reader: Reader) -> bool:
+        return reader.listed_at is not None or self._generation_holds.of(reader) is not None
 
     async def _until_it_ends(self, reader: Reader) -> None:
         await trio.lowlevel.wait_readable(self._pidfds[reader])
         os.close(self._pidfds.pop(reader))
         del self._readers[reader.pid, reader.start], self._processes[reader]
         reader.ended()
+        self._generation_holds.end(reader)
         self._by_number.pop(reader.number, None)
         self._threads.clear()
         self.released.notify()

@@ -253,7 +253,7 @@ class Rotating(Cache):
             for reader in self.live:
                 if reader.holds and reader.is_silent(now, self._settings.hold_idle_s, self._settings.settle_s):
                     reader.release()
-            self._holds = holds_of(self.live, now)
+            self._holds = Holds(holds_of(self.live, now))
             self._holds_until = now + min(self._settings.settle_s, HOLDS_S)
             self._refused = None
         return self._holds

@@ -26,6 +26,12 @@ DIRECTORY_TIMEOUT_S = 1.0
 LINK_BIT = 1 << 41
 """Set in the id of a link to a cached file; the rest is the file's own id, which applies while it is not a link."""
 
+GENERATION_SHIFT = 42
+"""From this bit on, an id has the number of a generation if its node was found below .growfs/generations/ and is a
+directory there. A directory must have an id of its own in each tree: the kernel has one name for each, so that the
+working directory of a process would move. Files have the same id everywhere, so that the kernel caches each once.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
@@ -76,5 +82,10 @@ class Entry(NamedTuple):
     @property
     def attributes(self) -> Attributes:
         """The attributes. A listed file is resident, so its size is known."""
-        timeout_s = DIRECTORY_TIMEOUT_S if self.is_dir else FILE_TIMEOUT_S
+        timeout_s = 0.0 if self.is_numbered_file else DIRECTORY_TIMEOUT_S if self.is_dir else FILE_TIMEOUT_S
         return Attributes(self.id, bool(self.is_dir), self.size, self.mtime_ns, timeout_s)
+
+    @property
+    def is_numbered_file(self) -> bool:
+        """Whether its meaning changes with each generation."""
+        return not self.is_dir and self.id >> GENERATION_SHIFT > 0

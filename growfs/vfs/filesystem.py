@@ -22,8 +22,9 @@ from growfs.cache.catalog import Catalog, Node, Removed
 from growfs.cache.schema import ROOT
 from growfs.cache.store import Store
 from growfs.disk import BLOCK
-from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, Unreadable
+from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotBegun, NotHere, Stale, Unreadable
 from growfs.proc import thread_group
+from growfs.rotation.generations import Generations
 from growfs.rotation.holds import EVERYWHERE
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import Readers
@@ -40,6 +41,7 @@ from growfs.vfs.attributes import (
     Capacity,
     Entry,
 )
+from growfs.vfs.generation_names import GENERATIONS_ID, NUMBER_FILE, GenerationNames, node_of, number_bits
 from growfs.vfs.virtual import FOLDER_ID, VirtualFolder
 
 log = logging.getLogger(__name__)
@@ -85,10 +87,10 @@ class OpenDirectory:
     """An open directory. It shows a single generation, also when it is rewound."""
 
     id: int
-    reader: Reader | None
-    """The process that opened it; None for .growfs/, which shows no generation."""
+    reader: Reader | None = None
+    """The process that opened it, and to which it shows a generation of its choice; None below .growfs/."""
     generation: Generation | None = None
-    """The generation that it shows; None before its first page."""
+    """The generation that it shows; None before its first page, and if it shows virtual files."""
     position: int = 0
     """The position of the last delivered entry."""
     pending: list[Entry] = field(default_factory=list)
@@ -123,6 +125,7 @@ class Vfs:
         self,
         catalog: Catalog,
         store: Store,
+        generations: Generations,
         readers: Readers,
         virtual: VirtualFolder,
         fetch: Callable[[Node, str], Awaitable[None]] | None,
@@ -135,8 +138,10 @@ class Vfs:
         self._damaged: set[int] = set()
         self._catalog = catalog
         self._store = store
+        self._generations = generations
         self._readers = readers
         self._virtual = virtual
+        self._names = GenerationNames(generations, readers)
         self._fetch = fetch
         self._shows_links = shows_links
         self._directories: dict[int, OpenDirectory] = {}
@@ -159,10 +164,16 @@ class Vfs:
         if parent == FOLDER_ID:
             if id := self._virtual.find(name):
                 return self._virtual.attributes(id)
+            if attributes := self._names.find(name):
+                return attributes
+        elif parent == GENERATIONS_ID:
+            return self._names.lookup(name)
         elif parent == ROOT and name == FOLDER_NAME:
             return self.attributes(FOLDER_ID)
-        elif node := self._catalog.find(parent, name):
-            return self._named(node) if self._shows_links and not node.is_dir else self._of(node)
+        elif node := self._catalog.find(node_of(parent), name):
+            if node.is_dir:
+                return replace(self._of(node), id=number_bits(parent) | node.id)
+            return self._named(node) if self._shows_links else self._of(node)
         raise NoSuchName(name)
 
     def _named(self, node: Node) -> Attributes:
@@ -180,6 +191,14 @@ class Vfs:
         if (file := self._store.resident(id & ~LINK_BIT)) is None:
             raise Stale(str(id))
         return Link(file.parent, file.path, file.is_unchanged())
+
+    def is_own_link(self, id: int) -> bool:
+        """Whether that is .growfs/current, rather than a link to a cached file."""
+        return self._names.is_own(id)
+
+    def current_target(self, id: int) -> str:
+        """What .growfs/current points to, given its id."""
+        return self._names.target(id)
 
     async def settled_link(self, id: int) -> Link:
         """The same, after growfs has replaced the file. Raises Stale if others have changed it."""
@@ -202,9 +221,13 @@ class Vfs:
 
     def attributes(self, id: int) -> Attributes:
         """The attributes of a node."""
+        if self._names.is_own(id):
+            return self._names.attributes(id)
+        if number_bits(id):
+            return replace(self.attributes(node_of(id)), id=id)
         if id & LINK_BIT:
             return self._link_attributes(self._linked(id))
-        if id in (ROOT, FOLDER_ID):
+        if id in (ROOT, FOLDER_ID, GENERATIONS_ID):
             return self._attributes(id, True, 0, None, DIRECTORY_TIMEOUT_S)
         if self._virtual.get(id):
             return self._virtual.attributes(id)
@@ -230,23 +253,40 @@ class Vfs:
 
     def try_open_directory(self, id: int, tid: int) -> int | None:
         """A handle for a directory that a thread opens; None if `open_directory` has to wait for a generation."""
-        if id == FOLDER_ID:
-            return self._new_directory(id, None)
+        if id in (FOLDER_ID, GENERATIONS_ID):
+            return self._new_directory(OpenDirectory(id))
+        if number_bits(id):
+            return self._try_open_in_generation(id, tid)
         reader = self._readers.reader_of(tid)
-        return None if self._readers.is_due(reader, id) else self._new_directory(id, reader)
+        return None if self._readers.is_due(reader, id) else self._new_directory(OpenDirectory(id, reader))
+
+    def _try_open_in_generation(self, id: int, tid: int) -> int | None:
+        """As `try_open_directory`, for a directory below .growfs/generations/. Raises Stale."""
+        number = self._names.number(id)
+        if generation := self._readers.named(number):
+            self._readers.open_generation(generation, tid)
+            return self._new_directory(OpenDirectory(id, generation=generation))
+        if number > self._generations.last_number:
+            return None
+        raise Stale(f"generation {number} has ended: no process holds it")
 
     async def open_directory(self, id: int, tid: int) -> int:
         """As `try_open_directory`, but waits for the generation that its listing will show.
 
         The listing begins when the directory is first read: a program may open it for other reasons.
         """
+        if number_bits(id):
+            await self._readers.begin_number(self._names.number(id))
+            if (handle := self._try_open_in_generation(id, tid)) is None:
+                raise NotBegun(f"generation {self._names.number(id)} cannot begin now; see growfs status")
+            return handle
         reader = self._readers.reader_of(tid)
         await self._readers.begin(reader, id)
-        return self._new_directory(id, reader)
+        return self._new_directory(OpenDirectory(id, reader))
 
-    def _new_directory(self, id: int, reader: Reader | None) -> int:
+    def _new_directory(self, directory: OpenDirectory) -> int:
         handle = next(self._directory_handles)
-        self._directories[handle] = OpenDirectory(id, reader)
+        self._directories[handle] = directory
         return handle
 
     def try_scan(self, handle: int, position: int) -> bool:
@@ -256,9 +296,9 @@ class Vfs:
         Returns False if all rows that were read are delisted, and more follow; then call it again.
         """
         directory = self._directories[handle]
-        if directory.reader is None:
-            return True
         if directory.generation is None:
+            if directory.reader is None:
+                return True
             directory.generation = self._readers.listing(directory.reader, directory.id)
         if position != directory.position:
             directory.position = directory.scanned = position
@@ -266,11 +306,14 @@ class Vfs:
             return True
         generation = directory.generation
         find = part_entries if generation.part else visible_entries
-        directory.pending, scanned = find(
-            self._store, directory.id, directory.scanned, generation, SCAN_ROWS, self._started_ns
-        )
+        node, bits = node_of(directory.id), number_bits(directory.id)
+        directory.pending, scanned = find(self._store, node, directory.scanned, generation, SCAN_ROWS, self._started_ns)
         if self._shows_links:
-            directory.pending = self._as_links(directory.id, directory.pending)
+            directory.pending = self._as_links(node, directory.pending)
+        if bits:
+            directory.pending = [
+                entry._replace(id=bits | entry.id) if entry.is_dir else entry for entry in directory.pending
+            ]
         directory.scanned = scanned or directory.scanned
         return scanned is None
 
@@ -292,7 +335,11 @@ class Vfs:
         The engine calls `mark_delivered` with the number of entries that it gave to the reader.
         """
         directory = self._directories[handle]
-        return directory.pending if directory.reader else self._virtual.entries(position)
+        if directory.generation:
+            return directory.pending
+        if directory.id == GENERATIONS_ID:
+            return self._names.entries(position)
+        return self._names.in_folder(position) + self._virtual.entries(position)
 
     def mark_delivered(self, handle: int, count: int) -> list[Entry]:
         """Note that the first `count` of the last `entries` were given to the reader; returns them."""
@@ -310,18 +357,22 @@ class Vfs:
         """Make listings under way leave out files that are gone: their next entries are read again."""
         parents = {gone.parent for gone in removed}
         for directory in self._directories.values():
-            if directory.id in parents:
+            if node_of(directory.id) in parents:
                 directory.pending = []
 
     def forget_names(self, removed: Sequence[Removed]) -> None:
         """Make the kernel look up names that are gone, and listings under way leave them out."""
         self.drop_entries(removed)
         for gone in removed:
-            self.name_invalidated.notify(gone.parent, gone.name)
+            for parent in (gone.parent, *self._names.parents(gone.parent)):
+                self.name_invalidated.notify(parent, gone.name)
 
     def close_directory(self, handle: int) -> None:
         """Release a directory's handle."""
-        del self._directories[handle]
+        directory = self._directories.pop(handle)
+        if number_bits(directory.id):
+            assert directory.generation
+            self._readers.close_generation(directory.generation)
 
     # Files.
 
@@ -374,6 +425,8 @@ class Vfs:
         """A handle for a file that a thread opens; the open is counted. Waits if the file has to be fetched first."""
         if virtual := self._virtual.get(id):
             return await self._virtual.open(virtual, partial(self._list_everything, tid, virtual.begins_next))
+        if self._names.is_own(id):
+            return await self._virtual.open(NUMBER_FILE, partial(self._readers.begin_after, self._names.number(id)))
         missed = False
         while (handle := self.try_open(id, tid)) is None:
             node = self._catalog.node(id)

@@ -24,7 +24,9 @@ from growfs.syscalls import memfd_create
 from growfs.vfs.attributes import FOLDER_NAME, Attributes, Entry
 
 FOLDER_ID = 2
-"""Node id of the folder. Its files have the ids that follow."""
+"""Node id of the folder."""
+FILES_FROM = 6
+"""Node id of its first file. Those between are of the names of generations."""
 HANDLES_FROM = 1 << 62
 """Handles of virtual files start here, far above those of cached files."""
 CONTENTS_MAX = 128
@@ -66,7 +68,7 @@ class VirtualFolder:
     """Owns the open contents. scratch: the folder for the temporary files."""
 
     def __init__(self, files: Iterable[VirtualFile], scratch: Path) -> None:
-        self._files = dict(enumerate(files, FOLDER_ID + 1))
+        self._files = dict(enumerate(files, FILES_FROM))
         self._scratch = scratch
         self._contents: list[_Content] = []  # in the order begun
         self._open: dict[int, _Content] = {}

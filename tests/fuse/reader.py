@@ -59,6 +59,9 @@ def keep_open(path):
 def close(path):
     os.close(opened[path].pop())
 
+def chdir(path):
+    os.chdir(path)
+
 maps = {}
 
 def map(path):

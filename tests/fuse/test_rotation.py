@@ -469,17 +469,18 @@ def foreign(growfs: Growfs, tmp_path: Path) -> Iterator[set[str]]:
 
 
 @pytest.mark.promise(21)
-def test_nothing_rotates_for_readers_of_another_pid_namespace(
+def test_what_readers_of_another_pid_namespace_list_stays_for_hold_idle(
     growfs: Growfs, foreign: set[str], reader: Reader
 ) -> None:
-    epoch(reader)
-    cached = local(growfs)
-    assert [epoch(reader) for _ in range(3)] == 3 * [cached]
-    status = mount_status(growfs)
-    assert status["cache"]["left_out_bytes"] == status["evict"]["files_total"] == 0
-    (one,) = status["readers"]
+    shown = epoch(reader)
+    growfs.run("set", growfs.mountpoint, "settle=0.1s")
+    until(lambda: epoch(reader) != shown)
+    (one,) = mount_status(growfs)["readers"]
     assert one["pid"] == 0
     assert "is in another pid namespace" in one["advice"]
-    assert "--pid=host" in (growfs.mountpoint / ".growfs/status").read_text()
-    growfs.run("release", growfs.mountpoint)
+    assert one["held_bytes"] > 0
+    assert shown <= local(growfs)
+    assert reader.read_all(shown) == SIZE * len(shown)
     assert waited_opens(growfs) == 0
+    growfs.run("release", growfs.mountpoint)
+    until(lambda: epoch(reader) and shown - local(growfs))

@@ -67,7 +67,7 @@ async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
     await cache.admit("a/1")
     usage = UsageCounters(cache.database, Budget(cache.database, 0))
     readers = Readers(cache.generations, 3600, usage.recently_opened)
-    vfs = Vfs(cache.catalog, cache.store, readers, VirtualFolder([], Path("/")), None)
+    vfs = Vfs(cache.catalog, cache.store, cache.generations, readers, VirtualFolder([], Path("/")), None)
     vfs.file_opened.connect(usage.count_open)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine, device = PassthroughEngine(vfs, 1), Session(ours.detach())

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from growfs.rotation.holds import Holds
 from growfs.rotation.jobs import RANKS_APART_S, Job
 from growfs.rotation.reader import Reader, holds_of
 from growfs.rotation.rules import Generation
@@ -95,7 +96,7 @@ def test_what_is_listed_of_an_older_view_is_held(mount: Mount) -> None:
     mount.opens(late, 1)
     assert mount.lists(late) == shown < mount.newest.number
     mount.now += 100.0
-    assert holds_of([late], mount.now).cover(1, 5, mount.newest.number)
+    assert Holds(holds_of([late], mount.now)).cover(1, 5, mount.newest.number)
 
 
 @pytest.mark.promise(6)

@@ -312,12 +312,64 @@ async def test_holds_end_after_a_long_silence(readers: Readers, autojump_clock: 
     assert [reader.pid for reader in readers.active()] == [ME]
 
 
-async def test_readers_that_cannot_be_identified_hold_everything(readers: Readers) -> None:
-    await generation(readers, FOREIGN)
-    assert readers.holds().cover(99, 1 << 40, 1)
-    assert readers.holds().foreign
+@pytest.mark.promise(21)
+async def test_what_unknown_readers_listed_is_held_for_a_while(readers: Readers, autojump_clock: MockClock) -> None:
+    _, shown = await lists(readers, FOREIGN)
+    await trio.sleep(HOLD_IDLE_S / 2)
+    assert readers.holds().cover(99, shown.last_seq, None)
+    assert not readers.holds().cover(99, shown.last_seq + 1, None), "it holds the generation that it listed, no other"
+    await lists(readers, FOREIGN)
+    await trio.sleep(HOLD_IDLE_S - 10)
+    assert readers.holds().cover(99, shown.last_seq, None)
+    await trio.sleep(HOLD_IDLE_S)
+    assert not readers.holds().cover(99, shown.last_seq, None)
+
+
+# Generations that are opened by their path.
+
+
+async def test_a_generation_is_held_while_a_folder_of_it_is_open(readers: Readers, other: int) -> None:
+    _, first = await lists(readers, other)
     readers.release()
-    assert not readers.holds().foreign
+    readers.open_generation(first, FOREIGN)
+    readers.release()
+    assert readers.holds().cover(99, first.last_seq, None)
+    await readers.begin_number(2)
+    await readers.begin_number(2)
+    assert list(readers.named_generations()) == [1, 2], "the newest is kept"
+    readers.close_generation(first)
+    assert list(readers.named_generations()) == [2]
+    assert not readers.holds().cover(99, first.last_seq, 2)
+
+
+async def test_a_process_holds_the_last_generation_that_it_opened_until_it_ends(readers: Readers) -> None:
+    child, asked = sleeper(), await readers.begin_after(0)
+    readers.open_generation(asked, child.pid)
+    readers.close_generation(asked)
+    await readers.begin_number(2)
+    assert readers.holds().cover(99, asked.last_seq, 2)
+    assert list(readers.named_generations()) == [1, 2]
+    second = readers.named(2)
+    assert second
+    readers.open_generation(second, child.pid)
+    readers.close_generation(second)
+    assert list(readers.named_generations()) == [2]
+    readers.open_generation(asked, ME)  # an earlier one changes nothing for the process that opened a later one
+    readers.open_generation(asked, child.pid)
+    readers.close_generation(asked)
+    assert [readers.generation_of(each) for each in readers.active()] == [2, 1]
+    await end(readers, child)
+    assert [readers.generation_of(each) for each in readers.active()] == [1]
+
+
+async def test_the_next_generation_begins_only_if_there_is_something_new(cache: LocalCache, readers: Readers) -> None:
+    assert (await readers.begin_after(0)).number == 1
+    assert (await readers.begin_after(0)).number == 1, "another process that begins at about the same time"
+    assert (await readers.begin_after(1)).number == 1
+    await cache.list([file("a/1"), file("a/2")])
+    await cache.admit("a/2")
+    assert (await readers.begin_after(1)).number == 2
+    assert (await readers.begin_after(1)).number == 2, "another rank"
 
 
 async def test_with_rotation_always_only_readers_with_unopened_files_hold(cache: LocalCache, readers: Readers) -> None:

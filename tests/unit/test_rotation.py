@@ -240,7 +240,6 @@ def test_a_process_holds_its_last_listing(holds: dict[int, Hold], expected: Hold
 
 
 def test_readers_that_cannot_be_identified_hold_everything() -> None:
-    assert Holds(foreign=True).cover(7, 1 << 40, 1)
     assert not Holds().cover(7, 1, None)
 
 

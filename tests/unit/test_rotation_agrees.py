@@ -46,7 +46,7 @@ class Twins:
         return set(self.simulated.cached)
 
     def holds(self) -> Holds:
-        return holds_of([real for real, _ in self.readers], NOW)
+        return Holds(holds_of([real for real, _ in self.readers], NOW))
 
     def set_turnover(self, share: float) -> None:
         """Set the share that each generation delists."""

@@ -1,4 +1,4 @@
-"""Rotation with a full disk, foreign readers, and a group that fails while it waits for an eviction."""
+"""Rotation with a full disk, and a group that fails while it waits for an eviction."""
 
 from __future__ import annotations
 
@@ -84,14 +84,6 @@ async def test_without_rotation_nothing_is_delisted_even_where_the_disk_is_full(
     cache.generations.rotation = "never"
     cache.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
     await cache.begin()
-    assert len(cache.listed()) == FILES
-    cache.close()
-
-
-async def test_with_foreign_readers_nothing_is_delisted_even_where_the_cache_shrank(tmp_path: Path) -> None:
-    cache = await full_cache(tmp_path)
-    cache.store.limit_bytes = 4 * SIZE
-    await cache.begin(Holds([], foreign=True))
     assert len(cache.listed()) == FILES
     cache.close()
 

@@ -154,13 +154,6 @@ async def test_the_files_shown_for_longest_are_delisted(scene: TurnoverScene) ->
     assert scene.cache.generations.delisted_bytes(scene.cache.database.rows) == 2 * BLOCK
 
 
-@pytest.mark.promise(21)
-async def test_nothing_is_delisted_while_readers_cannot_be_identified(scene: TurnoverScene) -> None:
-    await show_all(scene, "123456")
-    await scene.begin(delist=2, lasting_holds=Holds(foreign=True))
-    assert scene.listed() == "123456"
-
-
 @pytest.mark.promise(18, 23)
 @pytest.mark.parametrize("pinned", [PINNED, FROZEN, PINNED | FROZEN])
 async def test_pinned_and_frozen_files_are_never_delisted_or_evicted(scene: TurnoverScene, pinned: int) -> None:
@@ -333,7 +326,6 @@ async def test_rotation_spares_held_files(scene: TurnoverScene) -> None:
     assert scene.resident() == "123456"  # nothing is evicted where it would not be enough
     assert await scene.cache.reserve_by_rotation(BLOCK, holds) == BLOCK
     assert scene.resident() == "12456"
-    assert await scene.cache.reserve_by_rotation(BLOCK, Holds(foreign=True)) is None
     elsewhere = Holds([DirectoryHolds(directories={Hold(1, 1 << 40): BitMap64([scene.cache.node("a").id + 1])})])
     assert await scene.cache.reserve_by_rotation(BLOCK, elsewhere) == BLOCK
     later = Holds([DirectoryHolds(Hold(2, 1 << 40))])

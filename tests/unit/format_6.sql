@@ -2,6 +2,13 @@ BEGIN TRANSACTION;
 CREATE TABLE generation (number INTEGER PRIMARY KEY, last_seq INTEGER NOT NULL, began REAL NOT NULL);
 INSERT INTO "generation" VALUES(6,3,1700000000.0);
 INSERT INTO "generation" VALUES(7,5,1700000060.0);
+CREATE TABLE kept_generation (
+    number INTEGER PRIMARY KEY,
+    last_seq INTEGER NOT NULL,
+    files INTEGER NOT NULL,
+    listed BLOB NOT NULL
+);
+INSERT INTO "kept_generation" VALUES(7,5,4,X'0100000000000000000000003B3000000100000400010001000400');
 CREATE TABLE history (
     uptime_s INTEGER PRIMARY KEY,          -- how long daemons have served this cache, in all
     at INTEGER NOT NULL,                   -- seconds since 1970, by the clock of the machine
@@ -84,4 +91,4 @@ CREATE INDEX generation_by_seq ON generation (last_seq);
 DELETE FROM "sqlite_sequence";
 INSERT INTO "sqlite_sequence" VALUES('node',1030);
 COMMIT;
-PRAGMA user_version = 5;
+PRAGMA user_version = 6;

@@ -1,0 +1,226 @@
+"""Generations by their paths: .growfs/generations/N is the same for every process, whoever lists it, and when."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fuse.conftest import opened
+from tests.fuse.reader import Reader
+from tests.fuse.rotation_helpers import (
+    CAPACITY,
+    HALF,
+    SIZE,
+    epoch,
+    full_cache,
+    local,
+    mount_status,
+    mounted_in_a_pid_namespace,
+    waited_opens,
+)
+from tests.fuse.test_open_files import relist
+from tests.harness import Growfs, files_below, make_tree, until
+
+TREES = ".growfs/generations"
+
+
+@pytest.fixture
+def tree(growfs: Growfs, tmp_path: Path) -> dict[str, bytes]:
+    """The remote's files. A quarter of them is cached."""
+    return full_cache(growfs, tmp_path / "remote")
+
+
+def generation(growfs: Growfs, number: object) -> Path:
+    return growfs.mountpoint / TREES / str(number)
+
+
+def next_number(growfs: Growfs, after: int = 0) -> int:
+    """Begin the generation after another, if there is something new; returns the number of the newest."""
+    return int((growfs.mountpoint / TREES / f"after-{after}").read_text())
+
+
+def names(path: Path) -> set[str]:
+    return set(files_below(path))
+
+
+def walk(reader: Reader, number: object) -> set[str]:
+    """What a process finds below a generation."""
+    top = f"{TREES}/{number}/"
+    return {path.removeprefix(top) for path in reader.walk(top.rstrip("/"))}
+
+
+def rotate(growfs: Growfs, reader: Reader, after: int) -> None:
+    """Read a generation, begin the one after it, and wait until what that delists has been replaced if it may be."""
+    epoch(reader, f"{TREES}/{after}")
+    os.listdir(generation(growfs, after + 1))
+
+
+def assert_can_be_replaced(growfs: Growfs, files: set[str], after: int) -> None:
+    """Assert that later generations, each of which is read, replace one of these files."""
+    for number in range(after, after + 5):
+        with Reader(growfs.mountpoint) as reader:
+            rotate(growfs, reader, number)
+        until(lambda: mount_status(growfs)["cache"]["left_out_bytes"] == 0)
+        if files - local(growfs):
+            return
+    pytest.fail("none was replaced")
+
+
+@pytest.mark.promise(6)
+def test_a_generation_stays_the_same_while_a_folder_of_it_is_open(
+    growfs: Growfs, tree: dict[str, bytes], reader: Reader
+) -> None:
+    assert next_number(growfs) == 1
+    with opened(generation(growfs, 1)):
+        first = walk(reader, 1)
+        assert first
+        with Reader(growfs.mountpoint) as other:
+            rotate(growfs, other, 1)
+            assert names(generation(growfs, 2)) != first
+            rotate(growfs, other, 2)
+        assert walk(reader, 1) == names(generation(growfs, 1)) == first
+        assert {path: (generation(growfs, 1) / path).read_bytes() for path in first} == {
+            path: tree[path] for path in first
+        }
+        assert waited_opens(growfs) == 0
+        assert set(os.listdir(growfs.mountpoint / TREES)) >= {"1", "3"}
+        reader.end()
+    until(lambda: "1" not in os.listdir(growfs.mountpoint / TREES))
+    assert_can_be_replaced(growfs, first, after=3)
+    with pytest.raises(OSError, match="Stale") as error:
+        os.listdir(generation(growfs, 1))
+    assert error.value.errno == errno.ESTALE
+    assert {path: (generation(growfs, 1) / path).read_bytes() for path in first} == {path: tree[path] for path in first}
+
+
+def test_files_are_the_same_in_every_generation_and_folders_are_not(
+    growfs: Growfs, tree: dict[str, bytes], reader: Reader
+) -> None:
+    """The kernel would move the working directory of a process to the last folder that it found with the same id."""
+    next_number(growfs)
+    reader.request("chdir", f"{TREES}/1/class0")
+    (file, *_) = os.listdir(generation(growfs, 1) / "class0")
+    os.listdir(generation(growfs, 2) / "class0")
+    os.listdir(growfs.mountpoint / "class0")
+    places = [growfs.mountpoint / "class0", *(generation(growfs, number) / "class0" for number in (1, 2))]
+    assert len({os.stat(place).st_ino for place in places}) == 3
+    assert len({os.stat(place / file, follow_symlinks=False).st_ino for place in places}) == 1
+    assert os.stat(places[1] / file).st_nlink == 1
+    assert os.readlink(f"/proc/{reader.pid}/cwd") == str(generation(growfs, 1) / "class0")
+
+
+def test_current_names_the_newest_generation(growfs: Growfs, tree: dict[str, bytes], reader: Reader) -> None:
+    current = growfs.mountpoint / ".growfs/current"
+    assert not os.path.lexists(current)
+    epoch(reader)
+    for number in (1, 2, 3):
+        assert os.readlink(current) == f"generations/{number}"
+        assert names(current) == walk(reader, f"{number:04}")
+        assert "current" in os.listdir(growfs.mountpoint / ".growfs")
+        os.listdir(generation(growfs, number + 1))
+
+
+def test_a_walk_of_growfs_ends(growfs: Growfs, tree: dict[str, bytes]) -> None:
+    next_number(growfs)
+    found = subprocess.run(["find", growfs.mountpoint / ".growfs"], capture_output=True, text=True, check=True)
+    assert f"{TREES}/1/class0" in found.stdout
+    assert "after" not in found.stdout
+    assert os.readlink(growfs.mountpoint / ".growfs/current") == "generations/1", "it began no generation"
+
+
+def test_names_that_are_not_generations(growfs: Growfs, tree: dict[str, bytes]) -> None:
+    next_number(growfs)
+    for name in ("0", "3", "-1", "1a", "x", "after-", "²"):
+        with pytest.raises(FileNotFoundError):
+            os.stat(generation(growfs, name))
+    with pytest.raises(FileNotFoundError):
+        os.stat(generation(growfs, 1) / ".growfs")
+    assert os.stat(generation(growfs, 2)).st_ino != os.stat(generation(growfs, 1)).st_ino
+    assert next_number(growfs, 99) == 1, "a number of another cache"
+
+
+@pytest.mark.promise(6)
+def test_a_process_holds_the_generation_that_it_listed_until_it_ends(
+    growfs: Growfs, tree: dict[str, bytes], reader: Reader
+) -> None:
+    next_number(growfs)
+    first = walk(reader, 1)
+    with Reader(growfs.mountpoint) as other:
+        rotate(growfs, other, 1)
+        rotate(growfs, other, 2)
+    reader.read_all(f"{TREES}/1/{path}" for path in first)
+    assert walk(reader, 1) == first
+    assert waited_opens(growfs) == 0
+    assert mount_status(growfs)["readers"][0]["generation"] == 1
+    reader.kill()
+    until(lambda: "1" not in os.listdir(growfs.mountpoint / TREES))
+    assert_can_be_replaced(growfs, first, after=3)
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_kept_generations_can_be_listed_again_after_a_restart(
+    growfs: Growfs, tree: dict[str, bytes], reader: Reader, keep: int
+) -> None:
+    growfs.umount()
+    flags = ("--cache-size", CAPACITY * SIZE, *HALF, "--keep-generations", keep)
+    remote = growfs.mountpoint.parent / "remote"
+    growfs.mount(remote, *flags)
+    next_number(growfs)
+    for number in (1, 2, 3):
+        rotate(growfs, reader, number)
+    reader.end()
+    kept = [str(number) for number in range(5 - keep, 5)]
+    until(lambda: sorted(os.listdir(growfs.mountpoint / TREES)) == kept)
+    before = {number: names(generation(growfs, number)) for number in kept}
+    growfs.umount()
+    growfs.mount(remote, *flags)
+    assert os.readlink(growfs.mountpoint / ".growfs/current") == "generations/4"
+    assert sorted(os.listdir(growfs.mountpoint / TREES)) == kept
+    assert {number: names(generation(growfs, number)) for number in kept} == before
+    assert next_number(growfs, 4) == 5
+
+
+def test_what_the_remote_deletes_is_gone_from_every_generation(
+    growfs: Growfs, tree: dict[str, bytes], reader: Reader
+) -> None:
+    next_number(growfs)
+    first = walk(reader, 1)
+    gone = min(first)
+    (growfs.mountpoint.parent / "remote" / gone).unlink()
+    relist(growfs)
+    until(lambda: gone not in walk(reader, 1))
+    with pytest.raises(FileNotFoundError):
+        until(lambda: (generation(growfs, 1) / gone).read_bytes() and None)
+
+
+@pytest.fixture
+def foreign(growfs: Growfs, tmp_path: Path) -> Iterator[dict[str, bytes]]:
+    """As `tree`, with the daemon in a pid namespace of its own, so that it cannot tell processes of the test apart."""
+    tree = make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
+    with mounted_in_a_pid_namespace(
+        growfs, tmp_path / "remote", "--cache-size", CAPACITY * SIZE, *HALF, "--hold-idle", "1s"
+    ):
+        growfs.until_cached(CAPACITY)
+        yield tree
+
+
+@pytest.mark.promise(21)
+def test_an_open_folder_holds_its_generation_for_processes_of_other_pid_namespaces(
+    growfs: Growfs, foreign: dict[str, bytes], reader: Reader
+) -> None:
+    next_number(growfs)
+    with opened(generation(growfs, 1)):
+        first = walk(reader, 1)
+        os.listdir(generation(growfs, 2))
+        until(lambda: os.listdir(growfs.mountpoint / TREES) == ["1", "2"])
+        epoch(reader, f"{TREES}/2")
+        os.listdir(generation(growfs, 3))
+        until(lambda: os.listdir(growfs.mountpoint / TREES) == ["1", "3"])
+        assert walk(reader, 1) == first
+        assert waited_opens(growfs) == 0
+    assert_can_be_replaced(growfs, first, after=3)
