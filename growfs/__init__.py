@@ -40,17 +40,21 @@ def mount(
     return mount.mount(url, mountpoint, storage_options, options)
 
 
-def next_generation(folder: str | os.PathLike[str]) -> Path:
-    """Begin an epoch in a folder that `growfs fill` keeps filled; returns the folder to read in this epoch.
+def next_generation(path: str | os.PathLike[str], number: int | None = None) -> Path:
+    """Begin an epoch in a mount, or in a folder that `growfs fill` keeps filled; returns the folder to read in it.
 
-    A new generation begins if there is something new. The returned folder stays unchanged until this process calls the
-    function again or ends, in whatever way. Forks left over from this process do not hold the folder beyond the next
-    call, but if this process has ended, they hold it until they end. If the daemon does not answer, the newest existing
-    generation is returned, with a warning. Raises growfs.errors.GrowfsError if growfs does not fill the folder.
+    A new generation begins if there is something new. number: begin the one with that number, the one after the newest,
+    even if there is nothing new; or return it, if another process has begun it. So the ranks of a job agree without
+    talking to each other. The returned folder stays unchanged until this process calls the function again or ends, in
+    whatever way. If the daemon of a filled folder does not answer, its newest existing generation is returned, with a
+    warning. Raises growfs.errors.GrowfsError if the path is neither a mount nor filled, or the generation has ended.
+
+    for epoch in range(90):
+        train(ImageFolder(growfs.next_generation("/mnt/train"), transform))
     """
     from growfs.client import generation
 
-    return generation.next_generation(folder)
+    return generation.next_generation(path, number)
 
 
 def epoch(path: str | os.PathLike[str]) -> Iterator[Path]:

@@ -36,11 +36,11 @@ LIST_S = 5.0
 
 
 SECTIONS = {
-    "Mount": ("mount", "wait", "status", "top", "list", "report", "umount"),
+    "Mount": ("mount", "wait", "next", "status", "top", "list", "report", "umount"),
     "Plan and check": ("doctor", "plan", "verify"),
     "Change a mount": ("set", "pause", "resume", "release"),
     "Choose files": ("fetch", "pin", "unpin", "evict"),
-    "Without a mount": ("fill", "next", "stop"),
+    "Without a mount": ("fill", "stop"),
     "Kubernetes": ("csi",),
 }
 """The subcommands, as `growfs --help` lists them."""
@@ -322,13 +322,14 @@ def stop(folder: Path) -> None:
 
 
 @main.command("next")
-@click.argument("folder", type=MOUNTPOINT)
+@click.argument("path", type=MOUNTPOINT)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def next_(folder: Path, command: tuple[str, ...]) -> None:
-    """Begin the next generation of a filled folder, and print its path.
+def next_(path: Path, command: tuple[str, ...]) -> None:
+    """Begin the next generation of a mount or a filled folder, and print its path.
 
     If there is nothing new, the path is that of the current generation. With a COMMAND (after --), runs the command in
-    the folder of the generation instead, which stays until the command ends.
+    the folder of the generation instead, which stays until the command ends. The command finds the path in the variable
+    GROWFS_GENERATION, too.
     """
     from growfs.client.generation import begin_generation, run_in
 
@@ -339,8 +340,8 @@ def next_(folder: Path, command: tuple[str, ...]) -> None:
         warnings.simplefilter("always")
         warnings.showwarning = show
         if command:
-            run_in(folder, command)
-        click.echo(begin_generation(folder))
+            run_in(path, command)
+        click.echo(begin_generation(path))
 
 
 @main.command("list")

@@ -1,11 +1,13 @@
-"""The generations of a folder that `growfs fill` keeps filled, for a program that reads there.
+"""The generations of a mount, or of a folder that `growfs fill` keeps filled, for a program that reads there.
 
-A program holds its generation by a shared lock on the tree (flock(2)), which the kernel releases when the program ends.
-So reading does not depend on the daemon: if it is gone, the newest existing generation serves.
+A program holds its generation by having the tree open, in a folder with a shared lock (flock(2)). The kernel ends both
+when the program ends. So reading in a folder does not depend on the daemon: if it is gone, the newest existing
+generation serves. In a mount, everything goes through paths, which works for all users and in containers.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -16,11 +18,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from growfs.errors import GrowfsError
-from growfs.folder.layout import CURRENT, cache_of, newest, number_of
+from growfs.folder.layout import CURRENT, GENERATIONS, cache_of, newest, number_of
 from growfs.paths import absolute_path
+from growfs.vfs.attributes import FOLDER_NAME
 
 ANSWER_S = 10.0
 """How long the daemon may be silent. While it makes a generation, it sends a line each second."""
+VARIABLE = "GROWFS_GENERATION"
+"""The path of the generation, for the command of `growfs next`."""
 ATTEMPTS = 10
 """A generation may end after it was chosen and before it is locked; then there is a newer one."""
 
@@ -55,23 +60,26 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def next_generation(folder: str | os.PathLike[str]) -> Path:
+def next_generation(folder: str | os.PathLike[str], number: int | None = None) -> Path:
     """See `growfs.next_generation`."""
-    return next_part(Path(folder))[0]
+    return next_part(Path(folder), number)[0]
 
 
-def next_part(folder: Path) -> tuple[Path, dict[str, Any]]:
+def next_part(folder: Path, number: int | None = None) -> tuple[Path, dict[str, Any]]:
     """As `next_generation`; also returns the numbers of the generation, and with --exact those of its part."""
     with _asking:
-        return _next_generation(absolute_path(folder).resolve())
+        return _next_generation(absolute_path(folder).resolve(), number=number)
 
 
-def _next_generation(folder: Path) -> tuple[Path, dict[str, Any]]:
+def _next_generation(folder: Path, after: int | None = None, number: int | None = None) -> tuple[Path, dict[str, Any]]:
+    """after: the generation that was read; by default the one that this process holds. number: the one to begin."""
     before = _held.get(folder)
-    after = number_of(before.tree) if before and before.process == os.getpid() else 0
+    is_own = before is not None and before.process == os.getpid()
+    if after is None:
+        after = number_of(before.tree) if before and is_own else 0
     for _ in range(ATTEMPTS):
-        tree, answer = _ask(folder, after)
-        if before and tree == before.tree and after:
+        tree, answer = _ask(folder, after, number)
+        if before and tree == before.tree and is_own:
             return tree, answer
         lock = _lock(tree)
         if lock is not None:
@@ -79,44 +87,54 @@ def _next_generation(folder: Path) -> tuple[Path, dict[str, Any]]:
             if before:
                 before.end()
             return tree, answer
+        if number:
+            raise GrowfsError(
+                f"{tree}: has ended, and its list with it; only the generation after the newest can begin"
+            )
     raise GrowfsError(f"{folder}: its generations end before they can be locked; see growfs status {folder}")
 
 
 def begin_generation(folder: Path) -> Path:
     """As `next_generation`, without a hold, for a caller about which nothing is known."""
     folder = absolute_path(folder).resolve()
-    try:
-        return _ask(folder, number_of(newest(folder)), holds=False)[0]
-    except OSError:  # there is none yet
-        return _ask(folder, 0, holds=False)[0]
+    return _ask(folder, _newest_number(folder), holds=False)[0]
 
 
 def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
-    """Replace this process by a command that runs in the next generation, and holds it until the command ends."""
-    tree = next_generation(folder)
-    os.set_inheritable(_held[absolute_path(folder).resolve()].lock, True)
+    """Replace this process by a command that runs in the next generation, and holds it until the command ends.
+
+    The command has the path of the generation in the variable VARIABLE, and as its working directory.
+    """
+    folder = absolute_path(folder).resolve()
+    tree, _ = _next_generation(folder, _newest_number(folder))
+    os.set_inheritable(_held[folder].lock, True)
     try:
         os.chdir(tree)
-        os.execvp(command[0], list(command))
+        os.execvpe(command[0], list(command), {**os.environ, VARIABLE: str(tree)})
     except OSError as error:
         raise GrowfsError(f"{command[0]}: {error.strerror}; name a program that can be run") from None
 
 
-def _ask(folder: Path, after: int, holds: bool = True) -> tuple[Path, dict[str, Any]]:
-    """The next generation, and the answer of the daemon. If none answers, the newest existing generation, with a
-    warning. Raises GrowfsError.
+def _newest_number(folder: Path) -> int:
+    """The number of the newest generation; 0 if there is none yet."""
+    top = folder if cache_of(folder) else folder / FOLDER_NAME
+    try:
+        return number_of(newest(top))
+    except OSError:
+        return 0
+
+
+def _ask(folder: Path, after: int, number: int | None = None, holds: bool = True) -> tuple[Path, dict[str, Any]]:
+    """The next generation, and the answer of the daemon. If none answers, the newest existing generation of a folder,
+    with a warning. Raises GrowfsError.
     """
     cache = cache_of(folder)
     if cache is None:
-        from growfs.fuse.mounting import mounted_at
-
-        if mounted_at(folder):
-            raise GrowfsError(f"{folder}: is a mount; there, a new generation begins when a program lists the files")
-        raise GrowfsError(f"{folder}: growfs fill does not fill it; start that first: growfs fill URL {folder}")
+        return _of_mount(folder, after, number), {}
     from growfs.daemon.control_client import call
 
     try:
-        answer = call(cache, "next", answer_s=ANSWER_S, after=after, holds=holds)
+        answer = call(cache, "next", answer_s=ANSWER_S, after=after, number=number, holds=holds)
         return Path(answer["path"]), answer
     except GrowfsError as error:
         try:
@@ -127,12 +145,28 @@ def _ask(folder: Path, after: int, holds: bool = True) -> tuple[Path, dict[str, 
         return tree, {}
 
 
+def _of_mount(mountpoint: Path, after: int, number: int | None) -> Path:
+    """The next generation of a mount."""
+    trees = mountpoint / FOLDER_NAME / GENERATIONS
+    if not trees.is_dir():
+        raise GrowfsError(
+            f"{mountpoint}: is neither a mount nor a folder that growfs fill fills; start that first: growfs mount URL"
+            f" {mountpoint}"
+        )
+    try:
+        return trees / str(number or int((trees / f"after-{after}").read_bytes()))
+    except OSError as error:
+        raise GrowfsError(f"{mountpoint}: no generation can begin: {error.strerror}; see growfs status") from None
+
+
 def _lock(tree: Path) -> int | None:
-    """A descriptor with a shared lock on a tree; None if the tree has ended, or is about to."""
+    """A descriptor of a tree, with a shared lock; None if the tree has ended, or is about to. Raises GrowfsError."""
     try:
         lock = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            return None
+        raise GrowfsError(f"{tree}: cannot be opened: {error.strerror}; see growfs status") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(lock), os.stat(tree)):

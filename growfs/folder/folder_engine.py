@@ -174,30 +174,37 @@ class FolderEngine:
 
     # The command.
 
-    async def next(self, after: int = 0, holds: bool = True) -> AsyncIterator[Any]:
+    async def next(self, after: int = 0, number: int | None = None, holds: bool = True) -> AsyncIterator[Any]:
         """Return the number and path of the next generation; it begins if there is something new.
 
-        after: the generation that the caller has read; 0 for none. holds: the caller is about to lock it.
+        after: the generation that the caller has read; 0 for none. number: the generation that the caller wants, even
+        if there is nothing new. holds: the caller is about to lock it.
         """
-        begins, before = self._is_ready and self._is_due(after), self._rounds
+        begins, before = self._is_ready and self._is_due(after, number), self._rounds
         if begins:
             self._want()
         while (begins and self._rounds == before) or not self._trees:
             with trio.move_on_after(PROGRESS_S):
                 await self._finished.wait()
             yield {"generation": self._generations.number}
-        tree = self._trees[-1]
+        tree = next((tree for tree in self._trees if tree.number == number), self._trees[-1])
+        if number not in (None, tree.number):
+            raise GrowfsError(f"generation {number} has ended, or is not the one after the newest, {tree.number}")
         if holds:
             tree.is_claimed, tree.unused_at = True, max(tree.unused_at, trio.current_time() + GRACE_S)
         current = self._generations.current
         yield (current.numbers if current else {}) | {"generation": tree.number, "path": str(self._shown(tree.path))}
 
-    def _is_due(self, after: int) -> bool:
-        """Whether a generation has to begin for a process that has read `after`; otherwise it joins the current one."""
+    def _is_due(self, after: int, number: int | None) -> bool:
+        """Whether a generation has to begin for a process that has read `after`, or wants a certain one; otherwise it
+        joins the current one.
+        """
         current = self._generations.current
         if not self._trees or current is None or (current.part and current.is_over):
             return True
         tree = self._trees[-1]
+        if number:
+            return number == tree.number + 1
         if current.part and not after:  # a new process: no part goes by unread
             return self._was_read()
         is_young = trio.current_time() - tree.began_at < self._generations.settle_s

@@ -80,10 +80,12 @@ class Readers:
                 self._nursery = None
 
     async def _release_silent(self) -> None:
+        held = set[Generation]()
         while True:
             await trio.sleep(SILENCE_EVERY_S)
             now = trio.current_time()
-            if self._generation_holds.end_foreign(now, self._hold_idle_s):
+            before, held = held, self._generation_holds.generations(now)
+            if before - held:
                 self.released.notify()
             for reader in self._readers.values():
                 holds = reader.holds or self._generation_holds.of(reader)
@@ -134,7 +136,7 @@ class Readers:
         now = trio.current_time()
         reader.lists(directory, generation, now, self._generations.settle_s)
         if reader.is_foreign:
-            self._generation_holds.note(reader, generation, now)
+            self._generation_holds.note(reader, generation, now + self._hold_idle_s)
         if directory == EVERYWHERE:
             reader.is_shown(EVERYWHERE, generation.files)
         self.released.notify()  # its earlier holds have ended
@@ -181,7 +183,9 @@ class Readers:
             now = trio.current_time()
             lister = lister or Reader(FOREIGN, "0", "")
             lasting = (other.lasting_holds(now, lister) for other in self._holding() if not other.is_foreign)
-            lasting_holds = Holds([*lasting, *self._generation_holds.before(self._generations.current)])
+            # Programs that read the newest generation may go on to the next one soon.
+            earlier = self._generation_holds.generations(now) - {self._generations.current}
+            lasting_holds = Holds([*lasting, *(DirectoryHolds(each.hold) for each in earlier)])
             await trio.to_thread.run_sync(lasting_holds.merge)  # a worker gets them
             await self._generations.begin(lasting_holds, self._recently_opened())
 
@@ -276,7 +280,7 @@ class Readers:
     def named_generations(self) -> dict[int, Generation]:
         """The generations that are kept or held, by number, the first one first."""
         numbers = {hold.generation for reader in self._readers.values() for hold in reader.holds.all}
-        found = {*self._generations.kept, *self._generation_holds.generations()}
+        found = {*self._generations.kept, *self._generation_holds.generations(trio.current_time())}
         found.update(each for each in self._generations.in_memory() if each.number in numbers)
         return {each.number: each for each in sorted(found, key=lambda each: each.number)}
 
@@ -284,7 +288,8 @@ class Readers:
         """Note that a thread has opened a folder of a generation: it is held."""
         reader, now = self.reader_of(tid), trio.current_time()
         self._generation_holds.open_folder(generation)
-        self._generation_holds.note(reader, generation, now)
+        shared_s = self._hold_idle_s if reader.is_foreign else self._generations.settle_s
+        self._generation_holds.note(reader, generation, now + shared_s)
         reader.active_at = now
         self._threads.clear()  # from now on it is credited with the opens of its children
         self.released.notify()  # its earlier hold may have ended
@@ -299,8 +304,9 @@ class Readers:
     def holds(self) -> Holds:
         """The holds of all readers, and those on the generations that are kept besides the newest."""
         readers = [reader for reader in self._holding() if not reader.is_foreign]
-        whole = {*self._generations.kept[:-1], *self._generation_holds.generations()}
-        return Holds([*holds_of(readers, trio.current_time()), *(DirectoryHolds(each.hold) for each in whole)])
+        now = trio.current_time()
+        whole = {*self._generations.kept[:-1], *self._generation_holds.generations(now)}
+        return Holds([*holds_of(readers, now), *(DirectoryHolds(each.hold) for each in whole)])
 
     def generation_of(self, reader: Reader) -> int:
         """The number of the last generation that a reader has listed or opened; 0: none."""

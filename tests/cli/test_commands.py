@@ -399,11 +399,6 @@ def test_wait_fails_on_a_paused_mount_and_says_so(growfs: Growfs) -> None:
         assert_refused(done, "no more files will be fetched; paused", "2 of 2 files cached")
 
 
-def test_a_mount_has_no_next_generation_of_a_folder(complete: Growfs) -> None:
-    refused = complete.run("next", complete.mountpoint, check=False)
-    assert_refused(refused, f"{complete.mountpoint}: is a mount; there, a new generation begins when a program lists")
-
-
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
 def test_a_command_whose_standard_descriptors_are_closed(complete: Growfs, closed: str) -> None:
     for command in ("top", "status"):

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from growfs.errors import GrowfsError
+
 
 class Reader:
     """A process that reads. Paths are relative to the generation that it has, unless they are absolute."""
@@ -24,9 +26,9 @@ class Reader:
         self._readers = readers
         self._number = number
 
-    def next_generation(self, folder: Path) -> Path:
+    def next_generation(self, folder: Path, number: int | None = None) -> Path:
         """Call `growfs.next_generation`; what is read is relative to its result. Raises OSError with its warning."""
-        return Path(self._request("next_generation", str(folder)))
+        return Path(self._request("next_generation", str(folder), number))
 
     def names(self, path: str = "") -> set[str]:
         """All files below a directory of the generation."""
@@ -52,7 +54,7 @@ class Reader:
         """End the process, by SIGKILL if that is asked for, and reap it."""
         self._request("kill" if kill else "end")
 
-    def _request(self, verb: str, *arguments: str) -> Any:
+    def _request(self, verb: str, *arguments: str | int | None) -> Any:
         return self._readers.request(self._number, verb, *arguments)
 
 
@@ -78,7 +80,7 @@ class Readers:
         """A new process."""
         return Reader(self, next(self._numbers))
 
-    def request(self, number: int, verb: str, *arguments: str) -> Any:
+    def request(self, number: int, verb: str, *arguments: str | int | None) -> Any:
         """Have a reader do something. Raises OSError."""
         assert self._process.stdin
         assert self._process.stdout
@@ -103,13 +105,13 @@ class _Program:
             return {"result": getattr(self, verb)(*arguments)}
         except OSError as error:
             return {"error": [error.errno, str(error)]}
-        except Warning as warning:
-            return {"error": [0, str(warning)]}
+        except (Warning, GrowfsError) as error:
+            return {"error": [0, str(error)]}
 
-    def next_generation(self, folder: str) -> str:
+    def next_generation(self, folder: str, number: int | None) -> str:
         import growfs
 
-        self.tree = str(growfs.next_generation(folder))
+        self.tree = str(growfs.next_generation(folder, number))
         return self.tree
 
     def names(self, path: str) -> list[str]:

@@ -507,8 +507,8 @@ def test_what_cannot_be_filled_is_refused(growfs: Fill, tmp_path: Path) -> None:
     (tmp_path / "other/file").write_text("")
     stop(growfs.mountpoint)
     assert "is filled from another cache" in growfs.fill(tmp_path / "other", check=False)
-    assert "growfs fill does not fill it" in growfs.run("next", tmp_path, check=False).stderr
-    with pytest.raises(GrowfsError, match="growfs fill does not fill it"):
+    assert "is neither a mount nor a folder that growfs fill fills" in growfs.run("next", tmp_path, check=False).stderr
+    with pytest.raises(GrowfsError, match="is neither a mount nor a folder that growfs fill fills"):
         generation.next_generation(tmp_path)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.folder.readers import Reader as Rank
+from tests.folder.readers import Readers
 from tests.fuse.conftest import opened
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import (
@@ -24,15 +26,15 @@ from tests.fuse.rotation_helpers import (
     waited_opens,
 )
 from tests.fuse.test_open_files import relist
-from tests.harness import Growfs, files_below, make_tree, until
+from tests.harness import GROWFS, Growfs, files_below, make_tree, until
 
 TREES = ".growfs/generations"
 
 
 @pytest.fixture
 def tree(growfs: Growfs, tmp_path: Path) -> dict[str, bytes]:
-    """The remote's files. A quarter of them is cached."""
-    return full_cache(growfs, tmp_path / "remote")
+    """The remote's files. A quarter of them is cached. With --settle 0, a generation ends with its last hold."""
+    return full_cache(growfs, tmp_path / "remote", *HALF, "--settle", "0")
 
 
 def generation(growfs: Growfs, number: object) -> Path:
@@ -141,7 +143,7 @@ def test_names_that_are_not_generations(growfs: Growfs, tree: dict[str, bytes]) 
     with pytest.raises(FileNotFoundError):
         os.stat(generation(growfs, 1) / ".growfs")
     assert os.stat(generation(growfs, 2)).st_ino != os.stat(generation(growfs, 1)).st_ino
-    assert next_number(growfs, 99) == 1, "a number of another cache"
+    assert next_number(growfs, 99) == 2, "a number of another cache counts as none"
 
 
 @pytest.mark.promise(6)
@@ -167,7 +169,7 @@ def test_kept_generations_can_be_listed_again_after_a_restart(
     growfs: Growfs, tree: dict[str, bytes], reader: Reader, keep: int
 ) -> None:
     growfs.umount()
-    flags = ("--cache-size", CAPACITY * SIZE, *HALF, "--keep-generations", keep)
+    flags = ("--cache-size", CAPACITY * SIZE, *HALF, "--settle", "0", "--keep-generations", keep)
     remote = growfs.mountpoint.parent / "remote"
     growfs.mount(remote, *flags)
     next_number(growfs)
@@ -198,12 +200,92 @@ def test_what_the_remote_deletes_is_gone_from_every_generation(
         until(lambda: (generation(growfs, 1) / gone).read_bytes() and None)
 
 
+# growfs.next_generation, and growfs next.
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[Rank]]:
+    with Readers() as readers:
+        yield [readers.new() for _ in range(3)]
+
+
+@pytest.mark.promise(47)
+def test_ranks_that_ask_by_number_get_one_generation_without_a_barrier(
+    growfs: Growfs, tree: dict[str, bytes], ranks: list[Rank]
+) -> None:
+    """The last rank asks when the others have gone on, which held the generation until then."""
+    first, second, late = ranks
+    growfs.run("set", growfs.mountpoint, "settle=60")
+    shown = before = set[str]()
+    for number in range(1, 6):
+        assert first.next_generation(growfs.mountpoint, number) == generation(growfs, number)
+        before, shown = shown, first.names()
+        assert second.next_generation(growfs.mountpoint, number) == generation(growfs, number)
+        assert second.names() == shown
+        if number > 1:
+            late.next_generation(growfs.mountpoint, number - 1)
+            assert late.names() == before
+        assert all(first.read(path) for path in shown)
+    assert waited_opens(growfs) == 0
+    growfs.run("release", growfs.mountpoint)
+    for number in (1, 9):
+        with pytest.raises(OSError, match=f"{TREES}/{number}: has ended"):
+            first.next_generation(growfs.mountpoint, number)
+
+
+@pytest.mark.promise(47)
+def test_the_next_generation_is_held_until_the_process_asks_again_or_is_killed(
+    growfs: Growfs, tree: dict[str, bytes], ranks: list[Rank]
+) -> None:
+    slow, fast, _ = ranks
+    held = slow.next_generation(growfs.mountpoint)
+    shown = slow.names()
+    for _ in range(3):
+        assert all(fast.read(path) for path in (fast.next_generation(growfs.mountpoint), fast.names())[1])
+    assert slow.names() == shown
+    assert all(slow.read(path) for path in shown)
+    assert held.name in os.listdir(growfs.mountpoint / TREES)
+    newest = slow.next_generation(growfs.mountpoint)
+    until(lambda: held.name not in os.listdir(growfs.mountpoint / TREES))
+    fast.next_generation(growfs.mountpoint)
+    fast.next_generation(growfs.mountpoint)
+    assert newest.name in os.listdir(growfs.mountpoint / TREES)
+    slow.end(kill=True)
+    until(lambda: newest.name not in os.listdir(growfs.mountpoint / TREES))
+    assert waited_opens(growfs) == 0
+
+
+def test_a_command_runs_in_the_next_generation_and_holds_it(growfs: Growfs, tree: dict[str, bytes]) -> None:
+    read = 'pwd; cat */* >/dev/null; echo "$GROWFS_GENERATION"'
+    for number in (1, 2, 3):
+        printed = growfs.run("next", growfs.mountpoint, "--", "sh", "-c", read).stdout.splitlines()
+        assert printed == 2 * [str(generation(growfs, number))]
+    assert growfs.run("next", growfs.mountpoint).stdout == f"{generation(growfs, 4)}\n"
+    command = [*GROWFS, "next", str(growfs.mountpoint), "--", "sleep", "100"]
+    with subprocess.Popen(command, env=growfs.env) as shell:
+        until(lambda: Path(f"/proc/{shell.pid}/comm").read_text() == "sleep\n")
+        held = Path(os.readlink(f"/proc/{shell.pid}/cwd")).name
+        for number in range(int(held) + 1, int(held) + 3):
+            os.listdir(generation(growfs, number))
+        assert held in os.listdir(growfs.mountpoint / TREES)
+        shell.kill()
+    until(lambda: held not in os.listdir(growfs.mountpoint / TREES))
+
+
+def test_a_folder_that_is_no_mount_has_no_generation(growfs: Growfs, tmp_path: Path) -> None:
+    refused = growfs.run("next", tmp_path, check=False)
+    assert "is neither a mount nor a folder that growfs fill fills" in refused.stderr
+
+
+# Processes that cannot be told apart.
+
+
 @pytest.fixture
 def foreign(growfs: Growfs, tmp_path: Path) -> Iterator[dict[str, bytes]]:
     """As `tree`, with the daemon in a pid namespace of its own, so that it cannot tell processes of the test apart."""
     tree = make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
     with mounted_in_a_pid_namespace(
-        growfs, tmp_path / "remote", "--cache-size", CAPACITY * SIZE, *HALF, "--hold-idle", "1s"
+        growfs, tmp_path / "remote", "--cache-size", CAPACITY * SIZE, *HALF, "--hold-idle", "1s", "--settle", "0"
     ):
         growfs.until_cached(CAPACITY)
         yield tree
