@@ -6,7 +6,7 @@ TROUBLES, S3_FAULTS = "tests/s3/test_troubles.py", "tests/s3/test_faults.py"
 LABELS, DISKS, MODEL = "tests/crash/test_labels.py", "tests/disks/test_failing_disks.py", "tests/model/test_model.py"
 UNMOUNT, SELECTION = "tests/fuse/test_unmount_while_open.py", "tests/fuse/test_selection_options.py"
 PRODUCERS, MEMBERS = "tests/fuse/test_producers.py", "tests/s3/test_members.py"
-FILL = "tests/folder/test_fill.py"
+FILL, NAMED = "tests/folder/test_fill.py", "tests/fuse/test_named_generations.py"
 ALL = "(all)"
 
 FAULTS = {
@@ -73,7 +73,7 @@ FAULTS = {
     21: (
         "readers whose processes the daemon cannot see",
         "tests/fuse/test_rotation.py",
-        "test_nothing_rotates_for_readers_of_another_pid_namespace",
+        "test_what_readers_of_another_pid_namespace_list_stays_for_hold_idle",
     ),
     22: (
         "a reader that lists again and again",
@@ -153,6 +153,16 @@ FAULTS = {
         "a remote that has other files",
         "tests/fuse/test_exact.py",
         "test_a_changed_remote_is_named_before_a_run_goes_on",
+    ),
+    49: (
+        "readers that cannot be told apart",
+        NAMED,
+        "test_an_open_folder_holds_its_generation_for_processes_of_other_pid_namespaces",
+    ),
+    50: (
+        "a rank that comes late, and one that is killed",
+        NAMED,
+        "test_the_next_generation_is_held_until_the_process_asks_again_or_is_killed",
     ),
 }
 """By number of the promise: the fault, the test file, and the test (or ALL of them)."""

@@ -73,7 +73,7 @@ def assert_can_be_replaced(growfs: Growfs, files: set[str], after: int) -> None:
     pytest.fail("none was replaced")
 
 
-@pytest.mark.promise(6)
+@pytest.mark.promise(49)
 def test_a_generation_stays_the_same_while_a_folder_of_it_is_open(
     growfs: Growfs, tree: dict[str, bytes], reader: Reader
 ) -> None:
@@ -100,6 +100,7 @@ def test_a_generation_stays_the_same_while_a_folder_of_it_is_open(
     assert {path: (generation(growfs, 1) / path).read_bytes() for path in first} == {path: tree[path] for path in first}
 
 
+@pytest.mark.promise(49)
 def test_files_are_the_same_in_every_generation_and_folders_are_not(
     growfs: Growfs, tree: dict[str, bytes], reader: Reader
 ) -> None:
@@ -146,7 +147,7 @@ def test_names_that_are_not_generations(growfs: Growfs, tree: dict[str, bytes]) 
     assert next_number(growfs, 99) == 2, "a number of another cache counts as none"
 
 
-@pytest.mark.promise(6)
+@pytest.mark.promise(49)
 def test_a_process_holds_the_generation_that_it_listed_until_it_ends(
     growfs: Growfs, tree: dict[str, bytes], reader: Reader
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_process_holds_the_generation_that_it_listed_until_it_ends(
     assert_can_be_replaced(growfs, first, after=3)
 
 
+@pytest.mark.promise(49)
 @pytest.mark.parametrize("keep", [1, 3])
 def test_kept_generations_can_be_listed_again_after_a_restart(
     growfs: Growfs, tree: dict[str, bytes], reader: Reader, keep: int
@@ -209,7 +211,7 @@ def ranks() -> Iterator[list[Rank]]:
         yield [readers.new() for _ in range(3)]
 
 
-@pytest.mark.promise(47)
+@pytest.mark.promise(50)
 def test_ranks_that_ask_by_number_get_one_generation_without_a_barrier(
     growfs: Growfs, tree: dict[str, bytes], ranks: list[Rank]
 ) -> None:
@@ -233,7 +235,7 @@ def test_ranks_that_ask_by_number_get_one_generation_without_a_barrier(
             first.next_generation(growfs.mountpoint, number)
 
 
-@pytest.mark.promise(47)
+@pytest.mark.promise(50)
 def test_the_next_generation_is_held_until_the_process_asks_again_or_is_killed(
     growfs: Growfs, tree: dict[str, bytes], ranks: list[Rank]
 ) -> None:
@@ -255,6 +257,7 @@ def test_the_next_generation_is_held_until_the_process_asks_again_or_is_killed(
     assert waited_opens(growfs) == 0
 
 
+@pytest.mark.promise(50)
 def test_a_command_runs_in_the_next_generation_and_holds_it(growfs: Growfs, tree: dict[str, bytes]) -> None:
     read = 'pwd; cat */* >/dev/null; echo "$GROWFS_GENERATION"'
     for number in (1, 2, 3):
@@ -291,7 +294,7 @@ def foreign(growfs: Growfs, tmp_path: Path) -> Iterator[dict[str, bytes]]:
         yield tree
 
 
-@pytest.mark.promise(21)
+@pytest.mark.promise(21, 49)
 def test_an_open_folder_holds_its_generation_for_processes_of_other_pid_namespaces(
     growfs: Growfs, foreign: dict[str, bytes], reader: Reader
 ) -> None:
