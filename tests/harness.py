@@ -223,14 +223,17 @@ def growfs(tmp_path: Path) -> Iterator[Growfs]:
     """The command. After the test its mount is removed, and its log is checked for tracebacks."""
     command = Growfs(tmp_path)
     yield command
+    refused = ""
     if mounted_at(command.mountpoint):
-        with contextlib.suppress(GrowfsError):
+        try:
             command.umount()
+        except GrowfsError as error:
+            refused = str(error)
     if mounted_at(command.mountpoint):
         with contextlib.suppress(Exception):
             command.kill()
         unmount(command.mountpoint, lazy=True)
-        pytest.fail("the mount could not be removed")
+        pytest.fail(f"the mount could not be removed: {refused}")
     if not command.tolerate_log:
         log = command.log()
         if "Traceback" in log:
