@@ -58,11 +58,12 @@ def next_generation(path: str | os.PathLike[str], number: int | None = None) -> 
 
 
 def epoch(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Iterate over the parts of an epoch, of a mount or a filled folder with --exact: each file is in exactly one.
+    """Iterate over an epoch of a mount or a filled folder; yields the folders to list.
 
-    Yields the folder to list for each part. The next one begins when the loop body ends, and waits until its files are
-    cached. The processes of a job get the same parts. An epoch that was left early goes on with its next part. Raises
-    growfs.errors.GrowfsError if the path has no passes.
+    Without --exact, that is one folder: `next_generation`. With --exact, it is one for each part of a pass, and each
+    file is in exactly one. The next part begins when the loop body ends, and waits until its files are cached. The
+    processes of a job get the same parts. An epoch that was left early goes on with its next part. Raises
+    growfs.errors.GrowfsError.
 
     for epoch in range(90):
         for part in growfs.epoch("/mnt/train"):

@@ -1,4 +1,4 @@
-"""Whole epochs for a training loop, of a mount or a filled folder with --exact: its parts, and its position.
+"""Epochs for a training loop, of a mount or a filled folder; with --exact, their parts, and the position.
 
 A program asks for the next part by reading a file of the mount, which works for all users and in containers.
 """
@@ -23,24 +23,25 @@ def epoch(path: Path) -> Iterator[Path]:
     """See `growfs.epoch`."""
     path = absolute_path(path)
     while True:
-        folder, answer = next_part_of_folder(path) if cache_of(path) else (path, _next_part(path))
-        if not answer:
-            raise GrowfsError(f"{path}: its daemon does not answer, so no part can begin; see growfs status {path}")
-        if "part" not in answer:
-            raise _not_exact(path)
+        folder, answer = _next_part(path)
         yield folder
-        if answer["part"] >= answer["parts"]:
+        if answer.get("part") == answer.get("parts"):  # without --exact, an epoch has one part
             return
 
 
-def _next_part(mountpoint: Path) -> dict[str, int]:
-    """Begin the next part of a mount for this process."""
+def _next_part(path: Path) -> tuple[Path, dict[str, int]]:
+    """Begin the next part, or without --exact the next generation, for this process; also returns its numbers."""
+    if cache_of(path):
+        folder, answer = next_part_of_folder(path)
+        if not answer:
+            raise GrowfsError(f"{path}: its daemon does not answer, so no part can begin; see growfs status {path}")
+        return folder, answer
     try:
-        return dict(json.loads(Path(mountpoint, FOLDER_NAME, NEXT_PART).read_bytes()))
+        return path, dict(json.loads(Path(path, FOLDER_NAME, NEXT_PART).read_bytes()))
     except FileNotFoundError:
-        raise _not_exact(mountpoint) from None
+        return next_part_of_folder(path)
     except OSError as error:
-        raise GrowfsError(f"{mountpoint}: its next part cannot be read: {error.strerror}; see growfs status") from None
+        raise GrowfsError(f"{path}: its next part cannot be read: {error.strerror}; see growfs status") from None
 
 
 def _not_exact(path: Path) -> GrowfsError:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import growfs as api
 from growfs import verify
 from growfs.cache.cache_folder import DATABASE
 from growfs.client import generation
@@ -576,6 +577,29 @@ def test_without_inotify_what_is_shown_counts_as_read(growfs: Fill, tmp_path: Pa
     until(lambda: growfs.status()["opens"]["max"] == 1)
     assert shown
     reader.end()
+
+
+def test_an_epoch_without_parts_is_the_next_generation(growfs: Fill, tmp_path: Path) -> None:
+    full(growfs, tmp_path, "--settle", "0", "--turnover", "50%")
+    (first,), (second,) = api.epoch(growfs.mountpoint), api.epoch(growfs.mountpoint)
+    assert first != second == growfs.current
+    generation._held.pop(growfs.mountpoint).end()
+
+
+@pytest.mark.promise(50)
+def test_a_generation_is_asked_for_by_its_number(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    full(growfs, tmp_path, "--settle", "0", "--turnover", "50%")
+    first, second = readers.new(), readers.new()
+    newest = int(growfs.current.name)
+    for number in range(newest + 1, newest + 4):
+        tree = first.next_generation(growfs.mountpoint, number)
+        assert int(tree.name) == number
+        assert second.next_generation(growfs.mountpoint, number) == tree
+    for number in (newest, newest + 9):
+        with pytest.raises(OSError, match="has ended, or is not the one after the newest"):
+            first.next_generation(growfs.mountpoint, number)
+    first.end()
+    second.end()
 
 
 def test_the_shell_reads_while_a_command_runs(growfs: Fill, tmp_path: Path, readers: Readers) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import growfs as api
+import growfs.client.generation as generation_module
 from tests.folder.readers import Reader as Rank
 from tests.folder.readers import Readers
 from tests.fuse.conftest import opened
@@ -273,6 +275,15 @@ def test_a_command_runs_in_the_next_generation_and_holds_it(growfs: Growfs, tree
         assert held in os.listdir(growfs.mountpoint / TREES)
         shell.kill()
     until(lambda: held not in os.listdir(growfs.mountpoint / TREES))
+
+
+@pytest.mark.promise(50)
+def test_an_epoch_without_parts_is_the_next_generation(growfs: Growfs, tree: dict[str, bytes]) -> None:
+    for number in (1, 2):
+        (part,) = api.epoch(growfs.mountpoint)
+        assert part == generation(growfs, number)
+        assert all((part / path).read_bytes() == tree[path] for path in names(part))
+    os.close(generation_module._held.pop(growfs.mountpoint).lock)
 
 
 def test_a_folder_that_is_no_mount_has_no_generation(growfs: Growfs, tmp_path: Path) -> None:
