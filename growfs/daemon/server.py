@@ -301,7 +301,9 @@ async def _progress_until(components: Components, launcher: Launcher, done: Call
     while not await done():
         now = trio.current_time()
         if now - reported >= PROGRESS_EVERY_S:
-            launcher.report(progress=await components.status.snapshot())
+            progress = await components.status.snapshot()
+            await done()  # what has failed meanwhile is not tried again, although the snapshot would say so
+            launcher.report(progress=progress)
             reported = now
         await trio.sleep(min(max(CHECK_S_MIN, CHECK_SHARE * (now - began)), PROGRESS_EVERY_S))
 

@@ -387,6 +387,29 @@ def test_a_server_that_never_answers_is_named_meanwhile_and_given_up(growfs: Gro
     assert error.startswith(f"growfs: {server.url}: its server has not answered the listing for 1 s; check the network")
 
 
+FAILS_DURING_A_REPORT = """
+import trio
+from growfs.client import progress
+from growfs.daemon import server
+from growfs.daemon.snapshot import StatusSource
+
+snapshot = StatusSource.snapshot
+
+async def after_the_failure(source):
+    while source.catalog_sync.failure is None:
+        await trio.sleep(0.01)
+    return await snapshot(source)
+
+StatusSource.snapshot = after_the_failure
+server.PROGRESS_EVERY_S = progress.LINE_EVERY_S = 0
+"""
+
+
+def test_a_listing_that_fails_while_the_progress_is_reported_is_not_said_to_be_tried_again(growfs: Growfs) -> None:
+    growfs.env[SETUP_VARIABLE] = FAILS_DURING_A_REPORT
+    assert_refused(growfs.mount(growfs.mountpoint.parent / "none", check=False), "no such file or folder")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_foreground_mount_that_is_ended_before_it_is_ready_leaves_nothing(
     growfs: Growfs, number: signal.Signals
