@@ -52,7 +52,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     (wheel,) = folder.glob("growfs-*.whl")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     found = Installed(folder / "venv")
-    found.run(*PIP, "--python", found.python, "install", "--quiet", wheel)
+    found.run(*PIP, "--python", found.python, "install", "--no-compile", "--quiet", wheel)
     return found
 
 
