@@ -14,6 +14,7 @@ import pytest
 
 from growfs.workers.process import IDLE_GROUP, KEEP_PRIORITY_VARIABLE, NICENESS, idle_group
 from tests.crash.scene import children
+from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
 from tests.s3.proxy import Proxy, Request, proxy_to, s3_error
 from tests.servers import S3Server
@@ -107,6 +108,7 @@ def test_workers_run_at_a_lower_priority_than_the_daemon_once_training_can_start
     growfs: Growfs, server: S3Server
 ) -> None:
     del growfs.env[KEEP_PRIORITY_VARIABLE]
+    growfs.env[SETUP_VARIABLE] = "from growfs.workers import process; process.STARVED_PAUSE_S = 0.5"
     url, _ = put(server, 2)
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     with proxy_to(server.endpoint_url) as proxy, ThreadPoolExecutor() as pool:
@@ -123,7 +125,7 @@ def test_workers_run_at_a_lower_priority_than_the_daemon_once_training_can_start
         assert os.getsid(growfs.pid) not in workers
         assert nicenesses(growfs.pid) == {niceness}
         if idle_group():
-            until(lambda: all(map(is_idle, workers)), timeout_s=90)  # later if the tests keep all cores busy
+            until(lambda: all(map(is_idle, workers)))
             assert not is_idle(growfs.pid)
 
 
