@@ -1,4 +1,5 @@
-"""The recipes of docs/fill.md, as they stand there, with the least around them that makes them programs.
+"""The recipes of docs/fill.md, as they stand there, with the least around them that makes them programs; in a filled
+folder and in a mount.
 
 Without that of Hugging Face's Trainer, which no test installs.
 """
@@ -76,8 +77,9 @@ FILES = 4
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 
+@pytest.mark.parametrize("command", ["fill", "mount"])
 @pytest.mark.parametrize("what", AROUND)
-def test_a_recipe_of_the_page_runs(growfs: Growfs, tmp_path: Path, what: str) -> None:
+def test_a_recipe_of_the_page_runs(growfs: Growfs, tmp_path: Path, what: str, command: str) -> None:
     if what == "lightning":
         need("lightning")
     remote = tmp_path / "remote"
@@ -86,14 +88,16 @@ def test_a_recipe_of_the_page_runs(growfs: Growfs, tmp_path: Path, what: str) ->
         (remote / "shard.tfrecord").write_bytes(tfrecord([b"record"] * FILES))
     else:
         images(remote, classes=2, each=FILES // 2)
-    growfs.run("fill", remote, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--min-free", "0MB")
+    growfs.run(command, remote, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--min-free", "0MB")
     try:
         (recipe,) = (recipe for recipe in RECIPES if what in recipe)
         before, after = AROUND[what]
         program = f"{before}\n{recipe}\n{after}".replace("/data/train", str(growfs.mountpoint))
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, env=growfs.env | ENV, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=growfs.env | ENV, capture_output=True, text=True, check=False
+        )
     finally:
-        stop(growfs.mountpoint)
+        if command == "fill":
+            stop(growfs.mountpoint)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(FILES)
