@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from typing import IO
 
 from growfs.cache.schema import ROOT
@@ -108,9 +107,9 @@ class GenerationNames:
     def _id(number: int, node: int) -> int:
         return number % NUMBERS << GENERATION_SHIFT | node
 
-    def parents(self, node: int) -> Iterator[int]:
-        """The ids of a directory below each generation that can be listed."""
-        return (self._id(number, node) for number in self._readers.named_generations())
+    def listed_bits(self) -> list[int]:
+        """The `number_bits` of directories below each generation that can be listed."""
+        return [self._id(number, 0) for number in self._readers.named_generations()]
 
     # Listings.
 
