@@ -32,16 +32,14 @@ ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The generation that a process reads. lock: its descriptor. process: the one that has locked it, not a fork."""
+    """The generation that this process reads. lock: its descriptor."""
 
     tree: Path
     lock: int
-    process: int
 
     def end(self) -> None:
-        """End the hold; in a fork, end only its own share."""
-        if self.process == os.getpid():
-            fcntl.flock(self.lock, fcntl.LOCK_UN)
+        """End the hold."""
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
         os.close(self.lock)
 
 
@@ -51,13 +49,18 @@ _asking = threading.Lock()
 """Held while a thread asks and locks."""
 
 
-def _renew_lock() -> None:
-    """Replace the lock in a fork, where the thread that held it does not exist."""
+def _forget() -> None:
+    """In a fork, hold nothing: a worker may live longer than its parent reads the generation. The thread that asks does
+    not exist there.
+    """
     global _asking
     _asking = threading.Lock()
+    for held in _held.values():
+        os.close(held.lock)
+    _held.clear()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_forget)
 
 
 def next_generation(folder: str | os.PathLike[str], number: int | None = None) -> Path:
@@ -74,16 +77,13 @@ def next_part(folder: Path, number: int | None = None) -> tuple[Path, dict[str, 
 def _next_generation(folder: Path, after: int | None = None, number: int | None = None) -> tuple[Path, dict[str, Any]]:
     """after: the generation that was read; by default the one that this process holds. number: the one to begin."""
     before = _held.get(folder)
-    is_own = before is not None and before.process == os.getpid()
     if after is None:
-        after = number_of(before.tree) if before and is_own else 0
+        after = number_of(before.tree) if before else 0
     for _ in range(ATTEMPTS):
         tree, answer = _ask(folder, after, number)
-        if before and tree == before.tree and is_own:
-            return tree, answer
-        lock = _lock(tree)
+        lock = _lock(tree)  # also of the same tree: the descriptor may be of a mount that is gone
         if lock is not None:
-            _held[folder] = _Held(tree, lock, os.getpid())
+            _held[folder] = _Held(tree, lock)
             if before:
                 before.end()
             return tree, answer
@@ -148,12 +148,12 @@ def _ask(folder: Path, after: int, number: int | None = None, holds: bool = True
 def _of_mount(mountpoint: Path, after: int, number: int | None) -> Path:
     """The next generation of a mount."""
     trees = mountpoint / FOLDER_NAME / GENERATIONS
-    if not trees.is_dir():
-        raise GrowfsError(
-            f"{mountpoint}: is neither a mount nor a folder that growfs fill fills; start that first: growfs mount URL"
-            f" {mountpoint}"
-        )
     try:
+        if not trees.is_dir():
+            raise GrowfsError(
+                f"{mountpoint}: is neither a mount nor a folder that growfs fill fills; start that first: growfs mount"
+                f" URL {mountpoint}"
+            )
         return trees / str(number or int((trees / f"after-{after}").read_bytes()))
     except OSError as error:
         raise GrowfsError(f"{mountpoint}: no generation can begin: {error.strerror}; see growfs status") from None

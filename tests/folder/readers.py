@@ -50,6 +50,10 @@ class Reader:
         """Close a file that is kept open."""
         self._request("close", path)
 
+    def fork(self) -> None:
+        """Fork a child that does nothing until the process ends."""
+        self._request("fork")
+
     def end(self, kill: bool = False) -> None:
         """End the process, by SIGKILL if that is asked for, and reap it."""
         self._request("kill" if kill else "end")
@@ -132,6 +136,13 @@ class _Program:
 
     def close(self, path: str) -> None:
         os.close(self.open_files[path].pop())
+
+    def fork(self) -> None:
+        read_end, write_end = os.pipe()
+        if os.fork() == 0:
+            os.close(write_end)
+            os.read(read_end, 1)
+            os._exit(0)
 
 
 def _serve(channel: socket.socket) -> None:

@@ -260,6 +260,34 @@ def test_the_next_generation_is_held_until_the_process_asks_again_or_is_killed(
 
 
 @pytest.mark.promise(50)
+def test_a_worker_that_lives_on_does_not_hold_what_its_parent_has_read(
+    growfs: Growfs, tree: dict[str, bytes], ranks: list[Rank]
+) -> None:
+    rank, *_ = ranks
+    first = rank.next_generation(growfs.mountpoint)
+    rank.fork()
+    for _ in range(2):
+        assert all(rank.read(path) for path in rank.names())
+        rank.next_generation(growfs.mountpoint)
+    until(lambda: first.name not in os.listdir(growfs.mountpoint / TREES))
+
+
+@pytest.mark.promise(50)
+def test_a_process_that_asks_after_a_crash_holds_the_generation_again(
+    growfs: Growfs, tree: dict[str, bytes], ranks: list[Rank]
+) -> None:
+    rank, *_ = ranks
+    held = rank.next_generation(growfs.mountpoint, 1)
+    growfs.kill()
+    growfs.mount(growfs.mountpoint.parent / "remote", "--cache-size", CAPACITY * SIZE, *HALF, "--settle", "0")
+    assert rank.next_generation(growfs.mountpoint, 1) == held
+    for number in (2, 3):
+        os.listdir(generation(growfs, number))
+    assert held.name in os.listdir(growfs.mountpoint / TREES)
+    assert rank.names()
+
+
+@pytest.mark.promise(50)
 def test_a_command_runs_in_the_next_generation_and_holds_it(growfs: Growfs, tree: dict[str, bytes]) -> None:
     read = 'pwd; cat */* >/dev/null; echo "$GROWFS_GENERATION"'
     for number in (1, 2, 3):
@@ -289,6 +317,12 @@ def test_an_epoch_without_parts_is_the_next_generation(growfs: Growfs, tree: dic
 def test_a_folder_that_is_no_mount_has_no_generation(growfs: Growfs, tmp_path: Path) -> None:
     refused = growfs.run("next", tmp_path, check=False)
     assert "is neither a mount nor a folder that growfs fill fills" in refused.stderr
+
+
+def test_a_mount_without_its_daemon_has_no_next_generation(growfs: Growfs, tree: dict[str, bytes]) -> None:
+    growfs.kill()
+    refused = growfs.run("next", growfs.mountpoint, check=False)
+    assert "no generation can begin: Transport endpoint is not connected" in refused.stderr
 
 
 # Processes that cannot be told apart.
