@@ -177,6 +177,8 @@ class Readers:
         return self._generations.has_news()
 
     async def _begin_if(self, is_due: Callable[[], bool], lister: Reader | None = None) -> None:
+        if not is_due():  # whoever waits meanwhile for a part that has no room yet
+            return
         async with self._beginning:
             if not is_due():
                 return

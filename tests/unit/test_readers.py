@@ -378,6 +378,25 @@ async def test_the_next_generation_begins_only_if_there_is_something_new(cache: 
     assert (await readers.begin_after(1)).number == 2, "another rank"
 
 
+async def test_a_process_that_is_behind_does_not_wait_until_the_next_generation_can_begin(
+    cache: LocalCache, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await readers.begin_after(0)
+    await cache.list([file("a/1"), file("a/2")])
+    await cache.admit("a/2")
+
+    async def never(*_: object) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(cache.generations, "begin", never)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(readers.begin_after, 1)
+        await wait_all_tasks_blocked()
+        with trio.fail_after(1):
+            assert (await readers.begin_after(0)).number == 1
+        nursery.cancel_scope.cancel()
+
+
 async def test_with_rotation_always_only_readers_with_unopened_files_hold(cache: LocalCache, readers: Readers) -> None:
     cache.generations.set_rotation("always")
     reader, _ = await lists(readers, ME, 7)
