@@ -31,12 +31,17 @@ class GenerationHolds:
         if not self._open_folders[generation]:
             del self._open_folders[generation]
 
-    def note(self, reader: Reader, generation: Generation, until: float) -> None:
-        """Note that a process opened a folder of a generation by its path, or that a foreign one listed it."""
+    def note(self, reader: Reader, generation: Generation, until: float) -> bool:
+        """Note that a process opened a folder of a generation by its path, or that a foreign one listed it.
+
+        Returns whether the process has gone on to that generation.
+        """
         self._until[generation] = max(until, self._until.get(generation, until))
         before = self._processes.get(reader)
-        if not reader.is_foreign and (before is None or before.number < generation.number):
-            self._processes[reader] = generation
+        if reader.is_foreign or (before and before.number >= generation.number):
+            return False
+        self._processes[reader] = generation
+        return True
 
     def of(self, reader: Reader) -> Generation | None:
         """The generation that is held for a process; the first one for those of other pid namespaces."""
@@ -44,9 +49,9 @@ class GenerationHolds:
             return min(self._until, key=lambda generation: generation.number, default=None)
         return self._processes.get(reader)
 
-    def end(self, reader: Reader) -> None:
-        """End the hold of a process."""
-        self._processes.pop(reader, None)
+    def end(self, reader: Reader) -> Generation | None:
+        """End the hold of a process; returns the generation that it held."""
+        return self._processes.pop(reader, None)
 
     def release(self) -> None:
         """End all holds but those of open folders."""

@@ -135,5 +135,10 @@ class Job:
         """Note that one of its processes has ended. opened: the ids of the view that it opened."""
         if self.view:
             self._opened_by_ended |= opened
-            self.view.opened |= opened
-            self.view.is_read = self.view.is_read or self._share(self.view.opened) >= EPOCH_SHARE
+            note_read(self.view, opened, self.files_shown)
+
+
+def note_read(generation: Generation, opened: BitMap64, files_shown: int) -> None:
+    """Note that a process has ended that opened these of the files that it was shown of a generation."""
+    generation.opened |= opened
+    generation.is_read = generation.is_read or len(generation.opened) >= EPOCH_SHARE * max(1, files_shown)

@@ -43,7 +43,7 @@ class Reader:
     handles: int = 0
     """How many of its files are open now."""
     files: BitMap64 = field(default_factory=BitMap64)
-    """The ids that it opened since it first listed in its last generation."""
+    """The ids that it opened since it first listed in its last generation, at the root or by the path of that."""
     unread: float = 0.0
     """The share of the files of its previous generation's listings that it never opened."""
     _view: Generation | None = None

@@ -15,13 +15,14 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 import trio
+from pyroaring import BitMap64
 
 from growfs.errors import TooManyOpen
 from growfs.proc import Process, lineage, process, thread_group
 from growfs.rotation.generation_holds import GenerationHolds
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold, Holds
-from growfs.rotation.jobs import Job
+from growfs.rotation.jobs import Job, note_read
 from growfs.rotation.reader import Reader, holds_of
 from growfs.rotation.rules import Generation
 from growfs.signal import Signal
@@ -291,7 +292,8 @@ class Readers:
         reader, now = self.reader_of(tid), trio.current_time()
         self._generation_holds.open_folder(generation)
         shared_s = self._hold_idle_s if reader.is_foreign else self._generations.settle_s
-        self._generation_holds.note(reader, generation, now + shared_s)
+        if self._generation_holds.note(reader, generation, now + shared_s):
+            reader.files = BitMap64()
         reader.active_at = now
         self._threads.clear()  # from now on it is credited with the opens of its children
         self.released.notify()  # its earlier hold may have ended
@@ -396,7 +398,8 @@ class Readers:
         os.close(self._pidfds.pop(reader))
         del self._readers[reader.pid, reader.start], self._processes[reader]
         reader.ended()
-        self._generation_holds.end(reader)
+        if held := self._generation_holds.end(reader):
+            note_read(held, reader.files, held.files)
         self._by_number.pop(reader.number, None)
         self._threads.clear()
         self.released.notify()

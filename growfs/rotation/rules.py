@@ -105,7 +105,7 @@ class Generation:
     is_over: bool = False
     """Whether no further listing may show it, whichever process lists."""
     opened: BitMap64 = field(default_factory=BitMap64)
-    """The ids of files opened by processes of its jobs that have ended."""
+    """The ids of files opened by processes that listed it and have ended."""
     is_read: bool = False
     """Whether such processes have opened enough of the files that they were shown to have had their epoch."""
     is_left: bool = False

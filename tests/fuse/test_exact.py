@@ -18,6 +18,7 @@ import pytest
 import growfs as api
 from growfs.errors import GrowfsError
 from tests.blocking_server import BlockingServer
+from tests.folder.readers import Readers as Ranks
 from tests.fuse.conftest import only
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import epoch, local, mount_status
@@ -89,6 +90,24 @@ def test_a_pass_lists_each_file_exactly_once(growfs: Growfs, reader: Reader, tmp
     status = growfs.status()
     assert status["miss"]["files_total"] == 0
     assert status["exact"]["left_out_files"] == 0
+
+
+@pytest.mark.promise(47, 50)
+def test_each_process_that_asks_goes_on_after_the_part_that_the_last_one_read(growfs: Growfs, tmp_path: Path) -> None:
+    """A process that ended before it had read much of its part leaves that to the next one."""
+    mount(growfs, tmp_path / "remote", make_remote(tmp_path / "remote"), *ROOMY, "--settle", "0")
+    numbers = []
+    with Ranks() as ranks:
+        for reads in (True, True, False, True):
+            rank = ranks.new()
+            numbers.append(int(rank.next_generation(growfs.mountpoint).name))
+            if reads:
+                numbers[-1] = int(rank.next_generation(growfs.mountpoint).name)
+                for path in rank.names():
+                    rank.read(path)
+            rank.end()
+            until(lambda: not mount_status(growfs)["readers"])
+    assert numbers == [2, 4, 5, 6]
 
 
 @pytest.mark.promise(47)
