@@ -27,8 +27,10 @@ GENERATIONS_ID, CURRENT_ID, AFTER_ID = 3, 4, 5
 GENERATIONS, CURRENT = "generations", "current"
 AFTER = re.compile(r"after-(\d+)", re.ASCII)
 IDS = 1 << GENERATION_SHIFT
-NUMBERS = 1 << 21
-"""How many numbers ids can have: the kernel's inode numbers have 64 bits, and some programs take them as signed."""
+NUMBERS = (1 << 21) - 1
+"""How many numbers ids can have: the kernel's inode numbers have 64 bits, and some programs take them as signed. All
+bits 0 stand for no number.
+"""
 
 
 def node_of(id: int) -> int:
@@ -71,7 +73,8 @@ class GenerationNames:
         """The attributes of a name in the folder `generations`."""
         last = self._generations.last_number
         if after := AFTER.fullmatch(name):  # one of another cache counts as none
-            return self.attributes(self._id(int(after[1]) if int(after[1]) <= last else 0, AFTER_ID))
+            number = int(after[1])
+            return self.attributes(self._id(number, AFTER_ID) if 0 < number <= last else AFTER_ID)
         if name.isdecimal() and name.isascii() and 0 < int(name) <= last + 1:
             return self.attributes(self._id(int(name), ROOT))
         raise NoSuchName(name)
@@ -99,13 +102,15 @@ class GenerationNames:
         return f"{GENERATIONS}/{self.number(id)}"
 
     def number(self, id: int) -> int:
-        """The number in an id: that of the last generation that has such an id, or of the next one."""
+        """The number in an id: that of the last generation that has such an id, or of the next one; 0: none."""
+        if not number_bits(id):
+            return 0
         ahead = self._generations.last_number + 1
-        return ahead - (ahead - (id >> GENERATION_SHIFT)) % NUMBERS
+        return ahead - (ahead + 1 - (id >> GENERATION_SHIFT)) % NUMBERS
 
     @staticmethod
     def _id(number: int, node: int) -> int:
-        return number % NUMBERS << GENERATION_SHIFT | node
+        return number % NUMBERS + 1 << GENERATION_SHIFT | node
 
     def listed_bits(self) -> list[int]:
         """The `number_bits` of directories below each generation that can be listed."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import growfs as api
 import growfs.client.generation as generation_module
+from growfs.vfs.generation_names import NUMBERS
 from tests.folder.readers import Reader as Rank
 from tests.folder.readers import Readers
 from tests.fuse.conftest import opened
@@ -147,6 +150,19 @@ def test_names_that_are_not_generations(growfs: Growfs, tree: dict[str, bytes]) 
         os.stat(generation(growfs, 1) / ".growfs")
     assert os.stat(generation(growfs, 2)).st_ino != os.stat(generation(growfs, 1)).st_ino
     assert next_number(growfs, 99) == 2, "a number of another cache counts as none"
+
+
+def test_generations_whose_numbers_do_not_fit_in_ids(growfs: Growfs, tree: dict[str, bytes]) -> None:
+    growfs.umount()
+    before = NUMBERS - 3
+    with closing(sqlite3.connect(growfs.cache / "catalog.sqlite")) as catalog, catalog:
+        catalog.execute("INSERT INTO generation VALUES (?, 0, 0)", (before,))
+    growfs.mount(growfs.mountpoint.parent / "remote", "--cache-size", CAPACITY * SIZE, *HALF, "--settle", "0")
+    for number in range(before + 1, before + 7):
+        assert names(generation(growfs, number))
+        assert os.listdir(growfs.mountpoint / TREES)[-1] == str(number)
+        assert os.readlink(growfs.mountpoint / ".growfs/current") == f"generations/{number}"
+    assert next_number(growfs, number) == number
 
 
 @pytest.mark.promise(49)
