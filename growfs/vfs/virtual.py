@@ -49,7 +49,7 @@ class VirtualFile:
     begins_next: bool = False
     """Whether that is the generation after the one that the opener saw last."""
     shared: bool = False
-    """Whether it is large, and is kept on disk. Otherwise each open has its own content, in memory."""
+    """Whether it is large, and is kept on disk, for several readers. Otherwise the content is in memory."""
 
 
 @dataclass(eq=False, slots=True)
@@ -111,7 +111,12 @@ class VirtualFolder:
         return self._handle(await self._render(file, generation))
 
     def _shareable(self, file: VirtualFile, generation: int | None) -> _Content | None:
-        """The last content of a large file, if it is recent, or if there are too many to render another."""
+        """The last content of a large file, if it is recent, or if there are too many to render another. A small one
+        says the same of a generation at any time.
+        """
+        if file.needs_generation and not file.shared:
+            same = (each for each in self._contents if each.file is file and each.generation == generation)
+            return next(same, None)
         contents = [content for content in self._contents if content.file is file] if file.shared else []
         if not contents:
             return None

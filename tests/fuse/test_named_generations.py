@@ -7,7 +7,7 @@ import os
 import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 import growfs as api
 import growfs.client.generation as generation_module
 from growfs.vfs.generation_names import NUMBERS
+from growfs.vfs.virtual import CONTENTS_MAX
 from tests.folder.readers import Reader as Rank
 from tests.folder.readers import Readers
 from tests.fuse.conftest import opened
@@ -218,6 +219,14 @@ def test_what_the_remote_deletes_is_gone_from_every_generation(
     until(lambda: gone not in walk(reader, 1))
     with pytest.raises(FileNotFoundError):
         until(lambda: (generation(growfs, 1) / gone).read_bytes() and None)
+
+
+def test_any_number_of_processes_may_ask_at_a_time(growfs: Growfs, tree: dict[str, bytes]) -> None:
+    growfs.run("set", growfs.mountpoint, "settle=60")
+    with ExitStack() as stack:
+        for _ in range(CONTENTS_MAX + 10):
+            fd = stack.enter_context(opened(growfs.mountpoint / TREES / "after-0"))
+            assert os.read(fd, 100) == b"1\n"
 
 
 # growfs.next_generation, and growfs next.
