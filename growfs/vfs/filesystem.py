@@ -363,10 +363,10 @@ class Vfs:
     def forget_names(self, removed: Sequence[Removed]) -> None:
         """Make the kernel look up names that are gone, and listings under way leave them out."""
         self.drop_entries(removed)
-        bits = [0, *self._names.listed_bits()]
+        all_bits = self._names.all_bits()
         for gone in removed:
-            for each in bits:
-                self.name_invalidated.notify(each | gone.parent, gone.name)
+            for bits in all_bits:
+                self.name_invalidated.notify(bits | gone.parent, gone.name)
 
     def close_directory(self, handle: int) -> None:
         """Release a directory's handle."""

@@ -112,9 +112,9 @@ class GenerationNames:
     def _id(number: int, node: int) -> int:
         return number % NUMBERS + 1 << GENERATION_SHIFT | node
 
-    def listed_bits(self) -> list[int]:
-        """The `number_bits` of directories below each generation that can be listed."""
-        return [self._id(number, 0) for number in self._readers.named_generations()]
+    def all_bits(self) -> list[int]:
+        """The bits that ids have at the root and below each generation that can be listed."""
+        return [0, *(self._id(number, 0) for number in self._readers.named_generations())]
 
     # Listings.
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +15,15 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from growfs.cache.catalog import Removed
 from growfs.proc import Process, process, thread_group
 from growfs.rotation.holds import EVERYWHERE, Hold
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
 from growfs.rotation.rules import Generation
+from growfs.vfs.filesystem import Vfs
+from growfs.vfs.generation_names import GENERATIONS_ID
+from growfs.vfs.virtual import VirtualFolder
 from tests.unit.local_cache import LocalCache, file
 
 ME = os.getpid()
@@ -376,6 +381,26 @@ async def test_the_next_generation_begins_only_if_there_is_something_new(cache: 
     await cache.admit("a/2")
     assert (await readers.begin_after(1)).number == 2
     assert (await readers.begin_after(1)).number == 2, "another rank"
+
+
+async def test_the_generations_are_looked_up_once_for_all_names_that_are_gone(
+    cache: LocalCache, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time, all readers are asked what they hold. The remote may delete a million files."""
+    vfs = Vfs(cache.catalog, cache.store, cache.generations, readers, VirtualFolder([], Path("/")), None)
+    first, told = await readers.begin_after(0), set[tuple[int, str]]()
+    vfs.name_invalidated.connect(lambda parent, name: told.add((parent, name)))
+    named, lookups = readers.named_generations, list[int]()
+
+    def counted() -> dict[int, Generation]:
+        lookups.append(1)
+        return named()
+
+    monkeypatch.setattr(readers, "named_generations", counted)
+    vfs.forget_names([Removed(id, 1, str(id), str(id), 0, 0) for id in range(100, 110)])
+    top = vfs.lookup(GENERATIONS_ID, str(first.number).encode()).id
+    assert told == {(parent, str(id)) for parent in (1, top) for id in range(100, 110)}
+    assert len(lookups) == 1
 
 
 async def test_a_process_that_is_behind_does_not_wait_until_the_next_generation_can_begin(
