@@ -423,8 +423,8 @@ class Fetcher:
             downloads = [download for group in groups for download in group.downloads]
             if late := [download for download in downloads if download.state is not DownloadState.FETCHED]:
                 self._late += late
-                more = f" and {len(late) - 1} more" if late[1:] else ""
-                log.warning("%s%s arrives slowly; later files are listed without it", late[0].path, more)
+                what = f" and {len(late) - 1} more arrive" if late[1:] else " arrives"
+                log.warning("%s%s slowly; later files are listed first", late[0].path, what)
             if groups:
                 self._admission_due.set()
 

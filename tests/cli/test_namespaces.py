@@ -59,11 +59,14 @@ def test_a_reader_in_a_pid_namespace_below_that_of_the_daemon_is_known(mounted: 
 @pytest.mark.promise(11)
 def test_a_user_namespace_reads_and_cannot_unmount(mounted: Growfs) -> None:
     """As a container without privileges."""
-    inside = ["unshare", "--user", "--map-root-user", "--mount"]
-    done = subprocess.run([*inside, "cat", f"{mounted.mountpoint}/class0/0000.bin"], capture_output=True, check=True)
-    assert done.stdout == (mounted.mountpoint.parent / "remote/class0/0000.bin").read_bytes()
-    words = [*inside, sys.executable, "-m", "growfs.cli", "umount", str(mounted.mountpoint)]
-    refused = subprocess.run(words, capture_output=True, text=True, env=mounted.env, check=False)
+    with namespace("", keep=mounted.mountpoint) as prefix:
+        inside = [*prefix, "unshare", "--user", "--map-root-user", "--mount"]
+        read = subprocess.run(
+            [*inside, "cat", f"{mounted.mountpoint}/class0/0000.bin"], capture_output=True, check=True
+        )
+        assert read.stdout == (mounted.mountpoint.parent / "remote/class0/0000.bin").read_bytes()
+        words = [*inside, sys.executable, "-m", "growfs.cli", "umount", str(mounted.mountpoint)]
+        refused = subprocess.run(words, capture_output=True, text=True, env=mounted.env, check=False)
     assert_refused(refused, "it was mounted outside of this user namespace", "unmount it there")
     assert len(mounted.names()) == 3
 

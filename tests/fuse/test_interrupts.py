@@ -17,6 +17,7 @@ import pytest
 
 from tests.blocking_server import BlockingServer
 from tests.cli.support import assert_refused, needs_root
+from tests.cli.support import namespace as mount_namespace
 from tests.fuse.conftest import only
 from tests.fuse.rotation_helpers import mounted_in_a_pid_namespace
 from tests.fuse.test_misses import mount_blocked
@@ -105,7 +106,12 @@ def test_a_fatal_signal_ends_the_wait_in_other_namespaces(
     needs_root()
     (path,) = mount_blocked(server, 1, growfs)
     program = 'cat "$0"; echo "ended by $(($? - 128))"'
-    with waiting(growfs, path, "unshare", *NAMESPACES[namespace], "sh", "-c", program) as outer:
+    with ExitStack() as stack:
+        prefix = (
+            stack.enter_context(mount_namespace("", growfs.mountpoint)) if "--mount" in NAMESPACES[namespace] else ()
+        )
+        command = (*prefix, "unshare", *NAMESPACES[namespace], "sh", "-c", program)
+        outer = stack.enter_context(waiting(growfs, path, *command))
         assert outer.stdout
         (reader,) = (pid for pid in descendants(outer.pid) if Path(f"/proc/{pid}/comm").read_text() == "cat\n")
         os.kill(reader, number)

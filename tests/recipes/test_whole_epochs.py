@@ -91,6 +91,7 @@ class Program:
             assert self._process.wait(PROGRAM_S) == 0, (self._folder / "stderr").read_text()
         finally:
             self._process.kill()
+            self._process.wait()
         return (self._folder / "stdout").read_text().splitlines()
 
 
