@@ -33,7 +33,7 @@ def traces(growfs: Growfs, *secrets: str) -> Iterator[str]:
         ).stdout.encode()
         for command in ("status", "status --json", "list")
     }
-    for path in (growfs.mountpoint / ".growfs").iterdir():
+    for path in filter(Path.is_file, (growfs.mountpoint / ".growfs").iterdir()):
         shown[str(path)] = path.read_bytes()
     for path in growfs.cache_dir.rglob("*"):
         shown[f"name of {path}"] = os.fsencode(path)
