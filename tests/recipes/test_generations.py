@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.support import namespace
 from tests.frameworks.harness import ENV, images
 from tests.harness import GROWFS, Growfs
 from tests.needs import need
@@ -42,7 +43,9 @@ def test_a_container_without_growfs_holds_a_generation_by_a_shell(mounted: Growf
     command = ["unshare", "--pid", "--fork", "--mount-proc", "bash", "-euc", script]
     path = "/usr/sbin:/usr/bin:/sbin:/bin"
     for number in (1, 1):
-        done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
+        with namespace("", keep=mounted.mountpoint) as prefix:  # --mount-proc makes another, with all mounts
+            words = [*prefix, *command]
+            done = subprocess.run(words, env={"PATH": path}, capture_output=True, text=True, check=False)
         if "unshare" in done.stderr:
             pytest.skip(f"this machine allows no pid namespace: {done.stderr}")
         *files, held = done.stdout.splitlines()
