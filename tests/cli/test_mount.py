@@ -370,21 +370,39 @@ def test_the_first_process_of_a_container_ends_at_sigterm_while_it_mounts(growfs
         assert leftovers(growfs) == []
 
 
-def test_a_server_that_never_answers_is_named_meanwhile_and_given_up(growfs: Growfs) -> None:
+GIVES_UP_ONCE_A_FILE_EXISTS = """
+import os
+from growfs.client import progress
+from growfs.scheduler import refresh
+from growfs.workers import heartbeat
+
+class Patience:
+    def __le__(self, silent_s):
+        return os.path.exists({path!r})
+
+progress.LINE_EVERY_S = heartbeat.EVERY_S = 0.2
+refresh.FIRST_PAGE_S_MAX = Patience()
+"""
+
+
+def test_a_server_that_never_answers_is_named_meanwhile_and_given_up(growfs: Growfs, tmp_path: Path) -> None:
     """Nobody looks at the terminal of a batch job."""
-    growfs.env[SETUP_VARIABLE] = (
-        "from growfs.client import progress; from growfs.scheduler import refresh\n"
-        "from growfs.workers import heartbeat\n"
-        "progress.LINE_EVERY_S = heartbeat.EVERY_S = 0.2; refresh.FIRST_PAGE_S_MAX = 1.0"
-    )
-    with blocking_server({}, "") as server:
-        done = growfs.mount(server.url, check=False)
-    *waited, error = done.stderr.splitlines()
-    assert done.returncode == 1
-    first_line = rf"growfs: mounting for \d+ s: listing the remote; nothing of {server.url} is known yet"
-    assert re.match(first_line, waited[0])
-    assert "the listing is slow: no page has arrived for" in waited[-1]
-    assert error.startswith(f"growfs: {server.url}: its server has not answered the listing for 1 s; check the network")
+    growfs.env[SETUP_VARIABLE] = GIVES_UP_ONCE_A_FILE_EXISTS.format(path=str(tmp_path / "enough"))
+    with blocking_server({}, "") as server, start_growfs(growfs, *growfs.mount_words(server.url)) as mounting:
+        assert mounting.stderr
+        known = rf"growfs: mounting for \d+ s: (.*); nothing of {server.url} is known yet\n"
+        for line in mounting.stderr:
+            waits_for = re.fullmatch(known, line)
+            assert waits_for, line
+            if waits_for[1].startswith("the listing is slow: no page has arrived for"):
+                break
+            assert waits_for[1] == "listing the remote"
+        (tmp_path / "enough").touch()
+        *_, error = mounting.stderr
+        assert mounting.wait(30) == 1
+        assert re.match(
+            rf"growfs: {server.url}: its server has not answered the listing for \d+ s; check the net", error
+        )
 
 
 FAILS_DURING_A_REPORT = """
