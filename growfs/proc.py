@@ -21,16 +21,21 @@ HARMLESS_BY_DEFAULT = (
 """Signals that by default are ignored, or stop or continue the process (signal(7))."""
 SIGNALS_EVERY_S = 0.1
 """How often the signals of a process that waits are checked."""
+PF_FORKNOEXEC = 0x40
+"""The bit of `flags` (proc(5), field 9) for that (include/linux/sched.h)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process as described by /proc. start: clock ticks after boot (proc(5), field 22)."""
+    """A process as described by /proc. start: clock ticks after boot (proc(5), field 22). is_forked: it was forked, and
+    has run no program since.
+    """
 
     pid: int
     parent: int
     start: str
     command: str
+    is_forked: bool = False
 
     @property
     def started_s(self) -> float:
@@ -78,7 +83,7 @@ def process(pid: int) -> Process | None:
         return None
     command, _, rest = stat.partition("(")[2].rpartition(") ")
     fields = rest.split()
-    return Process(pid, int(fields[1]), fields[19], command)
+    return Process(pid, int(fields[1]), fields[19], command, bool(int(fields[6]) & PF_FORKNOEXEC))
 
 
 def is_killed(pid: int) -> bool:

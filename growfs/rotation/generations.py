@@ -9,6 +9,7 @@ import logging
 import math
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ FORGET_GENERATIONS = (
     " WHERE earlier.number < generation.number ORDER BY earlier.number DESC LIMIT 1), 0))"
 )
 """Forget the generations that are not the first to list a file that is still cached."""
+FROZEN_FILES = "SELECT r.parent, r.seq FROM node n JOIN resident r USING (id) WHERE n.pinned > 0 AND n.is_dir = 0"
+"""The directory and admission of each cached file that is frozen or pinned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +242,11 @@ class Generations:
         """Note that a file was opened: the next generation delists in proportion to the opened files."""
         self._succession.note_opened(id)
 
+    def moves(self, id: int, view: Generation | None) -> bool:
+        """Whether a generation lists a file that is not in all of them, as frozen and pinned files are."""
+        row = self._db.row("SELECT seq FROM resident JOIN node USING (id) WHERE id = ? AND pinned = 0", id)
+        return view is not None and row is not None and view.shows(row[0])
+
     def count_all(self) -> None:
         """From now on, assume that all listed files are opened: opens cannot be seen."""
         self.counts_all = True
@@ -289,6 +297,7 @@ class Generations:
 
     async def _begin(self, lasting_holds: Holds, opened: frozenset[int]) -> GenerationPlan | None:
         number = self._number + 1
+        frozen = await self._db.query_in_thread(lambda ask: list(ask(FROZEN_FILES)))
         turnover = self._turnover(lasting_holds, opened)
         if self._planner.changes_nothing(turnover):
             last_seq, files = turnover.last_seq, self._store.resident_files
@@ -307,6 +316,7 @@ class Generations:
         generation = self._succession.begin(number, plan, trio.current_time())
         self.kept = [*self.kept, generation][-self.keep :]
         self._in_memory.add(generation)
+        generation.frozen = Counter(directory for directory, seq in frozen if generation.shows(seq))
         self.shown_seq = plan.last_seq
         self._unwritten = plan
         self.began.notify()

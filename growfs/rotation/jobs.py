@@ -1,13 +1,9 @@
-"""Which generation a listing shows, and when a new one has to begin for it. Uses neither the clock nor /proc.
+"""What the processes of a job were shown together, and whether they have read it. Uses neither the clock nor /proc.
 
 A job is a set of processes that started together, such as the ranks of a training run. Each job has a view: the
 generation that all of its listings show until the job has had its epoch with it. Then it sees the newest generation; if
 it has already seen that one, a new one begins. Jobs never wait for each other: a view is held, and can be listed, as
 long as its job needs it.
-
-With --exact, a generation is a part of a pass, and no part must go by unread. So only opens count, not time. A job that
-has opened nothing, such as a monitor, sees the newest part. Once a job has left that part, some of its files may be
-gone. So others that begin to read wait for the next one as well.
 """
 
 from __future__ import annotations
@@ -19,12 +15,10 @@ from pyroaring import BitMap64
 from growfs.rotation.rules import Generation
 
 EPOCH_SHARE = 0.5
-"""A job that has opened this share of the files that it was shown has had its epoch."""
-LOOK_SHARE = 0.25
-"""A job that has opened less than this share since its last listing has only looked at a batch, between listing its
-training and validation sets. Both have to be of one generation."""
-LOOKS_MAX = 3
-"""It may do so for this multiple of --settle."""
+"""A job that has opened this share of its view since it last listed has had its epoch. Less is a look at a batch,
+between listing its training and validation sets. Both have to be of one generation."""
+SHORT_EPOCH_SHARE = 0.05
+"""After --settle, this share is enough. Less is a sample: some programs list before they open each."""
 RANKS_APART_S = 1800.0
 """How long after the first rank of its job a rank may list. No rank waits for another for longer: this is the timeout
 of torch.distributed (default_pg_timeout)."""
@@ -32,110 +26,92 @@ of torch.distributed (default_pg_timeout)."""
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """What the processes of a job were shown together, and which of these files they have opened."""
+    """What the processes of a job were shown together, and which of these files they have opened. Frozen files do not
+    count: they are in every generation.
+    """
 
     view: Generation | None = None
     """The generation that its listings show; None if it has never listed."""
-    epoch: int = 0
-    """The number of its current epoch. It may have several epochs with one view."""
     files_shown: int = 0
     """How many files its view showed to its processes, counting each directory once."""
-    viewed_at: float = 0.0
-    """When it first listed its view."""
+    listers: int = 0
+    """How many of its processes that have not ended have listed."""
     asks: bool = False
     """Whether it asks for each generation (`growfs.epoch`), so that no listing begins one."""
-    _epoch_at: float = 0.0
-    """When it first listed in its epoch."""
+    listed_again_at: float = 0.0
+    """When one of its processes last listed again after it had opened a file: the others see what that one has seen."""
+    _viewed_at: float = 0.0
+    """When it first listed its view."""
     _opened: BitMap64 = field(default_factory=BitMap64)
-    """The ids that it has opened since it got its view."""
-    _opened_in_epoch: BitMap64 = field(default_factory=BitMap64)
-    """The ids that it opened in its epoch."""
+    """The ids of its view that it has opened."""
+    _opened_since: BitMap64 = field(default_factory=BitMap64)
+    """Those that it has opened since one of its processes last listed."""
     _opened_by_ended: BitMap64 = field(default_factory=BitMap64)
-    """The ids of its view that were opened by processes that have ended."""
+    """Those that were opened by processes that have ended."""
     _listed_whole: BitMap64 = field(default_factory=BitMap64)
     """The directories of its view that a process listed to the end."""
 
-    def next_view(
-        self,
-        newest: Generation,
-        now: float,
-        settle_s: float,
-        *,
-        is_new: bool,
-        has_listed: bool,
-        is_held: bool,
-        by_time: bool = True,
-    ) -> Generation | None:
-        """The generation to show in a listing; None if a new one has to begin for it.
+    @property
+    def has_opened(self) -> bool:
+        """Whether it has opened a file of its view."""
+        return bool(self._opened)
 
-        by_time: whether a job has its epoch with time, even if it opens few files or none.
-        is_new: the process has never listed. has_listed: it has listed this directory in this epoch. is_held: a process
-        of the job holds what its view shows of this directory; otherwise some of that may be gone.
+    def has_read(self, now: float, settle_s: float) -> bool:
+        """Whether what it has opened since one of its processes last listed was an epoch."""
+        share = EPOCH_SHARE if now - self._viewed_at <= settle_s else SHORT_EPOCH_SHARE
+        return self._is_share(self._opened_since, share)
+
+    @property
+    def has_opened_all(self) -> bool:
+        """Whether it has opened all of its view."""
+        return 0 < self.files_shown <= len(self._opened)
+
+    def is_past(self, now: float, by_time: bool) -> bool:
+        """Whether it is too late for another process to be shown the view: others have read it and ended, or it is old.
+
+        by_time: see Reader.next_view.
         """
-        view = self.view
-        shown = None if newest.is_left else newest
-        if view is None or view.is_over or not (view.files or view is newest):
-            is_old = newest.is_over or newest.is_read or (by_time and now - newest.began_at > settle_s)
-            return None if is_old else shown
-        if self.asks:
-            return view
-        if not (by_time or self._opened):
-            return newest
-        if not self._has_had_its_epoch(now, settle_s, is_new, has_listed, by_time):
-            return view if has_listed or is_held else shown
-        return shown if newest.number > view.number else None
+        return self._is_share(self._opened_by_ended) or (by_time and now - self._viewed_at > RANKS_APART_S)
+
+    def began_after(self, time: float) -> bool:
+        """Whether it first listed its view after a time."""
+        return self.view is not None and self._viewed_at >= time
 
     def asked_view(self, newest: Generation, seen: int) -> Generation | None:
-        """As `next_view`, for a process that asks for the next generation. seen: the last one that it saw, or 0."""
+        """As `Reader.next_view`, for a process that asks for the next generation. seen: the last one that it saw, or
+        0."""
         self.asks = True
         if self.view and not (seen or self.view.is_left):
             return self.view
         is_old = newest.is_left or (newest.is_read and not seen)
         return newest if newest.number > seen and not is_old else None
 
-    def _has_had_its_epoch(self, now: float, settle_s: float, is_new: bool, has_listed: bool, by_time: bool) -> bool:
-        if not has_listed:  # another rank, another directory of a walk, or a worker of the next epoch
-            is_late = by_time and now - self.viewed_at > RANKS_APART_S
-            return is_new and (self._share(self._opened_by_ended) >= EPOCH_SHARE or is_late)
-        if by_time and (now - self._epoch_at > settle_s or now - self.viewed_at > LOOKS_MAX * settle_s):
-            return True
-        return self._share(self._opened) >= EPOCH_SHARE and self._share(self._opened_in_epoch) >= LOOK_SHARE
+    def _is_share(self, ids: BitMap64, share: float = EPOCH_SHARE) -> bool:
+        return len(ids) >= share * max(1, self.files_shown)
 
-    def _share(self, ids: BitMap64) -> float:
-        return len(ids) / max(1, self.files_shown)
-
-    def lists(self, generation: Generation, now: float, is_again: bool) -> None:
-        """Note that one of its processes lists a generation.
-
-        is_again: the process has listed this directory in this epoch, and has opened a file since its last listing.
-        Otherwise it is in the middle of its listings, which may read a directory twice.
-        """
-        is_next_view = generation is not self.view
-        if is_next_view:
-            self.view, self.files_shown, self.viewed_at = generation, 0, now
+    def lists(self, generation: Generation, now: float) -> None:
+        """Note that one of its processes lists a generation, its view or a later one."""
+        if generation is not self.view:
+            self.view, self.files_shown, self._viewed_at = generation, 0, now
             self._opened, self._opened_by_ended, self._listed_whole = BitMap64(), BitMap64(), BitMap64()
-        if is_next_view or is_again:
-            # The whole job follows its first process, whatever the others have opened: otherwise ranks would differ.
-            self.epoch += 1
-            self._epoch_at = now
-            self._opened_in_epoch = BitMap64()
+        self._opened_since = BitMap64()
 
     def is_shown(self, directory: int, files: int) -> None:
         """Note that one of its processes has listed a directory of the view to the end. files: shown to it."""
-        if directory not in self._listed_whole:
+        if self.view and directory not in self._listed_whole:
             self._listed_whole.add(directory)
-            self.files_shown += files
+            self.files_shown += files - self.view.frozen_files(directory)
 
     def opened(self, id: int) -> None:
-        """Note that one of its processes opens a file."""
+        """Note that one of its processes opens a file of the view that is not frozen."""
         self._opened.add(id)
-        self._opened_in_epoch.add(id)
+        self._opened_since.add(id)
 
     def ended(self, opened: BitMap64) -> None:
-        """Note that one of its processes has ended. opened: the ids of the view that it opened."""
+        """Note that one of its processes has ended. opened: the ids that it opened."""
         if self.view:
-            self._opened_by_ended |= opened
-            note_read(self.view, opened, self.files_shown)
+            self._opened_by_ended |= opened & self._opened
+            note_read(self.view, self._opened_by_ended, self.files_shown)
 
 
 def note_read(generation: Generation, opened: BitMap64, files_shown: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -25,9 +26,11 @@ class Reader:
     number: int = 0
     """Its number in the registry, which its open handles carry."""
     command_line: bytes = b""
-    """Its arguments when it first listed; it may run another program since."""
+    """Its arguments when it first listed or opened a file, without numbers; it may run another program since."""
     job: Job = field(default_factory=Job)
     """Its own job, or that of processes that started with it."""
+    above: Reader | None = None
+    """The nearest process with a view above it, of the same program: a data loader worker is shown what that is."""
     holds: DirectoryHolds = field(default_factory=DirectoryHolds)
     """Its current holds."""
     listed_at: float | None = None
@@ -54,14 +57,13 @@ class Reader:
     """When it first listed in its last generation."""
     _renews_s: float = 0.0
     """The time between that and its first listing in the generation before."""
-    _listing_since: float = 0.0
-    """The time since which it has been listing without opening a file."""
-    _opens_at_listing: int = 0
-    """How many files it had opened when it last listed."""
-    _epoch: int = 0
-    """The last epoch of its job in which it listed."""
-    _listed: BitMap64 = field(default_factory=BitMap64)
-    """The directories that it listed in that epoch."""
+    _busy_at: float = 0.0
+    """When it last listed a directory of the view for the first time, or any after it had opened a file. If it only
+    lists the same again, as a script that polls does, it is silent."""
+    _has_opened: bool = False
+    """Whether it, or a process below it, has opened a file since it last listed."""
+    _walk: BitMap64 = field(default_factory=BitMap64)
+    """The directories that it has listed in its current walk: without opening a file, and each only once."""
     _listed_whole: BitMap64 = field(default_factory=BitMap64)
     """The directories that it has listed to the end in its last generation."""
     _shown: dict[int, int] = field(default_factory=dict)
@@ -106,23 +108,16 @@ class Reader:
         """Whether it has opened as many files as it was shown."""
         return 0 < self.files_shown <= len(self.files)
 
-    def has_listed(self, directory: int) -> bool:
-        """Whether it has listed a directory in the epoch of its job."""
-        return self._epoch == self.job.epoch and directory in self._listed
-
     def hold_of_all(self, now: float) -> Hold | None:
         """Its hold on all of its view, while it or others of its job may go on listing the view."""
         if self._view is None or now > self._may_walk_until:
             return None
         return self._view.hold
 
-    def holds_view(self, directory: int, now: float) -> bool:
-        """Whether it holds what the view of its job shows of a directory."""
-        view = self.job.view
-        if view is None or self._view is not view:
-            return False
+    def _holds_of(self, view: Generation, directory: int, now: float) -> bool:
+        """Whether it holds what a generation shows of a directory."""
         held = self.hold_of_all(now) or self.holds.get(directory)
-        return held is not None and held.generation == view.number
+        return self._view is view and held is not None and held.generation == view.number
 
     def next_view(
         self,
@@ -135,20 +130,47 @@ class Reader:
     ) -> Generation | None:
         """The generation to show when it lists a directory; None if a new one has to begin for it.
 
-        readers: those that have holds. by_time: see Job.next_view.
+        readers: those that have holds. by_time: whether a job may have its epoch with time, even if it opens few files
+        or none. Not with --exact: a generation is a part of a pass, and no part must go by unread.
         """
-        is_listing = self.opens == self._opens_at_listing and now - self._listing_since <= settle_s
-        if is_listing and self._view and (self._view.files or self._view is newest) and not self._view.is_over:
+        job, view = self.job, self.above._view if self.above else self.job.view
+        shown = None if newest.is_left else newest
+        if self._view and _can_be_shown(self._view, newest) and self._walks_on(directory, now):
             return self._view  # whatever the others of its job do meanwhile
-        is_new, has_listed = self.listed_at is None, self.has_listed(directory)
-        is_held = (
-            has_listed
-            or (self.job.view is newest and not newest.is_left)  # nothing of it is delisted yet
-            or any(other.holds_view(directory, now) for other in readers if other.job is self.job)
-        )
-        return self.job.next_view(
-            newest, now, settle_s, is_new=is_new, has_listed=has_listed, is_held=is_held, by_time=by_time
-        )
+        if view is None or not _can_be_shown(view, newest):
+            is_old = newest.is_over or newest.is_read or (by_time and now - newest.began_at > settle_s)
+            return None if is_old else shown
+        if job.asks:
+            return view
+        if not (by_time or job.has_opened or self.above):
+            return newest  # such as a monitor
+        if self._view is view and self._lists_again(directory):
+            if not self._has_had_its_epoch(now, settle_s, by_time):
+                return view
+        elif self.listed_at is not None or self.above or not job.is_past(now, by_time):
+            # Another directory or rank, or a worker. If nobody holds the directory, some of its files may be gone.
+            is_held = shown is view or any(
+                other._holds_of(view, directory, now) for other in readers if other.job is job
+            )
+            return view if is_held else shown
+        return shown if newest.number > view.number else None
+
+    def _walks_on(self, directory: int, now: float) -> bool:
+        """Whether listing a directory goes on with a walk, all of whose view is held."""
+        return directory not in self._walk and not self._has_opened and now <= self._may_walk_until
+
+    def _lists_again(self, directory: int) -> bool:
+        """Whether it lists a directory again, before others of its job have: these see what the first one sees."""
+        is_first = self.listed_at is not None and self.listed_at >= self.job.listed_again_at
+        return is_first and (directory in self._listed_whole or directory in self._shown)
+
+    def _has_had_its_epoch(self, now: float, settle_s: float, by_time: bool) -> bool:
+        """Whether its job has read its view, now that it lists a directory again."""
+        if self._has_opened and self.job.has_read(now, settle_s if by_time and not self.above else math.inf):
+            return True
+        if self.above:
+            return False  # it looks for names that it got from there
+        return self.job.has_opened_all or (by_time and now - self._busy_at > settle_s)
 
     def asked_view(self, newest: Generation) -> Generation | None:
         """As `next_view`, when it asks for the next generation."""
@@ -161,16 +183,17 @@ class Reader:
         hold: some files of the view may be gone.
         """
         is_next = self.generation != generation.number
-        is_again = self.has_listed(directory) and self.opens > self._opens_at_listing
+        if is_next or not self._walks_on(directory, now):
+            self._walk = BitMap64()
         if is_next or now <= self._may_walk_until:
             self._may_walk_until = now + settle_s
-        if is_next or self.opens > self._opens_at_listing:
-            self._listing_since = now
-        self._view, self._opens_at_listing = generation, self.opens
+        is_again = not is_next and self._lists_again(directory)
+        if self._has_opened or not is_again:
+            self._busy_at = now
+        if is_again and self._has_opened and not self.above:
+            self.job.listed_again_at = now
         if self.job.view is None or generation.number >= self.job.view.number:  # otherwise it is behind the others
-            self.job.lists(generation, now, is_again)
-            if self._epoch != self.job.epoch:
-                self._listed, self._epoch = BitMap64(), self.job.epoch
+            self.job.lists(generation, now)
         if is_next:
             if shown := self.files_shown:
                 self.unread = max(0.0, 1 - len(self.files) / shown)
@@ -178,11 +201,14 @@ class Reader:
             self._shown, self._shown_files, self._shown_everywhere = {}, 0, 0
             self._renews_s, self._renewed_at = now - self._renewed_at, now
             self.generations += 1
-        self._shown_files -= self._shown.pop(directory, 0)
+        self._shown_files -= self._shown.get(directory, 0)
+        self._shown[directory] = 0
         self.holds.set(directory, generation.hold)
         if hidden := generation.hidden_below.get(directory):
             self.holds.end(hidden)  # it cannot list them again: this listing does not show them
-        self._listed.add(directory)
+        self._walk.add(directory)
+        self.job.listers += self.listed_at is None
+        self._view, self._has_opened = generation, False
         self.listed_at = self.active_at = now
 
     def is_shown(self, directory: int, files: int) -> None:
@@ -196,21 +222,31 @@ class Reader:
 
     def is_shown_all(self, directory: int) -> None:
         """Note that its listing of a directory reached the end."""
-        if directory in self._listed:  # otherwise the listing began in an earlier generation
-            files = self._shown.pop(directory, 0)
+        files = self._shown.pop(directory, None)
+        if files is not None:  # otherwise the listing began in an earlier generation
             if directory not in self._listed_whole and self._view is self.job.view:
                 self.job.is_shown(directory, files)
             self._listed_whole.add(directory)
 
-    def opened(self, id: int, generation: Generation | None, now: float, waited: bool = False) -> None:
-        """Note that it, or its child, opens a file. If it has never listed, it holds the current generation."""
+    def opened(
+        self, id: int, generation: Generation | None, now: float, waited: bool = False, is_of_view: bool = True
+    ) -> None:
+        """Note that it, or its child, opens a file. If nobody of its job has listed, it holds the current generation:
+        it may have names from an earlier listing.
+
+        is_of_view: the view of its job lists the file, which is not frozen.
+        """
         self.opens += 1
         self.waited += waited
         self.handles += 1
         self.files.add(id)
-        self.job.opened(id)
-        self.active_at = now
-        if generation and not self.holds and self.listed_at is None:
+        if is_of_view and (self._view is None or self._view is self.job.view):
+            self.job.opened(id)
+        reader: Reader | None = self
+        while reader:
+            reader.active_at, reader._has_opened = now, True
+            reader = reader.above
+        if generation and not (generation.part or self.holds or self.job.listers):
             self.holds.set(EVERYWHERE, generation.hold)
 
     def closed(self, now: float) -> None:
@@ -235,8 +271,13 @@ class Reader:
 
     def ended(self) -> None:
         """Note that the process has ended."""
-        if self.job.view and self.generation == self.job.view.number:
+        self.job.listers -= self.listed_at is not None
+        if not self.above and (self._view is None or self._view is self.job.view):
             self.job.ended(self.files)
+
+
+def _can_be_shown(view: Generation, newest: Generation) -> bool:
+    return not view.is_over and (view.files > 0 or view is newest)
 
 
 def holds_of(readers: Collection[Reader], now: float) -> list[DirectoryHolds]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from growfs.proc import Process, lineage, process, thread_group
 from growfs.rotation.generation_holds import GenerationHolds
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold, Holds
-from growfs.rotation.jobs import Job, note_read
+from growfs.rotation.jobs import note_read
 from growfs.rotation.reader import Reader, holds_of
 from growfs.rotation.rules import Generation
 from growfs.signal import Signal
@@ -34,7 +35,7 @@ SILENCE_EVERY_S = 5.0
 """How often the registry checks for readers that have fallen silent."""
 NUMBERS = (1 << 20) - 1
 """How many numbers readers get before numbers are reused."""
-TOGETHER_S = 10.0
+TOGETHER_S = 60.0
 """A launcher starts its processes within this time, even if there are hundreds of them."""
 NOTHING = Generation(0, 0, 0.0)
 """Stands for the generation if there is none yet: it lists nothing."""
@@ -113,11 +114,9 @@ class Readers:
         newest = self._generations.current
         found = self._processes.get(reader)  # it may have ended: another process reads the directory that it has opened
         if reader.listed_at is None and found:
-            reader.command_line = reader.command_line or found.command_line  # before it runs another
+            self._join(reader, found, asks)
         if newest is None or newest.is_over:
             return None
-        if reader.listed_at is None and found:
-            reader.job = self._job(reader, found, asks)
         if self._generations.is_over and not (newest.part and (asks or reader.job.asks)):
             return None  # a job that asks for parts gets each of them, even one of which no file could be fetched
         if asks:
@@ -241,7 +240,8 @@ class Readers:
         """Note that a reader has opened a file. waited: the open waited for the fetch."""
         self._generations.note_opened(id)
         if reader := self._by_number.get(number):
-            reader.opened(id, self._shown_without_listing(reader), trio.current_time(), waited)
+            is_of_view = self._generations.moves(id, reader.job.view)
+            reader.opened(id, self._shown_without_listing(reader), trio.current_time(), waited, is_of_view)
 
     def _shown_without_listing(self, reader: Reader) -> Generation | None:
         """What a reader holds that opens files and has not listed; None if it opened a generation by its path."""
@@ -250,7 +250,8 @@ class Readers:
     def opened_by(self, pid: int, id: int) -> bool:
         """Note that a process has opened a file a moment ago. False if it is the daemon, or was started by it.
 
-        If the process is not known or has ended, the open counts for each reader that holds something.
+        If the kernel names no process, the open counts for each reader that holds something. If that process has ended
+        meanwhile, it counts for none.
         """
         reader = self._known_thread(pid)
         if reader is None and (found := process(pid)):
@@ -260,8 +261,9 @@ class Readers:
                 reader = self._credited(pid, found)
         self._generations.note_opened(id)
         now = trio.current_time()
-        for each in [reader] if reader else [each for each in self._holding() if each.holds]:
-            each.opened(id, self._shown_without_listing(each), now)
+        everybody = [each for each in self._holding() if each.holds] if pid == FOREIGN else []
+        for each in [reader] if reader else everybody:
+            each.opened(id, self._shown_without_listing(each), now, False, self._generations.moves(id, each.job.view))
             each.closed(now)
         return True
 
@@ -324,11 +326,14 @@ class Readers:
         return min(holds, key=lambda hold: hold.generation, default=None)
 
     def _holding(self) -> Iterator[Reader]:
-        """The readers whose holds count: with --rotation always, those that have not opened all that they were
-        shown.
+        """The readers whose holds count. Not those that never listed, once others have listed for their job; and with
+        --rotation always, only those that have not opened all that they were shown.
         """
         release_when_read = self._generations.rotation == "always"
-        return (reader for reader in self._readers.values() if not (release_when_read and reader.opened_all))
+        for reader in self._readers.values():
+            is_listed_for = reader.listed_at is None and reader.job.listers
+            if not (is_listed_for or (release_when_read and reader.opened_all)):
+                yield reader
 
     def release(self) -> None:
         """End all holds but those of folders that are open by the path of their generation."""
@@ -362,31 +367,47 @@ class Readers:
                     self._nursery.start_soon(self._until_it_ends, reader)
         return self._readers[key]
 
-    def _job(self, new: Reader, process: Process, asks: bool) -> Job:
-        """The job of a process that has not listed yet: that of a live process that started with it, or its own.
+    def _join(self, new: Reader, found: Process, asks: bool = False) -> None:
+        """Find the job of a process that has not listed yet: that of the process above it, if it is a worker, that of a
+        live process that started with it, or its own.
 
         If it does not ask for generations itself, but an ancestor does, it works for that one: a command of a shell
         loop comes and goes.
         """
-        for each in () if asks else lineage(process):
-            ancestor = self._readers.get((each.pid, each.start))
-            if ancestor and ancestor.job.asks:
-                return ancestor.job
-        began_s = trio.current_time() - process.age_s - self._generations.settle_s
-        for reader, known in self._processes.items():
-            job = reader.job
-            if job.view and (
-                are_ranks(known, process, reader.command_line == new.command_line != b"")
-                or (is_family(known, process) and began_s <= job.viewed_at)
-            ):
-                return job
-        return new.job
+        new.command_line = new.command_line or re.sub(rb"[0-9]+", b"", found.command_line)  # before it runs another
+        ancestors = (self._readers.get((each.pid, each.start)) for each in (() if asks else lineage(found)))
+        if asker := next((each for each in ancestors if each and each.job.asks), None):
+            new.job = asker.job
+        elif above := self._above(found):
+            new.above, new.job = above, above.job
+        else:
+            began_s = trio.current_time() - found.age_s - self._generations.settle_s
+            for reader, known in self._processes.items():
+                have_same_command_line = reader.command_line == new.command_line != b""
+                if reader is not new and (
+                    are_ranks(known, found, have_same_command_line)
+                    or (reader.job.began_after(began_s) and is_family(known, found))
+                ):
+                    new.job = reader.job
+                    return
+
+    def _above(self, found: Process) -> Reader | None:
+        """The nearest process above one that has listed, if it and those in between are of the same program."""
+        for child, parent in itertools.pairwise(lineage(found)):
+            if not is_worker(child):
+                return None
+            reader = self._readers.get((parent.pid, parent.start))
+            if reader and reader.listed_at is not None:
+                return reader
+        return None
 
     def _credited(self, tid: int, found: Process) -> Reader:
         """The nearest of a thread's process and its ancestors that has listed, otherwise the process; remembers it."""
         readers = (self._readers.get((each.pid, each.start)) for each in lineage(found))
         lister = next((reader for reader in readers if reader and self._lists(reader)), None)
         reader = lister or self._reader_of(found)
+        if not (lister or reader.opens):
+            self._join(reader, found)
         self._remember_thread(tid, reader)
         return reader
 
@@ -400,6 +421,8 @@ class Readers:
         reader.ended()
         if held := self._generation_holds.end(reader):
             note_read(held, reader.files, held.files)
+        for other in self._readers.values():
+            other.above = None if other.above is reader else other.above
         self._by_number.pop(reader.number, None)
         self._threads.clear()
         self.released.notify()
@@ -412,6 +435,11 @@ def are_ranks(one: Process, other: Process, have_same_command_line: bool) -> boo
     if FOREIGN in (one.pid, other.pid) or abs(one.started_s - other.started_s) > TOGETHER_S:
         return False
     return one.parent == other.parent > 1 or have_same_command_line
+
+
+def is_worker(process: Process) -> bool:
+    """Whether it is a part of the program of its parent: forked, or started by Python's multiprocessing."""
+    return process.is_forked or b"from multiprocessing." in process.command_line
 
 
 def is_family(one: Process, other: Process) -> bool:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from growfs.rotation.holds import Hold, Holds
+from growfs.rotation.holds import EVERYWHERE, Hold, Holds
 
 Kind = tuple[int, str]
 """(directory, extension): the listing keeps a file of each kind, so that no class folder is ever empty."""
@@ -102,6 +102,8 @@ class Generation:
     """The directories without a listed file, by the nearest directory above them that is listed."""
     part: PartContents | None = None
     """What it lists, if it is a part of a pass."""
+    frozen: Mapping[int, int] = field(default_factory=dict)
+    """How many frozen and pinned files it lists, by directory."""
     is_over: bool = False
     """Whether no further listing may show it, whichever process lists."""
     opened: BitMap64 = field(default_factory=BitMap64)
@@ -122,6 +124,10 @@ class Generation:
         part = self.part
         of_part = {"pass": part.pass_, "part": part.part, "parts": part.parts} if part else {}
         return {"generation": self.number} | of_part
+
+    def frozen_files(self, directory: int) -> int:
+        """How many frozen and pinned files it lists in a directory, or EVERYWHERE."""
+        return sum(self.frozen.values()) if directory == EVERYWHERE else self.frozen.get(directory, 0)
 
     def shows(self, seq: int) -> bool:
         """Whether it lists the file or directory with that admission."""
@@ -390,6 +396,8 @@ class GenerationPlan:
     hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
     part: PartContents | None = None
     """What it lists, if it is a part of a pass."""
+    frozen: Mapping[int, int] = field(default_factory=dict)
+    """How many frozen and pinned files it lists, by directory."""
 
 
 def turnover_order(files: Iterable[CachedFile], shown_seq: int) -> list[CachedFile]:

@@ -84,9 +84,15 @@ class Simulation:
         self._draw_at = 0.0
         self._pids = itertools.count(1)
 
-    def reader(self, job: Job | None = None) -> SimReader:
-        """A process that starts now. Opens by its children count as its own. job: by default its own."""
-        return SimReader(self, Reader(next(self._pids), "0", "simulated", job=job or Job()))
+    def reader(self, job: Job | None = None, above: SimReader | None = None) -> SimReader:
+        """A process that starts now. Opens by its children count as its own.
+
+        job: by default its own. above: the process of which it is a worker that lists.
+        """
+        reader = Reader(next(self._pids), "0", "simulated", job=job or Job())
+        if above:
+            reader.job, reader.above = above.reader.job, above.reader
+        return SimReader(self, reader)
 
     @property
     def misses(self) -> int:
@@ -291,7 +297,8 @@ class SimReader:
         if not self._seen:  # it never listed: it holds the files listed now
             self._seen[EVERYWHERE] = set(cache.listed(EVERYWHERE))
             cache.readers_changed()
-        reader.opened(id, cache.generation, simulation.now, wait > 0)
+        view = reader.job.view
+        reader.opened(id, cache.generation, simulation.now, wait > 0, view is not None and view.shows(cache.seq[id]))
         if keep:
             cache.busy[id] += 1
         else:

@@ -111,13 +111,13 @@ _JOBS = itertools.count()
 class Reader:
     """A process that lists and reads a mount on request. Paths are relative to the mount.
 
-    job: readers with the same one belong to one job: each has a wrapper script for its parent, and their command lines
-    are the same. Without it, it is a job of its own.
+    job: readers with the same one, but for numbers, belong to one job: each has a wrapper script for its parent, and
+    their command lines are the same. Without it, it is a job of its own.
     """
 
     def __init__(self, mountpoint: Path, job: str | None = None) -> None:
         self._mountpoint = mountpoint
-        program = [sys.executable, "-S", "-E", "-c", PROGRAM, job or str(next(_JOBS))]
+        program = [sys.executable, "-S", "-E", "-c", PROGRAM, job or "x" * next(_JOBS)]
         command = ["sh", "-c", '"$@"; :', "sh", *program]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout

@@ -13,7 +13,7 @@ from growfs.cache.catalog import Catalog
 from growfs.cache.store import Reservation
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import DirectoryHolds
-from growfs.rotation.jobs import Job
+from growfs.rotation.reader import Reader
 from growfs.scheduler.in_flight import Priority, SizeEstimate
 from growfs.scheduler.space import Space
 
@@ -71,12 +71,7 @@ def a_cache_that_is_too_full_stays_so(patch: pytest.MonkeyPatch) -> None:
 
 def every_epoch_has_a_generation(patch: pytest.MonkeyPatch) -> None:
     """A process that looks at a batch and lists again begins a generation."""
-    has_had_its_epoch = Job._has_had_its_epoch
-
-    def listed_again(self: Job, now: float, settle_s: float, is_new: bool, has_listed: bool, by_time: bool) -> bool:
-        return has_listed or has_had_its_epoch(self, now, settle_s, is_new, has_listed, by_time)
-
-    patch.setattr(Job, "_has_had_its_epoch", listed_again)
+    patch.setattr(Reader, "_has_had_its_epoch", lambda *_: True)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.cache.catalog import Removed
 from growfs.proc import Process, process, thread_group
-from growfs.rotation.holds import EVERYWHERE, Hold
+from growfs.rotation.holds import EVERYWHERE
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
 from growfs.rotation.rules import Generation
@@ -89,12 +89,16 @@ async def end(readers: Readers, process: subprocess.Popen[bytes]) -> None:
             await readers.released.wait()
 
 
+LETTERS = str.maketrans("0123456789", "abcdefghij")
+"""Ranks may differ in their numbers."""
+
+
 class CommandLines:
     """Stands for /proc: the command lines of processes that start together, each with a parent of its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.changed: dict[str, bytes] = {}
-        """By path; the others are the path itself."""
+        """By path; the others are the path, with letters for its digits."""
         self.reads: list[str] = []
         monkeypatch.setattr("growfs.proc.Path", lambda path: SimpleNamespace(read_bytes=lambda: self.read(path)))
         monkeypatch.setattr("growfs.proc.process", lambda pid: None)
@@ -104,7 +108,7 @@ class CommandLines:
 
     def read(self, path: str) -> bytes:
         self.reads.append(path)
-        return self.changed.get(path, path.encode())
+        return self.changed.get(path, path.translate(LETTERS).encode())
 
 
 async def test_the_command_lines_of_many_processes_are_read_once(
@@ -172,9 +176,11 @@ async def test_what_a_process_starts_long_after_it_listed_is_a_job_of_its_own(
 
 
 @pytest.mark.promise(17)
-async def test_an_open_counts_for_the_ancestor_that_listed(readers: Readers, other: int) -> None:
-    assert await generation(readers, ME) == 1
-    opens(readers, other)
+async def test_an_open_counts_for_the_ancestor_that_listed(cache: LocalCache, readers: Readers, other: int) -> None:
+    reader, _ = await lists(readers, ME)
+    reader.is_shown(1, 1)
+    reader.is_shown_all(1)
+    opens(readers, other, cache.node("a/1").id)
     (reader,) = readers.active()
     assert (reader.pid, reader.opens) == (ME, 1)
     assert await generation(readers, ME) == 2
@@ -292,15 +298,16 @@ async def test_readers_that_end_while_their_registry_has_failed_are_forgotten_by
         nursery.cancel_scope.cancel()
 
 
-async def test_an_open_without_any_listing_holds_everything_of_that_moment(readers: Readers, other: int) -> None:
+async def test_an_open_without_any_listing_holds_everything_of_that_moment(
+    readers: Readers, other: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("growfs.rotation.readers.are_ranks", lambda *_: False)
     child = sleeper()
-    await generation(readers, child.pid)
-    opens(readers, child.pid)
     _, shown = await lists(readers, child.pid)
     opens(readers, other, waited=True)
     (reader,) = [reader for reader in readers.active() if reader.pid == other]
     assert (reader.opens, reader.waited, reader.listed_at) == (1, 1, None)
-    assert reader.holds.get(EVERYWHERE) == Hold(2, shown.last_seq)
+    assert reader.holds.get(EVERYWHERE) == shown.hold
     await end(readers, child)
 
 

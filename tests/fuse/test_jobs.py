@@ -1,0 +1,271 @@
+"""What the processes of real programs are shown: those that list in the middle of an epoch, their workers and ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fuse.conftest import only
+from tests.fuse.reader import Reader
+from tests.fuse.rotation_helpers import HALF, SIZE, local, mount_status, wait_for_replacement, waited_opens
+from tests.harness import ENGINES, Growfs, make_tree, until
+
+FILES = 60
+EXACT = "--exact", "--part-size", "20%", "--cache-size", FILES // 2 * SIZE
+
+
+def position(growfs: Growfs) -> tuple[int, int]:
+    """(pass, part) of the part that began last."""
+    exact = mount_status(growfs)["exact"]
+    return exact["pass"], exact["part"]
+
+
+def run(growfs: Growfs, program: str, *words: object) -> list[Any]:
+    """Run a program on the mount, to its end; returns the lines of JSON that it prints."""
+    command = [sys.executable, "-S", "-E", "-c", program, str(growfs.mountpoint), *map(str, words)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+LISTS_AT_EACH_SAMPLE = """
+import json, os, random, sys
+folder, before, epochs = sys.argv[1], sys.argv[2] == "before", int(sys.argv[3])
+for epoch in range(epochs):
+    names = os.listdir(folder)
+    lost = 0
+    for name in random.sample(names, len(names)):
+        if before:
+            lost += name not in os.listdir(folder)
+        open(os.path.join(folder, name), "rb").read()
+        if not before:
+            lost += name not in os.listdir(folder)
+    print(json.dumps([sorted(names), lost]))
+"""
+
+
+@pytest.mark.promise(6, 47)
+@only(*ENGINES)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_program_that_lists_at_each_sample_sees_each_part(growfs: Growfs, tmp_path: Path, when: str) -> None:
+    """As GDAL does, and a search for the mask of an image."""
+    make_tree(tmp_path / "remote", files=FILES, size=SIZE)
+    growfs.mount(tmp_path / "remote" / "class0", *EXACT)
+    parts = run(growfs, LISTS_AT_EACH_SAMPLE, when, 6)
+    assert [lost for _, lost in parts] == [int(when == "after")] * 6, "all but the listing after the last sample"
+    names = [name for part, _ in parts for name in part]
+    assert len(set(names)) == len(names)
+    assert position(growfs) in ((1, 6), (1, 7))
+    assert waited_opens(growfs) == 0
+
+
+@pytest.mark.promise(6, 18)
+def test_a_program_that_lists_at_each_sample_sees_new_files_in_each_epoch(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", files=FILES, size=SIZE)
+    growfs.mount(tmp_path / "remote" / "class0", "--cache-size", FILES // 2 * SIZE, *HALF)
+    growfs.until_cached(FILES // 2)
+    epochs = run(growfs, LISTS_AT_EACH_SAMPLE, "before", 6)
+    assert [lost for _, lost in epochs] == [0] * 6
+    assert waited_opens(growfs) == 0
+    assert mount_status(growfs)["generation"] >= 6
+
+
+WORKERS = """
+import json, multiprocessing, os, sys, time
+folder, method, lists, stay = sys.argv[1:]
+
+def reads(pipe):
+    while True:
+        names = pipe.recv()
+        if not names:
+            break
+        lost = 0
+        for name in names:
+            lost += name not in os.listdir(folder)
+            open(os.path.join(folder, name), "rb").read()
+        pipe.send(lost)
+
+def main():
+    context = multiprocessing.get_context(method)
+    workers = []
+    for epoch in range(4):
+        if lists == "each" or not epoch:
+            names = sorted(os.listdir(folder))
+        for number in range(2 - len(workers)):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=reads, args=(theirs,))
+            process.start()
+            workers.append((ours, process))
+        for number, (pipe, _) in enumerate(workers):
+            pipe.send(names[number::2])
+        print(json.dumps([names, sum(pipe.recv() for pipe, _ in workers)]), flush=True)
+        if stay == "ends":
+            for pipe, process in workers:
+                pipe.send([])
+                process.join()
+            workers = []
+        time.sleep(0.2)
+    for pipe, process in workers:
+        pipe.send([])
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.promise(6)
+@pytest.mark.parametrize("stay", ["stays", "ends"])
+@pytest.mark.parametrize("lists", ["each", "once"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_see_what_the_program_sees_that_started_them(
+    growfs: Growfs, tmp_path: Path, method: str, lists: str, stay: str
+) -> None:
+    """Data loader workers that look for the mask of an image, and are new in each epoch, or stay."""
+    make_tree(tmp_path / "remote", files=FILES, size=SIZE)
+    growfs.mount(tmp_path / "remote" / "class0", "--cache-size", FILES // 2 * SIZE, "--settle", "0.1s", *HALF)
+    growfs.until_cached(FILES // 2)
+    program = tmp_path / "train.py"
+    program.write_text(WORKERS)
+    command = [sys.executable, program, growfs.mountpoint, method, lists, stay]
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    epochs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [lost for _, lost in epochs] == [0] * 4
+    assert len({tuple(names) for names, _ in epochs}) == (4 if lists == "each" else 1)
+
+
+@pytest.mark.promise(6, 47)
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("exact", [True, False], ids=["parts", "rotation"])
+def test_ranks_without_a_file_see_what_their_job_sees(growfs: Growfs, tmp_path: Path, first: int, exact: bool) -> None:
+    """An epoch of two files, and three ranks. Whichever lists first, the job moves on."""
+    make_tree(tmp_path / "remote", files=FILES, size=SIZE)
+    flags = ("--exact", "--part-size", "20%") if exact else ("--turnover", "50%")
+    growfs.mount(tmp_path / "remote" / "class0", "--cache-size", (20 if exact else 4) * SIZE, *flags)
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(Reader(growfs.mountpoint, job="train")) for _ in range(3)]
+        for epoch in range(5):
+            lists = [sorted(ranks[(first + place) % 3].list()) for place in range(3)]
+            assert lists[0] == lists[1] == lists[2]
+            for place, name in enumerate(lists[0]):
+                ranks[place % 2].read(name)
+            assert mount_status(growfs)["generation"] == epoch + 1
+
+
+@contextmanager
+def ranks_of_a_launcher(growfs: Growfs, number: int) -> Iterator[list[Reader]]:
+    """Ranks with a wrapper script each, and with their number in the command line."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Reader(growfs.mountpoint, job=f"train --rank {rank}")) for rank in range(number)]
+
+
+@pytest.mark.promise(6, 17)
+@pytest.mark.parametrize("exact", [True, False], ids=["parts", "rotation"])
+def test_rank_0_lists_for_all_of_its_job(growfs: Growfs, tmp_path: Path, exact: bool) -> None:
+    """It broadcasts the names: what the other ranks open counts for the job, and they hold nothing up."""
+    make_tree(tmp_path / "remote", files=FILES, size=SIZE)
+    flags = ("--exact", "--part-size", "20%") if exact else HALF
+    growfs.mount(tmp_path / "remote" / "class0", "--cache-size", FILES // 2 * SIZE, *flags)
+    growfs.run("wait", growfs.mountpoint)
+    if not exact:
+        growfs.until_cached(FILES // 2)
+    with ranks_of_a_launcher(growfs, 4) as ranks:
+        ranks[3].read(min(local(growfs)))  # before there is a job that has listed
+        seen = set[str]()
+        for _ in range(5 if exact else 3):
+            names = sorted(ranks[0].list())
+            assert set(names) - seen
+            seen.update(names)
+            for place, rank in enumerate(ranks):
+                rank.read_all(names[place::4])
+            if not exact and mount_status(growfs)["generation"] > 1:
+                wait_for_replacement(growfs, FILES // 2)
+
+
+@pytest.mark.promise(17, 47)
+@only(*ENGINES)
+def test_a_process_that_opens_a_file_by_name_stops_no_pass(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    """It holds what it has open, and nothing else."""
+    make_tree(tmp_path / "remote", files=FILES, size=SIZE)
+    growfs.mount(tmp_path / "remote" / "class0", *EXACT)
+    with Reader(growfs.mountpoint) as other:
+        parts = [reader.list()]
+        while position(growfs)[0] < 4:
+            reader.read_all(parts[-1])
+            if position(growfs) == (2, 5):  # the cache is full
+                other.read(min({f"{number:04}.bin" for number in range(FILES)} - local(growfs)))
+            parts.append(reader.list())
+        assert sum(map(len, parts[:-1])) == 3 * FILES
+
+
+@pytest.mark.promise(23, 47)
+@only(*ENGINES)
+def test_who_reads_frozen_files_only_begins_no_part(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    """A process that validates."""
+    make_tree(tmp_path / "remote", directories=2, files=FILES // 2, size=SIZE)
+    growfs.mount(tmp_path / "remote", *EXACT, "--cache-size", FILES * 3 // 4 * SIZE, "--freeze", "class0/")
+    with Reader(growfs.mountpoint) as validation:
+        seen = list[str]()
+        for _ in range(4):
+            names = reader.walk()
+            seen += [name for name in names if name.startswith("class1/")]
+            reader.read_all(sorted(names)[-3:])
+            for _ in range(2):
+                validation.read_all(name for name in validation.walk() if name.startswith("class0/"))
+            reader.read_all(name for name in names if name.startswith("class1/"))
+        assert len(set(seen)) == len(seen)
+        assert position(growfs) == (1, 4)
+
+
+@pytest.mark.promise(47)
+@only(*ENGINES)
+def test_a_monitor_begins_no_part_whoever_opens_files(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    """With links, the kernel names a process that has ended before its open is counted."""
+    make_tree(tmp_path / "remote", files=FILES, size=SIZE)
+    growfs.mount(tmp_path / "remote" / "class0", *EXACT)
+    shown = reader.list()
+    for _ in range(2):
+        for name in shown:
+            subprocess.run(["cat", growfs.mountpoint / name], stdout=subprocess.DEVNULL, check=True)
+        until(lambda: mount_status(growfs)["opens"]["total"] >= len(shown))
+        assert reader.list() == shown
+
+
+@pytest.mark.promise(6)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_walk_longer_than_the_settle_time_is_not_torn(growfs: Growfs, tmp_path: Path, ranks: int) -> None:
+    """Two walks without an open between them, as by Keras, and those of two ranks, show the same."""
+    folders = 12
+    make_tree(tmp_path / "remote", directories=folders, files=10, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--cache-size", folders * 5 * SIZE, "--settle", "1s", "--bandwidth", "60kB/s")
+    with ExitStack() as stack:
+        readers = [stack.enter_context(Reader(growfs.mountpoint, job="train")) for _ in range(ranks)]
+        walks = [set[str]() for _ in range(2 * ranks)]
+        for number in range(2 * folders):
+            for rank, reader in enumerate(readers):
+                folder = f"class{number % folders}"
+                walks[2 * rank + number // folders] |= {f"{folder}/{name}" for name in reader.list(folder)}
+            time.sleep(0.15)
+        assert all(walk == walks[0] for walk in walks)
+
+
+@pytest.mark.promise(47)
+def test_a_part_of_which_nothing_was_opened_is_shown_after_a_restart(
+    growfs: Growfs, tmp_path: Path, reader: Reader
+) -> None:
+    """An `ls` after each start, or a probe while something crashes, takes no part away from training."""
+    make_tree(tmp_path / "remote", files=FILES, size=SIZE)
+    shown = []
+    for number in range(3):
+        growfs.mount(tmp_path / "remote" / "class0", *EXACT)
+        with Reader(growfs.mountpoint) as passer_by:
+            shown.append(passer_by.list())
+        growfs.umount() if number % 2 else growfs.kill()
+        growfs.run("umount", growfs.mountpoint, check=False)
+    assert shown[0] == shown[1] == shown[2]
