@@ -19,9 +19,6 @@ EPOCH_SHARE = 0.5
 between listing its training and validation sets. Both have to be of one generation."""
 SHORT_EPOCH_SHARE = 0.05
 """After --settle, this share is enough. Less is a sample: some programs list before they open each."""
-RANKS_APART_S = 1800.0
-"""How long after the first rank of its job a rank may list. No rank waits for another for longer: this is the timeout
-of torch.distributed (default_pg_timeout)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,8 +43,6 @@ class Job:
     """The ids of its view that it has opened."""
     _opened_since: BitMap64 = field(default_factory=BitMap64)
     """Those that it has opened since one of its processes last listed."""
-    _opened_by_ended: BitMap64 = field(default_factory=BitMap64)
-    """Those that were opened by processes that have ended."""
     _listed_whole: BitMap64 = field(default_factory=BitMap64)
     """The directories of its view that a process listed to the end."""
 
@@ -65,13 +60,6 @@ class Job:
     def has_opened_all(self) -> bool:
         """Whether it has opened all of its view."""
         return 0 < self.files_shown <= len(self._opened)
-
-    def is_past(self, now: float, by_time: bool) -> bool:
-        """Whether it is too late for another process to be shown the view: others have read it and ended, or it is old.
-
-        by_time: see Reader.next_view.
-        """
-        return self._is_share(self._opened_by_ended) or (by_time and now - self._viewed_at > RANKS_APART_S)
 
     def began_after(self, time: float) -> bool:
         """Whether it first listed its view after a time."""
@@ -93,7 +81,7 @@ class Job:
         """Note that one of its processes lists a generation, its view or a later one."""
         if generation is not self.view:
             self.view, self.files_shown, self._viewed_at = generation, 0, now
-            self._opened, self._opened_by_ended, self._listed_whole = BitMap64(), BitMap64(), BitMap64()
+            self._opened, self._listed_whole = BitMap64(), BitMap64()
         self._opened_since = BitMap64()
 
     def is_shown(self, directory: int, files: int) -> None:
@@ -110,8 +98,7 @@ class Job:
     def ended(self, opened: BitMap64) -> None:
         """Note that one of its processes has ended. opened: the ids that it opened."""
         if self.view:
-            self._opened_by_ended |= opened & self._opened
-            note_read(self.view, self._opened_by_ended, self.files_shown)
+            note_read(self.view, opened & self._opened, self.files_shown)
 
 
 def note_read(generation: Generation, opened: BitMap64, files_shown: int) -> None:

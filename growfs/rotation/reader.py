@@ -51,6 +51,8 @@ class Reader:
     """The share of the files of its previous generation's listings that it never opened."""
     _view: Generation | None = None
     """The generation that it listed last."""
+    _view_below: Generation | None = None
+    """The one that its workers see, if one of them has moved on."""
     _may_walk_until: float = 0.0
     """The time until which it, or others of its job, may go on listing the view. All of the view is held until then."""
     _renewed_at: float = 0.0
@@ -133,7 +135,9 @@ class Reader:
         readers: those that have holds. by_time: whether a job may have its epoch with time, even if it opens few files
         or none. Not with --exact: a generation is a part of a pass, and no part must go by unread.
         """
-        job, view = self.job, self.above._view if self.above else self.job.view
+        job, view = self.job, self.job.view
+        if self.above:
+            view = self.above._view_below or self.above._view
         shown = None if newest.is_left else newest
         if self._view and _can_be_shown(self._view, newest) and self._walks_on(directory, now):
             return self._view  # whatever the others of its job do meanwhile
@@ -145,15 +149,12 @@ class Reader:
         if not (by_time or job.has_opened or self.above):
             return newest  # such as a monitor
         if self._view is view and self._lists_again(directory):
-            if not self._has_had_its_epoch(now, settle_s, by_time):
-                return view
-        elif self.listed_at is not None or self.above or not job.is_past(now, by_time):
-            # Another directory or rank, or a worker. If nobody holds the directory, some of its files may be gone.
-            is_held = shown is view or any(
-                other._holds_of(view, directory, now) for other in readers if other.job is job
-            )
-            return view if is_held else shown
-        return shown if newest.number > view.number else None
+            if self._has_had_its_epoch(now, settle_s, by_time):
+                return shown if newest.number > view.number else None
+            return view
+        # Another directory or rank, or a worker. If nobody holds the directory, some of its files may be gone.
+        is_held = any(other._holds_of(view, directory, now) for other in readers if other.job is job)
+        return view if is_held else shown
 
     def _walks_on(self, directory: int, now: float) -> bool:
         """Whether listing a directory goes on with a walk, all of whose view is held."""
@@ -208,7 +209,9 @@ class Reader:
             self.holds.end(hidden)  # it cannot list them again: this listing does not show them
         self._walk.add(directory)
         self.job.listers += self.listed_at is None
-        self._view, self._has_opened = generation, False
+        if self.above and generation.number > self.above.generation:
+            self.above._view_below = generation
+        self._view, self._view_below, self._has_opened = generation, None, False
         self.listed_at = self.active_at = now
 
     def is_shown(self, directory: int, files: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
 from growfs.rotation.holds import Holds
-from growfs.rotation.jobs import RANKS_APART_S, Job
+from growfs.rotation.jobs import Job
 from growfs.rotation.reader import Reader, holds_of
 from growfs.rotation.rules import Generation
 
@@ -21,6 +22,7 @@ class Mount:
     def __init__(self) -> None:
         self.newest = Generation(1, 10, 0.0, FILES)
         self.now = 0.0
+        self.by_time = True
         self.readers = list[Reader]()
         self._pids = itertools.count(1)
 
@@ -29,9 +31,15 @@ class Mount:
         self.readers.append(Reader(next(self._pids), "0", "python", job=job or Job()))
         return self.readers[-1]
 
+    def worker(self, above: Reader) -> Reader:
+        """A process that another one forks now."""
+        reader = self.reader(above.job)
+        reader.above = above
+        return reader
+
     def lists(self, reader: Reader, directory: int = 1) -> int:
         """A reader lists a directory; returns the number of the generation that it shows."""
-        view = reader.next_view(directory, self.newest, self.now, SETTLE_S, self.readers)
+        view = reader.next_view(directory, self.newest, self.now, SETTLE_S, self.readers, self.by_time)
         if view is None:
             view = self.newest = Generation(self.newest.number + 1, 10, self.now, FILES)
         reader.lists(directory, view, self.now, SETTLE_S)
@@ -184,28 +192,149 @@ def test_a_rank_is_shown_what_its_job_sees_however_late_it_comes(mount: Mount) -
     mount.now += 20 * SETTLE_S
     assert mount.lists(stranger) == shown + 1
     assert mount.lists(late) == shown
-    mount.now += RANKS_APART_S
-    assert mount.lists(mount.reader(job)) == shown + 1, "nobody waits for so long"
+    mount.now += 100 * SETTLE_S
+    assert mount.lists(mount.reader(job)) == shown
 
 
 @pytest.mark.promise(6)
 def test_processes_that_read_and_ended_have_had_their_epoch(mount: Mount) -> None:
-    """A new process for each epoch, or data loader workers that list, of a trainer that has listed as well."""
+    """A new process for each epoch."""
     for epoch in range(1, 5):
         process = mount.reader()
         assert mount.lists(process) == epoch
         mount.opens(process, FILES)
         process.ended()
-    job = Job()
-    trainer = mount.reader(job)
-    before = mount.lists(trainer) - 1
+
+
+@pytest.mark.promise(6)
+@pytest.mark.parametrize("lists", ["each", "once"])
+@pytest.mark.parametrize("stay", [True, False])
+def test_workers_see_what_the_program_sees_that_started_them(mount: Mount, lists: str, stay: bool) -> None:
+    """They list at each sample, and are new in each epoch, or stay. The program sees something new in each epoch in
+    which it lists."""
+    program = mount.reader()
+    workers = list[Reader]()
+    for epoch in range(1, 6):
+        if lists == "each" or epoch == 1:
+            shown = mount.lists(program)
+            assert shown == epoch
+        workers = workers or [mount.worker(program) for _ in range(4)]
+        for id in range(FILES):
+            assert mount.lists(workers[id % 4]) == shown
+            mount.opens(workers[id % 4], 1, first=id)
+            mount.now += 1.0
+        if not stay:
+            for worker in workers:
+                worker.ended()
+            workers = []
+
+
+@pytest.mark.promise(6)
+def test_workers_that_list_once_an_epoch_end_it(mount: Mount) -> None:
+    """As ranks do that a program started after it had listed."""
+    program = mount.reader()
+    mount.lists(program)
+    ranks = [mount.worker(program) for _ in range(4)]
     for epoch in range(1, 5):
-        workers = [mount.reader(job) for _ in range(4)]
-        assert {mount.lists(worker) for worker in workers} == {before + epoch}
-        for place, worker in enumerate(workers):
-            mount.opens(worker, 25, first=25 * place)
-        for worker in workers:
-            worker.ended()
+        order = ranks[epoch % 4 :] + ranks[: epoch % 4]
+        assert [mount.lists(rank) for rank in order] == [epoch] * 4
+        for place, rank in enumerate(ranks):
+            mount.opens(rank, 25, first=25 * place)
+
+
+@pytest.mark.promise(6)
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("directories", [1, 5])
+@pytest.mark.parametrize("by_time", [True, False])
+def test_a_program_may_list_at_each_sample(mount: Mount, before: bool, directories: int, by_time: bool) -> None:
+    """Its view ends with its epoch, although it lists again and again, for longer than --settle."""
+    mount.by_time = by_time
+    program = mount.reader()
+    for epoch in range(1, 5):
+        for directory in range(directories):
+            assert mount.lists(program, directory) == epoch
+        samples = [(id % directories, id) for id in range(directories * FILES)]
+        for directory, id in random.Random(epoch).sample(samples, len(samples)):
+            if before:
+                assert mount.lists(program, directory) == epoch
+            mount.opens(program, 1, first=id)
+            mount.now += 5.0
+            if not before and len(program.job._opened) < len(samples):
+                assert mount.lists(program, directory) == epoch
+
+
+@pytest.mark.promise(6)
+@pytest.mark.parametrize("pause_s", [1.0, 30.0])
+def test_a_walk_may_take_longer_than_the_settle_time(mount: Mount, pause_s: float) -> None:
+    """Two walks without an open between them show one generation, and so do those of two ranks."""
+    job = Job()
+    ranks = [mount.reader(job), mount.reader(job)]
+    other = mount.reader()
+    shown = set[int]()
+    for _ in range(2):
+        for directory in range(100):
+            shown |= {mount.lists(rank, directory) for rank in ranks}
+            mount.now += pause_s
+            mount.opens(other, FILES)
+            mount.lists(other)
+    assert shown == {1}
+
+
+@pytest.mark.promise(6)
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_rank_that_opened_nothing_sees_what_its_job_sees(mount: Mount, first: int) -> None:
+    """Whether it is the first to list again, or not."""
+    job = Job()
+    ranks = [mount.reader(job) for _ in range(3)]
+    for epoch in range(1, 5):
+        assert [mount.lists(ranks[(first + place) % 3]) for place in range(3)] == [epoch] * 3
+        for place in range(2):
+            mount.opens(ranks[place], FILES // 2, first=FILES // 2 * place)
+
+
+@pytest.mark.promise(6)
+def test_the_ranks_of_a_job_stay_together_if_the_first_one_sees_the_same_again(mount: Mount) -> None:
+    """Before --settle has passed since they listed, and after it."""
+    job = Job()
+    ranks = [mount.reader(job) for _ in range(3)]
+    for rank in ranks:
+        mount.lists(rank)
+    mount.opens(ranks[0], 30)
+    mount.now += SETTLE_S - 1
+    assert mount.lists(ranks[0]) == 1
+    mount.opens(ranks[0], 30)
+    mount.opens(ranks[1], 30)
+    mount.now += 2
+    assert mount.lists(ranks[1]) == 1
+    assert mount.lists(ranks[2]) == 1
+
+
+@pytest.mark.promise(6, 17)
+def test_rank_0_lists_for_its_job(mount: Mount) -> None:
+    """What the others open counts for the job, and they hold nothing of their own."""
+    job = Job()
+    rank, other = mount.reader(job), mount.reader(job)
+    for epoch in range(1, 5):
+        assert mount.lists(rank) == epoch
+        mount.opens(rank, 20)
+        mount.opens(other, 80, first=20)
+    assert not other.holds
+
+
+@pytest.mark.promise(47)
+@pytest.mark.parametrize("opens", [0, 10])
+def test_who_opens_nothing_of_a_part_sees_the_newest_one_and_begins_none(mount: Mount, opens: int) -> None:
+    """Frozen files are in every part, so an open of one is not an open of a part."""
+    mount.by_time = False
+    trainer, monitor = mount.reader(), mount.reader()
+    for part in range(1, 5):
+        assert mount.lists(trainer) == part
+        for _ in range(3):
+            assert mount.lists(monitor) == part
+            for id in range(opens):
+                monitor.opened(id, mount.newest, mount.now, is_of_view=False)
+            mount.now += SETTLE_S
+        mount.opens(trainer, FILES)
 
 
 @pytest.mark.promise(6)
