@@ -1,9 +1,8 @@
 """What the processes of a job were shown together, and whether they have read it. Uses neither the clock nor /proc.
 
-A job is a set of processes that started together, such as the ranks of a training run. Each job has a view: the
-generation that all of its listings show until the job has had its epoch with it. Then it sees the newest generation; if
-it has already seen that one, a new one begins. Jobs never wait for each other: a view is held, and can be listed, as
-long as its job needs it.
+A job is a set of processes that started together, such as the ranks of a training run. Its view is the generation that
+all of its listings show until it has had its epoch. Then it sees the newest generation; if it has already seen that
+one, a new one begins. Jobs never wait for each other: a view is held, and can be listed, as long as its job needs it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from pyroaring import BitMap64
 from growfs.rotation.rules import Generation
 
 EPOCH_SHARE = 0.5
-"""A job that has opened this share of its view since it last listed has had its epoch. Less is a look at a batch,
-between listing its training and validation sets. Both have to be of one generation."""
+"""A job that has opened this share of its view since it last listed has had its epoch. Less is a look at a batch: then
+its training and validation sets have to be of one generation."""
 SHORT_EPOCH_SHARE = 0.05
 """After --settle, this share is enough. Less is a sample: some programs list before they open each."""
 
@@ -37,51 +36,29 @@ class Job:
     """Whether it asks for each generation (`growfs.epoch`), so that no listing begins one."""
     listed_again_at: float = 0.0
     """When one of its processes last listed again after it had opened a file: the others see what that one has seen."""
-    _viewed_at: float = 0.0
+    viewed_at: float = 0.0
     """When it first listed its view."""
-    _opened: BitMap64 = field(default_factory=BitMap64)
+    opened: BitMap64 = field(default_factory=BitMap64)
     """The ids of its view that it has opened."""
     _opened_since: BitMap64 = field(default_factory=BitMap64)
     """Those that it has opened since one of its processes last listed."""
     _listed_whole: BitMap64 = field(default_factory=BitMap64)
     """The directories of its view that a process listed to the end."""
 
-    @property
-    def has_opened(self) -> bool:
-        """Whether it has opened a file of its view."""
-        return bool(self._opened)
-
-    def has_read(self, now: float, settle_s: float) -> bool:
-        """Whether what it has opened since one of its processes last listed was an epoch."""
-        share = EPOCH_SHARE if now - self._viewed_at <= settle_s else SHORT_EPOCH_SHARE
-        return self._is_share(self._opened_since, share)
+    def has_opened(self, share: float) -> bool:
+        """Whether it has opened this share of its view since one of its processes last listed."""
+        return len(self._opened_since) >= share * max(1, self.files_shown)
 
     @property
     def has_opened_all(self) -> bool:
         """Whether it has opened all of its view."""
-        return 0 < self.files_shown <= len(self._opened)
-
-    def began_after(self, time: float) -> bool:
-        """Whether it first listed its view after a time."""
-        return self.view is not None and self._viewed_at >= time
-
-    def asked_view(self, newest: Generation, seen: int) -> Generation | None:
-        """As `Reader.next_view`, for a process that asks for the next generation. seen: the last one that it saw, or
-        0."""
-        self.asks = True
-        if self.view and not (seen or self.view.is_left):
-            return self.view
-        is_old = newest.is_left or (newest.is_read and not seen)
-        return newest if newest.number > seen and not is_old else None
-
-    def _is_share(self, ids: BitMap64, share: float = EPOCH_SHARE) -> bool:
-        return len(ids) >= share * max(1, self.files_shown)
+        return 0 < self.files_shown <= len(self.opened)
 
     def lists(self, generation: Generation, now: float) -> None:
         """Note that one of its processes lists a generation, its view or a later one."""
         if generation is not self.view:
-            self.view, self.files_shown, self._viewed_at = generation, 0, now
-            self._opened, self._listed_whole = BitMap64(), BitMap64()
+            self.view, self.files_shown, self.viewed_at = generation, 0, now
+            self.opened, self._listed_whole = BitMap64(), BitMap64()
         self._opened_since = BitMap64()
 
     def is_shown(self, directory: int, files: int) -> None:
@@ -90,15 +67,15 @@ class Job:
             self._listed_whole.add(directory)
             self.files_shown += files - self.view.frozen_files(directory)
 
-    def opened(self, id: int) -> None:
+    def opens(self, id: int) -> None:
         """Note that one of its processes opens a file of the view that is not frozen."""
-        self._opened.add(id)
+        self.opened.add(id)
         self._opened_since.add(id)
 
     def ended(self, opened: BitMap64) -> None:
         """Note that one of its processes has ended. opened: the ids that it opened."""
         if self.view:
-            note_read(self.view, opened & self._opened, self.files_shown)
+            note_read(self.view, opened & self.opened, self.files_shown)
 
 
 def note_read(generation: Generation, opened: BitMap64, files_shown: int) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
 from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold
-from growfs.rotation.jobs import Job
+from growfs.rotation.jobs import EPOCH_SHARE, SHORT_EPOCH_SHARE, Job
 from growfs.rotation.rules import Generation
 
 
@@ -60,12 +59,9 @@ class Reader:
     _renews_s: float = 0.0
     """The time between that and its first listing in the generation before."""
     _busy_at: float = 0.0
-    """When it last listed a directory of the view for the first time, or any after it had opened a file. If it only
-    lists the same again, as a script that polls does, it is silent."""
-    _has_opened: bool = False
-    """Whether it, or a process below it, has opened a file since it last listed."""
+    """When it last listed a directory that is new to it, or any after it had opened a file: not when it only polls."""
     _walk: BitMap64 = field(default_factory=BitMap64)
-    """The directories that it has listed in its current walk: without opening a file, and each only once."""
+    """The directories that it has listed, each once, since it, or a worker, last opened a file."""
     _listed_whole: BitMap64 = field(default_factory=BitMap64)
     """The directories that it has listed to the end in its last generation."""
     _shown: dict[int, int] = field(default_factory=dict)
@@ -106,6 +102,11 @@ class Reader:
         return self.holds.before(self.generation) if lists_now or renews else self.holds
 
     @property
+    def is_listed_for(self) -> bool:
+        """Whether others list for it, such as rank 0, which broadcasts the names. Their holds are enough."""
+        return self.listed_at is None and self.job.listers > 0
+
+    @property
     def opened_all(self) -> bool:
         """Whether it has opened as many files as it was shown."""
         return 0 < self.files_shown <= len(self.files)
@@ -139,14 +140,14 @@ class Reader:
         if self.above:
             view = self.above._view_below or self.above._view
         shown = None if newest.is_left else newest
-        if self._view and _can_be_shown(self._view, newest) and self._walks_on(directory, now):
+        if self._view and not self._view.is_over and self._walks_on(directory, now):
             return self._view  # whatever the others of its job do meanwhile
-        if view is None or not _can_be_shown(view, newest):
+        if view is None or view.is_over:
             is_old = newest.is_over or newest.is_read or (by_time and now - newest.began_at > settle_s)
             return None if is_old else shown
         if job.asks:
             return view
-        if not (by_time or job.has_opened or self.above):
+        if not (by_time or job.opened or self.above):
             return newest  # such as a monitor
         if self._view is view and self._lists_again(directory):
             if self._has_had_its_epoch(now, settle_s, by_time):
@@ -158,7 +159,7 @@ class Reader:
 
     def _walks_on(self, directory: int, now: float) -> bool:
         """Whether listing a directory goes on with a walk, all of whose view is held."""
-        return directory not in self._walk and not self._has_opened and now <= self._may_walk_until
+        return bool(self._walk) and directory not in self._walk and now <= self._may_walk_until
 
     def _lists_again(self, directory: int) -> bool:
         """Whether it lists a directory again, before others of its job have: these see what the first one sees."""
@@ -167,15 +168,20 @@ class Reader:
 
     def _has_had_its_epoch(self, now: float, settle_s: float, by_time: bool) -> bool:
         """Whether its job has read its view, now that it lists a directory again."""
-        if self._has_opened and self.job.has_read(now, settle_s if by_time and not self.above else math.inf):
+        job, by_time = self.job, by_time and not self.above
+        share = SHORT_EPOCH_SHARE if by_time and now - job.viewed_at > settle_s else EPOCH_SHARE
+        if not self._walk and job.has_opened(share):
             return True
-        if self.above:
-            return False  # it looks for names that it got from there
-        return self.job.has_opened_all or (by_time and now - self._busy_at > settle_s)
+        # A worker looks for names that the process above it has listed.
+        return (job.has_opened_all and not self.above) or (by_time and now - self._busy_at > settle_s)
 
     def asked_view(self, newest: Generation) -> Generation | None:
         """As `next_view`, when it asks for the next generation."""
-        return self.job.asked_view(newest, self.generation)
+        job, seen, job.asks = self.job, self.generation, True
+        if job.view and not (seen or job.view.is_left):
+            return job.view
+        is_old = newest.is_left or (newest.is_read and not seen)
+        return newest if newest.number > seen and not is_old else None
 
     def lists(self, directory: int, generation: Generation, now: float, settle_s: float = 0.0) -> None:
         """Note that it lists a directory (EVERYWHERE: all), and from now on holds what that generation shows there.
@@ -184,15 +190,16 @@ class Reader:
         hold: some files of the view may be gone.
         """
         is_next = self.generation != generation.number
+        is_again, has_opened = not is_next and self._lists_again(directory), not self._walk
+        if has_opened or not is_again:
+            self._busy_at = now
+        if has_opened and is_again and not self.above:
+            self.job.listed_again_at = now
         if is_next or not self._walks_on(directory, now):
-            self._walk = BitMap64()
+            self._walk.clear()
+        self._walk.add(directory)
         if is_next or now <= self._may_walk_until:
             self._may_walk_until = now + settle_s
-        is_again = not is_next and self._lists_again(directory)
-        if self._has_opened or not is_again:
-            self._busy_at = now
-        if is_again and self._has_opened and not self.above:
-            self.job.listed_again_at = now
         if self.job.view is None or generation.number >= self.job.view.number:  # otherwise it is behind the others
             self.job.lists(generation, now)
         if is_next:
@@ -207,11 +214,10 @@ class Reader:
         self.holds.set(directory, generation.hold)
         if hidden := generation.hidden_below.get(directory):
             self.holds.end(hidden)  # it cannot list them again: this listing does not show them
-        self._walk.add(directory)
         self.job.listers += self.listed_at is None
         if self.above and generation.number > self.above.generation:
             self.above._view_below = generation
-        self._view, self._view_below, self._has_opened = generation, None, False
+        self._view, self._view_below = generation, None
         self.listed_at = self.active_at = now
 
     def is_shown(self, directory: int, files: int) -> None:
@@ -244,10 +250,11 @@ class Reader:
         self.handles += 1
         self.files.add(id)
         if is_of_view and (self._view is None or self._view is self.job.view):
-            self.job.opened(id)
+            self.job.opens(id)
         reader: Reader | None = self
         while reader:
-            reader.active_at, reader._has_opened = now, True
+            reader.active_at = now
+            reader._walk.clear()
             reader = reader.above
         if generation and not (generation.part or self.holds or self.job.listers):
             self.holds.set(EVERYWHERE, generation.hold)
@@ -277,10 +284,6 @@ class Reader:
         self.job.listers -= self.listed_at is not None
         if not self.above and (self._view is None or self._view is self.job.view):
             self.job.ended(self.files)
-
-
-def _can_be_shown(view: Generation, newest: Generation) -> bool:
-    return not view.is_over and (view.files > 0 or view is newest)
 
 
 def holds_of(readers: Collection[Reader], now: float) -> list[DirectoryHolds]:

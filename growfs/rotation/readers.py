@@ -326,14 +326,9 @@ class Readers:
         return min(holds, key=lambda hold: hold.generation, default=None)
 
     def _holding(self) -> Iterator[Reader]:
-        """The readers whose holds count. Not those that never listed, once others have listed for their job; and with
-        --rotation always, only those that have not opened all that they were shown.
-        """
-        release_when_read = self._generations.rotation == "always"
-        for reader in self._readers.values():
-            is_listed_for = reader.listed_at is None and reader.job.listers
-            if not (is_listed_for or (release_when_read and reader.opened_all)):
-                yield reader
+        """The readers whose holds count; with --rotation always, only until they have opened all that they saw."""
+        is_always = self._generations.rotation == "always"
+        return (each for each in self._readers.values() if not (each.is_listed_for or (is_always and each.opened_all)))
 
     def release(self) -> None:
         """End all holds but those of folders that are open by the path of their generation."""
@@ -382,19 +377,19 @@ class Readers:
             new.above, new.job = above, above.job
         else:
             began_s = trio.current_time() - found.age_s - self._generations.settle_s
-            for reader, known in self._processes.items():
-                have_same_command_line = reader.command_line == new.command_line != b""
-                if reader is not new and (
-                    are_ranks(known, found, have_same_command_line)
-                    or (reader.job.began_after(began_s) and is_family(known, found))
-                ):
-                    new.job = reader.job
-                    return
+            jobs_that_started_with_it = (
+                reader.job
+                for reader, known in self._processes.items()
+                if reader is not new
+                if are_ranks(known, found, reader.command_line == new.command_line != b"")
+                or (reader.job.view and began_s <= reader.job.viewed_at and is_family(known, found))
+            )
+            new.job = next(jobs_that_started_with_it, new.job)
 
     def _above(self, found: Process) -> Reader | None:
-        """The nearest process above one that has listed, if it and those in between are of the same program."""
+        """The nearest process above that has listed, if it forked those below it, or started them by multiprocessing."""
         for child, parent in itertools.pairwise(lineage(found)):
-            if not is_worker(child):
+            if not (child.is_forked or b"from multiprocessing." in child.command_line):
                 return None
             reader = self._readers.get((parent.pid, parent.start))
             if reader and reader.listed_at is not None:
@@ -421,8 +416,6 @@ class Readers:
         reader.ended()
         if held := self._generation_holds.end(reader):
             note_read(held, reader.files, held.files)
-        for other in self._readers.values():
-            other.above = None if other.above is reader else other.above
         self._by_number.pop(reader.number, None)
         self._threads.clear()
         self.released.notify()
@@ -435,11 +428,6 @@ def are_ranks(one: Process, other: Process, have_same_command_line: bool) -> boo
     if FOREIGN in (one.pid, other.pid) or abs(one.started_s - other.started_s) > TOGETHER_S:
         return False
     return one.parent == other.parent > 1 or have_same_command_line
-
-
-def is_worker(process: Process) -> bool:
-    """Whether it is a part of the program of its parent: forked, or started by Python's multiprocessing."""
-    return process.is_forked or b"from multiprocessing." in process.command_line
 
 
 def is_family(one: Process, other: Process) -> bool:

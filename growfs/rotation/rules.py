@@ -105,7 +105,7 @@ class Generation:
     frozen: Mapping[int, int] = field(default_factory=dict)
     """How many frozen and pinned files it lists, by directory."""
     is_over: bool = False
-    """Whether no further listing may show it, whichever process lists."""
+    """Whether no further listing may show it, whichever process lists: training could not start with it."""
     opened: BitMap64 = field(default_factory=BitMap64)
     """The ids of files opened by processes that listed it and have ended."""
     is_read: bool = False
@@ -155,6 +155,8 @@ class Succession:
 
     def begin(self, number: int, plan: GenerationPlan, now: float) -> Generation:
         """Begin the next generation as planned, and return it."""
+        if self.newest and not self.newest.files:
+            self.newest.is_over = True
         self.newest = Generation(number, plan.last_seq, now, plan.files, plan.listed, plan.hidden_below, plan.part)
         self.keeps_last = plan.keeps_last
         self._opened = BitMap64()

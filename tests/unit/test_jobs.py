@@ -259,7 +259,7 @@ def test_a_program_may_list_at_each_sample(mount: Mount, before: bool, directori
                 assert mount.lists(program, directory) == epoch
             mount.opens(program, 1, first=id)
             mount.now += 5.0
-            if not before and len(program.job._opened) < len(samples):
+            if not before and len(program.job.opened) < len(samples):
                 assert mount.lists(program, directory) == epoch
 
 
