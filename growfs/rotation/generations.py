@@ -9,7 +9,6 @@ import logging
 import math
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -243,9 +242,9 @@ class Generations:
         self._succession.note_opened(id)
 
     def moves(self, id: int, view: Generation | None) -> bool:
-        """Whether a generation lists a file that is not in all of them, as frozen and pinned files are."""
-        row = self._db.row("SELECT seq FROM resident JOIN node USING (id) WHERE id = ? AND pinned = 0", id)
-        return view is not None and row is not None and view.shows(row[0])
+        """Whether a generation lists a cached file that is not in every one, as frozen and pinned files are."""
+        row = self._db.row("SELECT parent, seq FROM resident WHERE id = ?", id)
+        return view is not None and row is not None and view.moves(*row)
 
     def count_all(self) -> None:
         """From now on, assume that all listed files are opened: opens cannot be seen."""
@@ -316,7 +315,8 @@ class Generations:
         generation = self._succession.begin(number, plan, trio.current_time())
         self.kept = [*self.kept, generation][-self.keep :]
         self._in_memory.add(generation)
-        generation.frozen = Counter(directory for directory, seq in frozen if generation.shows(seq))
+        for directory, seq in filter(lambda row: generation.shows(row[1]), frozen):
+            generation.frozen.setdefault(directory, BitMap64()).add(seq)
         self.shown_seq = plan.last_seq
         self._unwritten = plan
         self.began.notify()

@@ -149,9 +149,11 @@ class Reader:
             return view
         if not (by_time or job.opened or self.above):
             return newest  # such as a monitor
-        if self._view is view and self._lists_again(directory):
-            if self._has_had_its_epoch(now, settle_s, by_time):
-                return shown if newest.number > view.number else None
+        is_again = self._view is view and self._lists_again(directory)
+        is_read = self.listed_at is None and view.is_read and not self.above  # by processes that have ended
+        if is_read or (is_again and self._has_had_its_epoch(now, settle_s, by_time)):
+            return shown if newest.number > view.number else None
+        if is_again:
             return view
         # Another directory or rank, or a worker. If nobody holds the directory, some of its files may be gone.
         is_held = any(other._holds_of(view, directory, now) for other in readers if other.job is job)

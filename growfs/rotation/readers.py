@@ -387,7 +387,7 @@ class Readers:
             new.job = next(jobs_that_started_with_it, new.job)
 
     def _above(self, found: Process) -> Reader | None:
-        """The nearest process above that has listed, if it forked those below it, or started them by multiprocessing."""
+        """The nearest process above that has listed, if it forked those below, or started them by multiprocessing."""
         for child, parent in itertools.pairwise(lineage(found)):
             if not (child.is_forked or b"from multiprocessing." in child.command_line):
                 return None

@@ -102,8 +102,8 @@ class Generation:
     """The directories without a listed file, by the nearest directory above them that is listed."""
     part: PartContents | None = None
     """What it lists, if it is a part of a pass."""
-    frozen: Mapping[int, int] = field(default_factory=dict)
-    """How many frozen and pinned files it lists, by directory."""
+    frozen: dict[int, BitMap64] = field(default_factory=dict)
+    """The admissions of the files that were frozen or pinned when it began, by directory."""
     is_over: bool = False
     """Whether no further listing may show it, whichever process lists: training could not start with it."""
     opened: BitMap64 = field(default_factory=BitMap64)
@@ -127,7 +127,12 @@ class Generation:
 
     def frozen_files(self, directory: int) -> int:
         """How many frozen and pinned files it lists in a directory, or EVERYWHERE."""
-        return sum(self.frozen.values()) if directory == EVERYWHERE else self.frozen.get(directory, 0)
+        directories = self.frozen if directory == EVERYWHERE else (directory,)
+        return sum(len(self.frozen.get(each, ())) for each in directories)
+
+    def moves(self, directory: int, seq: int) -> bool:
+        """Whether it lists a file that is not frozen or pinned, and so not in every generation."""
+        return seq in self.listed and seq not in self.frozen.get(directory, ())
 
     def shows(self, seq: int) -> bool:
         """Whether it lists the file or directory with that admission."""
@@ -398,8 +403,8 @@ class GenerationPlan:
     hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
     part: PartContents | None = None
     """What it lists, if it is a part of a pass."""
-    frozen: Mapping[int, int] = field(default_factory=dict)
-    """How many frozen and pinned files it lists, by directory."""
+    frozen: dict[int, BitMap64] = field(default_factory=dict)
+    """The admissions of the files that were frozen or pinned when it began, by directory."""
 
 
 def turnover_order(files: Iterable[CachedFile], shown_seq: int) -> list[CachedFile]:

@@ -233,7 +233,7 @@ class Control:
 
 
 class ModelProcess(Process):
-    """A process that /proc does not have. All run one program, so a child is of the job of its parent."""
+    """A process that /proc does not have. All run one program. A child was forked."""
 
     program = "/bin/reader"
     command_line = b""
@@ -250,7 +250,7 @@ class Processes:
 
     def start(self, parent: int = 1) -> int:
         self._last += 1
-        self._processes[self._last] = ModelProcess(self._last, parent, str(self._last), "reader")
+        self._processes[self._last] = ModelProcess(self._last, parent, str(self._last), "reader", parent > 1)
         return self._last
 
     def get(self, pid: int) -> Process | None:

@@ -45,6 +45,8 @@ MISS_TIMEOUT_S = 3.0
 RETRIES_S = 100.0
 """What the daemon may wait until it looks again: after a file that failed, say."""
 
+SAMPLES_MIN = 4
+"""Files of a view in which one is less than half of those that are left."""
 REQUEUED_MAX = 2
 """A file that nobody opened before was put behind those that were cached then, which so many generations show first."""
 
@@ -493,7 +495,7 @@ class Machine(RuleBasedStateMachine):
     def look_at_a_batch(self) -> None:
         """Keras lists, may read a few files, and lists again: it has to find the same."""
         reader = self._start()
-        listed = self._walk(reader)
+        listed = sorted(self._moving(self._walk(reader)))
         generation = self.generation
         for path in listed[: (len(listed) - 1) // 2]:
             self._open(reader, path)
@@ -514,6 +516,58 @@ class Machine(RuleBasedStateMachine):
         self._walk(other)
         self._walk(late)
         assert self.generation == generation, "ranks see different generations"
+
+    def _fork(self, parent: ReaderState) -> ReaderState:
+        self.readers.append(ReaderState(parent.process.fork()))
+        return self.readers[-1]
+
+    def _moving(self, listed: Iterable[str]) -> set[str]:
+        """The files of a listing that are not in every generation."""
+        return set(listed) - self.pinned
+
+    @precondition(lambda self: len(self.readers) < 3)
+    @rule(data=st.data(), works=st.booleans())
+    def list_at_each_sample(self, data: st.DataObject, works: bool) -> None:
+        """A program, or a worker of it, lists before it opens each file: it sees one generation in an epoch."""
+        program, other = self._start(), self._start()
+        listed = self._walk(program)
+        generation = self.generation
+        reader = self._fork(program) if works and self.driver.has_jobs else program
+        left = self._moving(listed)
+        if len(left) < SAMPLES_MIN:
+            return
+        for path in data.draw(st.permutations(sorted(left))):
+            self._list(reader, os.path.dirname(path))
+            assert self.generation == generation, "it lists in the middle of an epoch, and sees another generation"
+            self._open(reader, path)
+            if data.draw(st.booleans()):
+                self._open(other, path)
+                self._walk(other)
+
+    @precondition(lambda self: len(self.readers) < 2 and self.driver.has_jobs)
+    @rule(epochs=st.integers(1, 3))
+    def rank_0_lists(self, epochs: int) -> None:
+        """What the others open counts for the job: it sees something new in each epoch."""
+        launcher = self._start()
+        ranks = [self._fork(launcher) for _ in range(2)]
+        listed = self._walk(ranks[0])
+        for _ in range(epochs):
+            generation = self.generation
+            if not self._moving(listed):
+                return
+            for path in listed:
+                self._open(ranks[1], path)
+            listed = self._walk(ranks[0])
+            assert self.generation > generation or not self._moving(self.cached()), "the job sees nothing new"
+
+    @precondition(lambda self: len(self.readers) < 3)
+    @rule(data=st.data(), times=st.integers(1, 3))
+    def monitor(self, data: st.DataObject, times: int) -> None:
+        """A process lists everything again and again, and opens nothing."""
+        reader = self._some_reader(data)
+        for _ in range(times):
+            self._walk(reader)
+            self.driver.settle(SETTLE_S / 2)
 
     @precondition(lambda self: len(self.readers) < 3)
     @rule()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from growfs.rotation.holds import EVERYWHERE
+from growfs.rotation.jobs import Job
 from growfs.simulation.cache import File
 from growfs.simulation.simulator import Process
 from tests.simulation.world import MINUTE, STEP_S, World, catalog
@@ -372,3 +373,121 @@ def _(world: World) -> list[Process]:
         reader.exit()
 
     return [process()]
+
+
+@pattern("a program that lists at each sample")
+def _(world: World) -> list[Process]:
+    def program() -> Process:
+        reader = world.simulation.reader()
+        while not world.enough:
+            ids = yield from world.walk(reader)
+            for id in world.shuffled(ids):
+                assert id in reader.list(world.files[id].directory)
+                yield from world.read(reader, [id])
+        reader.exit()
+
+    return [program(), world.train(start_s=50.0)]
+
+
+def _with_workers(world: World, relists: bool) -> Process:
+    """A program whose workers list at each sample, and are new in each epoch."""
+    program = world.simulation.reader()
+    epoch = 0
+    while not world.enough:
+        if relists or not epoch:
+            ids = yield from world.walk(program)
+        workers = [world.simulation.reader(above=program) for _ in range(4)]
+        for place, id in enumerate(world.shuffled(ids)):
+            worker = workers[place % 4]
+            assert id in worker.list(world.files[id].directory)
+            yield from world.read(worker, [id])
+        for worker in workers:
+            worker.exit()
+        epoch += 1
+    program.exit()
+
+
+@pattern("workers that list at each sample")
+def _(world: World) -> list[Process]:
+    return [_with_workers(world, relists=True), world.train(start_s=50.0)]
+
+
+@pattern("workers that list at each sample, of a program that listed once")
+def _(world: World) -> list[Process]:
+    return [_with_workers(world, relists=False), world.train(start_s=50.0)]
+
+
+@pattern("ranks that start seconds apart")
+def _(world: World) -> list[Process]:
+    job = Job()
+    seen: list[list[set[int]]] = []
+
+    def rank(number: int) -> Process:
+        yield 3.0 * number
+        reader = world.simulation.reader(job)
+        epoch = 0
+        while not world.enough:
+            ids = yield from world.walk(reader, 0.2)
+            if len(seen) == epoch:
+                seen.append([])
+            seen[epoch].append(set(ids))
+            yield from world.read(reader, sorted(ids)[number::8])
+            epoch += 1
+            while len(seen[epoch - 1]) < 8 and not world.enough:
+                yield 1.0
+        reader.exit()
+
+    def check() -> Process:
+        while not world.enough:
+            yield MINUTE
+        assert all(lists.count(lists[0]) == len(lists) for lists in seen)
+
+    return [*map(rank, range(8)), check()]
+
+
+@pattern("rank 0 lists for its job")
+def _(world: World) -> list[Process]:
+    def ranks() -> Process:
+        job = Job()
+        ranks = [world.simulation.reader(job) for _ in range(4)]
+        while not world.enough:
+            ids = yield from world.walk(ranks[0])
+            for place, id in enumerate(world.shuffled(ids)):
+                yield from world.read(ranks[place % 4], [id])
+        for rank in ranks:
+            rank.exit()
+
+    return [ranks(), world.train(start_s=50.0)]
+
+
+@pattern("walks longer than --settle, for two sets")
+def _(world: World) -> list[Process]:
+    def process(start_s: float, job: Job, epochs: list[set[int]]) -> Process:
+        yield start_s
+        reader = world.simulation.reader(job)
+        epoch = 0
+        while not world.enough:
+            for _ in range(2):
+                ids = set((yield from world.walk(reader, 12.0)))
+                if len(epochs) == epoch:
+                    epochs.append(ids)
+                assert ids == epochs[epoch]
+            yield from world.read(reader, sorted(ids))
+            epoch += 1
+            yield max(0.0, 1000.0 * epoch + start_s - world.simulation.now)
+        reader.exit()
+
+    job, epochs = Job(), list[set[int]]()
+    return [process(0.0, job, epochs), process(7.0, job, epochs), world.train(start_s=50.0)]
+
+
+@pattern("monitors that list everything again and again")
+def _(world: World) -> list[Process]:
+    def monitor(every_s: float) -> Process:
+        reader = world.simulation.reader()
+        while not world.enough:
+            yield from world.walk(reader)
+            yield every_s
+        reader.exit()
+
+    return [world.train(), monitor(10.0), monitor(100.0)]
