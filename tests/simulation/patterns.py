@@ -377,44 +377,17 @@ def _(world: World) -> list[Process]:
 
 @pattern("a program that lists at each sample")
 def _(world: World) -> list[Process]:
-    def program() -> Process:
-        reader = world.simulation.reader()
-        while not world.enough:
-            ids = yield from world.walk(reader)
-            for id in world.shuffled(ids):
-                assert id in reader.list(world.files[id].directory)
-                yield from world.read(reader, [id])
-        reader.exit()
-
-    return [program(), world.train(start_s=50.0)]
-
-
-def _with_workers(world: World, relists: bool) -> Process:
-    """A program whose workers list at each sample, and are new in each epoch."""
-    program = world.simulation.reader()
-    epoch = 0
-    while not world.enough:
-        if relists or not epoch:
-            ids = yield from world.walk(program)
-        workers = [world.simulation.reader(above=program) for _ in range(4)]
-        for place, id in enumerate(world.shuffled(ids)):
-            worker = workers[place % 4]
-            assert id in worker.list(world.files[id].directory)
-            yield from world.read(worker, [id])
-        for worker in workers:
-            worker.exit()
-        epoch += 1
-    program.exit()
+    return [world.train_listing_at_each_sample(), world.train(start_s=50.0)]
 
 
 @pattern("workers that list at each sample")
 def _(world: World) -> list[Process]:
-    return [_with_workers(world, relists=True), world.train(start_s=50.0)]
+    return [world.train_listing_at_each_sample(workers=4), world.train(start_s=50.0)]
 
 
 @pattern("workers that list at each sample, of a program that listed once")
 def _(world: World) -> list[Process]:
-    return [_with_workers(world, relists=False), world.train(start_s=50.0)]
+    return [world.train_listing_at_each_sample(workers=4, relist=False), world.train(start_s=50.0)]
 
 
 @pattern("ranks that start seconds apart")

@@ -40,6 +40,9 @@ def run_mix(seed: int) -> World:
         lambda start_s, step_s: world.train(
             start_s, step_s=step_s, choose=lambda ids: world.random.choices(ids, k=len(ids)) if ids else []
         ),
+        world.train_listing_at_each_sample,
+        lambda start_s, step_s: world.train_listing_at_each_sample(start_s, step_s, workers=3),
+        lambda start_s, step_s: world.train_listing_at_each_sample(start_s, step_s, workers=3, relist=False),
         lambda start_s, step_s: world.look(10 + start_s / 2),
         lambda start_s, step_s: world.look(100 + start_s / 2, copies=True, step_s=step_s / 5),
     ]

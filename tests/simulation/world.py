@@ -126,6 +126,31 @@ class World:
             epoch += 1
         reader.exit()
 
+    def train_listing_at_each_sample(
+        self, start_s: float = 0.0, step_s: float = STEP_S, workers: int = 0, relist: bool = True
+    ) -> Process:
+        """A training run that lists a file's directory before it opens the file, as does a search for its mask.
+
+        workers: how many processes below it do this, new ones in each epoch; 0: it does so itself. relist: whether it
+        lists everything in each epoch.
+        """
+        yield start_s
+        program = self.simulation.reader()
+        ids: list[int] = []
+        while not self.enough:
+            if relist or not ids:
+                ids = yield from self.walk(program)
+            readers = [self.simulation.reader(above=program) for _ in range(workers)] or [program]
+            for place, id in enumerate(self.shuffled(ids)):
+                reader = readers[place % len(readers)]
+                assert id in reader.list(self.files[id].directory), "it has seen the file, and does not find it"
+                yield from self.read(reader, [id], step_s=step_s)
+            for reader in readers[: workers or 0]:
+                reader.exit()
+            if not ids:
+                yield MINUTE
+        program.exit()
+
     def look(self, every_s: float, walks: bool = True, copies: bool = False, step_s: float = 0.01) -> Process:
         """A short process from time to time: ls (the first directory only), find, or cp -r."""
         while not self.enough:
