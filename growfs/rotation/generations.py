@@ -242,9 +242,13 @@ class Generations:
         self._succession.note_opened(id)
 
     def moves(self, id: int, view: Generation | None) -> bool:
-        """Whether a generation lists a cached file that is not in every one, as frozen and pinned files are."""
+        """Whether an open of a cached file counts for a generation: not if every generation lists it, as frozen and
+        pinned files, and with parts only if it is of the part.
+        """
+        if view is None or not (view.frozen or view.part):
+            return view is not None
         row = self._db.row("SELECT parent, seq FROM resident WHERE id = ?", id)
-        return view is not None and row is not None and view.moves(*row)
+        return row is not None and view.moves(*row)
 
     def count_all(self) -> None:
         """From now on, assume that all listed files are opened: opens cannot be seen."""

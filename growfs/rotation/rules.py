@@ -403,8 +403,6 @@ class GenerationPlan:
     hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
     part: PartContents | None = None
     """What it lists, if it is a part of a pass."""
-    frozen: dict[int, BitMap64] = field(default_factory=dict)
-    """The admissions of the files that were frozen or pinned when it began, by directory."""
 
 
 def turnover_order(files: Iterable[CachedFile], shown_seq: int) -> list[CachedFile]:
