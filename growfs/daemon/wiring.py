@@ -257,6 +257,8 @@ def _build(
         if isinstance(engine, LinksEngine):
             store.open_files.descriptor_opened.connect(engine.note_own_open)
             store.leaving.connect(engine.drop_links)
+            for removed in (catalog_sync.removed, store.replaced):
+                removed.connect(engine.forget_links)
 
     # The users' view and controls.
 

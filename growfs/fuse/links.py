@@ -102,6 +102,15 @@ class LinksEngine(PassthroughEngine):
         self._session.notify_all(messages, DROPPED_S_MAX)
         time.sleep(FOLLOWED_S)
 
+    def forget_links(self, removed: Sequence[Removed]) -> None:
+        """Make the kernel read the links to files that are gone again, and then look up their names.
+
+        It may know them by names in generations that have ended. A new version's link has another id.
+        """
+        if self._mounted:
+            for gone in removed:
+                self._session.notify(protocol.inval_inode(gone.id | LINK_BIT, 0, 0))
+
     def note_own_open(self, id: int) -> None:
         """Note that the daemon has opened a cached file."""
         now = trio.current_time()

@@ -229,6 +229,23 @@ def test_any_number_of_processes_may_ask_at_a_time(growfs: Growfs, tree: dict[st
             assert os.read(fd, 100) == b"1\n"
 
 
+def test_a_new_version_is_found_in_a_generation_that_has_ended(growfs: Growfs, tmp_path: Path) -> None:
+    """Its name there may be a link to the earlier version, which leads nowhere once the new one is not cached."""
+    make_tree(tmp_path / "remote", directories=1, files=3, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--rotation", "never", "--settle", "0", "--wait-files", "3")
+    file = generation(growfs, next_number(growfs)) / "class0/0000.bin"
+    assert names(generation(growfs, 1)) == files_below(tmp_path / "remote")
+    assert len(file.read_bytes()) == SIZE
+    os.listdir(generation(growfs, 2))
+    until(lambda: os.listdir(growfs.mountpoint / TREES) == ["2"])
+    (tmp_path / "remote/class0/0000.bin").write_bytes(b"new")
+    relist(growfs)
+    until(lambda: (growfs.cache / "files/class0/0000.bin").read_bytes() == b"new")
+    until(lambda: growfs.run("evict", growfs.mountpoint, "class0/0000.bin").stdout.startswith("1 file"))
+    assert file.read_bytes() == b"new"
+    assert waited_opens(growfs) == 1
+
+
 # growfs.next_generation, and growfs next.
 
 
