@@ -253,19 +253,3 @@ def test_a_walk_longer_than_the_settle_time_is_not_torn(growfs: Growfs, tmp_path
                 walks[2 * rank + number // folders] |= {f"{folder}/{name}" for name in reader.list(folder)}
             time.sleep(0.15)
         assert all(walk == walks[0] for walk in walks)
-
-
-@pytest.mark.promise(47)
-def test_a_part_of_which_nothing_was_opened_is_shown_after_a_restart(
-    growfs: Growfs, tmp_path: Path, reader: Reader
-) -> None:
-    """An `ls` after each start, or a probe while something crashes, takes no part away from training."""
-    make_tree(tmp_path / "remote", files=FILES, size=SIZE)
-    shown = []
-    for number in range(3):
-        growfs.mount(tmp_path / "remote" / "class0", *EXACT)
-        with Reader(growfs.mountpoint) as passer_by:
-            shown.append(passer_by.list())
-        growfs.umount() if number % 2 else growfs.kill()
-        growfs.run("umount", growfs.mountpoint, check=False)
-    assert shown[0] == shown[1] == shown[2]
