@@ -102,6 +102,7 @@ class Machine(RuleBasedStateMachine):
         self.filter: dict[str, list[str]] = {}
         self.readers: list[ReaderState] = []
         self.pinned: set[str] = set()
+        self.ever_pinned: set[str] = set()
         self.evicted: set[str] = set()
         self.excess = False
         self.paused = False
@@ -523,8 +524,8 @@ class Machine(RuleBasedStateMachine):
         return self.readers[-1]
 
     def _moving(self, listed: Iterable[str]) -> set[str]:
-        """The files of a listing that are not in every generation."""
-        return set(listed) - self.pinned
+        """The files of a listing that are not in every generation: none was pinned when this one began."""
+        return set(listed) - self.ever_pinned
 
     @precondition(lambda self: len(self.readers) < 3)
     @rule(seed=st.integers(0, 1000), works=st.booleans())
@@ -656,6 +657,7 @@ class Machine(RuleBasedStateMachine):
 
     def _pinned(self, path: str, before: dict[str, Identity]) -> None:
         self.pinned.add(path)
+        self.ever_pinned.add(path)
         self._forgive_evictions()
         if path not in before:
             self._note_found(path)
