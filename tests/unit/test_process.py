@@ -17,12 +17,22 @@ from tests.cli.support import tmpfs
 from tests.harness import until
 
 LOWER = "from growfs.workers.process import lower_priority; lower_priority()"
-JOIN = f"""
-import time
-while ":/{IDLE_GROUP}" not in open("/proc/self/cgroup").read():
-    time.sleep(0.1)
-"""
 SPIN = "while True: pass"
+WAITS = """
+import os, time
+from growfs.workers import process
+
+def is_time():
+    time.sleep(0.1)
+    return os.path.exists({path!r})
+
+measure = process._is_starved
+process._is_starved = lambda: is_time() and measure()
+process.lower_priority()
+while not is_time():
+    pass
+"""
+"""Is not starved until a file exists, however busy the machine is."""
 LOOKS = 2
 pytestmark = pytest.mark.skipif(not idle_group(), reason="there can be no idle control group here")
 
@@ -48,9 +58,10 @@ def is_idle(pid: int) -> bool:
     return f":/{IDLE_GROUP}\n" in Path(f"/proc/{pid}/cgroup").read_text()
 
 
-def test_a_starved_process_leaves_the_idle_group(run: Callable[[str], int]) -> None:
-    worker = run(f"{LOWER}\n{JOIN}\n{SPIN}")
-    until(lambda: is_idle(worker), timeout_s=60)
+def test_a_starved_process_leaves_the_idle_group(run: Callable[[str], int], tmp_path: Path) -> None:
+    worker = run(WAITS.format(path=str(tmp_path / "file")) + SPIN)
+    until(lambda: is_idle(worker))
+    (tmp_path / "file").touch()
     run(SPIN)
     until(lambda: not is_idle(worker), timeout_s=60)
 
