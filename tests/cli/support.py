@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import shutil
@@ -117,7 +116,7 @@ def fill_disk(path: Path) -> None:
 def python_of_nobody() -> tuple[str, dict[str, str]]:
     """An interpreter that nobody can run, and its settings: that of the tests.
 
-    If it lies in a folder that only root may enter, it is mounted elsewhere as well until the tests end.
+    If it lies in a folder that only root may enter, it is mounted below the folder of the run as well.
     """
     if not why_nobody_cannot_run(sys.executable, {}):
         return sys.executable, {}
@@ -140,13 +139,11 @@ def python_elsewhere() -> tuple[str, dict[str, str]]:
     base = Path(sys.base_prefix)
     imported = [Path(path) for path in sys.path if os.path.isdir(path) and base not in Path(path).parents]
     folder = Path(tempfile.mkdtemp(prefix="growfs-python-"))
-    atexit.register(folder.rmdir)
     folder.chmod(0o755)
     shown = []
     for number, path in enumerate([base, *imported]):
         at = folder / str(number)
         at.mkdir()
-        atexit.register(at.rmdir)
         # Read-only, because whoever clears /tmp must not delete what is mounted there.
         done = subprocess.run(["mount", "--bind", "-o", "ro", path, at], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -154,7 +151,6 @@ def python_elsewhere() -> tuple[str, dict[str, str]]:
                 f"another user cannot run {sys.executable}, and it cannot be mounted elsewhere"
                 f" ({done.stderr.strip()}); keep it where other users may enter"
             )
-        atexit.register(functools.partial(subprocess.check_call, ["umount", "-l", at]))
         shown.append(str(at))
     executable = Path(sys.executable).resolve().relative_to(base.resolve())
     settings = {"PYTHONPATH": os.pathsep.join(shown[1:]), "LD_LIBRARY_PATH": f"{shown[0]}/lib"}  # of libpython
