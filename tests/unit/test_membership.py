@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -29,8 +31,13 @@ class NameServer:
 
 
 @pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Look up often. The threads end before the next test, which would have their messages and answers otherwise."""
     monkeypatch.setattr(membership, "LOOK_UP_S", 0.01)
+    yield
+    for thread in threading.enumerate():
+        if "(_follow)" in thread.name:
+            thread.join(10)
 
 
 def test_a_name_stands_for_all_its_addresses_as_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
