@@ -279,8 +279,10 @@ class Readers:
     # Generations that are opened by their path.
 
     def named(self, number: int) -> Generation | None:
-        """The generation with that number, if it is kept or held."""
-        return self.named_generations().get(number)
+        """The generation with that number, if it is kept or held. Mostly it is held as a whole: a walk asks often."""
+        whole = (*self._generations.kept, *self._generation_holds.generations(trio.current_time()))
+        found = next((each for each in whole if each.number == number), None)
+        return found or self.named_generations().get(number)
 
     def named_generations(self) -> dict[int, Generation]:
         """The generations that are kept or held, by number, the first one first."""
@@ -296,9 +298,9 @@ class Readers:
         shared_s = self._hold_idle_s if reader.is_foreign else self._generations.settle_s
         if self._generation_holds.note(reader, generation, now + shared_s):
             reader.files = BitMap64()
+            self._threads.clear()  # from now on it is credited with the opens of its children
+            self.released.notify()  # its earlier hold may have ended
         reader.active_at = now
-        self._threads.clear()  # from now on it is credited with the opens of its children
-        self.released.notify()  # its earlier hold may have ended
 
     def close_generation(self, generation: Generation) -> None:
         """Note that such a folder was closed by all processes that had it open."""
