@@ -13,7 +13,7 @@ from growfs.version import __version__ as __version__
 
 TYPE_CHECKING = False  # as in `typing`, which takes longer to import than everything that this file needs
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -57,48 +57,43 @@ def next_generation(path: str | os.PathLike[str], number: int | None = None) -> 
     return generation.next_generation(path, number)
 
 
-def epoch(path: str | os.PathLike[str]) -> Iterator[Path]:
+def epoch(
+    path: str | os.PathLike[str],
+    number: int | None = None,
+    part: int = 1,
+    catalog: Mapping[str, Any] | None = None,
+) -> Iterator[Path]:
     """Iterate over an epoch of a mount or a filled folder; yields the folders to list.
 
-    Without --exact, that is one folder: `next_generation`. With --exact, it is one for each part of a pass, and each
-    file is in exactly one. The next part begins when the loop body ends, and waits until its files are cached. The
-    processes of a job get the same parts. An epoch that was left early goes on with its next part. Raises
-    growfs.errors.GrowfsError.
+    Without --exact, that is one folder, `next_generation`, and the arguments count for nothing. With --exact, it is one
+    for each part of a pass, and each file is in exactly one of them.
 
-    for epoch in range(90):
-        for part in growfs.epoch("/mnt/train"):
-            train(ImageFolder(part, transform))
+    number: of the pass, from 1; by default, this process counts its calls. part: the first one to be yielded. Each
+    process that passes the same numbers gets the same parts, on any node, without talking to the others. A part is
+    yielded once it is cached, and makes room for another one after its files were opened. catalog: from `position`;
+    raises an error if the parts of the pass are others than then. Raises growfs.errors.GrowfsError.
+
+    for number in range(1, 91):
+        for part in growfs.epoch("/mnt/train", number):
+            train(ImageFolder(part, transform, allow_empty=True))
     """
     from pathlib import Path
 
     from growfs.client import epochs
 
-    return epochs.epoch(Path(path))
+    return epochs.epoch(Path(path), number, part, catalog)
 
 
-def position(path: str | os.PathLike[str], *, next: bool = False) -> dict[str, Any]:
-    """The part that began last in a mount or a filled folder with --exact, for a checkpoint, as a dict for JSON.
+def position(part: str | os.PathLike[str], *, next: bool = False) -> dict[str, Any]:
+    """The arguments with which `epoch` begins with this part, which it yielded, for a checkpoint, as a dict for JSON.
 
-    next: the part after it, for a checkpoint at the end of a part. Raises growfs.errors.GrowfsError.
+    next: with the part after it, for a checkpoint at the end of a part. Raises growfs.errors.GrowfsError.
     """
     from pathlib import Path
 
     from growfs.client import epochs
 
-    return epochs.position(Path(path), next=next)
-
-
-def resume(path: str | os.PathLike[str], position: dict[str, Any], *, force: bool = False) -> None:
-    """Go on from a position: the next part of `epoch`, or the next listing, is the one that the position names.
-
-    The cache may be empty, on any machine, but has to have room for the parts. force: even if the files of the remote
-    are not the same. Each process of a job may call it. Raises growfs.errors.GrowfsError.
-    """
-    from pathlib import Path
-
-    from growfs.client import epochs
-
-    epochs.resume(Path(path), position, force=force)
+    return epochs.position(Path(part), next=next)
 
 
 def verify(place: str | os.PathLike[str]) -> Verified:

@@ -116,6 +116,12 @@ class NotBegun(GrowfsError):
     errno = errno.EAGAIN
 
 
+class TimedOut(GrowfsError):
+    """What a process waits for has not arrived within --miss-timeout."""
+
+    errno = errno.ETIMEDOUT
+
+
 class Unreadable(GrowfsError):
     """The disk of the cache fails to read data that was written to it."""
 

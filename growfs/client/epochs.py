@@ -1,86 +1,118 @@
-"""Epochs for a training loop, of a mount or a filled folder; with --exact, their parts, and the position.
+"""Epochs for a training loop, of a mount or a filled folder; with --exact, the parts of a pass.
 
-A program asks for the next part by reading a file of the mount, which works for all users and in containers.
+Everything is counted in the process that calls, and goes through paths of the mount. So the ranks of a job need no
+agreement, and containers and other users get the same parts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from growfs.client.generation import next_part as next_part_of_folder
+from growfs.client.generation import hold_part, next_generation, release
 from growfs.daemon.control_client import call
-from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
 from growfs.folder.layout import cache_of
 from growfs.paths import absolute_path
-from growfs.vfs.attributes import FOLDER_NAME, NEXT_PART
+from growfs.vfs.attributes import FOLDER_NAME, PARTS, PASSES
+
+OPTIONS = {
+    "seed": "--seed",
+    "cache_bytes": "--cache-size",
+    "part_bytes": "--part-size",
+    "partition": "--partition",
+    "group": "--group",
+}
+"""The options that decide which files a part has, by their names in a description of a pass."""
+
+_epochs = Counter[Path]()
+"""How many epochs this process has begun without a number, by path."""
 
 
-def epoch(path: Path) -> Iterator[Path]:
+def epoch(path: Path, number: int | None, part: int, catalog: Mapping[str, Any] | None) -> Iterator[Path]:
     """See `growfs.epoch`."""
-    path = absolute_path(path)
-    while True:
-        folder, answer = _next_part(path)
-        yield folder
-        if answer.get("part") == answer.get("parts"):  # without --exact, an epoch has one part
-            return
-
-
-def _next_part(path: Path) -> tuple[Path, dict[str, int]]:
-    """Begin the next part, or without --exact the next generation, for this process; also returns its numbers."""
-    if cache_of(path):
-        folder, answer = next_part_of_folder(path)
-        if not answer:
-            raise GrowfsError(f"{path}: its daemon does not answer, so no part can begin; see growfs status {path}")
-        return folder, answer
+    path = absolute_path(path).resolve()
+    passes = _passes(path)
+    if not passes.is_dir():
+        yield next_generation(path)
+        return
+    if number is None:
+        _epochs[path] += 1
+        number = _epochs[path]
+    if catalog is not None:
+        _check(path, number, catalog, _describe(path, number)["catalog"])
+    held = None
     try:
-        return path, dict(json.loads(Path(path, FOLDER_NAME, NEXT_PART).read_bytes()))
-    except FileNotFoundError:
-        return next_part_of_folder(path)
-    except OSError as error:
-        raise GrowfsError(f"{path}: its next part cannot be read: {error.strerror}; see growfs status") from None
+        while part <= _describe(path, number)["parts"]:  # until the pass begins, this follows the remote
+            folder = passes / str(number) / str(part)
+            if cache := cache_of(path):
+                held = hold_part(path, cache, number, part)
+            else:
+                _wait_for(path, folder)
+            yield folder
+            part += 1
+    finally:
+        if held:
+            release(path, held)
 
 
-def _not_exact(path: Path) -> GrowfsError:
-    return GrowfsError(f"{path}: has no passes; mount it with --exact")
-
-
-def position(path: Path, *, next: bool = False) -> dict[str, Any]:
+def position(part: Path, *, next: bool) -> dict[str, Any]:
     """See `growfs.position`."""
-    status = _status(absolute_path(path))
-    exact = status.get("exact")
-    if exact is None:
-        raise _not_exact(path)
-    if not exact["parts"]:
-        raise GrowfsError(f"{path}: its first pass has not begun; wait until training can start: growfs wait {path}")
-    is_coming = next or not exact["part"]
-    number = exact["next_pass"] if is_coming else exact["pass"]
-    catalog = {name: exact[f"catalog_{name}"] for name in ("files", "bytes", "digest")}
-    return {
-        "seed": status["seed"],
-        "pass": number,
-        "part": exact["next_part"] if is_coming else exact["part"],
-        "cache_bytes": exact["cache_bytes"],
-        "part_bytes": exact["part_bytes"],
-        "partition": status["partition"],
-        "group": exact["group"],
-        "catalog": catalog if number == exact["pass"] else None,
-    }
+    part = absolute_path(part)
+    path = part.parents[2]
+    if path.name == FOLDER_NAME:
+        path = path.parent
+    if part.parent.parent != _passes(path) or not part.name.isdecimal():
+        raise GrowfsError(f"{part}: is not a part of a pass; pass a folder that growfs.epoch yielded")
+    number = int(part.parent.name)
+    return {"number": number, "part": int(part.name) + next, "catalog": _describe(path, number)["catalog"]}
 
 
-def _status(path: Path) -> dict[str, Any]:
+def _passes(path: Path) -> Path:
+    """The folder of passes; there is none without --exact."""
+    return path / PASSES if cache_of(path) else path / FOLDER_NAME / PASSES
+
+
+def _describe(path: Path, number: int) -> dict[str, Any]:
+    """How many parts a pass has, and what decides which files these have."""
+    if cache := cache_of(path):
+        return dict(call(cache, "describe", answer_s=None, number=number))
     try:
-        return dict(json.loads(Path(path, FOLDER_NAME, "status.json").read_bytes()))
-    except (OSError, ValueError):  # of `growfs fill`, or not mounted
-        return dict(call(find_living(path).cache, "status"))
+        return dict(json.loads((_passes(path) / str(number) / PARTS).read_bytes()))
+    except OSError as error:
+        raise GrowfsError(
+            f"{path}: pass {number} cannot be divided: {error.strerror}; see growfs status {path}"
+        ) from None
 
 
-def resume(path: Path, position: dict[str, Any], *, force: bool = False) -> None:
-    """See `growfs.resume`."""
-    path = absolute_path(path)
-    if _status(path).get("exact") is None:
-        raise _not_exact(path)
-    call(find_living(path).cache, "go_to", position=position, force=force)
+def _wait_for(path: Path, part: Path) -> None:
+    """Wait until a mount has cached a part."""
+    try:
+        os.close(os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError as error:
+        raise GrowfsError(f"{part}: cannot be opened: {error.strerror}; see growfs status {path}") from None
+
+
+def _check(path: Path, number: int, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise GrowfsError if the parts of a pass are others than when a position was saved."""
+    different = [name for name in now if now[name] != then.get(name)]
+    if not different:
+        return
+    options = [f"{OPTIONS[name]} is {now[name]} and was {then.get(name)}" for name in different if name in OPTIONS]
+    if options:
+        what, remedy = "; ".join(options), "mount with the same options"
+    elif "files" in different or "bytes" in different:
+        what = f"the remote has {now['files']:,} files ({now['bytes']:,} bytes) and had {then.get('files'):,}"
+        what += f" ({then.get('bytes'):,} bytes)"
+        remedy = f"begin the next pass with number={number + 1}"
+    else:
+        what = "the remote has other files in place of some, or others are frozen or pinned"
+        remedy = f"begin the next pass with number={number + 1}"
+    raise GrowfsError(
+        f"{path}: pass {number} has other parts than when the position was saved: {what}; {remedy}, or leave out"
+        " catalog= to go on all the same"
+    )

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from growfs.errors import GrowfsError
 from growfs.folder.layout import CURRENT, GENERATIONS, cache_of, newest, number_of
@@ -31,7 +31,7 @@ ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class Held:
     """The generation that this process reads. lock: its descriptor."""
 
     tree: Path
@@ -43,7 +43,7 @@ class _Held:
         os.close(self.lock)
 
 
-_held: dict[Path, _Held] = {}
+_held: dict[Path, Held] = {}
 """By folder."""
 _asking = threading.Lock()
 """Held while a thread asks and locks."""
@@ -65,28 +65,35 @@ os.register_at_fork(after_in_child=_forget)
 
 def next_generation(folder: str | os.PathLike[str], number: int | None = None) -> Path:
     """See `growfs.next_generation`."""
-    return next_part(Path(folder), number)[0]
-
-
-def next_part(folder: Path, number: int | None = None) -> tuple[Path, dict[str, Any]]:
-    """As `next_generation`; also returns the numbers of the generation, and with --exact those of its part."""
     with _asking:
-        return _next_generation(absolute_path(folder).resolve(), number=number)
+        return _next_generation(absolute_path(Path(folder)).resolve(), number=number)
 
 
-def _next_generation(folder: Path, after: int | None = None, number: int | None = None) -> tuple[Path, dict[str, Any]]:
+def hold_part(folder: Path, cache: Path, number: int, part: int) -> Held:
+    """Wait until a filled folder has a part of a pass, and hold it. Raises GrowfsError."""
+    from growfs.daemon.control_client import call
+
+    with _asking:
+        for _ in range(ATTEMPTS):
+            if _hold(folder, Path(call(cache, "part", answer_s=None, number=number, part=part)["path"])):
+                return _held[folder]
+    raise GrowfsError(f"{folder}: its generations end before they can be locked; see growfs status {folder}")
+
+
+def release(folder: Path, held: Held) -> None:
+    """End a hold of this process, unless it holds something else by now."""
+    if _held.get(folder) is held:
+        _held.pop(folder).end()
+
+
+def _next_generation(folder: Path, after: int | None = None, number: int | None = None) -> Path:
     """after: the generation that was read; by default the one that this process holds. number: the one to begin."""
-    before = _held.get(folder)
     if after is None:
-        after = number_of(before.tree) if before else 0
+        after = number_of(_held[folder].tree) if folder in _held else 0
     for _ in range(ATTEMPTS):
-        tree, answer = _ask(folder, after, number)
-        lock = _lock(tree)  # also of the same tree: the descriptor may be of a mount that is gone
-        if lock is not None:
-            _held[folder] = _Held(tree, lock)
-            if before:
-                before.end()
-            return tree, answer
+        tree = _ask(folder, after, number)
+        if _hold(folder, tree):
+            return tree
         if number:
             raise GrowfsError(
                 f"{tree}: has ended, and its list with it; only the generation after the newest can begin"
@@ -94,10 +101,21 @@ def _next_generation(folder: Path, after: int | None = None, number: int | None 
     raise GrowfsError(f"{folder}: its generations end before they can be locked; see growfs status {folder}")
 
 
+def _hold(folder: Path, tree: Path) -> bool:
+    """Hold a tree, instead of what this process has held; False if the tree has ended."""
+    lock = _lock(tree)  # also of the same tree: the descriptor may be of a mount that is gone
+    if lock is None:
+        return False
+    before, _held[folder] = _held.get(folder), Held(tree, lock)
+    if before:
+        before.end()
+    return True
+
+
 def begin_generation(folder: Path) -> Path:
     """As `next_generation`, without a hold, for a caller about which nothing is known."""
     folder = absolute_path(folder).resolve()
-    return _ask(folder, _newest_number(folder), holds=False)[0]
+    return _ask(folder, _newest_number(folder), holds=False)
 
 
 def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
@@ -106,7 +124,7 @@ def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
     The command has the path of the generation in the variable VARIABLE, and as its working directory.
     """
     folder = absolute_path(folder).resolve()
-    tree, _ = _next_generation(folder, _newest_number(folder))
+    tree = _next_generation(folder, _newest_number(folder))
     os.set_inheritable(_held[folder].lock, True)
     try:
         os.chdir(tree)
@@ -124,25 +142,24 @@ def _newest_number(folder: Path) -> int:
         return 0
 
 
-def _ask(folder: Path, after: int, number: int | None = None, holds: bool = True) -> tuple[Path, dict[str, Any]]:
-    """The next generation, and the answer of the daemon. If none answers, the newest existing generation of a folder,
+def _ask(folder: Path, after: int, number: int | None = None, holds: bool = True) -> Path:
+    """The next generation. If no daemon answers, the newest existing generation of a folder,
     with a warning. Raises GrowfsError.
     """
     cache = cache_of(folder)
     if cache is None:
-        return _of_mount(folder, after, number), {}
+        return _of_mount(folder, after, number)
     from growfs.daemon.control_client import call
 
     try:
-        answer = call(cache, "next", answer_s=ANSWER_S, after=after, number=number, holds=holds)
-        return Path(answer["path"]), answer
+        return Path(call(cache, "next", answer_s=ANSWER_S, after=after, number=number, holds=holds)["path"])
     except GrowfsError as error:
         try:
             tree = newest(folder)
         except OSError:
             raise GrowfsError(f"{folder / CURRENT}: there is no generation yet, and {error}") from None
         warnings.warn(f"{folder}: no new generation, training goes on with {tree.name}: {error}", stacklevel=6)
-        return tree, {}
+        return tree
 
 
 def _of_mount(mountpoint: Path, after: int, number: int | None) -> Path:

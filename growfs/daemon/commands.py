@@ -23,8 +23,6 @@ from growfs.daemon.options import Options, flag_name, parse_value
 from growfs.daemon.status_text import files
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.filter import PathFilter
-from growfs.rotation.parts import SavedPosition
-from growfs.scheduler.exact import Parts
 from growfs.scheduler.space import Space
 from growfs.signal import Signal
 from growfs.status_and_metrics import MountStatus
@@ -33,7 +31,6 @@ FETCHES_MAX = 32
 """Files that one command fetches at a time."""
 COMPLETIONS_MAX = 100
 """Paths offered as completions: with more, bash asks whether to show them."""
-LISTED_EVERY_S = 0.5
 """How often a command that needs the whole catalog looks whether the remote is listed."""
 BATCH_FILES = 1000
 """Files that are evicted or pinned in one step; between steps, requests are answered and other writers run."""
@@ -113,27 +110,6 @@ class MountCommands:
             if name in values and (changing := change(values[name])):
                 await changing
         yield await self._snapshot()
-
-
-class PassCommands:
-    """The commands on the passes of --exact. end: ends the current generation, so that any listing begins the next.
-    is_read: whether processes that have ended have read the current one.
-    """
-
-    def __init__(self, catalog: Catalog, parts: Parts, end: Callable[[], None], is_read: Callable[[], bool]) -> None:
-        self._catalog = catalog
-        self._parts = parts
-        self._end = end
-        self._is_read = is_read
-
-    async def go_to(self, position: dict[str, Any], force: bool) -> AsyncIterator[Any]:
-        """Go on from a position. force: even if the catalog differs from that of the position."""
-        while not self._catalog.listing:
-            yield {}
-            await trio.sleep(LISTED_EVERY_S)
-        if await self._parts.go_to(SavedPosition.parse(position), force, self._is_read()):
-            self._end()
-        yield {}
 
 
 @dataclass(frozen=True, slots=True)

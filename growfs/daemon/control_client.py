@@ -88,10 +88,12 @@ def call(
     folder: Path,
     command: str,
     on_progress: Callable[[Any], None] | None = None,
-    answer_s: float = ANSWER_S,
+    answer_s: float | None = ANSWER_S,
     **arguments: Any,
 ) -> Any:
-    """Make the daemon of a cache folder run a command; returns its result. answer_s: how long its next line may take.
+    """Make the daemon of a cache folder run a command; returns its result.
+
+    answer_s: how long its next line may take; None: as long as the daemon lives.
 
     Raises GrowfsError if the command fails, no daemon answers, or its version has other commands and figures.
     """

@@ -16,8 +16,8 @@ from growfs.errors import GrowfsError, UsageError
 from growfs.paths import absolute_path, working_folder
 from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
 from growfs.remote.user_functions import Function
-from growfs.rotation.parts import PassPosition
 from growfs.rotation.pass_order import GROUP_FIELDS
+from growfs.rotation.rules import PassPosition
 from growfs.units import CacheSize, size
 
 PYTHON_SCHEME = "py:"

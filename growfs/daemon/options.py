@@ -41,7 +41,7 @@ from growfs.paths import absolute_path, shown_path
 from growfs.remote.interface import Producer, RemoteSpec
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
-from growfs.rotation.parts import PassPosition
+from growfs.rotation.rules import PassPosition
 from growfs.units import CacheSize, fraction_of, parsed, positive, rate, seconds, size
 from growfs.units import count as whole
 
@@ -179,18 +179,20 @@ class Options:
     )
 
     exact: bool = flag(
-        "List each file exactly once in a pass: each listing that follows an epoch shows the next part of the data, and"
-        " waits until it is cached."
+        "List each file exactly once in a pass, which is an epoch over all of the data. It is divided into parts, and"
+        " a listing waits until its part is cached."
     )
     part_size: CacheSize = option(
         "5%",
         size_or_percentage,
         "SIZE",
-        "With --exact: room for the files that do not stay cached, of the part that is read and the next one; a size,"
-        " or a percentage of the cache.",
+        "With --exact: room for the files that do not stay cached, of two parts; a size, or a percentage of the cache.",
     )
     start: PassPosition | None = option(
-        None, position, "PASS/PART", "With --exact: begin with this part instead of the one after the last."
+        None,
+        position,
+        "PASS/PART",
+        "With --exact: the part with which listings of the root begin, instead of the one after the last.",
     )
 
     partition: tuple[int, int] | None = option(

@@ -168,11 +168,13 @@ class StatusSource:
 
     def _reader(self, reader: Reader, totals: Totals, listed_share: float, unread: Sequence[str]) -> ReaderStatus:
         now, oldest = trio.current_time(), self.readers.oldest_hold(reader)
+        newest = self.readers.newest_of(reader)
         return ReaderStatus(
             pid=reader.pid,
             command=reader.command,
             listed_at=None if reader.listed_at is None else time.time() - (now - reader.listed_at),
-            generation=self.readers.generation_of(reader),
+            generation=newest.number if newest else 0,
+            part=str(newest.part.position) if newest and newest.part else None,
             files_shown=reader.files_shown,
             files_opened=len(reader.files),
             opens=reader.opens,

@@ -74,8 +74,10 @@ def pass_text(exact: ExactStatus) -> str:
     text = _part_text(exact)
     if exact.missing_files:
         text += f"; {files(exact.missing_files)} ({_size(exact.missing_bytes)}) of the next part to come"
-    if exact.waiting:
-        text += "; a listing waits for the next part"
+    if exact.waited_for:
+        in_use = f" while {exact.in_use} {'are' if ',' in exact.in_use else 'is'} in use" if exact.in_use else ""
+        waiting = f"{exact.waiting} processes wait" if exact.waiting > 1 else "a process waits"
+        text += f"; {waiting} for {exact.waited_for}{in_use}"
     if exact.left_out_files:
         text += f"; {files(exact.left_out_files)} left out, such as {_shortened(exact.left_out_example)!r}"
     return text
@@ -96,7 +98,8 @@ def readers(status: MountStatus) -> Iterator[Line]:
     """A line for each reading process."""
     for reader in status.readers:
         advice = f"; {reader.advice}" if reader.advice else ""
-        usage = f"listed {files(reader.files_shown)}, opened {reader.files_opened:,}"
+        part = f"part {reader.part}, " if reader.part else ""
+        usage = f"{part}listed {files(reader.files_shown)}, opened {reader.files_opened:,}"
         holds = f", holds {_size(reader.held_bytes)} of files to be replaced" if reader.held_bytes else ""
         yield "reader", f"{reader.command} {reader.pid}: {usage}{holds}{advice}"
 

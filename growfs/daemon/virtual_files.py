@@ -18,7 +18,6 @@ from growfs.daemon.log_file import last_lines
 from growfs.daemon.status_text import render
 from growfs.rotation.rules import Generation
 from growfs.status_and_metrics import MountStatus
-from growfs.vfs.attributes import NEXT_PART
 from growfs.vfs.virtual import VirtualFile
 
 Render = Callable[[IO[bytes], Generation | None], Awaitable[None]]
@@ -29,13 +28,8 @@ LEDGER = ("path", "size", "fetches", "opens", "first_shown", "last_shown", "loca
 is cached."""
 
 
-def virtual_files(
-    catalog: Path, log_file: Path, snapshot: Callable[[], Awaitable[MountStatus]], is_exact: bool
-) -> list[VirtualFile]:
-    """All virtual files. catalog: the path of the database. snapshot: returns the current status.
-
-    is_exact: generations are parts of passes.
-    """
+def virtual_files(catalog: Path, log_file: Path, snapshot: Callable[[], Awaitable[MountStatus]]) -> list[VirtualFile]:
+    """All virtual files. catalog: the path of the database. snapshot: returns the current status."""
 
     def of_status(text: Callable[[MountStatus], str | bytes]) -> Render:
         async def write(out: IO[bytes], _: Generation | None) -> None:
@@ -62,12 +56,7 @@ def virtual_files(
     async def log(out: IO[bytes], _: Generation | None) -> None:
         out.write(await trio.to_thread.run_sync(last_lines, log_file))
 
-    async def part(out: IO[bytes], generation: Generation | None) -> None:
-        assert generation
-        out.write(f"{json.dumps(generation.numbers)}\n".encode())
-
     return [
-        *([VirtualFile(NEXT_PART, part, needs_generation=True, begins_next=True)] if is_exact else []),
         VirtualFile("status", of_status(render)),
         VirtualFile("status.json", of_status(lambda status: json.dumps(status, indent=1) + "\n")),
         VirtualFile("metrics", of_status(metrics)),

@@ -18,7 +18,7 @@ from growfs.cache.recovery import recover
 from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget, UsageCounters
-from growfs.daemon.commands import FileCommands, MountCommands, PassCommands, Setter, SettingCheck
+from growfs.daemon.commands import FileCommands, MountCommands, Setter, SettingCheck
 from growfs.daemon.control import Command, Control
 from growfs.daemon.ending import EndingSteps
 from growfs.daemon.option_parsers import listening
@@ -54,6 +54,7 @@ from growfs.status_and_metrics import MountInfo, MountStatus
 from growfs.units import CacheSize
 from growfs.version import __version__
 from growfs.vfs.filesystem import Misses, Vfs
+from growfs.vfs.pass_names import PassNames
 from growfs.vfs.virtual import VirtualFolder
 from growfs.workers.pool import WorkerPool
 
@@ -133,9 +134,11 @@ def _build(
     if options.exact:
         parts = Parts(
             workers, database, catalog, store, first, options.part_size, options.start,
-            lambda *arguments: space.mark(*arguments),  # noqa: PLW0108  # `space` and `generations` are created below
+            lambda *arguments: space.mark(*arguments),  # noqa: PLW0108  # these are created below
             peers.share if peers else None,
-            lambda: generations.current,
+            lambda: generations,
+            lambda generation: holders.has_open_folder(generation),  # noqa: PLW0108
+            lambda: fetcher.miss_timeout_s,
         )  # fmt: skip
     order: DrawOrder = parts or pass_order
     waiting = WaitingClaims()
@@ -154,7 +157,8 @@ def _build(
     readers = Readers(generations, options.hold_idle, usage.recently_opened)
     filled = None
     if request.fills:
-        filled = FolderEngine(request.mountpoint, database, catalog, store, usage, generations)
+        describe = parts.describe if parts else None
+        filled = FolderEngine(request.mountpoint, database, catalog, store, usage, generations, describe)
     holders = filled or readers
     for evictable in (holders.released, generations.written):
         evictable.connect(store.space_freed.notify)
@@ -203,8 +207,9 @@ def _build(
     if parts:
         parts.changed.connect(prefetch.invalidate_order)
         generations.began.connect(parts.note_begun)
-        readers.left.connect(prefetch.invalidate_order)
         store.replaced.connect(lambda _: catalog_sync.file_changed.notify())  # a new version has another id
+        for removed in (catalog_sync.removed, store.replaced):
+            removed.connect(parts.note_removed)
     store.returned_to_pass.connect(prefetch.draw_evicted)
     space.rotated.connect(prefetch.note_rotation)
     for more in (space.resized, generations.rotation_changed):
@@ -232,10 +237,12 @@ def _build(
 
     # The readers' view.
 
-    virtual = VirtualFolder(virtual_files(folder.database, folder.log, snapshot, options.exact), folder.partial)
+    virtual = VirtualFolder(virtual_files(folder.database, folder.log, snapshot), folder.partial)
     engine: Engine
     if filled:
         engine, reason, misses, opens = filled, filled.reason, Misses(), filled.opens
+        if parts:
+            filled.file_opened.connect(parts.note_opened)
     elif choice:
         vfs = Vfs(
             catalog,
@@ -245,10 +252,13 @@ def _build(
             virtual,
             fetcher.ensure if options.on_miss == "wait" else None,
             shows_links,
+            PassNames(generations, parts.describe, parts.may_exist) if parts else None,
         )
         engine = choice.create(vfs)
         reason, misses, opens = choice.reason, vfs.misses, vfs.opens
         vfs.file_opened.connect(usage.count_open)
+        if parts:
+            vfs.file_opened.connect(parts.note_opened)
         vfs.name_invalidated.connect(engine.forget_name)
         for removed in (catalog_sync.removed, store.replaced):
             removed.connect(vfs.forget_names)
@@ -363,13 +373,12 @@ def _build(
     ]  # fmt: skip
     if filled:
         commands.append(filled.next)
-    if parts:
-        was_read = filled.was_left if filled else generations.was_read
-        commands.append(PassCommands(catalog, parts, generations.end, was_read).go_to)
+        if parts:
+            commands += [filled.part, filled.describe]
     control = Control(folder.path, commands)
     running: list[Service] = [outage, catalog_sync, readers, generations, space, fetcher, prefetcher, updater]
     running += [usage, history, Durability(store), control]
-    running += [*([metrics] if metrics else []), *([peers] if peers else [])]
+    running += [*([parts] if parts else []), *([metrics] if metrics else []), *([peers] if peers else [])]
     for step in (history.save_now, usage.save_now, folder.note_end, engine.unmount):
         ending.add(step)
     return Components(status, tuple(running), ending.pop_all(), workers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from growfs.proc import users_of
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import DirectoryHolds, Hold, Holds
 from growfs.rotation.jobs import EPOCH_SHARE
-from growfs.rotation.rules import Generation
+from growfs.rotation.rules import Generation, PassPosition
 from growfs.signal import Signal
 from growfs.trust import OpenFolder
 from growfs.vfs.filesystem import Opens
@@ -72,18 +72,22 @@ class FolderEngine:
         store: Store,
         usage: UsageCounters,
         generations: Generations,
+        describe: Callable[[int], Awaitable[dict[str, Any]]] | None,
     ) -> None:
+        """describe: says what decides the parts of a pass; None without --exact."""
         self._top = trees.open_top(folder)
         self.folder = self._top.path  # the path in /proc of files open there
         trees.claim(self._top, store.folder)  # before changing anything there
         self.requests: Counter[str] = Counter()
         self.opens = Opens()
+        self.file_opened = Signal[[int]]()
         self.released = Signal[[]]()
         self._db = database
         self._catalog = catalog
         self._store = store
         self._usage = usage
         self._generations = generations
+        self._describe = describe
         has_hard_links = trees.has_hard_links(self._top, self._store.folder)
         self._target: str | None = None
         self.reason = "plain files, hard links to the cached ones"
@@ -92,7 +96,9 @@ class FolderEngine:
             self.reason = "symbolic links to the cached files, as hard links cannot be made here; opens are not counted"
         self._counter = OpenCounter(self._count_open, sees_opens=has_hard_links)
         self._spare: Path | None = None
-        self._is_wanted = self._is_ready = False
+        self._is_ready = False
+        self._wanted = set[PassPosition | None]()
+        """The generations that processes wait for: None is the next one."""
         self._last_error = ""
         self._retry_at = 0.0
         self._rounds = 0
@@ -126,7 +132,7 @@ class FolderEngine:
 
     def mount(self, _: object) -> None:
         """Create the contents of the folder."""
-        trees.prepare(self._top, self._store.folder)
+        trees.prepare(self._top, self._store.folder, has_passes=self._describe is not None)
         self._trees_folder = self._trees_folder or trees.open_trees(self._top, makes=True)
 
     async def ready(self) -> None:
@@ -191,9 +197,38 @@ class FolderEngine:
         if number not in (None, tree.number):
             raise GrowfsError(f"generation {number} has ended, or is not the one after the newest, {tree.number}")
         if holds:
-            tree.is_claimed, tree.unused_at = True, max(tree.unused_at, trio.current_time() + GRACE_S)
-        current = self._generations.current
-        yield (current.numbers if current else {}) | {"generation": tree.number, "path": str(self._shown(tree.path))}
+            self._claim(tree)
+        yield {"generation": tree.number, "path": str(self._shown(tree.path))}
+
+    async def part(self, number: int, part: int) -> AsyncIterator[Any]:
+        """Return the path of a part of a pass, once it is cached."""
+        position = PassPosition(number, part)
+        while (tree := next((tree for tree in self._trees if tree.part == position), None)) is None:
+            await self._generations.wait(position)
+            before = self._rounds
+            self._want(position)
+            while self._rounds == before:
+                await self._finished.wait()
+            if self._last_error:
+                raise GrowfsError(f"{self.folder}: part {position} cannot be shown: {self._last_error}")
+        assert tree.generation
+        self._generations.parts.open(tree.generation, trio.current_time())
+        self._claim(tree)
+        yield {"path": str(self._shown(tree.path))}
+
+    async def describe(self, number: int) -> AsyncIterator[Any]:
+        """Return how many parts a pass has, and all that decides which files these have."""
+        assert self._describe
+        yield await self._describe(number)
+
+    @staticmethod
+    def _claim(tree: Tree) -> None:
+        """Note that a process is about to lock a tree."""
+        tree.is_claimed, tree.unused_at = True, max(tree.unused_at, trio.current_time() + GRACE_S)
+
+    def has_open_folder(self, generation: Generation) -> bool:
+        """Whether a process has announced that it reads a part."""
+        return any(tree.generation is generation and trees.is_locked(tree.path) for tree in self._trees)
 
     def _is_due(self, after: int, number: int | None) -> bool:
         """Whether a generation has to begin for a process that has read `after`, or wants a certain one; otherwise it
@@ -222,8 +257,8 @@ class FolderEngine:
 
     # Generations.
 
-    def _want(self) -> None:
-        self._is_wanted = True
+    def _want(self, part: PassPosition | None = None) -> None:
+        self._wanted.add(part)
         self._woken.set()
 
     def _finish(self) -> None:
@@ -239,10 +274,10 @@ class FolderEngine:
                 log.warning("%s: another program has removed it", self._shown(tree.path))
                 await self._db.run_in_writer(partial(self._store.mirrors.remove, tree.path))
                 self._trees.remove(tree)
-            if self._is_wanted and self._generations.is_ready:  # meanwhile, trees end and make room
-                self._is_wanted = False
+            if ready := list(filter(self._generations.is_ready, self._wanted)):  # meanwhile, trees end and make room
+                self._wanted.discard(ready[0])
                 try:
-                    await self._begin()
+                    await self._begin(ready[0])
                 finally:
                     self._finish()
             elif self._grows_by_itself():
@@ -274,14 +309,14 @@ class FolderEngine:
         assert generation
         return not self._counter.is_counting or self._trees[-1].opens >= EPOCH_SHARE * generation.files
 
-    async def _begin(self) -> None:
-        """Begin a generation and show its tree."""
-        if not (self._trees and self._lacks_tree()):
+    async def _begin(self, part: PassPosition | None = None) -> None:
+        """Begin a generation and show its tree. part: the one that it is, if it is not the next one."""
+        if part or not (self._trees and self._lacks_tree()):
             before = self._generations.number
             if not self._counter.is_counting and before:
                 await self._count_all()
             kept = [DirectoryHolds(tree.hold) for tree in self._trees[:-1] if trees.is_locked(tree.path)]
-            await self._generations.begin(Holds(kept), self._usage.recently_opened())
+            await self._generations.begin(Holds(kept), self._usage.recently_opened(), part)
             if self._generations.number == before:
                 return
         generation = self._generations.current
@@ -293,11 +328,14 @@ class FolderEngine:
         assert self._trees_folder
         if os.fstat(self._trees_folder.fd).st_nlink == 0:  # another program has removed it
             await self._db.run_in_writer(self._make_trees_folder)
-        tree = Tree(number, self._trees_folder.here / trees.name_of(number), hold, trio.current_time())
+        path, now = self._trees_folder.here / trees.name_of(number), trio.current_time()
+        tree = Tree(number, path, hold, now, generation)
         await self._db.run_in_writer(partial(self._place, tree.path))
         try:
             await self._db.query_in_thread(partial(self._fill, tree, generation))
             trees.publish(self._top, tree.path.name)
+            if tree.part:
+                trees.publish_part(self._top, *tree.part, tree.path.name)
         except (OSError, Unreadable):
             await self._db.run_in_writer(partial(self._discard, tree.path))
             raise
@@ -339,10 +377,6 @@ class FolderEngine:
         folders = trees.make_alike(self._trees_folder, tree.path.name, shown, files, self._target)
         self._counter.watch(tree.number, folders)
 
-    def was_left(self) -> bool:
-        """Whether processes that have ended have read the current generation, and no other announces that it does."""
-        return bool(self._trees) and self._was_read() and not trees.is_locked(self._trees[-1].path)
-
     # The end of a generation.
 
     def _ended(self) -> list[Tree]:
@@ -353,6 +387,7 @@ class FolderEngine:
             for place, tree in enumerate(self._trees[:-1])
             if (tree.is_claimed or len(self._trees) - place > self._generations.keep)
             and now >= tree.unused_at
+            and tree.part not in self._generations.parts
             and not trees.is_locked(tree.path)
         ]
 
@@ -366,6 +401,8 @@ class FolderEngine:
             await self._db.run_in_writer(self._forget_spare)
         if await self._db.run_in_writer(partial(self._set_aside, tree)):
             self._trees.remove(tree)
+            if tree.part and not any(other.part == tree.part for other in self._trees):
+                trees.withdraw_part(self._top, *tree.part)
             self.released.notify()
 
     def _set_aside(self, tree: Tree) -> bool:
@@ -396,6 +433,7 @@ class FolderEngine:
         self.opens.total += 1
         self.opens.bytes += node.size or 0
         self._usage.count_open(node.id)
+        self.file_opened.notify(node.id)
         for tree in self._trees:
             tree.opens += tree.number == number
 

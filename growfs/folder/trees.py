@@ -24,9 +24,9 @@ from growfs import disk, trust
 from growfs.cache.cache_folder import open_cache_dir
 from growfs.cache.schema import DirectoryPaths, Query
 from growfs.errors import GrowfsError
-from growfs.folder.layout import CURRENT, GENERATIONS, LINK, cache_of, number_of
+from growfs.folder.layout import CURRENT, GENERATIONS, LINK, PASSES, cache_of, number_of
 from growfs.rotation.holds import Hold
-from growfs.rotation.rules import Generation
+from growfs.rotation.rules import Generation, PassPosition
 from growfs.trust import OpenFolder
 
 REMEDY = "choose another folder"
@@ -45,12 +45,19 @@ class Tree:
     """A hold on all of its files."""
     began_at: float
     """In seconds, on trio's clock."""
+    generation: Generation | None = None
+    """What it shows; unknown if an earlier daemon made it."""
     is_claimed: bool = False
     """Whether a process has announced that it reads there."""
     opens: int = 0
     """The number of counted opens."""
     unused_at: float = 0.0
     """When to check again for processes that have files open there."""
+
+    @property
+    def part(self) -> PassPosition | None:
+        """With --exact: the part of a pass that it shows."""
+        return self.generation.part.position if self.generation and self.generation.part else None
 
 
 def check_folder(folder: Path, cache_dir: Path) -> None:
@@ -134,9 +141,12 @@ def claim(top: OpenFolder, cache: Path) -> None:
         )
 
 
-def prepare(top: OpenFolder, cache: Path) -> None:
-    """Mark a folder as one of growfs, before its first generation."""
+def prepare(top: OpenFolder, cache: Path, has_passes: bool) -> None:
+    """Mark a folder as one of growfs, before its first generation. has_passes: with --exact."""
     disk.symlink("FOLDER", str(cache), top.here / LINK)
+    disk.remove_tree("FOLDER", top.here / PASSES)  # of an earlier daemon
+    if has_passes:
+        os.close(trust.open_plain(PASSES, trust.MADE, below=top.fd))
 
 
 def existing(trees: OpenFolder) -> Iterator[str]:
@@ -156,6 +166,21 @@ def name_of(number: int) -> str:
 def publish(top: OpenFolder, name: str) -> None:
     """Make a tree the current one, atomically for readers (rename(2))."""
     disk.symlink("CURRENT", f"{GENERATIONS}/{name}", top.here / CURRENT)
+
+
+def publish_part(top: OpenFolder, number: int, part: int, name: str) -> None:
+    """Show a tree as a part of a pass. number: of the pass."""
+    os.close(trust.open_plain(f"{PASSES}/{number}", trust.MADE, below=top.fd))
+    disk.symlink("FOLDER", f"../../{GENERATIONS}/{name}", top.here / PASSES / str(number) / str(part))
+
+
+def withdraw_part(top: OpenFolder, number: int, part: int) -> None:
+    """Undo that."""
+    with suppress(FileNotFoundError):
+        passes = trust.open_plain(PASSES, trust.MADE, below=top.fd)
+        disk.unlink("FOLDER", f"{number}/{part}", passes)
+        disk.remove_empty("FOLDER", str(number), passes)
+        os.close(passes)
 
 
 def current_number(top: OpenFolder) -> int:

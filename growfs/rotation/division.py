@@ -22,9 +22,9 @@ from growfs import disk
 from growfs.cache.schema import FROZEN, ROOT, Query, query_of, read_only, set_meta, with_paths
 from growfs.errors import GrowfsError
 from growfs.rotation.order_file import with_beats
-from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, PassPosition, divide
+from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, divide
 from growfs.rotation.pass_order import group_of, groups_of, ids_of, share_number
-from growfs.rotation.rules import PartContents, hidden_below, with_parents
+from growfs.rotation.rules import PartContents, PassPosition, hidden_below, with_parents
 
 ROWS = 10_000
 """Ids that one query reads."""
@@ -49,13 +49,16 @@ def _files(connection: sqlite3.Connection, beat: Callable[[], None]) -> Iterator
         yield CatalogFile(id, path, size, disk.allocation(size), pinned > 0)
 
 
-def save_division(writer: sqlite3.Connection, division: Division, ids: array[int]) -> None:
-    """Store a division, and delete those of old passes. The last part that began may be two passes before it."""
+def save_division(writer: sqlite3.Connection, division: Division, ids: array[int], kept: Iterable[int]) -> None:
+    """Store a division, and delete those of all passes but this one and the `kept` ones."""
     number = division.pass_.number
     set_meta(writer, _key(number), json.dumps(asdict(division)))
     set_meta(writer, _ids_key(number), ids.tobytes())
-    old = "DELETE FROM meta WHERE key GLOB 'division *' AND CAST(substr(key, 10) AS INTEGER) NOT BETWEEN ? AND ?"
-    writer.execute(old, (number - 2, number))
+    old = (
+        "DELETE FROM meta WHERE key GLOB 'division *'"
+        " AND CAST(substr(key, 10) AS INTEGER) NOT IN (SELECT value FROM json_each(?))"
+    )
+    writer.execute(old, (json.dumps([number, *kept]),))
 
 
 def _division(text: str) -> Division:
@@ -99,6 +102,11 @@ class _Parts:
         bounds = self.division.parts[part - 1]
         return self._ids[bounds.start : bounds.end]
 
+    def streamed(self, part: int) -> BitMap64:
+        """Those of its streamed files."""
+        bounds = self.division.parts[part - 1]
+        return BitMap64(map(abs, self._ids[bounds.start : bounds.kept]))
+
     def always(self) -> Sequence[int]:
         """The ids of the files that each part lists, also of frozen ones that the remote has changed or added since."""
         ids = array("q", self._ids[: self.division.always])
@@ -126,10 +134,8 @@ class Due:
     """The missing files of both, without the others of their groups."""
     bytes: int
     """The size of the missing files."""
-    first: BitMap64
-    """The missing files without which the next part is not complete."""
-    first_bytes: int
-    """Their size."""
+    of_parts: list[dict[int, int]]
+    """The missing files without which each of the coming parts is not complete, and their sizes."""
     unneeded: array[int]
     """Cached files that are not needed any more, and may be evicted."""
     left: array[int]
@@ -140,52 +146,53 @@ class Due:
 
 def find_due(
     catalog: Path,
-    read: PassPosition | None,
+    read: Sequence[PassPosition],
     coming: Sequence[PassPosition],
     listed: BitMap64,
     share: tuple[int, int] | None,
     beat: Callable[[], None],
 ) -> Due:
-    """The files to be cached while one part is read, and others are to follow.
+    """The files to be cached while some parts are read, and others are to follow.
 
-    read: the part that is read, if it has to stay cached. coming: the parts to be cached besides it, the next one
-    first. Their divisions are stored. listed: the admissions that the newest generation lists. share: (number, of how
-    many) of this node, which comes before the files of other nodes.
+    read: the parts that are in use. coming: the parts to be cached besides them, the first one first. Their divisions
+    are stored. listed: the admissions that the newest generation lists. share: (number, of how many) of this node,
+    which comes before the files of other nodes.
     """
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")  # all queries see the same state
         resident = _ids(connection, "resident WHERE suffix IS NOT NULL")
         let_go = _ids(connection, "resident WHERE suffix IS NOT NULL AND delisted IS NOT NULL")
         pinned = _ids(connection, "node WHERE pinned > 0 AND is_dir = 0")
-        positions = [*([read] if read else []), *coming]
+        positions = [*read, *coming]
         parts = {number: _Parts(connection, number) for number in {position.pass_ for position in positions}}
-        current = parts[coming[0].pass_]
-        always = current.always()
+        newest = parts[positions[-1].pass_]
+        always = newest.always()
         needed, missing = BitMap64(map(abs, always)), array("q")
         sizes = _sizes(connection, needed - resident)
-        always_missing = array("q", _incomplete(always, sizes))
-        first = BitMap64(sizes)
+        always_missing, of_always = array("q", _incomplete(always, sizes)), BitMap64(sizes)
+        of_parts = list[BitMap64]()
         for position in (*positions, None):
-            ids = parts[position.pass_].of(position.part) if position else current.kept()
+            ids = parts[position.pass_].of(position.part) if position else newest.kept()
             beat()
             of_part = BitMap64(map(abs, ids))
             if lacking := _sizes(connection, of_part - needed - resident):
                 sizes |= lacking
                 missing.extend(_incomplete(ids, lacking))
-            if position == coming[0]:
-                first |= of_part & BitMap64(sizes)
+            if position:
+                of_parts.append((of_part & BitMap64(sizes)) | of_always)
             needed |= of_part
         unneeded = resident - needed - let_go - pinned
         left = BitMap64(id for id, seq in _rows(connection, ADMISSIONS, unneeded) if seq in listed)
+        of_coming = of_parts[len(read) :]
         if share:
-            missing = _own_first(connection, missing, first, current.division.pass_, share)
+            first = of_coming[0] if of_coming else BitMap64()
+            missing = _own_first(connection, missing, first, newest.division.pass_, share)
         return Due(
             always_missing,
             missing,
             BitMap64(sizes),
             sum(sizes.values()),
-            first,
-            sum(sizes[id] for id in first),
+            [{id: sizes[id] for id in ids} for ids in of_coming],
             array("q", unneeded - left),
             array("q", left),
             array("q", let_go & needed),
@@ -246,7 +253,7 @@ def part_contents(catalog: Path, position: PassPosition, beat: Callable[[], None
         ids = BitMap64(map(abs, itertools.chain(parts.always(), parts.of(position.part))))
         names = defaultdict[int, list[tuple[str, int]]](list)
         files = bytes = 0
-        left_out = BitMap64()
+        cached, left_out = BitMap64(), BitMap64()
         query = (
             "SELECT n.id, r.seq, n.parent, n.name, n.size FROM json_each(?) wanted"
             " CROSS JOIN node n ON n.id = wanted.value LEFT JOIN resident r ON r.id = n.id"
@@ -258,6 +265,7 @@ def part_contents(catalog: Path, position: PassPosition, beat: Callable[[], None
                     left_out.add(id)
                     continue
                 names[parent].append((name, seq))
+                cached.add(id)
                 files += 1
                 bytes += size
         rows = connection.execute(
@@ -272,7 +280,7 @@ def part_contents(catalog: Path, position: PassPosition, beat: Callable[[], None
                 names[parent].append((name, seq))
         folders = {folder: _in_order(entries) for folder, entries in names.items()}
         hidden = hidden_below(listed, parents)
-        return PartContents(*position, len(parts.division.parts), folders, files, bytes, left_out, hidden)
+        return PartContents(position, folders, files, bytes, cached & parts.streamed(position.part), left_out, hidden)
 
 
 def _in_order(entries: list[tuple[str, int]]) -> array[int]:

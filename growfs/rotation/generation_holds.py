@@ -11,7 +11,8 @@ from growfs.rotation.rules import Generation
 class GenerationHolds:
     """Owns these holds. A generation is held while a folder of it is open, in whatever process; for each process that
     opened one, until it opens one of a later generation, ends or falls silent; and for some time after each opening:
-    other ranks may open it later, and processes of other pid namespaces cannot be told apart.
+    other ranks may open it later, and processes of other pid namespaces cannot be told apart. A part of a pass is held
+    by open folders only: the rest is decided by `PartsInUse`.
 
     Times are in seconds on any clock.
     """
@@ -30,6 +31,10 @@ class GenerationHolds:
         self._open_folders[generation] -= 1
         if not self._open_folders[generation]:
             del self._open_folders[generation]
+
+    def has_open_folder(self, generation: Generation) -> bool:
+        """Whether a folder of a generation is open."""
+        return generation in self._open_folders
 
     def note(self, reader: Reader, generation: Generation, until: float) -> bool:
         """Note that a process opened a folder of a generation by its path, or that a foreign one listed it.
@@ -61,4 +66,5 @@ class GenerationHolds:
     def generations(self, now: float) -> set[Generation]:
         """The generations that are held."""
         self._until = {generation: until for generation, until in self._until.items() if now <= until}
-        return {*self._open_folders, *self._processes.values(), *self._until}
+        of_processes = (each for each in self._processes.values() if not each.part)
+        return {*self._open_folders, *of_processes, *self._until}

@@ -22,9 +22,10 @@ from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.rotation.holds import Hold, Holds
+from growfs.rotation.parts_in_use import PartsInUse
 from growfs.rotation.pass_order import groups_of
 from growfs.rotation.queries import Listed
-from growfs.rotation.rules import Generation, GenerationPlan, Succession, TurnoverInput
+from growfs.rotation.rules import Generation, GenerationPlan, PassPosition, Succession, TurnoverInput
 from growfs.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -59,29 +60,28 @@ class Demand:
 
 
 class Planner(Protocol):
-    """Decides what the next generation lists. By default, one can begin at any time."""
+    """Decides what the next generation lists. By default, one can begin at any time.
+
+    part: the part of a pass that it is to list; by default the one that comes next. Without --exact, there is none.
+    """
 
     keeps_last: bool
     """Whether directories keep their last files until a generation has begun."""
 
-    def is_ready(self) -> bool:
+    def is_ready(self, part: PassPosition | None = None) -> bool:
         """Whether a generation can begin now."""
         return True
 
-    async def wait(self) -> None:
-        """Return once a generation can begin."""
+    async def wait(self, part: PassPosition | None = None) -> None:
+        """Return once a generation can begin. Raises GrowfsError if that part does not exist, or takes too long."""
         return
 
     def changes_nothing(self, turnover: TurnoverInput) -> bool:
         """Whether the next generation lists what is cached now, as is known at once. Planning takes milliseconds."""
         return False
 
-    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan | None:
+    async def plan(self, number: int, turnover: TurnoverInput, part: PassPosition | None) -> GenerationPlan | None:
         """Plan generation `number`, without blocking the daemon; None if it cannot begin now after all."""
-
-    def record(self, writer: sqlite3.Connection) -> None:
-        """Record in the database that the planned generation begins, if the rows of the files do not say enough."""
-        return
 
 
 class Generations:
@@ -114,6 +114,7 @@ class Generations:
         self.turnover = turnover
         self.show_files = show_files
         self.settle_s = settle_s
+        self.parts = PartsInUse()
         self.rotation_changed = Signal[[]]()
         self.began = Signal[[]]()
         self.written = Signal[[]]()
@@ -200,7 +201,6 @@ class Generations:
             writer.execute(FORGET_GENERATIONS)
             values = generation.number, generation.last_seq, time.time()
             writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
-            self._planner.record(writer)
             listed = generation.listed.serialize()
             kept = generation.number, generation.last_seq, generation.files, listed
             writer.execute("INSERT INTO kept_generation VALUES (?, ?, ?, ?)", kept)
@@ -233,10 +233,6 @@ class Generations:
         if self.current:
             self.current.is_over = True
 
-    def was_read(self) -> bool:
-        """Whether processes that have ended have read the current generation."""
-        return self.current is not None and self.current.is_read
-
     def note_opened(self, id: int) -> None:
         """Note that a file was opened: the next generation delists in proportion to the opened files."""
         self._succession.note_opened(id)
@@ -260,10 +256,19 @@ class Generations:
             return True
         return not self._planner.changes_nothing(self._turnover(Holds(), frozenset()))
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether the next generation can begin now."""
-        return self._planner.is_ready()
+    def is_ready(self, part: PassPosition | None = None) -> bool:
+        """Whether the next generation, or the one that is this part, can begin now."""
+        return self._planner.is_ready(part)
+
+    async def wait(self, part: PassPosition | None = None) -> None:
+        """Return once it can begin; see `Planner.wait`."""
+        await self._planner.wait(part)
+
+    def part(self, position: PassPosition) -> Generation | None:
+        """The generation that is this part of a pass; None if it has to begin first."""
+        newest = self.current
+        is_newest = newest and newest.part and newest.part.position == position and not newest.is_over
+        return newest if is_newest else self.parts.find(position)
 
     @asynccontextmanager
     async def unchanged(self) -> AsyncIterator[bool]:
@@ -280,25 +285,26 @@ class Generations:
             await self.written.wait()
         return self.is_written
 
-    async def begin(self, lasting_holds: Holds, opened: frozenset[int]) -> None:
+    async def begin(self, lasting_holds: Holds, opened: frozenset[int], part: PassPosition | None = None) -> bool:
         """Freeze the set of cached files, less the delisted ones, as the set of listed files.
 
         lasting_holds: of processes that may never list again. opened: ids of files that were opened, although their
-        rows may not say so yet. If --show-files asks for more files than are cached, the current generation stays.
+        rows may not say so yet. part: as for `Planner`. Returns False if files of the part are gone; then wait again.
+        If --show-files asks for more files than are cached, or the disk refuses to write the current generation, that
+        one stays.
         """
-        plan = None
-        while plan is None:
-            await self._planner.wait()  # meanwhile, files are evicted for those that the generation waits for
-            if not await self._wait_until_written():  # the next generation depends on the changes of the last one
-                log.warning("generation %d cannot be written: no new one", self.number)
-                return
-            async with self._rotating:  # evictions under way are complete, and none begins
-                plan = await self._begin(lasting_holds, opened)
-        if plan.part:  # otherwise a crash now would repeat a part that a listing has shown
-            await self._wait_until_written()
-        self._store.space_freed.notify()
+        if not await self._wait_until_written():  # the next generation depends on the changes of the last one
+            log.warning("generation %d cannot be written: no new one", self.number)
+            return True
+        async with self._rotating:  # evictions under way are complete, and none begins
+            plan = await self._begin(lasting_holds, opened, part)
+        if plan:
+            self._store.space_freed.notify()
+        return plan is not None
 
-    async def _begin(self, lasting_holds: Holds, opened: frozenset[int]) -> GenerationPlan | None:
+    async def _begin(
+        self, lasting_holds: Holds, opened: frozenset[int], part: PassPosition | None
+    ) -> GenerationPlan | None:
         number = self._number + 1
         frozen = await self._db.query_in_thread(lambda ask: list(ask(FROZEN_FILES)))
         turnover = self._turnover(lasting_holds, opened)
@@ -306,7 +312,7 @@ class Generations:
             last_seq, files = turnover.last_seq, self._store.resident_files
             listed = BitMap64(range(1, last_seq + 1))
             plan = GenerationPlan(last_seq, files, listed, keeps_last=self.listed.keeps_last)
-        elif (planned := await self._planner.plan(number, turnover)) is None:
+        elif (planned := await self._planner.plan(number, turnover, part)) is None:
             return None
         else:
             plan = planned

@@ -66,13 +66,6 @@ class DirectoryHolds:
             if not held:
                 del self.directories[hold]
 
-    def are_on(self, directory: int) -> bool:
-        """Whether they are on this directory at most, or with EVERYWHERE on any."""
-        if directory == EVERYWHERE:
-            return True
-        held = self.directories.values()
-        return not self.everywhere and all(len(ids) == (directory in ids) for ids in held)
-
     def clear(self) -> None:
         """End all holds."""
         self.everywhere, self.directories = None, {}

@@ -32,8 +32,6 @@ class Job:
     """How many files its view showed to its processes, counting each directory once."""
     listers: int = 0
     """How many of its processes that have not ended have listed."""
-    asks: bool = False
-    """Whether it asks for each generation (`growfs.epoch`), so that no listing begins one."""
     listed_again_at: float = 0.0
     """When one of its processes last listed again after it had opened a file: the others see what that one has seen."""
     viewed_at: float = 0.0

@@ -18,15 +18,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from humanfriendly import format_size
 from pyroaring import BitMap64
 
-from growfs.errors import GrowfsError, UsageError
+from growfs.errors import GrowfsError
 from growfs.remote.names import extension
 from growfs.rotation.pass_order import Keyed, draw_key, group_of, share_number
-from growfs.rotation.rules import keeps_last
+from growfs.rotation.rules import PassPosition, keeps_last
 
 KEPT = -1
 """Used instead of a pass number in the hash that decides which files are kept; passes count from 1."""
@@ -37,16 +37,6 @@ FIRST_PASS_PARTS = 20
 """The first pass has at least this many parts: its first listing waits until the first of them has arrived."""
 ALWAYS = "\0always"
 """Added to a file in the digest of the catalog if each part lists it, because that decides which others are kept."""
-
-
-class PassPosition(NamedTuple):
-    """A part of a pass. Both numbers count from 1."""
-
-    pass_: int
-    part: int
-
-    def __str__(self) -> str:
-        return f"{self.pass_}/{self.part}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,40 +74,6 @@ class CatalogDigest(NamedTuple):
     files: int
     bytes: int
     digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class SavedPosition:
-    """A position and all that decides the parts of its pass, as in the checkpoint of a training run."""
-
-    seed: int
-    pass_: int
-    part: int
-    cache_bytes: int
-    part_bytes: int
-    partition: str | None
-    """As I/N."""
-    group: str | None
-    catalog: CatalogDigest | None
-    """None if the pass had not begun: then any catalog will do."""
-
-    @classmethod
-    def parse(cls, values: dict[str, Any]) -> SavedPosition:
-        """From the dict that `growfs.position` returns. Raises UsageError."""
-        try:
-            catalog = values["catalog"]
-            return cls(
-                seed=int(values["seed"]),
-                pass_=int(values["pass"]),
-                part=int(values["part"]),
-                cache_bytes=int(values["cache_bytes"]),
-                part_bytes=int(values["part_bytes"]),
-                partition=values["partition"],
-                group=values["group"],
-                catalog=None if catalog is None else CatalogDigest(**catalog),
-            )
-        except (KeyError, TypeError, ValueError):
-            raise UsageError("that is not a position; save what growfs.position returned") from None
 
 
 class PartBounds(NamedTuple):

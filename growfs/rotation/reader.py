@@ -77,6 +77,11 @@ class Reader:
         return self.pid == 0
 
     @property
+    def view(self) -> Generation | None:
+        """The generation that it listed last."""
+        return self._view
+
+    @property
     def generation(self) -> int:
         """The number of the generation that it listed last; 0: none."""
         return self._view.number if self._view else 0
@@ -139,25 +144,22 @@ class Reader:
         job, view = self.job, self.job.view
         if self.above:
             view = self.above._view_below or self.above._view
-        shown = None if newest.is_left else newest
         if self._view and not self._view.is_over and self._walks_on(directory, now):
             return self._view  # whatever the others of its job do meanwhile
         if view is None or view.is_over:
             is_old = newest.is_over or newest.is_read or (by_time and now - newest.began_at > settle_s)
-            return None if is_old else shown
-        if job.asks:
-            return view
+            return None if is_old else newest
         if not (by_time or job.opened or self.above):
             return newest  # such as a monitor
         is_again = self._view is view and self._lists_again(directory)
         is_read = self.listed_at is None and view.is_read and not self.above  # by processes that have ended
         if is_read or (is_again and self._has_had_its_epoch(now, settle_s, by_time)):
-            return shown if newest.number > view.number else None
+            return newest if newest.number > view.number else None
         if is_again:
             return view
         # Another directory or rank, or a worker. If nobody holds the directory, some of its files may be gone.
         is_held = any(other._holds_of(view, directory, now) for other in readers if other.job is job)
-        return view if is_held else shown
+        return view if is_held else newest
 
     def _walks_on(self, directory: int, now: float) -> bool:
         """Whether listing a directory goes on with a walk, all of whose view is held."""
@@ -176,14 +178,6 @@ class Reader:
             return True
         # A worker looks for names that the process above it has listed.
         return (job.has_opened_all and not self.above) or (by_time and now - self._busy_at > settle_s)
-
-    def asked_view(self, newest: Generation) -> Generation | None:
-        """As `next_view`, when it asks for the next generation."""
-        job, seen, job.asks = self.job, self.generation, True
-        if job.view and not (seen or job.view.is_left):
-            return job.view
-        is_old = newest.is_left or (newest.is_read and not seen)
-        return newest if newest.number > seen and not is_old else None
 
     def lists(self, directory: int, generation: Generation, now: float, settle_s: float = 0.0) -> None:
         """Note that it lists a directory (EVERYWHERE: all), and from now on holds what that generation shows there.

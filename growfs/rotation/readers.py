@@ -12,20 +12,20 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 
 import trio
 from pyroaring import BitMap64
 
-from growfs.errors import TooManyOpen
+from growfs.errors import NotBegun, TooManyOpen
 from growfs.proc import Process, lineage, process, thread_group
 from growfs.rotation.generation_holds import GenerationHolds
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold, Holds
 from growfs.rotation.jobs import note_read
 from growfs.rotation.reader import Reader, holds_of
-from growfs.rotation.rules import Generation
+from growfs.rotation.rules import Generation, PassPosition
 from growfs.signal import Signal
 from growfs.syscalls import pidfd_open
 
@@ -44,8 +44,7 @@ FOREIGN = 0
 
 
 class Readers:
-    """Owns the readers and their holds, and begins a mount's generations. `released` notifies when holds have ended,
-    `left` when a job has left the newest part of a pass.
+    """Owns the readers and their holds, and begins a mount's generations. `released` notifies when holds have ended.
 
     hold_idle_s: the silence after which a reader's holds end. recently_opened: returns ids of files that were opened,
     although their rows may not say so yet.
@@ -56,12 +55,10 @@ class Readers:
     ) -> None:
         self._hold_idle_s = hold_idle_s
         self.released = Signal[[]]()
-        self.left = Signal[[]]()
         self._generations = generations
         self._recently_opened = recently_opened
         self._generation_holds = GenerationHolds()
         self._beginning = trio.Lock()
-        self._waiters: dict[Reader, int] = {}  # and the directory that each is listing
         self._nursery: trio.Nursery | None = None  # while it runs
         self._readers: dict[tuple[int, str], Reader] = {}
         self._pidfds: dict[Reader, int] = {}
@@ -102,35 +99,28 @@ class Readers:
 
     # What readers do.
 
-    def is_due(self, reader: Reader, directory: int, asks: bool = False) -> bool:
-        """Whether a generation has to `begin` before a process lists a directory (EVERYWHERE: all).
+    def is_due(self, reader: Reader, directory: int) -> bool:
+        """Whether a generation has to `begin` before a process lists a directory (EVERYWHERE: all)."""
+        return self._view(reader, directory) is None
 
-        asks: it asks for the generation after the one that it saw last.
-        """
-        return self._view(reader, directory, asks) is None
-
-    def _view(self, reader: Reader, directory: int, asks: bool) -> Generation | None:
+    def _view(self, reader: Reader, directory: int) -> Generation | None:
         """The generation to show; None if the next one has to begin first."""
         newest = self._generations.current
         found = self._processes.get(reader)  # it may have ended: another process reads the directory that it has opened
         if reader.listed_at is None and found:
-            self._join(reader, found, asks)
-        if newest is None or newest.is_over:
+            self._join(reader, found)
+        if newest is None or self._generations.is_over or newest.is_over:
             return None
-        if self._generations.is_over and not (newest.part and (asks or reader.job.asks)):
-            return None  # a job that asks for parts gets each of them, even one of which no file could be fetched
-        if asks:
-            return reader.asked_view(newest)
         now, settle_s = trio.current_time(), self._generations.settle_s
         by_time = newest.part is None or self._generations.counts_all
         return reader.next_view(directory, newest, now, settle_s, self._holding(), by_time)
 
-    def listing(self, reader: Reader, directory: int, asks: bool = False) -> Generation:
+    def listing(self, reader: Reader, directory: int) -> Generation:
         """Note that a process lists a directory; returns the generation that it sees.
 
         It is the newest one if the next has not begun, although it is due.
         """
-        generation = self._view(reader, directory, asks) or self._generations.current or NOTHING
+        generation = self._view(reader, directory) or self._generations.current or NOTHING
         if reader.listed_at is None:
             self._threads.clear()  # from now on it is credited with the opens of its children
         now = trio.current_time()
@@ -142,16 +132,12 @@ class Readers:
         self.released.notify()  # its earlier holds have ended
         return generation
 
-    async def begin(self, reader: Reader, directory: int, asks: bool = False) -> None:
+    async def begin(self, reader: Reader, directory: int) -> None:
         """Begin the generation that a listing needs, if it needs one, unless another listing begins it meanwhile.
 
         If it cannot begin (the disk refuses to write it, or --show-files asks for more files), the newest one stays.
         """
-        if not self.is_due(reader, directory, asks):
-            return
-        with self._waiting(reader, directory):
-            await self._begin_if(partial(self.is_due, reader, directory, asks), reader)
-            reader.job.asks = reader.job.asks or asks  # there may have been no generation to ask for one after it
+        await self._begin_if(partial(self.is_due, reader, directory), reader)
 
     async def begin_number(self, number: int) -> None:
         """Begin the generation with that number, unless that has happened. Otherwise as `begin`."""
@@ -165,6 +151,16 @@ class Readers:
         await self._begin_if(partial(self._is_due_after, number))
         return self._generations.current or NOTHING
 
+    async def begin_part(self, position: PassPosition) -> Generation:
+        """Begin the generation that is this part, unless that has happened. Waits until the part is cached.
+
+        Raises GrowfsError: the pass has no such part, nothing arrives, or the disk refuses to write the generation.
+        """
+        await self._begin_if(lambda: self._generations.part(position) is None, part=position)
+        if (generation := self._generations.part(position)) is None:
+            raise NotBegun(f"part {position} cannot begin now; see growfs status")
+        return generation
+
     def _is_due_after(self, number: int) -> bool:
         newest = self._generations.current
         if newest is None or self._generations.is_over:
@@ -176,45 +172,23 @@ class Readers:
             return False
         return self._generations.has_news()
 
-    async def _begin_if(self, is_due: Callable[[], bool], lister: Reader | None = None) -> None:
-        if not is_due():  # whoever waits meanwhile for a part that has no room yet
-            return
-        async with self._beginning:
-            if not is_due():
-                return
-            now = trio.current_time()
-            lister = lister or Reader(FOREIGN, "0", "")
-            lasting = (other.lasting_holds(now, lister) for other in self._holding() if not other.is_foreign)
-            # Programs that read the newest generation may go on to the next one soon.
-            earlier = self._generation_holds.generations(now) - {self._generations.current}
-            lasting_holds = Holds([*lasting, *(DirectoryHolds(each.hold) for each in earlier)])
-            await trio.to_thread.run_sync(lasting_holds.merge)  # a worker gets them
-            await self._generations.begin(lasting_holds, self._recently_opened())
+    async def _begin_if(
+        self, is_due: Callable[[], bool], lister: Reader | None = None, part: PassPosition | None = None
+    ) -> None:
+        while is_due():
+            await self._generations.wait(part)  # not in the lock: others may begin other parts meanwhile
+            async with self._beginning:
+                if not is_due() or await self._begin_now(lister or Reader(FOREIGN, "0", ""), part):
+                    return
 
-    @contextmanager
-    def _waiting(self, reader: Reader, directory: int) -> Iterator[None]:
-        """Note within the block that a reader waits for the next generation.
-
-        If that is a part of a pass, and all of its job wait, and hold nothing but what they wait to list again, they
-        have left the part before: it may go, so that the link goes on with the part after the next one.
-        """
-        self._waiters[reader] = directory
-        newest = self._generations.current
-        job = [each for each in self._readers.values() if each.job is reader.job and each.listed_at is not None]
-        if newest and newest.part and all(self._has_left(each, newest) for each in job):
-            newest.is_left = True
-            for each in job:
-                each.release()
-            self.left.notify()
-            self.released.notify()
-        try:
-            yield
-        finally:
-            self._waiters.pop(reader, None)
-
-    def _has_left(self, reader: Reader, newest: Generation) -> bool:
-        directory = self._waiters.get(reader)
-        return directory is not None and reader.generation >= newest.number and reader.holds.are_on(directory)
+    async def _begin_now(self, lister: Reader, part: PassPosition | None) -> bool:
+        now = trio.current_time()
+        lasting = (other.lasting_holds(now, lister) for other in self._holding() if not other.is_foreign)
+        # Programs that read the newest generation may go on to the next one soon.
+        earlier = self._generation_holds.generations(now) - {self._generations.current}
+        lasting_holds = Holds([*lasting, *(DirectoryHolds(each.hold) for each in earlier)])
+        await trio.to_thread.run_sync(lasting_holds.merge)  # a worker gets them
+        return await self._generations.begin(lasting_holds, self._recently_opened(), part)
 
     def opener(self, tid: int) -> int:
         """The reader to credit with a thread's opens: the nearest of its process and ancestors that has listed.
@@ -284,6 +258,10 @@ class Readers:
         found = next((each for each in whole if each.number == number), None)
         return found or self.named_generations().get(number)
 
+    def has_open_folder(self, generation: Generation) -> bool:
+        """Whether a folder of a generation is open by its path."""
+        return self._generation_holds.has_open_folder(generation)
+
     def named_generations(self) -> dict[int, Generation]:
         """The generations that are kept or held, by number, the first one first."""
         numbers = {hold.generation for reader in self._readers.values() for hold in reader.holds.all}
@@ -292,10 +270,13 @@ class Readers:
         return {each.number: each for each in sorted(found, key=lambda each: each.number)}
 
     def open_generation(self, generation: Generation, tid: int) -> None:
-        """Note that a thread has opened a folder of a generation: it is held."""
+        """Note that a thread has opened a folder of a generation: it is held, or in use if it is a part."""
         reader, now = self.reader_of(tid), trio.current_time()
         self._generation_holds.open_folder(generation)
         shared_s = self._hold_idle_s if reader.is_foreign else self._generations.settle_s
+        if generation.part:
+            self._generations.parts.open(generation, now)
+            shared_s = 0
         if self._generation_holds.note(reader, generation, now + shared_s):
             reader.files = BitMap64()
             self._threads.clear()  # from now on it is credited with the opens of its children
@@ -316,10 +297,10 @@ class Readers:
         whole = {*self._generations.kept[:-1], *self._generation_holds.generations(now)}
         return Holds([*holds_of(readers, now), *(DirectoryHolds(each.hold) for each in whole)])
 
-    def generation_of(self, reader: Reader) -> int:
-        """The number of the last generation that a reader has listed or opened; 0: none."""
-        generation = self._generation_holds.of(reader)
-        return max(reader.generation, generation.number if generation else 0)
+    def newest_of(self, reader: Reader) -> Generation | None:
+        """The last generation that a reader has listed or opened."""
+        both = filter(None, (reader.view, self._generation_holds.of(reader)))
+        return max(both, key=lambda generation: generation.number, default=None)
 
     def oldest_hold(self, reader: Reader) -> Hold | None:
         """The hold of a reader on the earliest generation."""
@@ -364,18 +345,12 @@ class Readers:
                     self._nursery.start_soon(self._until_it_ends, reader)
         return self._readers[key]
 
-    def _join(self, new: Reader, found: Process, asks: bool = False) -> None:
+    def _join(self, new: Reader, found: Process) -> None:
         """Find the job of a process that has not listed yet: that of the process above it, if it is a worker, that of a
         live process that started with it, or its own.
-
-        If it does not ask for generations itself, but an ancestor does, it works for that one: a command of a shell
-        loop comes and goes.
         """
         new.command_line = new.command_line or re.sub(rb"[0-9]+", b"", found.command_line)  # before it runs another
-        ancestors = (self._readers.get((each.pid, each.start)) for each in (() if asks else lineage(found)))
-        if asker := next((each for each in ancestors if each and each.job.asks), None):
-            new.job = asker.job
-        elif above := self._above(found):
+        if above := self._above(found):
             new.above, new.job = above, above.job
         else:
             began_s = trio.current_time() - found.age_s - self._generations.settle_s

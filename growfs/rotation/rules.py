@@ -63,18 +63,27 @@ _group = attrgetter("queue_position")
 # Listed and held files.
 
 
+class PassPosition(NamedTuple):
+    """A part of a pass. Both numbers count from 1."""
+
+    pass_: int
+    part: int
+
+    def __str__(self) -> str:
+        return f"{self.pass_}/{self.part}"
+
+
 @dataclass(frozen=True, slots=True)
 class PartContents:
     """The contents of a part of a pass (--exact), by admission."""
 
-    pass_: int
-    part: int
-    parts: int
-    """How many parts the pass has."""
+    position: PassPosition
     folders: Mapping[int, Sequence[int]]
     """The files and folders in each folder, in the order of their names."""
     files: int
     bytes: int
+    streamed: BitMap64
+    """The ids of its files that the pass fetches for it, and that do not stay."""
     left_out: BitMap64
     """The ids of files of the part that are not cached: they could not be fetched."""
     hidden_below: Mapping[int, BitMap64]
@@ -105,25 +114,17 @@ class Generation:
     frozen: dict[int, BitMap64] = field(default_factory=dict)
     """The admissions of the files that were frozen or pinned when it began, by directory."""
     is_over: bool = False
-    """Whether no further listing may show it, whichever process lists: training could not start with it."""
+    """Whether no further listing may show it, whichever process lists: training could not start with it, or it is a
+    part that has made room."""
     opened: BitMap64 = field(default_factory=BitMap64)
     """The ids of files opened by processes that listed it and have ended."""
     is_read: bool = False
     """Whether such processes have opened enough of the files that they were shown to have had their epoch."""
-    is_left: bool = False
-    """Whether it is a part of a pass, and a job waits for the next one: some of its files may be gone."""
 
     @property
     def hold(self) -> Hold:
         """A hold on the files that it lists."""
         return Hold(self.number, self.last_seq)
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """Its number, and those of its part, for programs."""
-        part = self.part
-        of_part = {"pass": part.pass_, "part": part.part, "parts": part.parts} if part else {}
-        return {"generation": self.number} | of_part
 
     def frozen_files(self, directory: int) -> int:
         """How many frozen and pinned files it lists in a directory, or EVERYWHERE."""

@@ -1,33 +1,38 @@
-"""The passes of --exact: which part is read, which one comes next, and which files are cached for them.
+"""The passes of --exact: which parts are in use, which come next, and which files are cached for them.
 
-Takes the place of `rotating.PassOrder` and `rotating.RotationPlanner`. A pass is divided before it begins, and divided
-again if the catalog changes until then. Its division is stored, and the position with each generation, so a mount that
-was killed goes on where it was.
+Takes the place of `rotating.PassOrder` and `rotating.RotationPlanner`. There is room for two parts. A part is cached
+because it is in use, because a process waits for it, or because it follows those. A pass is divided before it begins,
+and divided again if the catalog changes until then. Its division is stored, and so is the last part that was read, for
+programs that list the root: they go on after it, even if the mount was killed.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import sqlite3
 from array import array
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import trio
 from humanfriendly import format_size
 from pyroaring import BitMap64
 
-from growfs.cache.catalog import Catalog, Node
+from growfs.cache.catalog import Catalog, Node, Removed
 from growfs.cache.database import Database
 from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
-from growfs.errors import GrowfsError, NotMade, RemoteError, UsageError
+from growfs.errors import GrowfsError, NoSuchName, NotMade, RemoteError, TimedOut, UsageError
 from growfs.rotation.division import divide_catalog, find_due, part_contents, read_division, save_division
-from growfs.rotation.generations import Planner
-from growfs.rotation.parts import CatalogDigest, Division, ExactPass, PassPosition, SavedPosition
+from growfs.rotation.generations import Generations, Planner
+from growfs.rotation.parts import Division, ExactPass
+from growfs.rotation.parts_in_use import QUIET_S, PartsInUse
 from growfs.rotation.pass_order import Order, Pass
-from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
+from growfs.rotation.rules import Generation, GenerationPlan, PassPosition, TurnoverInput
 from growfs.scheduler.in_flight import Download, DownloadState
 from growfs.scheduler.rotating import Share, compute_soon
 from growfs.signal import Signal
@@ -40,16 +45,22 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 """Pause before a pass that could not be divided is tried again, or files that could not be marked."""
+PARTS_CACHED = 2
+"""The cache has room for the streamed files of this many parts."""
+
+_Window = tuple[tuple[PassPosition, ...], tuple[PassPosition, ...]]
+"""The parts that are in use, and those that are cached, or to be cached, besides them."""
 
 
 class Parts(Planner):
-    """Owns the position: the part that began last, and the one that comes next. `changed` notifies when that decides
-    anew which files are to be cached.
+    """Owns the positions: the part that began last, and those that come next. `changed` notifies when that decides anew
+    which files are to be cached.
 
-    first: what decides the order of the first pass. part_size: the room for streamed files. start: the part to begin
-    with; None to go on after the last one. mark: as Space.mark. share_of_node: returns the share of the files that this
-    node fetches before others, (number, of how many), because other nodes have the rest; None if there are none.
-    newest: returns the newest generation.
+    first: what decides the order of the first pass. part_size: the room for streamed files. start: the part with which
+    listings of the root begin; None to go on after the last one. mark: as Space.mark. share_of_node: returns the share
+    of the files that this node fetches before others, (number, of how many), because other nodes have the rest; None if
+    there are none. generations: returns these. is_open: whether a folder of a part is open. patience_s: returns how
+    long a process waits for a part if nothing arrives.
     """
 
     keeps_last = False
@@ -66,7 +77,9 @@ class Parts(Planner):
         start: PassPosition | None,
         mark: Callable[[Sequence[int], Sequence[int], Sequence[int], Callable[[], bool]], Awaitable[bool]],
         share_of_node: Callable[[], Awaitable[tuple[int, int]]] | None,
-        newest: Callable[[], Generation | None],
+        generations: Callable[[], Generations],
+        is_open: Callable[[Generation], bool],
+        patience_s: Callable[[], float],
     ) -> None:
         self.changed = Signal[[]]()
         self.failure: GrowfsError | None = None
@@ -79,32 +92,37 @@ class Parts(Planner):
         self._part_size = part_size
         self._mark = mark
         self._share_of_node = share_of_node
-        self._newest = newest
+        self._generations = generations
+        self._is_open = is_open
+        self._patience_s = patience_s
         self._progressed = Signal[[]]()
+        self._stirred = Signal[[]]()
         self._divisions: dict[int, Division] = {}
         self._revisions: dict[int, int] = {}  # of the catalog, for the passes that are divided and have not begun
         self._dividing = trio.Lock()
         self._begun: PassPosition | None = None
+        self._read: PassPosition | None = None  # the last part of which a file was opened
+        self._written: PassPosition | None = None  # the same, in the database
         self._coming = PassPosition(1, 1)
-        self._due_for: PassPosition | None = None
+        self._waited_for = Counter[PassPosition]()
+        self._is_due_known = False
         self._wanted, self._wanted_bytes = BitMap64(), 0
-        self._lacking, self._lacking_bytes = BitMap64(), 0
+        self._lacking: dict[PassPosition, dict[int, int]] = {}  # of each part to come: files, and their sizes
         self._failed = BitMap64()
         self._left_out, self._left_out_example = BitMap64(), ""
-        self._listings_waiting = 0
-        self._went_to: SavedPosition | None = None
         self._go_on(start)
 
     def _go_on(self, start: PassPosition | None) -> None:
         """Find the part that comes next. Raises UsageError if the cache became too small in the middle of a pass."""
         stored = self._db.meta("position")
-        begun = PassPosition(*json.loads(stored)) if stored else None
-        division = read_division(self._db.rows, begun.pass_) if begun else None
-        if begun and division and self._is_of_same_order(division):
+        read = PassPosition(*json.loads(stored)) if stored else None
+        division = read_division(self._db.rows, read.pass_) if read else None
+        if read and division and self._is_of_same_order(division):
             if start is None:
-                self._begun, self._coming = begun, division.after(begun.part)
-            if start is None or (start.pass_ == begun.pass_ and start.part > 1 and _sizes(division) == self._sizes_now):
-                self._divisions[begun.pass_] = division
+                self._begun = self._read = self._written = read
+                self._coming = division.after(read.part)
+            if start is None or (start.pass_ == read.pass_ and start.part > 1 and _sizes(division) == self._sizes_now):
+                self._divisions[read.pass_] = division
         if start:
             self._coming = start
         if coming := self._divisions.get(self._coming.pass_):
@@ -135,6 +153,10 @@ class Parts(Planner):
                 f" {division.pass_.number + 1}/1"
             )
 
+    @property
+    def _in_use(self) -> PartsInUse:
+        return self._generations().parts
+
     # What is drawn (rotating.DrawOrder).
 
     @property
@@ -147,9 +169,7 @@ class Parts(Planner):
     @property
     def missing(self) -> Share:
         """The files that are still to be fetched for the coming parts."""
-        if self._due_for is None:
-            return self.share
-        return Share(len(self._wanted), self._wanted_bytes)
+        return Share(len(self._wanted), self._wanted_bytes) if self._is_due_known else self.share
 
     outside = Share(0, 0)
 
@@ -164,41 +184,38 @@ class Parts(Planner):
         return []
 
     async def remaining(self, size_max: int) -> Order:
-        """The files that are to be cached while one part is read and the next one is to follow, and are not."""
+        """The files that are to be cached for the parts in use, and for those to come, and are not."""
         while True:
-            read, coming = state = self._read, self._coming
-            await self._divide_before(coming, coming.pass_)
-            if not self._is_in(state):
-                continue
+            read, ahead = window = self._window()
+            await self._divide_window(window)
+            if window != self._window():
+                continue  # more parts are known now, or others are to come
+            coming = self._coming
             division = self._divisions[coming.pass_]
-            if coming.part > len(division.parts):  # only after --start
+            if coming in ahead and coming.part > len(division.parts):  # only after --start
                 self.failure = _no_such_part(division, coming)
                 await trio.sleep(RETRY_S)
                 continue
-            ahead = [coming] if read else [coming, division.after(coming.part)]
-            if ahead[-1].pass_ > coming.pass_:
-                await self._divide_before(coming, ahead[-1].pass_)
-                if not self._is_in(state):
-                    continue
             share = await self._share_of_node() if self._share_of_node else None
-            newest = self._newest()
+            newest = self._generations().current
             listed = newest.listed if newest else BitMap64()
             function = partial(find_due, self._db.path, read, ahead, listed, share)
             try:
                 due = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
             except GrowfsError as error:
-                log.warning("the files of part %s cannot be found, trying again: %s", coming, error)
+                log.warning("the files of part %s cannot be found, trying again: %s", (*ahead, *read)[0], error)
                 await trio.sleep(RETRY_S)
                 continue
-            if not self._is_in(state):
+            if window != self._window():
                 continue
             marks = due.unneeded, due.left, due.needed_again
-            if not any(marks) or await self._mark(*marks, partial(self._is_in, state)):
+            if not any(marks) or await self._mark(*marks, partial(self._is_window, window)):
                 break
             await trio.sleep(RETRY_S if self._store.refusal else 0)
         self._wanted, self._wanted_bytes = due.lacking, due.bytes
         self._failed -= self._wanted
-        self._lacking, self._lacking_bytes, self._due_for = due.first, due.first_bytes, coming
+        self._lacking = dict(zip(ahead, due.of_parts, strict=True))
+        self._is_due_known = True
         self._progressed.notify()
         return Order(
             frozen=due.always,
@@ -208,29 +225,53 @@ class Parts(Planner):
             frozen_ids=BitMap64(map(abs, due.always)),
         )
 
-    @property
-    def _read(self) -> PassPosition | None:
-        """The part that began last, unless a job has left it, and waits for the next one: it need not stay cached."""
-        newest = self._newest()
-        return None if newest and newest.is_left else self._begun
+    def _window(self) -> _Window:
+        """The parts in use, and those to come for which there is room: first those that are waited for."""
+        newest = self._generations().current
+        read = dict.fromkeys(self._in_use)
+        if self._begun and self._begun not in self._waited_for and not (newest and newest.is_over):
+            read[self._begun] = None  # by programs that list the root
+        ahead = [part for part in self._waited_for if part not in read and self.may_exist(part)]
+        room = PARTS_CACHED - sum(part not in self._in_use.without_room for part in read)
+        following: PassPosition | None = self._coming
+        while following and len(ahead) < room:
+            if following not in read and following not in ahead:
+                ahead.append(following)
+            division = self._divisions.get(following.pass_)
+            following = division.after(following.part) if division else None
+        return tuple(read), tuple(ahead[: max(0, room)])
 
-    def _is_in(self, state: tuple[PassPosition | None, PassPosition]) -> bool:
-        return state == (self._read, self._coming)
+    def _is_window(self, window: _Window) -> bool:
+        return window == self._window()
 
-    async def _divide_before(self, coming: PassPosition, number: int) -> None:
-        """Divide a pass, unless that is done; give up if another part comes next meanwhile."""
-        while self._coming == coming and not self._is_divided(number):
-            try:
-                async with self._dividing:
-                    if self._coming == coming and not self._is_divided(number):
-                        await self._divide_now(number)
-                self.failure = None
-                return  # if the catalog has changed again, another order is requested
-            except (GrowfsError, WorkerLost) as error:
-                if isinstance(error, GrowfsError):
-                    self.failure = error
-                log.warning("pass %d cannot be divided into parts, trying again: %s", number, error)
-                await trio.sleep(RETRY_S)
+    def may_exist(self, part: PassPosition) -> bool:
+        """Whether a pass has this part, as far as known."""
+        division = self._divisions.get(part.pass_)
+        return division is None or part.part <= len(division.parts) or not self._is_divided(part.pass_)
+
+    def _note_window(self) -> None:
+        """Note that the window may have changed."""
+        if self._window()[1] != tuple(self._lacking):
+            self.changed.notify()
+
+    async def _divide_window(self, window: _Window) -> None:
+        """Divide its passes, unless that is done; give up if it changes meanwhile."""
+        for number in {part.pass_ for part in (*window[0], *window[1], self._coming)}:
+            while window == self._window() and not self._is_divided(number):
+                try:
+                    await self._divide_pass(number)
+                    self.failure = None
+                except (GrowfsError, WorkerLost) as error:
+                    if isinstance(error, GrowfsError):
+                        self.failure = error
+                    log.warning("pass %d cannot be divided into parts, trying again: %s", number, error)
+                    await trio.sleep(RETRY_S)
+
+    async def _divide_pass(self, number: int) -> None:
+        """Divide a pass, unless that is done. Raises GrowfsError, WorkerLost."""
+        async with self._dividing:
+            if not self._is_divided(number):
+                await self._divide_now(number)
 
     def _is_divided(self, number: int) -> bool:
         """Whether the division of a pass is known, and still counts: until it begins, it follows the catalog and the
@@ -242,31 +283,32 @@ class Parts(Planner):
         return revision == self._catalog.revision and _sizes(division) == self._sizes_now
 
     async def _divide_now(self, number: int) -> None:
-        """Divide a pass that has not begun, unless it begins meanwhile. Raises GrowfsError, WorkerLost."""
-        revision = self._catalog.revision
-        division, ids = await self._divide(number, *self._sizes_now)
+        """Divide a pass over the catalog as it is now, unless it begins meanwhile. Raises GrowfsError, WorkerLost."""
+        if self._begun and number < self._begun.pass_:  # it has begun, in an earlier run
+            stored = read_division(self._db.rows, number)
+            if stored and self._is_of_same_order(stored) and stored.needed_bytes <= self._store.limit_bytes:
+                self._divisions[number] = stored
+                return
+        first, revision = self._first, self._catalog.revision
+        pass_ = ExactPass(first.seed, number, *self._sizes_now, first.share, first.group)
+        division: Division
+        division, ids = await call_worker(self._workers, Compute(partial(divide_catalog, self._db.path, pass_)))
         if self._begun and self._begun.pass_ == number:
             return
-        if self._coming.pass_ == number:
-            self._due_for = None  # so that it does not begin while its division is replaced
+        # So that no part begins while its division is replaced.
+        self._lacking = {part: files for part, files in self._lacking.items() if part.pass_ != number}
         await self._store_division(division, ids)
         self._revisions[number] = revision
-
-    async def _divide(self, number: int, cache_bytes: int, part_bytes: int) -> tuple[Division, array[int]]:
-        """Divide a pass over the catalog as it is now. Raises GrowfsError, WorkerLost."""
-        first = self._first
-        pass_ = ExactPass(first.seed, number, cache_bytes, part_bytes, first.share, first.group)
-        result: tuple[Division, array[int]] = await call_worker(
-            self._workers, Compute(partial(divide_catalog, self._db.path, pass_))
-        )
-        return result
+        self._progressed.notify()
 
     async def _store_division(self, division: Division, ids: array[int]) -> None:
         number = division.pass_.number
-        await self._db.write_with_retry(partial(save_division, division=division, ids=ids))
+        window = self._window()
+        kept = {part.pass_ for part in (*window[0], *window[1], self._coming)} | {number - 2, number - 1}
+        await self._db.write_with_retry(partial(save_division, division=division, ids=ids, kept=kept))
         if division.lists_all_folders:
             await self._store.admit_folders()
-        self._divisions = {known: self._divisions[known] for known in self._divisions if number - 2 <= known < number}
+        self._divisions = {known: self._divisions[known] for known in self._divisions if known in kept}
         self._divisions[number] = division
         log.info(
             "pass %d has %d parts: %s stay cached, and %s are streamed",
@@ -285,111 +327,146 @@ class Parts(Planner):
             self._failed.add(id)
         elif not is_cached:
             return
-        if id in self._lacking:
-            self._lacking.discard(id)
-            self._lacking_bytes -= size
+        for lacking in self._lacking.values():
+            lacking.pop(id, None)
         self._progressed.notify()
 
-    async def go_to(self, saved: SavedPosition, even_if_changed: bool, is_read: bool = False) -> bool:
-        """Go on from a saved position; False if that was done before, as by another process of the job.
+    async def describe(self, number: int) -> dict[str, Any]:
+        """What a program asks about a pass: how many parts it has, and all that decides which files these have.
 
-        Raises GrowfsError if the parts cannot be the same as then. even_if_changed: accept another catalog. is_read:
-        processes that have ended have read the part that is listed: an earlier run of the job went there, and failed.
+        Waits until the remote was listed. Raises GrowfsError if the pass cannot be divided.
         """
-        async with self._dividing:  # otherwise two processes could go there at a time, and the second one again
-            return await self._go_to(saved, even_if_changed, is_read)
+        while not self._catalog.listing:
+            await self._progressed.wait()
+        try:
+            await self._divide_pass(number)
+        except WorkerLost:
+            raise GrowfsError("the process that divides the pass died; see the log, and try again") from None
+        division = self._divisions[number]
+        pass_ = division.pass_
+        catalog = {
+            "files": division.catalog.files, "bytes": division.catalog.bytes, "digest": division.catalog.digest,
+            "seed": pass_.seed, "cache_bytes": pass_.cache_bytes, "part_bytes": pass_.part_bytes,
+            "partition": self._first.partition, "group": pass_.group,
+        }  # fmt: skip
+        return {"pass": number, "parts": len(division.parts), "catalog": catalog}
 
-    async def _go_to(self, saved: SavedPosition, even_if_changed: bool, is_read: bool) -> bool:
-        target = PassPosition(saved.pass_, saved.part)
-        if self._went_to == saved and (self._begun is None or (self._begun == target and not is_read)):
-            return False
-        self._check_same_order(saved)
-        division = self._divisions.get(target.pass_) or read_division(self._db.rows, target.pass_)
-        ids = None
-        sizes = saved.cache_bytes, saved.part_bytes
-        if division is None or _sizes(division) != sizes or (saved.catalog and division.catalog != saved.catalog):
-            try:
-                division, ids = await self._divide(target.pass_, *sizes)
-            except WorkerLost:
-                raise GrowfsError("the process that divides the pass died; see the log, and try again") from None
-        if saved.catalog and division.catalog != saved.catalog and not even_if_changed:
-            if division.catalog[:2] == saved.catalog[:2]:
-                raise GrowfsError(
-                    "other files are frozen or pinned now than when the position was saved, or the remote has others"
-                    f" in their place, so part {target} is another one; go on with it by force=True"
-                )
-            raise GrowfsError(
-                f"the remote has {_amount(division.catalog)} now, and had {_amount(saved.catalog)} when the position"
-                f" was saved, so part {target} is another one; go on with it by force=True"
-            )
-        self.check_size(self._store.limit_bytes, division)
-        if target.part > len(division.parts):
-            raise _no_such_part(division, target)
-        if ids is not None:
-            await self._store_division(division, ids)
-        self._divisions[target.pass_] = division
-        self._revisions.pop(target.pass_, None)
-        self._begun = self._due_for = None
-        self._coming, self._went_to = target, saved
-        self.changed.notify()
-        log.info("going on with part %s", target)
-        return True
+    # Which parts are in use.
 
-    def _check_same_order(self, saved: SavedPosition) -> None:
-        first = self._first
-        for flag, own, wanted in (
-            ("--seed", first.seed, saved.seed),
-            ("--partition", first.partition, saved.partition),
-            ("--group", first.group, saved.group),
-        ):
-            if own != wanted:
-                raise GrowfsError(f"the position was saved with {flag} {wanted}, and this mount has {own}")
+    async def run(self) -> None:
+        """End the use of parts, and store which part was read last, until cancelled."""
+        while True:
+            if self._read != self._written:
+                await self._write_position()
+            elif not self._in_use:
+                await self._stirred.wait()
+            else:
+                await trio.sleep(QUIET_S)
+                self._end_uses()
+
+    def _end_uses(self) -> None:
+        ahead = self._window()[1]
+        is_waited = any(part not in ahead for part in self._waited_for)
+        settle_s, open_ids = self._generations().settle_s, self._store.open_files.ids
+        for part in self._in_use.end(trio.current_time(), settle_s, open_ids, self._is_open, is_waited):
+            log.info("part %s makes room", part)
+            self._note_window()
+
+    async def _write_position(self) -> None:
+        read = self._read
+        assert read
+
+        def write(writer: sqlite3.Connection) -> None:
+            set_meta(writer, "position", json.dumps(read))
+            set_meta(writer, "pass", read.pass_)
+
+        await self._db.write_with_retry(write)
+        self._written = read
+
+    def note_opened(self, id: int) -> None:
+        """Note that a file was opened."""
+        self._in_use.note_opened(id, trio.current_time())
+        generations = self._generations()
+        if self._read != self._begun and generations.moves(id, generations.current):
+            self._read = self._begun
+            self._stirred.notify()
+
+    def note_removed(self, removed: Sequence[Removed]) -> None:
+        """Note that the remote has deleted or replaced files."""
+        for gone in removed:
+            self._in_use.note_gone(gone.id)
 
     # What is listed (rotation.generations.Planner).
 
-    def is_ready(self) -> bool:
-        """Whether the next part is cached, except for files that cannot be fetched."""
-        return self._due_for == self._coming and not self._lacking
+    def is_ready(self, part: PassPosition | None = None) -> bool:
+        """Whether a part is cached, except for files that cannot be fetched; by default the next one."""
+        return self._lacking.get(part or self._coming) == {}
 
-    async def wait(self) -> None:
-        """Return once the next part is cached."""
-        if self.is_ready():
-            return
-        log.info("a listing waits for part %s", self._coming)
-        began = trio.current_time()
-        self._listings_waiting += 1
+    async def wait(self, part: PassPosition | None = None) -> None:
+        """Return once a part is cached or has begun. Raises GrowfsError if the pass has no such part, or nothing
+        arrives.
+        """
+        while not self.is_ready(part) and not (part and self._generations().part(part)):
+            await self._wait_for(part or self._coming, self._patience_s() if part else math.inf)
+
+    async def _wait_for(self, part: PassPosition, patience_s: float) -> None:
+        """Return once a part is cached, or other parts are the newest or the next one."""
+        if part not in self._waited_for:
+            log.info("a listing waits for part %s", part)
+        before = self._begun, self._coming
+        self._waited_for[part] += 1
+        self._note_window()
         try:
-            while not self.is_ready():
-                await self._progressed.wait()
+            while not self.is_ready(part) and before == (self._begun, self._coming):
+                if not self.may_exist(part):
+                    raise NoSuchName(str(_no_such_part(self._divisions[part.pass_], part)))
+                with trio.move_on_after(patience_s) as patience:
+                    await self._progressed.wait()
+                if patience.cancelled_caught:
+                    raise TimedOut(f"part {part} is waited for, and no file has arrived for {patience_s:g} s")
         finally:
-            self._listings_waiting -= 1
-        log.info("part %s is cached: a listing has waited for %.1f s", self._coming, trio.current_time() - began)
+            self._waited_for -= Counter([part])
+            self._note_window()
 
-    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan | None:
-        """List the next part; None if some of it was evicted for readers that opened other files by name."""
-        position = self._coming
+    async def plan(self, number: int, turnover: TurnoverInput, part: PassPosition | None) -> GenerationPlan | None:
+        """List a part; None if some of it was evicted for readers that opened other files by name."""
+        position = part or self._coming
+        if not self.is_ready(position):
+            return None
         division = self._divisions[position.pass_]
         function = partial(part_contents, self._db.path, position)
-        part = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
-        if position != self._due_for or division is not self._divisions[position.pass_]:
-            return None  # another position was gone to meanwhile, or the pass is divided again
-        if lost := part.left_out - self._failed:
-            self._lacking |= lost
+        contents = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
+        if not self.is_ready(position) or division is not self._divisions[position.pass_]:
+            return None  # other parts come next, or the pass is divided again
+        if lost := contents.left_out - self._failed:
+            self._lacking[position] = dict.fromkeys(lost, 0)
             self.changed.notify()
             return None
-        self._note_left_out(position, part.left_out)
-        log.info("part %s of %d: %d files", position, len(division.parts), part.files)
-        listed = BitMap64().union(*map(BitMap64, part.folders.values()))
+        self._note_left_out(position, contents.left_out)
+        log.info("part %s of %d: %d files", position, len(division.parts), contents.files)
+        listed = BitMap64().union(*map(BitMap64, contents.folders.values()))
         return GenerationPlan(
-            turnover.last_seq, part.files, listed, keeps_last=False, hidden_below=part.hidden_below, part=part
+            turnover.last_seq,
+            contents.files,
+            listed,
+            keeps_last=False,
+            hidden_below=contents.hidden_below,
+            part=contents,
         )
 
     def note_begun(self) -> None:
-        """Note that the planned generation has begun: another part comes next."""
-        self._begun, self._due_for = self._coming, None
+        """Note that a generation has begun."""
+        newest = self._generations().current
+        assert newest
+        assert newest.part
+        self._begun = newest.part.position
+        self._stirred.notify()
+        self._lacking.pop(self._begun, None)
         self._revisions.pop(self._begun.pass_, None)
         self._coming = self._divisions[self._begun.pass_].after(self._begun.part)
+        self._is_due_known = False
         self.changed.notify()
+        self._progressed.notify()
 
     def _note_left_out(self, position: PassPosition, ids: BitMap64) -> None:
         if position.part == 1:
@@ -402,45 +479,35 @@ class Parts(Planner):
                 position, len(ids), self._left_out_example,
             )  # fmt: skip
 
-    def record(self, writer: sqlite3.Connection) -> None:
-        """Store the position."""
-        if self._begun:
-            set_meta(writer, "position", json.dumps(self._begun))
-            set_meta(writer, "pass", self._begun.pass_)
-
     # Status.
 
     def start_status(self) -> StartStatus | None:
         """How far the next part is, for a mount that waits for it; None if that is not known yet."""
-        if self._due_for != self._coming:
+        lacking = self._lacking.get(self._coming)
+        if lacking is None:
             return None
         bounds = self._divisions[self._coming.pass_].parts[self._coming.part - 1]
         needed = bounds.end - bounds.start
-        return StartStatus(done=max(0, needed - len(self._lacking)), needed=needed, unit="files")
+        return StartStatus(done=max(0, needed - len(lacking)), needed=needed, unit="files")
 
     def status(self) -> ExactStatus:
         """The section of the status."""
         position = self._begun or self._coming
         division = self._divisions.get(position.pass_)
+        lacking = next(iter(self._lacking.values()), dict[int, int]())
         return ExactStatus(
             pass_=position.pass_,
             part=position.part if self._begun else 0,
             parts=len(division.parts) if division else 0,
             kept_bytes=division.kept_bytes if division else 0,
             streamed_bytes=division.streamed_bytes if division else 0,
-            missing_files=len(self._lacking),
-            missing_bytes=self._lacking_bytes,
-            waiting=self._listings_waiting,
+            missing_files=len(lacking),
+            missing_bytes=sum(lacking.values()),
+            waiting=self._waited_for.total(),
+            waited_for=", ".join(map(str, self._waited_for)),
+            in_use=", ".join(map(str, self._in_use)),
             left_out_files=len(self._left_out),
             left_out_example=self._left_out_example,
-            next_pass=self._coming.pass_,
-            next_part=self._coming.part,
-            cache_bytes=division.pass_.cache_bytes if division else 0,
-            part_bytes=division.pass_.part_bytes if division else 0,
-            group=self._first.group,
-            catalog_files=division.catalog.files if division else 0,
-            catalog_bytes=division.catalog.bytes if division else 0,
-            catalog_digest=division.catalog.digest if division else "",
         )
 
     @property
@@ -463,7 +530,3 @@ def _sizes(division: Division) -> tuple[int, int]:
 
 def _no_such_part(division: Division, position: PassPosition) -> GrowfsError:
     return GrowfsError(f"pass {position.pass_} has {len(division.parts)} parts now, and no part {position.part}")
-
-
-def _amount(catalog: CatalogDigest) -> str:
-    return f"{catalog.files:,} files ({format_size(catalog.bytes)})"

@@ -15,7 +15,6 @@ The difficulties, and their solutions:
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import math
 import time
@@ -28,7 +27,7 @@ from growfs.cache.catalog import Node
 from growfs.cache.database import DISK_ERRORS
 from growfs.cache.publish import Published, StagedFile
 from growfs.cache.store import Reservation, Store
-from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteError, RemoteMissing, TooLarge, Unreadable
+from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteError, RemoteMissing, TimedOut, TooLarge, Unreadable
 from growfs.remote.http.threads import PART_BYTES_MAX
 from growfs.remote.interface import Fetched
 from growfs.rotation.generations import Generations
@@ -83,7 +82,7 @@ class Fetcher:
         outage: Outage,
         miss_timeout_s: float,
     ) -> None:
-        self._miss_timeout_s = miss_timeout_s
+        self.miss_timeout_s = miss_timeout_s
         self.counters = Counters()
         self.downloads = downloads
         self.progressed = Signal[[]]()
@@ -142,7 +141,7 @@ class Fetcher:
 
     def set_miss_timeout(self, timeout_s: float) -> None:
         """Change how long a miss may take."""
-        self._miss_timeout_s = timeout_s
+        self.miss_timeout_s = timeout_s
 
     # Requests.
 
@@ -228,10 +227,10 @@ class Fetcher:
         download = self.downloads.get(node.id)
         if download is None:
             return  # it is cached by now, or gone
-        download.group.awaited_until = max(download.group.awaited_until, trio.current_time() + self._miss_timeout_s)
+        download.group.awaited_until = max(download.group.awaited_until, trio.current_time() + self.miss_timeout_s)
         if not download.urgent:
             self._prioritize(download.group)
-        with trio.move_on_after(self._miss_timeout_s):
+        with trio.move_on_after(self.miss_timeout_s):
             await download.finished.wait()
         if not download.finished.is_set():
             raise download.disk_full or self._why_late(download)
@@ -243,7 +242,7 @@ class Fetcher:
         if claim and claim.waits_since is not None:
             return self._space.no_room(claim)
         why = f", waiting for the remote: {self._outage.why}" if self._outage.is_on else "; raise --miss-timeout"
-        return TimedOut(f"{download.path}: not fetched within {self._miss_timeout_s:g} s{why}")
+        return TimedOut(f"{download.path}: not fetched within {self.miss_timeout_s:g} s{why}")
 
     def _prioritize(self, group: DownloadGroup) -> None:
         for download in group.downloads:
@@ -291,7 +290,7 @@ class Fetcher:
             lambda: download.lacks_room,
             renews=download.renews,
             group=download.group,
-            patience_s=self._miss_timeout_s if is_awaited else LATE_S,
+            patience_s=self.miss_timeout_s if is_awaited else LATE_S,
         )
 
     def _enqueue(self, download: Download, reserved: Reservation) -> None:
@@ -495,9 +494,3 @@ class Fetcher:
 def too_large(path: str) -> TooLarge:
     """The error for a file that would not fit even into an empty cache."""
     return TooLarge(f"{path}: larger than the whole cache; raise --cache-size")
-
-
-class TimedOut(GrowfsError):
-    """A miss waited for as long as --miss-timeout allows."""
-
-    errno = errno.ETIMEDOUT

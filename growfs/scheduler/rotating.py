@@ -25,7 +25,7 @@ from growfs.errors import GrowfsError
 from growfs.rotation.generations import Planner
 from growfs.rotation.order_file import make_order
 from growfs.rotation.pass_order import Order, Pass
-from growfs.rotation.rules import GenerationPlan, TurnoverInput
+from growfs.rotation.rules import GenerationPlan, PassPosition, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.in_flight import Download, DownloadState
 from growfs.signal import Signal
@@ -196,7 +196,7 @@ class RotationPlanner(Planner):
             return False
         return self._db.row("SELECT 1 FROM resident WHERE delisted IS NOT NULL LIMIT 1") is None
 
-    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan:
+    async def plan(self, number: int, turnover: TurnoverInput, part: PassPosition | None = None) -> GenerationPlan:
         """Plan a generation."""
         function = partial(plan_generation, self._db.path, number, turnover)
         return await compute_soon(self._workers, function, self._store.resident_files, self._db.path)

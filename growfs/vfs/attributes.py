@@ -13,8 +13,10 @@ from growfs.remote.names import RESERVED
 
 FOLDER_NAME = RESERVED
 """The folder of growfs's own files in a mount."""
-NEXT_PART = "next"
-"""The file there that shows its opener the next part of a pass (--exact)."""
+PASSES = "passes"
+"""The folder there with the parts of passes (--exact)."""
+PARTS = "parts.json"
+"""The file in the folder of a pass that says how many parts it has, and what decides their files."""
 
 FILE_TIMEOUT_S = 86_400.0
 """How long the kernel may cache a file's name and attributes. They change only with the node id; the kernel is then
@@ -31,6 +33,10 @@ GENERATION_SHIFT = 42
 directory there. A directory must have an id of its own in each tree: the kernel has one name for each, so that the
 working directory of a process would move. Files have the same id everywhere, so that the kernel caches each once.
 """
+
+
+PASS_BIT = 1 << 62
+"""Set in such an id if the node was found below .growfs/passes/; the number is then that of the part's name."""
 
 
 @dataclass(frozen=True, slots=True)

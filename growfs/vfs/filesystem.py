@@ -28,7 +28,7 @@ from growfs.rotation.generations import Generations
 from growfs.rotation.holds import EVERYWHERE
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import Readers
-from growfs.rotation.rules import Generation
+from growfs.rotation.rules import Generation, PassPosition
 from growfs.signal import Signal
 from growfs.status_and_metrics import MissStatus
 from growfs.syscalls import read_page_cache
@@ -37,11 +37,14 @@ from growfs.vfs.attributes import (
     FILE_TIMEOUT_S,
     FOLDER_NAME,
     LINK_BIT,
+    PASS_BIT,
+    PASSES,
     Attributes,
     Capacity,
     Entry,
 )
 from growfs.vfs.generation_names import GENERATIONS_ID, NUMBER_FILE, GenerationNames, node_of, number_bits
+from growfs.vfs.pass_names import PARTS_ID, PASSES_ID, PassNames
 from growfs.vfs.virtual import FOLDER_ID, VirtualFolder
 
 log = logging.getLogger(__name__)
@@ -115,7 +118,7 @@ class Vfs:
 
     fetch: given a node and its path, returns when the file is resident; raises GrowfsError. Without it, a miss fails at
     once. shows_links: each cached file is shown as a symbolic link to itself in the cache, and is opened without the
-    vfs.
+    vfs. passes: with --exact.
 
     Signals: `file_opened` (node id) for each open of a cached file; `name_invalidated` (directory id, name) for each
     name that the kernel has to look up again.
@@ -130,6 +133,7 @@ class Vfs:
         virtual: VirtualFolder,
         fetch: Callable[[Node, str], Awaitable[None]] | None,
         shows_links: bool = False,
+        passes: PassNames | None = None,
     ) -> None:
         self.misses = Misses()
         self.opens = Opens()
@@ -142,6 +146,7 @@ class Vfs:
         self._readers = readers
         self._virtual = virtual
         self._names = GenerationNames(generations, readers)
+        self._passes = passes
         self._fetch = fetch
         self._shows_links = shows_links
         self._directories: dict[int, OpenDirectory] = {}
@@ -166,8 +171,12 @@ class Vfs:
                 return self._virtual.attributes(id)
             if attributes := self._names.find(name):
                 return attributes
+            if self._passes and name == PASSES:
+                return self._passes.folder
         elif parent == GENERATIONS_ID:
             return self._names.lookup(name)
+        elif self._passes and node_of(parent) == PASSES_ID:
+            return self._passes.lookup(parent, name)
         elif parent == ROOT and name == FOLDER_NAME:
             return self.attributes(FOLDER_ID)
         elif node := self._catalog.find(node_of(parent), name):
@@ -223,11 +232,13 @@ class Vfs:
         """The attributes of a node."""
         if self._names.is_own(id):
             return self._names.attributes(id)
+        if self._passes and node_of(id) == PARTS_ID:
+            return self._passes.about(id)
         if number_bits(id):
             return replace(self.attributes(node_of(id)), id=id)
         if id & LINK_BIT:
             return self._link_attributes(self._linked(id))
-        if id in (ROOT, FOLDER_ID, GENERATIONS_ID):
+        if id in (ROOT, FOLDER_ID, GENERATIONS_ID, PASSES_ID):
             return self._attributes(id, True, 0, None, DIRECTORY_TIMEOUT_S)
         if self._virtual.get(id):
             return self._virtual.attributes(id)
@@ -253,33 +264,44 @@ class Vfs:
 
     def try_open_directory(self, id: int, tid: int) -> int | None:
         """A handle for a directory that a thread opens; None if `open_directory` has to wait for a generation."""
-        if id in (FOLDER_ID, GENERATIONS_ID):
+        if node_of(id) in (FOLDER_ID, GENERATIONS_ID, PASSES_ID):
             return self._new_directory(OpenDirectory(id))
         if number_bits(id):
-            return self._try_open_in_generation(id, tid)
+            generation = self._generation_of(id)
+            return self._open_named(id, generation, tid) if generation else None
         reader = self._readers.reader_of(tid)
         return None if self._readers.is_due(reader, id) else self._new_directory(OpenDirectory(id, reader))
 
-    def _try_open_in_generation(self, id: int, tid: int) -> int | None:
-        """As `try_open_directory`, for a directory below .growfs/generations/. Raises Stale."""
+    def _generation_of(self, id: int) -> Generation | None:
+        """The generation below whose path a directory is; None if it has to begin first. Raises Stale."""
+        if part := self._part(id):
+            return self._generations.part(part)
         number = self._names.number(id)
-        if generation := self._readers.named(number):
-            self._readers.open_generation(generation, tid)
-            return self._new_directory(OpenDirectory(id, generation=generation))
-        if number > self._generations.last_number:
-            return None
-        raise Stale(f"generation {number} has ended: no process holds it")
+        generation = self._readers.named(number)
+        if generation is None and number <= self._generations.last_number:
+            raise Stale(f"generation {number} has ended: no process holds it")
+        return generation
+
+    def _part(self, id: int) -> PassPosition | None:
+        """The part in whose tree a directory is; None if it is not below .growfs/passes/. Raises Stale."""
+        return self._passes.position(id) if self._passes and id & PASS_BIT else None
+
+    def _open_named(self, id: int, generation: Generation, tid: int) -> int:
+        self._readers.open_generation(generation, tid)
+        return self._new_directory(OpenDirectory(id, generation=generation))
 
     async def open_directory(self, id: int, tid: int) -> int:
         """As `try_open_directory`, but waits for the generation that its listing will show.
 
         The listing begins when the directory is first read: a program may open it for other reasons.
         """
+        if part := self._part(id):
+            return self._open_named(id, await self._readers.begin_part(part), tid)
         if number_bits(id):
             await self._readers.begin_number(self._names.number(id))
-            if (handle := self._try_open_in_generation(id, tid)) is None:
+            if (generation := self._generation_of(id)) is None:
                 raise NotBegun(f"generation {self._names.number(id)} cannot begin now; see growfs status")
-            return handle
+            return self._open_named(id, generation, tid)
         reader = self._readers.reader_of(tid)
         await self._readers.begin(reader, id)
         return self._new_directory(OpenDirectory(id, reader))
@@ -339,7 +361,10 @@ class Vfs:
             return directory.pending
         if directory.id == GENERATIONS_ID:
             return self._names.entries(position)
-        return self._names.in_folder(position) + self._virtual.entries(position)
+        if self._passes and node_of(directory.id) == PASSES_ID:
+            return self._passes.entries(directory.id, position)
+        of_passes = self._passes.in_folder(position) if self._passes else []
+        return self._names.in_folder(position) + of_passes + self._virtual.entries(position)
 
     def mark_delivered(self, handle: int, count: int) -> list[Entry]:
         """Note that the first `count` of the last `entries` were given to the reader; returns them."""
@@ -363,7 +388,7 @@ class Vfs:
     def forget_names(self, removed: Sequence[Removed]) -> None:
         """Make the kernel look up names that are gone, and listings under way leave them out."""
         self.drop_entries(removed)
-        all_bits = self._names.all_bits()
+        all_bits = self._names.all_bits() + (self._passes.all_bits() if self._passes else [])
         for gone in removed:
             for bits in all_bits:
                 self.name_invalidated.notify(bits | gone.parent, gone.name)
@@ -371,8 +396,7 @@ class Vfs:
     def close_directory(self, handle: int) -> None:
         """Release a directory's handle."""
         directory = self._directories.pop(handle)
-        if number_bits(directory.id):
-            assert directory.generation
+        if number_bits(directory.id) and directory.generation:
             self._readers.close_generation(directory.generation)
 
     # Files.
@@ -425,9 +449,11 @@ class Vfs:
     async def open(self, id: int, tid: int) -> int:
         """A handle for a file that a thread opens; the open is counted. Waits if the file has to be fetched first."""
         if virtual := self._virtual.get(id):
-            return await self._virtual.open(virtual, partial(self._list_everything, tid, virtual.begins_next))
+            return await self._virtual.open(virtual, partial(self._list_everything, tid))
         if self._names.is_own(id):
             return await self._virtual.open(NUMBER_FILE, partial(self._readers.begin_after, self._names.number(id)))
+        if self._passes and node_of(id) == PARTS_ID:
+            return await self._virtual.open(self._passes.file(id))
         missed = False
         while (handle := self.try_open(id, tid)) is None:
             node = self._catalog.node(id)
@@ -481,14 +507,11 @@ class Vfs:
                 raise Stale(path) from error
             raise
 
-    async def _list_everything(self, tid: int, asks: bool) -> Generation:
-        """Begin a listing of all directories for a thread; returns the generation that it sees.
-
-        asks: it asks for the generation after the one that it saw last.
-        """
+    async def _list_everything(self, tid: int) -> Generation:
+        """Begin a listing of all directories for a thread; returns the generation that it sees."""
         reader = self._readers.reader_of(tid)
-        await self._readers.begin(reader, EVERYWHERE, asks)
-        return self._readers.listing(reader, EVERYWHERE, asks)
+        await self._readers.begin(reader, EVERYWHERE)
+        return self._readers.listing(reader, EVERYWHERE)
 
     def is_virtual(self, handle: int) -> bool:
         """Whether the content was rendered for this open, so that the kernel must not keep any page of it."""

@@ -27,9 +27,9 @@ GENERATIONS_ID, CURRENT_ID, AFTER_ID = 3, 4, 5
 GENERATIONS, CURRENT = "generations", "current"
 AFTER = re.compile(r"after-(\d+)", re.ASCII)
 IDS = 1 << GENERATION_SHIFT
-NUMBERS = (1 << 21) - 1
-"""How many numbers ids can have: the kernel's inode numbers have 64 bits, and some programs take them as signed. All
-bits 0 stand for no number.
+NUMBERS = (1 << 20) - 1
+"""How many numbers ids can have: the kernel's inode numbers have 64 bits, some programs take them as signed, and one
+bit stands for passes. All bits 0 stand for no number.
 """
 
 

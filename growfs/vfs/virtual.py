@@ -25,8 +25,8 @@ from growfs.vfs.attributes import FOLDER_NAME, Attributes, Entry
 
 FOLDER_ID = 2
 """Node id of the folder."""
-FILES_FROM = 6
-"""Node id of its first file. Those between are of the names of generations."""
+FILES_FROM = 8
+"""Node id of its first file. Those between are of the names of generations and passes."""
 HANDLES_FROM = 1 << 62
 """Handles of virtual files start here, far above those of cached files."""
 CONTENTS_MAX = 128
@@ -46,8 +46,6 @@ class VirtualFile:
     """Writes the content."""
     needs_generation: bool = False
     """Whether `render` gets the generation that the opener sees; opening such a file counts as a listing."""
-    begins_next: bool = False
-    """Whether that is the generation after the one that the opener saw last."""
     shared: bool = False
     """Whether it is large, and is kept on disk, for several readers. Otherwise the content is in memory."""
 
@@ -91,12 +89,12 @@ class VirtualFolder:
         now_ns = time.time_ns()
         return [Entry(id, file.name, 0, 0, now_ns, id) for id, file in self._files.items() if id > position]
 
-    async def open(self, file: VirtualFile, begin_listing: Callable[[], Awaitable[Generation]]) -> int:
+    async def open(self, file: VirtualFile, begin_listing: Callable[[], Awaitable[Generation]] | None = None) -> int:
         """Render a file, or share an earlier rendering; returns the handle of the content. Raises TooManyOpen.
 
         begin_listing: called for a file that needs a generation.
         """
-        generation = await begin_listing() if file.needs_generation else None
+        generation = await begin_listing() if file.needs_generation and begin_listing else None
         number = generation.number if generation else None
         while content := self._shareable(file, number):
             content.handles += 1

@@ -30,6 +30,10 @@ class Reader:
         """Call `growfs.next_generation`; what is read is relative to its result. Raises OSError with its warning."""
         return Path(self._request("next_generation", str(folder), number))
 
+    def begin_part(self, folder: Path, number: int, part: int) -> None:
+        """Begin an epoch with a part; what is read is relative to it. Raises OSError."""
+        self._request("begin_part", str(folder), number, part)
+
     def names(self, path: str = "") -> set[str]:
         """All files below a directory of the generation."""
         return set(self._request("names", path))
@@ -117,6 +121,12 @@ class _Program:
 
         self.tree = str(growfs.next_generation(folder, number))
         return self.tree
+
+    def begin_part(self, folder: str, number: int, part: int) -> None:
+        import growfs
+
+        self.epoch = growfs.epoch(folder, number, part)
+        self.tree = str(next(self.epoch))
 
     def names(self, path: str) -> list[str]:
         top = os.path.join(self.tree, path)

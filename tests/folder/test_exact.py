@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,32 +11,40 @@ import growfs as api
 from tests.folder.conftest import Fill
 from tests.folder.readers import Readers
 from tests.harness import files_below, make_tree, until
+from tests.part_ranks import JOBS, Job, assert_each_once_in_each_pass, run_ranks
 
 SIZE = 4096
 CAPACITY = 20
 
 
-def fill(growfs: Fill, remote: Path) -> dict[str, bytes]:
+def fill(growfs: Fill, remote: Path, *flags: str) -> dict[str, bytes]:
     """Fill with a third of the files."""
     tree = make_tree(remote, directories=3, files=20, size=SIZE)
-    growfs.fill(remote, "--exact", "--cache-size", CAPACITY * SIZE, "--part-size", "80%")
+    growfs.fill(remote, "--exact", "--cache-size", CAPACITY * SIZE, "--part-size", "80%", *flags)
     return tree
 
 
 @pytest.mark.promise(47, 48)
 def test_the_parts_of_an_epoch_have_each_file_once_and_a_position_is_resumed(growfs: Fill, tmp_path: Path) -> None:
     tree = fill(growfs, tmp_path / "remote")
-    for _ in range(2):
-        parts = []
+    for number in (1, 2):
+        parts = list[dict[str, bytes]]()
         for part in api.epoch(growfs.mountpoint):
+            assert part == growfs.mountpoint / "passes" / str(number) / str(len(parts) + 1)
+            if number == len(parts) == 2:
+                saved = api.position(part)
             parts.append({name: (part / name).read_bytes() for name in files_below(part)})
             assert growfs.used_bytes() <= CAPACITY * SIZE
             assert {path.name for path in part.iterdir()} == {"class0", "class1", "class2"}
         assert len(parts) > 3
         assert sum(map(len, parts)) == len(tree)
         assert {name: content for part in parts for name, content in part.items()} == tree
-    api.resume(growfs.mountpoint, api.position(growfs.mountpoint) | {"part": 3})
-    assert [files_below(part) for part in api.epoch(growfs.mountpoint)] == [set(part) for part in parts[2:]]
+    again = [
+        {name: (part / name).read_bytes() for name in files_below(part)}
+        for part in api.epoch(growfs.mountpoint, **saved)
+    ]
+    assert again == parts[2:]
+    assert not (growfs.mountpoint / "passes/1").exists()
 
 
 @pytest.mark.promise(47)
@@ -58,6 +67,32 @@ def test_a_part_stays_until_the_next_one_is_asked_for(growfs: Fill, tmp_path: Pa
     assert files_below(growfs.current) == shown
     growfs.run("next", growfs.mountpoint)
     assert not files_below(growfs.current) & shown
+
+
+@pytest.mark.promise(47)
+@pytest.mark.parametrize("job", [job for job in JOBS.values() if not job.meets])
+def test_ranks_without_a_barrier_read_each_file_once(growfs: Fill, tmp_path: Path, job: Job) -> None:
+    tree = fill(growfs, tmp_path / "remote", "--settle", "2s")
+    lines = run_ranks(growfs.mountpoint, tmp_path / "out", replace(job, through_growfs=True))
+    assert_each_once_in_each_pass(lines, tree, job.passes)
+
+
+@pytest.mark.promise(47)
+def test_ranks_that_need_more_parts_than_there_is_room_for_are_told(growfs: Fill, tmp_path: Path) -> None:
+    """A plain file that is gone cannot be waited for, so no rank loses the part that it reads."""
+    fill(growfs, tmp_path / "remote", "--miss-timeout", "1s", "--settle", "0")
+    with Readers() as ranks:
+        slow = ranks.new()
+        slow.begin_part(growfs.mountpoint, 2, 1)
+        names = slow.names()
+        fast = ranks.new()
+        fast.begin_part(growfs.mountpoint, 2, 2)
+        with pytest.raises(OSError, match="part 2/3 is waited for, and no file has arrived for 1 s"):
+            fast.begin_part(growfs.mountpoint, 2, 3)
+        for name in names:
+            slow.read(name)
+        slow.begin_part(growfs.mountpoint, 2, 2)
+        fast.begin_part(growfs.mountpoint, 2, 3)
 
 
 @pytest.mark.promise(44, 47)

@@ -8,7 +8,6 @@ import random
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,8 @@ FILES = 120
 BLOCK = 4096
 ROOMY = "--part-size", "40%"
 """So that a pass has few parts."""
+UNREAD = "--settle", "0"
+"""So that a part that is opened by its path makes room although its files are not read."""
 
 
 def make_remote(folder: Path, files: int = FILES, folders: int = 4, seed: int = 1) -> dict[str, bytes]:
@@ -186,8 +187,8 @@ def test_the_parts_are_the_same_on_any_machine(tmp_path: Path, engine: str) -> N
         (tmp_path / name).mkdir()
         command = Growfs(tmp_path / name)
         command.env["GROWFS_ENGINE"] = engine
-        mount(command, tmp_path / "remote", tree, *ROOMY, *flags)
-        parts = [sorted(files_below(part)) for part in api.epoch(command.mountpoint)]
+        mount(command, tmp_path / "remote", tree, *ROOMY, *flags, *UNREAD)
+        parts = [sorted(files_below(part)) for part in api.epoch(command.mountpoint, 1)]
         command.umount()
         runs.append(parts)
     assert runs[0] == runs[1]
@@ -203,44 +204,45 @@ def test_a_run_goes_on_from_a_saved_position_on_another_machine(tmp_path: Path, 
     tree = make_remote(tmp_path / "remote")
     saved: dict[str, Any] = {}
     expected: list[list[str]] = []
-    for name in ("first", "second"):
+    for name, seed in (("first", 0), ("second", 0), ("third", 7)):
         (tmp_path / name).mkdir()
         command = Growfs(tmp_path / name)
         command.env["GROWFS_ENGINE"] = engine
-        mount(command, tmp_path / "remote", tree, *ROOMY)
-        if saved:
-            with pytest.raises(GrowfsError, match="--seed 7, and this mount has 0"):
-                api.resume(command.mountpoint, saved | {"seed": 7})
-            for _ in range(2):  # as two ranks do
-                api.resume(command.mountpoint, saved)
-        parts = [listing_order(part / "class1") for part in api.epoch(command.mountpoint)]
-        if saved:
+        mount(command, tmp_path / "remote", tree, *ROOMY, *UNREAD, "--seed", seed)
+        if seed:
+            with pytest.raises(GrowfsError, match="--seed is 7 and was 0; mount with the same options"):
+                next(api.epoch(command.mountpoint, **saved))
+        elif saved:
+            parts = [listing_order(part / "class1") for part in api.epoch(command.mountpoint, **saved)]
             assert parts == expected[saved["part"] - 1 :]
+            assert not list(api.epoch(command.mountpoint, **saved | {"part": len(expected) + 1}))
         else:
-            expected = [listing_order(part / "class1") for part in api.epoch(command.mountpoint)]
-            saved = json.loads(json.dumps(api.position(command.mountpoint) | {"part": 3}))
-            assert saved["pass"] == 2
-            following = api.position(command.mountpoint, next=True)
-            assert (following["pass"], following["part"]) == (3, 1)
+            for part in api.epoch(command.mountpoint, 2):
+                expected.append(listing_order(part / "class1"))
+                if part.name == "2":
+                    saved = json.loads(json.dumps(api.position(part, next=True)))
+            assert (saved["number"], saved["part"]) == (2, 3)
         command.umount()
+
+
+def mount_elsewhere(growfs: Growfs, remote: Path, tree: dict[str, bytes], *flags: object) -> None:
+    """Mount with an empty cache."""
+    growfs.umount()
+    growfs.cache_dir = growfs.cache_dir.with_name("other")
+    growfs.env["GROWFS_CACHE_DIR"] = str(growfs.cache_dir)
+    mount(growfs, remote, tree, *ROOMY, *flags)
 
 
 @pytest.mark.promise(48)
 def test_a_changed_remote_is_named_before_a_run_goes_on(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_remote(tmp_path / "remote")
     mount(growfs, tmp_path / "remote", tree, *ROOMY)
-    next(api.epoch(growfs.mountpoint))
-    saved = api.position(growfs.mountpoint)
-    growfs.umount()
+    saved = api.position(next(api.epoch(growfs.mountpoint)))
     (tmp_path / "remote/class0/more.bin").write_bytes(bytes(9000))
-    growfs.run("umount", growfs.mountpoint, check=False)
-    growfs.env["GROWFS_CACHE_DIR"] = str(tmp_path / "other")
-    growfs.cache_dir = tmp_path / "other"
-    mount(growfs, tmp_path / "remote", tree, *ROOMY)
-    with pytest.raises(GrowfsError, match=r"has 121 files .* now, and had 120 files"):
-        api.resume(growfs.mountpoint, saved)
-    api.resume(growfs.mountpoint, saved, force=True)
-    parts = [files_below(part) for part in api.epoch(growfs.mountpoint)]
+    mount_elsewhere(growfs, tmp_path / "remote", tree, *UNREAD)
+    with pytest.raises(GrowfsError, match=r"has 121 files .* and had 120 .*; begin the next pass with number=2"):
+        next(api.epoch(growfs.mountpoint, **saved))
+    parts = [files_below(part) for part in api.epoch(growfs.mountpoint, saved["number"], saved["part"])]
     assert_each_once(parts, tree | {"class0/more.bin": b""})
 
 
@@ -335,65 +337,6 @@ def test_a_directory_that_is_opened_and_not_read_counts_as_no_listing(growfs: Gr
                 os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
             (growfs.mountpoint / path).read_bytes()
     assert_each_once(parts, tree)
-
-
-@pytest.mark.promise(47)
-def test_the_link_goes_on_while_a_job_waits_for_its_part(growfs: Growfs, server: BlockingServer) -> None:
-    """The room of the part that all of the job have left is for the part after the next one."""
-    names = mount_half(growfs, server)
-    with Reader(growfs.mountpoint, job="train") as one, Reader(growfs.mountpoint, job="train") as other:
-        for rank in (one, other):
-            rank.read(".growfs/next")
-        read = other.walk()
-        until(lambda: growfs.status()["state"] == "ahead")
-        server.blocked = set(names)
-        waiting = [threading.Thread(target=rank.read, args=[".growfs/next"]) for rank in (one, other)]
-        for rank in (one, other):
-            rank.read(".growfs/next")
-        until(lambda: mount_status(growfs)["exact"]["missing_files"] > 0)
-        missing = mount_status(growfs)["exact"]["missing_files"]
-        waiting[0].start()
-        until(lambda: mount_status(growfs)["exact"]["waiting"] == 1)
-        assert in_flight(growfs) == missing
-        still_read = other.walk()
-        assert not set(still_read) & set(read)
-        other.read_all(still_read)
-        waiting[1].start()
-        until(lambda: in_flight(growfs) > missing)
-        server.unblock()
-        for thread in waiting:
-            thread.join(30)
-    assert growfs.status()["miss"]["files_total"] == 0
-
-
-@pytest.mark.promise(47)
-def test_a_job_that_begins_while_another_waits_for_the_next_part_waits_as_well(
-    growfs: Growfs, reader: Reader, other: Reader, server: BlockingServer
-) -> None:
-    """Files of the part before may have made room for the part after the next one."""
-    names = mount_half(growfs, server)
-    for part in range(2):
-        until(lambda: growfs.status()["state"] == "ahead")
-        server.blocked = set(names) if part else set()
-        reader.read_all(reader.lines(".growfs/files"))
-    seen: list[list[str]] = []
-    waiting = [
-        threading.Thread(target=lambda each=each: seen.append(each.lines(".growfs/files"))) for each in (reader, other)
-    ]
-    waiting[0].start()
-    until(lambda: mount_status(growfs)["exact"]["waiting"] == 1)
-    waiting[1].start()
-    until(lambda: other.pid in [each["pid"] for each in growfs.status()["readers"]])
-    server.unblock()
-    for thread in waiting:
-        thread.join(30)
-    assert seen[0] == seen[1]
-    assert position(growfs)[:2] == (1, 3)
-
-
-def in_flight(growfs: Growfs) -> int:
-    """The number of files that are being fetched."""
-    return int(mount_status(growfs)["cache"]["in_flight_bytes"]) // BLOCK
 
 
 @pytest.mark.promise(47)
@@ -651,90 +594,15 @@ def test_what_parts_decide_cannot_be_set(growfs: Growfs, tmp_path: Path) -> None
         assert "cannot be set while mounted" in refused.stderr
 
 
-def test_a_mount_without_passes_says_so(growfs: Growfs, tmp_path: Path) -> None:
-    make_remote(tmp_path / "remote", 4)
-    growfs.mount(tmp_path / "remote")
-    with pytest.raises(GrowfsError, match="--exact"):
-        api.position(growfs.mountpoint)
-
-
-def test_a_run_that_failed_in_a_part_goes_on_with_it_again(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_remote(tmp_path / "remote")
-    mount(growfs, tmp_path / "remote", tree, *ROOMY)
-    with Reader(growfs.mountpoint, job="first") as reader:
-        epoch(reader)
-        epoch(reader)
-        saved = api.position(growfs.mountpoint)
-        epoch(reader)
-    for attempt in range(3):
-        api.resume(growfs.mountpoint, saved)
-        with Reader(growfs.mountpoint, job=f"attempt {attempt}") as reader:
-            api.resume(growfs.mountpoint, saved)  # by another rank
-            epoch(reader)
-            assert position(growfs)[1] == saved["part"]
-        until(lambda: not growfs.status()["readers"])
-
-
-def parts_of_epoch(folder: Path) -> list[tuple[tuple[int, int], set[str]]]:
-    """(pass and part, its files) of each part of an epoch of this process."""
-    parts = []
-    for part in api.epoch(folder):
-        listed = files_below(part)
-        saved = api.position(folder)
-        parts.append(((saved["pass"], saved["part"]), listed))
-    return parts
-
-
-@pytest.mark.parametrize("pins", [True, False])
-def test_a_position_is_refused_if_other_files_are_in_each_part(growfs: Growfs, tmp_path: Path, pins: bool) -> None:
+@pytest.mark.promise(48)
+@pytest.mark.parametrize("freezes", [True, False])
+def test_a_position_is_refused_if_other_files_are_in_each_part(growfs: Growfs, tmp_path: Path, freezes: bool) -> None:
     tree = make_remote(tmp_path / "remote")
     mount(growfs, tmp_path / "remote", tree, *ROOMY, "--freeze", "class1/000*", share=0.6)
-    next(api.epoch(growfs.mountpoint))
-    saved = api.position(growfs.mountpoint)
+    saved = api.position(next(api.epoch(growfs.mountpoint)))
+    flags = ["--freeze", "class2/000*"] if freezes else []
     growfs.umount()
     shutil.rmtree(growfs.cache_dir)
-    mount(growfs, tmp_path / "remote", tree, *ROOMY, *(["--freeze", "class2/000*"] if pins else []), share=0.6)
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, *flags, share=0.6)
     with pytest.raises(GrowfsError, match="frozen or pinned"):
-        api.resume(growfs.mountpoint, saved)
-    api.resume(growfs.mountpoint, saved, force=True)
-
-
-def test_an_epoch_ends_with_its_pass_although_no_file_of_the_last_part_can_be_fetched(
-    growfs: Growfs, server: BlockingServer
-) -> None:
-    generator = random.Random(1)
-    tree = {f"class{number % 2}/{number:04}.bin": generator.randbytes(9000) for number in range(24)}
-    server.files = tree
-    flags = "--exact", "--cache-size", cache_size(tree, 0.5), "--part-size", "60%"
-    growfs.mount(server.manifest, *flags)
-    parts = parts_of_epoch(growfs.mountpoint)
-    growfs.run("evict", growfs.mountpoint, "**", check=False)
-    growfs.umount()
-    lost = parts[-1][1]
-    server.statuses.update(dict.fromkeys(lost, 404))
-    growfs.mount(server.manifest, *flags, "--start", f"1/{len(parts) - 2}")
-    again = parts_of_epoch(growfs.mountpoint)
-    assert [position for position, _ in again] == [position for position, _ in parts[-3:]]
-    assert not again[-1][1] & set().union(*(names for _, names in parts[:-1]))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@only(*ENGINES)
-@pytest.mark.promise(47)
-@pytest.mark.parametrize("share", [0.1, 0.35, 0.65, 1.0])
-def test_five_passes_over_a_thousand_files(growfs: Growfs, tmp_path: Path, share: float) -> None:
-    tree = make_remote(tmp_path / "remote", 1000, folders=10)
-    mount(growfs, tmp_path / "remote", tree, share=share)
-
-    def passes() -> Iterator[list[set[str]]]:
-        for number in range(5):
-            if number == 2:
-                growfs.kill()
-                growfs.run("umount", growfs.mountpoint)
-                mount(growfs, tmp_path / "remote", tree, share=share)
-            with Reader(growfs.mountpoint) as reader:
-                yield one_pass(growfs, reader)
-
-    for parts in passes():
-        assert_each_once(parts, tree)
+        next(api.epoch(growfs.mountpoint, **saved))

@@ -14,6 +14,7 @@ import pytest
 
 import growfs as api
 import growfs.client.generation as generation_module
+from growfs.errors import GrowfsError
 from growfs.vfs.generation_names import NUMBERS
 from growfs.vfs.virtual import CONTENTS_MAX
 from tests.folder.readers import Reader as Rank
@@ -353,6 +354,8 @@ def test_an_epoch_without_parts_is_the_next_generation(growfs: Growfs, tree: dic
         (part,) = api.epoch(growfs.mountpoint)
         assert part == generation(growfs, number)
         assert all((part / path).read_bytes() == tree[path] for path in names(part))
+        with pytest.raises(GrowfsError, match="is not a part of a pass"):
+            api.position(part)
     os.close(generation_module._held.pop(growfs.mountpoint).lock)
 
 

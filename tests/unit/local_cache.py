@@ -243,7 +243,7 @@ class Planner(RotationPlanner):
         super().__init__(no_workers, no_store, database)
         self._catalog = database.path
 
-    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan:
+    async def plan(self, number: int, turnover: TurnoverInput, part: object = None) -> GenerationPlan:
         return plan_generation(self._catalog, number, turnover)
 
 

@@ -7,7 +7,8 @@ from pyroaring import BitMap64
 
 from growfs.cache.database import Database
 from growfs.rotation.division import Due, divide_catalog, find_due, owner, save_division
-from growfs.rotation.parts import Division, ExactPass, PassPosition
+from growfs.rotation.parts import Division, ExactPass
+from growfs.rotation.rules import PassPosition
 from tests.unit.local_cache import LocalCache, file
 
 BLOCK = 4096
@@ -18,7 +19,7 @@ async def divided(cache: LocalCache, files: int = 40) -> tuple[Division, list[li
     await cache.list([file(f"a/{number:03}.bin") for number in range(files)])
     pass_ = ExactPass(seed=0, number=1, cache_bytes=files // 2 * BLOCK, part_bytes=files // 10 * BLOCK)
     division, ids = divide_catalog(cache.database.path, pass_, lambda: None)
-    cache.database.write_now(lambda writer: save_division(writer, division, ids))
+    cache.database.write_now(lambda writer: save_division(writer, division, ids, []))
     return division, [[*ids[part.start : part.kept]] for part in division.parts]
 
 
@@ -36,18 +37,18 @@ def listed(cache: LocalCache, ids: list[int]) -> BitMap64:
     return BitMap64(seq for id in ids for (seq,) in cache.database.rows("SELECT seq FROM resident WHERE id = ?", id))
 
 
-async def test_a_part_that_a_job_has_left_may_go_and_is_not_mistaken_for_an_older_one(cache: LocalCache) -> None:
+async def test_a_part_that_makes_room_may_go_and_is_not_mistaken_for_an_older_one(cache: LocalCache) -> None:
     """Other jobs may still hold it, and its room is only for the part after the next one."""
     division, streamed = await divided(cache)
     for part in (1, 2, 3):
         await admit(cache, streamed[part])
     begun, following = PassPosition(1, 3), [PassPosition(1, 4), PassPosition(1, 5)]
 
-    def due(is_left: bool) -> Due:
-        read, coming = (None, following) if is_left else (begun, following[:1])
+    def due(is_over: bool) -> Due:
+        read, coming = ([], following) if is_over else ([begun], following[:1])
         return find_due(cache.database.path, read, coming, listed(cache, streamed[2]), None, lambda: None)
 
-    read, left = due(is_left=False), due(is_left=True)
+    read, left = due(is_over=False), due(is_over=True)
     assert sorted(read.unneeded) == sorted(left.unneeded) == sorted(streamed[1])
     assert [*read.left] == []
     assert sorted(left.left) == sorted(streamed[2])
@@ -62,7 +63,7 @@ async def test_a_new_version_of_a_listed_file_is_held_like_the_old_one(cache: Lo
     shown = listed(cache, streamed[0])
     path = node_path(cache.database, streamed[0][0])
     await cache.renew(path, b"new")
-    due = find_due(cache.database.path, PassPosition(1, 1), [PassPosition(1, 2)], shown, None, lambda: None)
+    due = find_due(cache.database.path, [PassPosition(1, 1)], [PassPosition(1, 2)], shown, None, lambda: None)
     assert ([*due.unneeded], [*due.left]) == ([], [cache.node(path).id])
 
 
@@ -72,10 +73,10 @@ async def test_files_that_left_the_catalog_are_not_fetched(cache: LocalCache) ->
     await cache.list([file(name) for name in names])
     pass_ = ExactPass(seed=0, number=1, cache_bytes=40 * BLOCK, part_bytes=20 * BLOCK, group="{stem}")
     division, ids = divide_catalog(cache.database.path, pass_, lambda: None)
-    cache.database.write_now(lambda writer: save_division(writer, division, ids))
+    cache.database.write_now(lambda writer: save_division(writer, division, ids, []))
     await cache.admit("a/00.bin")
     await cache.list([file(name) for name in names if name not in ("a/00.txt", "a/01.bin")])
-    due = find_due(cache.database.path, None, [PassPosition(1, 1)], BitMap64(), None, lambda: None)
+    due = find_due(cache.database.path, [], [PassPosition(1, 1)], BitMap64(), None, lambda: None)
     assert {*due.lacking} == {cache.node(name).id for name in names[3:]}
     assert due.bytes == 100 * len(due.lacking)
     assert not {*map(abs, due.missing)} & {cache.node("a/00.bin").id}
@@ -86,9 +87,9 @@ async def test_a_node_fetches_its_own_files_first(cache: LocalCache) -> None:
     await divided(cache, files=400)
     coming = [PassPosition(1, 1), PassPosition(1, 2)]
     alone, one, other = (
-        find_due(cache.database.path, None, coming, BitMap64(), share, lambda: None) for share in (None, (0, 2), (1, 2))
+        find_due(cache.database.path, [], coming, BitMap64(), share, lambda: None) for share in (None, (0, 2), (1, 2))
     )
-    first = {*alone.first}
+    first = {*alone.of_parts[0]}
     assert len(first) > 4
     for due in (one, other):
         assert sorted(due.missing) == sorted(alone.missing)

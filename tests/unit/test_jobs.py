@@ -353,28 +353,3 @@ def test_what_was_listed_before_the_mount_was_ready_is_not_shown_again(mount: Mo
     assert mount.lists(reader) == 1
     mount.newest.is_over = True
     assert mount.lists(reader) == 2
-
-
-@pytest.mark.promise(47)
-def test_nobody_that_begins_to_read_gets_a_part_that_a_job_has_left(mount: Mount) -> None:
-    """Some of its files may be gone. What has listed before and opened nothing, such as a monitor, sees the rest."""
-    job = Job()
-    first, late, stranger, monitor = mount.reader(job), mount.reader(job), mount.reader(), mount.reader()
-    trainer = mount.reader()
-    for reader in (monitor, trainer):
-        mount.lists(reader)
-    mount.opens(trainer, FILES)
-    part = mount.newest = Generation(2, 10, 0.0, FILES)
-    mount.lists(first)
-    mount.opens(first, FILES)
-    first.release()
-    mount.now += 2 * SETTLE_S
-    part.is_left = True
-    for reader in (late, stranger, trainer):
-        assert reader.next_view(1, part, mount.now, SETTLE_S, mount.readers, by_time=False) is None
-    assert monitor.next_view(1, part, mount.now, SETTLE_S, mount.readers, by_time=False) is part
-    assert late.asked_view(part) is None
-    assert stranger.asked_view(part) is None
-    assert first.asked_view(part) is None
-    following = mount.newest = Generation(3, 10, 0.0, FILES)
-    assert [reader.asked_view(following) for reader in (first, late, stranger)] == [following] * 3

@@ -30,7 +30,7 @@ from growfs.daemon.option_parsers import (
 from growfs.daemon.options import Options, flag_name, nested, parse_value, read_file
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.user_functions import Function
-from growfs.rotation.parts import PassPosition
+from growfs.rotation.rules import PassPosition
 from growfs.units import CacheSize, count, flag_size, fraction_of, seconds, size
 
 ROWS = {row.name: row for row in fields(Options)}

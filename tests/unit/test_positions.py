@@ -1,4 +1,4 @@
-"""The position of --exact: processes that go on from a saved one, and a pass that is divided again."""
+"""The passes of --exact: how one is divided again until it begins, and which parts are to be cached."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from pyroaring import BitMap64
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.errors import GrowfsError
 from growfs.rotation.division import read_division
-from growfs.rotation.parts import SavedPosition
 from growfs.rotation.pass_order import Pass
+from growfs.rotation.rules import Generation, PartContents, PassPosition
 from growfs.scheduler import exact
 from growfs.scheduler.exact import Parts
 from growfs.units import CacheSize
@@ -45,37 +46,35 @@ def parts(cache: LocalCache) -> Parts:
 
     cache.store.limit_bytes = SIZES[0]
     no_workers: Any = None
-    part_size = CacheSize(bytes=SIZES[1])
     return Parts(
-        no_workers, cache.database, cache.catalog, cache.store, Pass(0, 1), part_size, None, mark, None, lambda: None
+        no_workers,
+        cache.database,
+        cache.catalog,
+        cache.store,
+        Pass(0, 1),
+        CacheSize(bytes=SIZES[1]),
+        None,
+        mark,
+        None,
+        lambda: cache.generations,
+        lambda _: False,
+        lambda: 60.0,
     )
 
 
 FILES = [file(f"a/{number:02}.bin", BLOCK) for number in range(40)]
-SAVED = SavedPosition(0, 3, 2, *SIZES, None, None, None)
 
 
-async def test_a_rank_that_resumes_after_another_has_listed_does_not_go_back(
-    cache: LocalCache, parts: Parts, divided_in_s: list[float], clock: MockClock
-) -> None:
-    await cache.list(FILES)
-    divided_in_s.extend((1.0, 10.0))
-    went, has_gone = [], trio.Event()
-
-    async def resume() -> None:
-        went.append(await parts.go_to(SAVED, False))
-        has_gone.set()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(resume)
-        nursery.start_soon(resume)
-        await has_gone.wait()
-        parts.note_begun()
-    assert went == [True, False]
-    assert (parts.status().part, parts.status().next_part) == (2, 3)
+def begin(cache: LocalCache, parts: Parts, position: PassPosition, streamed: BitMap64 | None = None) -> Generation:
+    """Begin the generation that is a part."""
+    contents = PartContents(position, {}, 1, 1, streamed or BitMap64(), BitMap64(), {})
+    generation = Generation(1, 1, trio.current_time(), files=1, part=contents)
+    cache.generations._succession.newest = generation
+    parts.note_begun()
+    return generation
 
 
-async def test_a_worker_that_dies_is_named_to_the_process_that_resumes(
+async def test_a_worker_that_dies_is_named_to_the_process_that_asks_about_a_pass(
     cache: LocalCache, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def die(*_: object) -> None:
@@ -84,7 +83,7 @@ async def test_a_worker_that_dies_is_named_to_the_process_that_resumes(
     await cache.list(FILES)
     monkeypatch.setattr(exact, "call_worker", die)
     with pytest.raises(GrowfsError, match="the process that divides the pass died"):
-        await parts.go_to(SAVED, False)
+        await parts.describe(1)
 
 
 @pytest.mark.promise(47)
@@ -100,7 +99,42 @@ async def test_a_pass_is_divided_again_until_it_begins(
         nursery.start_soon(parts.remaining, 0)
         await trio.sleep(5)
         if begins:
-            parts.note_begun()
+            begin(cache, parts, PassPosition(1, 1))
     division = read_division(cache.database.rows, 1)
     assert division
     assert division.catalog.files == 40 + (not begins)
+
+
+@pytest.mark.promise(47)
+async def test_parts_that_are_waited_for_come_first_and_there_is_room_for_two(
+    cache: LocalCache, parts: Parts, divided_in_s: list[float], clock: MockClock
+) -> None:
+    await cache.list(FILES)
+    await parts.remaining(0)
+    assert parts._window() == ((), (PassPosition(1, 1), PassPosition(1, 2)))
+    generation = begin(cache, parts, PassPosition(1, 1), BitMap64([1]))
+    assert parts._window() == ((PassPosition(1, 1),), (PassPosition(1, 2),))
+    cache.generations.parts.open(generation, trio.current_time())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parts.wait, PassPosition(3, 4))
+        nursery.start_soon(parts.wait, PassPosition(1, 5))
+        await wait_all_tasks_blocked()
+        waited_for = parts._window()[1]
+        assert waited_for in (((PassPosition(3, 4),)), (PassPosition(1, 5),))
+        parts.note_opened(1)
+        nursery.start_soon(parts.run)
+        await trio.sleep(1)
+        assert parts._window() == ((), tuple(parts._waited_for))
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.promise(47)
+async def test_a_part_that_does_not_exist_or_does_not_come_is_not_waited_for_without_end(
+    cache: LocalCache, parts: Parts, divided_in_s: list[float], clock: MockClock
+) -> None:
+    await cache.list(FILES)
+    await parts.remaining(0)
+    with pytest.raises(GrowfsError, match="no part 99"):
+        await parts.wait(PassPosition(1, 99))
+    with pytest.raises(GrowfsError, match="no file has arrived for 60 s"):
+        await parts.wait(PassPosition(1, 3))

@@ -135,22 +135,6 @@ async def test_a_rank_whose_script_has_begun_its_program_is_in_the_job_of_those_
     assert len({reader.job for reader in readers.active()}) == 1
 
 
-async def test_a_process_that_asks_begins_generations_only_by_asking(readers: Readers) -> None:
-    """Nor do the programs that it starts, one after another."""
-    for number in (1, 2):
-        reader = readers.reader_of(ME)
-        await readers.begin(reader, EVERYWHERE, asks=True)
-        assert readers.listing(reader, EVERYWHERE, asks=True).number == number
-        for _ in range(2):
-            opens(readers, ME)
-            assert await generation(readers, ME) == number
-            child = sleeper()
-            assert await generation(readers, child.pid) == number
-            readers.active()[0].is_shown(EVERYWHERE, 1)
-            opens(readers, child.pid)
-            await end(readers, child)
-
-
 @pytest.mark.promise(6)
 async def test_a_rank_sees_what_its_job_sees_however_late_it_lists(
     readers: Readers, other: int, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
@@ -375,9 +359,9 @@ async def test_a_process_holds_the_last_generation_that_it_opened_until_it_ends(
     readers.open_generation(asked, ME)  # an earlier one changes nothing for the process that opened a later one
     readers.open_generation(asked, child.pid)
     readers.close_generation(asked)
-    assert [readers.generation_of(each) for each in readers.active()] == [2, 1]
+    assert [readers.newest_of(each) for each in readers.active()] == [second, asked]
     await end(readers, child)
-    assert [readers.generation_of(each) for each in readers.active()] == [1]
+    assert [readers.newest_of(each) for each in readers.active()] == [asked]
 
 
 async def test_the_next_generation_begins_only_if_there_is_something_new(cache: LocalCache, readers: Readers) -> None:

@@ -91,6 +91,7 @@ READER: dict[str, Any] = {
     "command": "python",
     "listed_at": 0.0,
     "generation": 3,
+    "part": None,
     "files_shown": 200,
     "files_opened": 50,
     "opens": 375,

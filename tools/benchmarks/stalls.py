@@ -196,7 +196,7 @@ class Planner(RotationPlanner):
         super().__init__(nothing, nothing, database)
         self._file, self._call = database.path, call
 
-    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan:
+    async def plan(self, number: int, turnover: TurnoverInput, part: object = None) -> GenerationPlan:
         plan: GenerationPlan = await self._call(_plan, pickle.dumps((self._file, number, turnover)))
         return plan
 

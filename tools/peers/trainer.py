@@ -87,18 +87,21 @@ def files(spec: Spec) -> Iterator[list[int]]:
 
 
 def parts(spec: Spec) -> Iterator[list[int]]:
-    """Whole files of a mount with --exact. Reading .growfs/next begins the next part, as growfs.epoch does.
+    """Whole files of a mount with --exact.
 
     As a data loader would, a thread reads ahead of the training, also into the next part.
     """
-    folder, ahead = Path(spec["folder"]), Queue[bytes](THREADS)
+    import growfs
+
+    ahead = Queue[bytes](THREADS)
 
     def read_ahead() -> None:
-        while (folder / ".growfs" / "next").read_bytes():
-            paths = [str(path) for path in folder.rglob("*") if path.suffix == ".tar"]
-            random.shuffle(paths)
-            for content in in_parallel(read_file, iter(paths)):
-                ahead.put(content)
+        while True:
+            for part in growfs.epoch(spec["folder"]):
+                paths = [str(path) for path in part.rglob("*") if path.suffix == ".tar"]
+                random.shuffle(paths)
+                for content in in_parallel(read_file, iter(paths)):
+                    ahead.put(content)
 
     threading.Thread(target=read_ahead, daemon=True).start()
     while True:

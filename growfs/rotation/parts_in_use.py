@@ -1,0 +1,93 @@
+"""Which parts of a pass are in use, because they were opened by their path. Uses neither the clock nor /proc.
+
+A part makes room for another one once each of its streamed files was opened, and nothing of it is open. A process that
+opens less of it, or comes late, does not hold up the others for ever: they get the room of a part of which nothing was
+open for some time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
+
+from pyroaring import BitMap64
+
+from growfs.rotation.rules import Generation, PassPosition
+
+QUIET_S = 0.1
+"""How long nothing of a part that was read is open, before it makes room: a process opens one file after another."""
+
+
+@dataclass(eq=False, slots=True)
+class _Use:
+    """A part that is in use. unopened: ids of its streamed files. active_at: when one was open last."""
+
+    generation: Generation
+    streamed: BitMap64
+    unopened: BitMap64
+    active_at: float
+
+
+class PartsInUse:
+    """Owns these parts, in the order in which they were first opened. Times are in seconds on any clock."""
+
+    def __init__(self) -> None:
+        self._uses: dict[PassPosition, _Use] = {}
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def __contains__(self, position: object) -> bool:
+        return position in self._uses
+
+    def __iter__(self) -> Iterator[PassPosition]:
+        return iter(self._uses)
+
+    @property
+    def without_room(self) -> set[PassPosition]:
+        """Those of them that take no room: all of their files stay."""
+        return {position for position, use in self._uses.items() if not use.streamed}
+
+    def find(self, position: PassPosition) -> Generation | None:
+        """The generation that is this part, if it is in use."""
+        use = self._uses.get(position)
+        return use.generation if use else None
+
+    def open(self, generation: Generation, now: float) -> None:
+        """Note that a folder of a part was opened. That does not prolong its use: a monitor may walk all folders."""
+        part = generation.part
+        assert part
+        if part.position not in self._uses:
+            self._uses[part.position] = _Use(generation, part.streamed, BitMap64(part.streamed), now)
+
+    def note_opened(self, id: int, now: float) -> None:
+        """Note that a file was opened."""
+        for use in self._uses.values():
+            if id in use.streamed:
+                use.unopened.discard(id)
+                use.active_at = now
+
+    def note_gone(self, id: int) -> None:
+        """Note that the remote has deleted or replaced a file: it cannot be opened any more."""
+        for use in self._uses.values():
+            use.unopened.discard(id)
+
+    def end(
+        self, now: float, silence_s: float, open_ids: Set[int], is_open: Callable[[Generation], bool], is_waited: bool
+    ) -> list[PassPosition]:
+        """End the use of parts that make room, and return them.
+
+        silence_s: how long nothing of a part was open that may go although it was not read. open_ids: the files that
+        are open. is_open: whether a folder of a part is. is_waited: a process waits for a part that has no room.
+        """
+        ended = list[PassPosition]()
+        for position, use in list(self._uses.items()):
+            if is_open(use.generation) or not use.streamed.isdisjoint(BitMap64(open_ids)):
+                use.active_at = now
+            is_read = bool(use.streamed) and not use.unopened
+            is_silent = (is_waited or not use.streamed) and not ended and now - use.active_at > silence_s
+            if is_silent or (is_read and now - use.active_at > QUIET_S):
+                del self._uses[position]
+                use.generation.is_over = True  # some of its files will be gone
+                ended.append(position)
+        return ended

@@ -1,0 +1,137 @@
+"""The names of passes in .growfs/ (--exact): the folder `passes`. Owns the node ids below it.
+
+`passes/3/7` is the tree of part 7 of pass 3. Every part can be looked up. Opening a folder of its tree waits until the
+part is cached. Only the parts that are in use are listed, so that a program that walks all folders begins none.
+
+`passes/3/parts.json` says how many parts the pass has, and all that decides which files these have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import IO, Any
+
+from growfs.cache.schema import ROOT
+from growfs.errors import NoSuchName, Stale
+from growfs.rotation.generations import Generations
+from growfs.rotation.rules import Generation, PassPosition
+from growfs.vfs.attributes import (
+    DIRECTORY_TIMEOUT_S,
+    GENERATION_SHIFT,
+    PARTS,
+    PASS_BIT,
+    PASSES,
+    Attributes,
+    Entry,
+)
+from growfs.vfs.generation_names import node_of
+from growfs.vfs.virtual import VirtualFile
+
+PASSES_ID, PARTS_ID = 6, 7
+"""Node ids of the folder `passes`, and of the folder of a pass and its parts.json without the bits of the pass."""
+NUMBER = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+NAMES_MAX = 10_000
+"""How many passes and parts have an id at a time. Others are looked up again when they are used."""
+NUMBERS = PASS_BIT >> GENERATION_SHIFT
+"""How many numbers the ids have for them."""
+
+
+class PassNames:
+    """Looks up and lists the names. describe: returns the content of the parts.json of a pass. may_exist: whether a
+    pass has a part, as far as known.
+    """
+
+    def __init__(
+        self,
+        generations: Generations,
+        describe: Callable[[int], Awaitable[dict[str, Any]]],
+        may_exist: Callable[[PassPosition], bool],
+    ) -> None:
+        self._generations = generations
+        self._describe = describe
+        self._may_exist = may_exist
+        self._numbers = itertools.count()
+        self._bits: dict[PassPosition, int] = {}  # a pass is its part 0
+        self._positions: dict[int, PassPosition] = {}
+        self._since_ns = time.time_ns()
+
+    def _bits_of(self, position: PassPosition) -> int:
+        if position not in self._bits:
+            if len(self._bits) >= NAMES_MAX:
+                del self._positions[self._bits.pop(next(iter(self._bits)))]
+            bits = PASS_BIT | next(self._numbers) % NUMBERS << GENERATION_SHIFT
+            self._bits[position], self._positions[bits] = bits, position
+        return self._bits[position]
+
+    def position(self, id: int) -> PassPosition:
+        """The part in whose tree a node is. Raises Stale."""
+        position = self._positions.get(id - node_of(id))
+        if position is None:
+            raise Stale(str(id))
+        return position
+
+    def all_bits(self) -> list[int]:
+        """The bits that ids have below each part that is in use."""
+        return [self._bits[part] for part in self._generations.parts if part in self._bits]
+
+    # Names.
+
+    @property
+    def folder(self) -> Attributes:
+        """The attributes of the folder `passes`."""
+        return self._folder(PASSES_ID)
+
+    def _folder(self, id: int) -> Attributes:
+        return Attributes(id, True, 0, self._since_ns, DIRECTORY_TIMEOUT_S)
+
+    def lookup(self, parent: int, name: str) -> Attributes:
+        """The attributes of a name in the folder `passes`, or in that of a pass."""
+        number = int(name) if NUMBER.fullmatch(name) else 0
+        if parent == PASSES_ID and number:
+            return self._folder(self._bits_of(PassPosition(number, 0)) | PASSES_ID)
+        if parent != PASSES_ID:
+            pass_ = self.position(parent).pass_
+            if name == PARTS:
+                return self.about(self._bits_of(PassPosition(pass_, 0)) | PARTS_ID)
+            if number and self._may_exist(PassPosition(pass_, number)):
+                return self._folder(self._bits_of(PassPosition(pass_, number)) | ROOT)
+        raise NoSuchName(name)
+
+    def about(self, id: int) -> Attributes:
+        """The attributes of a parts.json. Its content is known once it is opened."""
+        return Attributes(id, False, 0, self._since_ns, 0.0)
+
+    def file(self, id: int) -> VirtualFile:
+        """The parts.json with that id."""
+        return VirtualFile(PARTS, partial(self._write, self.position(id).pass_))
+
+    async def _write(self, number: int, out: IO[bytes], _: Generation | None) -> None:
+        out.write(f"{json.dumps(await self._describe(number))}\n".encode())
+
+    # Listings.
+
+    def in_folder(self, position: int) -> list[Entry]:
+        """The entry of the folder `passes` in .growfs/, after a position."""
+        return [Entry(PASSES_ID, PASSES, 1, 0, self._since_ns, PASSES_ID)] if position < PASSES_ID else []
+
+    def entries(self, id: int, position: int) -> list[Entry]:
+        """The entries of the folder `passes`, or of that of a pass, after a position."""
+        parts = list(self._generations.parts)
+        if id == PASSES_ID:
+            found = [(PassPosition(pass_, 0), PASSES_ID, pass_) for pass_ in sorted({part.pass_ for part in parts})]
+        else:
+            pass_ = self.position(id).pass_
+            found = [(part, ROOT, part.part) for part in sorted(parts) if part.pass_ == pass_]
+        entries = [
+            Entry(self._bits_of(part) | node, str(number), 1, 0, self._since_ns, number + 1)
+            for part, node, number in found
+            if number + 1 > position
+        ]
+        if id != PASSES_ID and position < 1:
+            entries.insert(0, Entry(id - node_of(id) | PARTS_ID, PARTS, 0, 0, self._since_ns, 1))
+        return entries

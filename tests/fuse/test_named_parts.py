@@ -1,0 +1,273 @@
+"""Parts by their paths: .growfs/passes/P/K is the same for every process, and waits until it is cached."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import growfs as api
+from growfs.errors import GrowfsError
+from tests.blocking_server import BlockingServer
+from tests.fuse.conftest import only, opened
+from tests.fuse.reader import Reader
+from tests.fuse.rotation_helpers import epoch, mount_status, mounted_in_a_pid_namespace, waited_opens
+from tests.fuse.test_exact import ROOMY, UNREAD, assert_each_once, make_remote, mount, mount_half
+from tests.harness import ENGINES, Growfs, files_below, until
+from tests.part_ranks import JOBS, Job, assert_each_once_in_each_pass, run_ranks
+
+PASSES = ".growfs/passes"
+pytestmark = pytest.mark.promise(47)
+
+
+def part(growfs: Growfs, number: int, part: int) -> Path:
+    return growfs.mountpoint / PASSES / str(number) / str(part)
+
+
+def parts_of(growfs: Growfs, number: int) -> int:
+    about = json.loads((growfs.mountpoint / PASSES / str(number) / "parts.json").read_text())
+    return int(about["parts"])
+
+
+def exact(growfs: Growfs) -> dict[str, Any]:
+    return dict(mount_status(growfs)["exact"])
+
+
+def read_all(folder: Path) -> set[str]:
+    """List a part, and read every file."""
+    names = files_below(folder)
+    for name in names:
+        (folder / name).read_bytes()
+    return names
+
+
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_ranks_without_a_barrier_read_each_file_once(growfs: Growfs, tmp_path: Path, job: Job) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--settle", "2s")
+    lines = run_ranks(growfs.mountpoint, tmp_path / "out", job)
+    assert_each_once_in_each_pass(lines, tree, job.passes)
+    if not (job.meets or job.stagger_s):
+        assert waited_opens(growfs) == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("meets", [False, True])
+def test_eight_ranks_with_eight_workers_read_each_file_once(growfs: Growfs, tmp_path: Path, meets: bool) -> None:
+    tree = make_remote(tmp_path / "remote", 2000, folders=20)
+    mount(growfs, tmp_path / "remote", tree, "--settle", "5s")
+    job = Job(8, 8, (1, 2), stagger_s=2.5, pause_s=(0, 0.001, 0.02), kill_after=150, meets=meets)
+    assert_each_once_in_each_pass(run_ranks(growfs.mountpoint, tmp_path / "out", job, 800), tree, job.passes)
+
+
+def test_ranks_in_another_pid_namespace_read_each_file_once(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    job = Job(3, 2, (1, 2), pause_s=(0, 0.01))
+    flags = "--exact", "--cache-size", int(0.4 * 1_030_000), *ROOMY, "--settle", "2s"
+    with mounted_in_a_pid_namespace(growfs, tmp_path / "remote", *flags):
+        assert_each_once_in_each_pass(run_ranks(growfs.mountpoint, tmp_path / "out", job), tree, job.passes)
+
+
+def test_a_part_is_the_same_however_often_it_is_opened_and_makes_room_once_it_was_read(
+    growfs: Growfs, tmp_path: Path
+) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    first = files_below(part(growfs, 2, 1))
+    second = read_all(part(growfs, 2, 2))
+    until(lambda: exact(growfs)["in_use"] == "2/1")
+    assert files_below(part(growfs, 2, 1)) == first == read_all(part(growfs, 2, 1))
+    until(lambda: exact(growfs)["in_use"] == "")
+    assert not first & second
+    rest = [read_all(part(growfs, 2, number)) for number in range(3, parts_of(growfs, 2) + 1)]
+    assert_each_once([first, second, *rest], tree)
+    assert files_below(part(growfs, 2, 1)) == first, "it is fetched again"
+    assert waited_opens(growfs) == 0
+
+
+def test_names_that_are_not_parts(growfs: Growfs, tmp_path: Path) -> None:
+    mount(growfs, tmp_path / "remote", make_remote(tmp_path / "remote"), *ROOMY)
+    passes = growfs.mountpoint / PASSES
+    for name in ("0", "01", "x", "1/0", "1/x", "-1", "1/1/none", "1e3"):
+        with pytest.raises(FileNotFoundError):
+            os.stat(passes / name)
+    with pytest.raises(FileNotFoundError):
+        os.listdir(passes / "1/99")
+    assert os.listdir(passes) == []
+    read_all(passes / "1/1")
+    assert (passes / "1/1").stat().st_ino != (passes / "1").stat().st_ino != growfs.mountpoint.stat().st_ino
+
+
+def test_a_walk_of_growfs_begins_no_part(growfs: Growfs, tmp_path: Path) -> None:
+    mount(growfs, tmp_path / "remote", make_remote(tmp_path / "remote"), *ROOMY)
+    with opened(part(growfs, 1, 1)):
+        found = subprocess.run(["find", growfs.mountpoint / PASSES], capture_output=True, text=True, check=True).stdout
+        assert {line.rpartition("passes/")[2] for line in found.splitlines()} >= {"1", "1/1", "1/1/class1"}
+        assert exact(growfs)["in_use"] == "1/1"
+    mixed = epoch_of_root(growfs)
+    assert mixed == files_below(part(growfs, 1, 1)), "the root shows the newest part"
+
+
+def epoch_of_root(growfs: Growfs) -> set[str]:
+    """What a process sees that lists the root."""
+    with Reader(growfs.mountpoint) as reader:
+        return reader.walk()
+
+
+def test_a_process_that_waits_can_be_killed_and_holds_up_nobody(growfs: Growfs, server: BlockingServer) -> None:
+    mount_half(growfs, server, "--refresh", "0")
+    read = read_all(part(growfs, 1, 1))
+    until(lambda: growfs.status()["state"] == "ahead")
+    server.blocked = set(server.files)
+    command = ["ls", str(part(growfs, 1, 5))]
+    with opened(part(growfs, 1, 2)), subprocess.Popen(command, stdout=subprocess.DEVNULL) as waiting:
+        try:
+            until(lambda: exact(growfs)["waited_for"] == "1/5")
+            until(lambda: exact(growfs)["in_use"] == "1/2")
+            assert "a process waits for 1/5 while 1/2 is in use" in growfs.run("status", growfs.mountpoint).stdout
+            (part(growfs, 1, 2) / min(read)).stat()
+            os.listdir(growfs.mountpoint / PASSES)
+            waiting.send_signal(signal.SIGTERM)
+            assert waiting.wait(20) == -signal.SIGTERM
+            until(lambda: exact(growfs)["waited_for"] == "")
+        finally:
+            waiting.kill()
+            server.unblock()
+
+
+def test_a_wait_for_a_part_of_which_nothing_arrives_ends(growfs: Growfs, server: BlockingServer) -> None:
+    mount_half(growfs, server, "--refresh", "0", "--miss-timeout", "1s")
+    read_all(part(growfs, 1, 1))
+    until(lambda: growfs.status()["state"] == "ahead")
+    server.blocked = set(server.files)
+    with pytest.raises(OSError, match="timed out") as refused:
+        os.listdir(part(growfs, 1, 5))
+    assert refused.value.errno == errno.ETIMEDOUT
+    with pytest.raises(GrowfsError, match="cannot be opened: Connection timed out; see growfs status"):
+        next(api.epoch(growfs.mountpoint, 1, 5))
+    server.unblock()
+    until(lambda: exact(growfs)["waited_for"] == "")
+    assert os.listdir(part(growfs, 1, 5))
+
+
+def test_a_rank_that_keeps_a_file_open_holds_up_the_others_for_a_limited_time(growfs: Growfs, tmp_path: Path) -> None:
+    mount(growfs, tmp_path / "remote", make_remote(tmp_path / "remote"), *ROOMY, *UNREAD, "--miss-timeout", "1s")
+    first = part(growfs, 2, 1)
+    with opened(first / "class1"):
+        os.listdir(part(growfs, 2, 2))
+        os.listdir(part(growfs, 2, 3))
+        with opened(part(growfs, 2, 3)), pytest.raises(OSError, match="timed out"):
+            os.listdir(part(growfs, 2, 4))
+    assert os.listdir(part(growfs, 2, 4))
+
+
+def test_a_part_goes_on_although_the_remote_deletes_its_files(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--refresh", "0.2s")
+    parts = [read_all(part(growfs, 2, number)) for number in (1, 2)]
+    third = files_below(part(growfs, 2, 3))
+    gone = min(third)
+    (tmp_path / "remote" / gone).unlink()
+    until(lambda: not (growfs.mountpoint / gone).exists())
+    parts.append(read_all(part(growfs, 2, 3)) | {gone})
+    parts += [read_all(part(growfs, 2, number)) for number in range(4, parts_of(growfs, 2) + 1)]
+    assert_each_once(parts, tree)
+
+
+@pytest.mark.promise(48)
+def test_a_killed_mount_has_the_same_parts(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    parts = list[set[str]]()
+    for first in (1, 3):
+        mount(growfs, tmp_path / "remote", tree, *ROOMY)
+        for number in range(first, parts_of(growfs, 2) + 1):
+            parts.append(read_all(part(growfs, 2, number)))
+            if first == 1 and number == 3:
+                break
+        if first == 1:
+            growfs.kill()
+            growfs.run("umount", growfs.mountpoint)
+    assert parts.pop(2) == parts[2], "the part in which it was killed is read again"
+    assert_each_once(parts, tree)
+
+
+@pytest.mark.promise(50)
+def test_an_epoch_counts_in_the_process_that_calls_it(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    for number in (1, 2):
+        parts = list[set[str]]()
+        for folder in api.epoch(growfs.mountpoint):
+            assert folder == part(growfs, number, len(parts) + 1)
+            parts.append(read_all(folder))
+        assert_each_once(parts, tree)
+    assert list(api.epoch(growfs.mountpoint, 7, parts_of(growfs, 7) + 1)) == []
+    with pytest.raises(GrowfsError, match="is not a part of a pass"):
+        api.position(growfs.mountpoint / "class1/0000.bin")
+
+
+def test_a_job_that_fails_goes_back_to_an_earlier_part(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--settle", "1s")
+    parts = [read_all(part(growfs, 2, number)) for number in (1, 2, 3)]
+    files_below(part(growfs, 2, 4))
+    files_below(part(growfs, 2, 5))
+    assert read_all(part(growfs, 2, 2)) == parts[1]
+    parts += [read_all(part(growfs, 2, number)) for number in range(4, parts_of(growfs, 2) + 1)]
+    assert_each_once(parts, tree)
+
+
+def test_the_link_goes_on_once_a_part_was_read(growfs: Growfs, server: BlockingServer) -> None:
+    """Its room is for the part after the next one, whether or not a process waits."""
+    mount_half(growfs, server)
+    read_all(part(growfs, 1, 1))
+    until(lambda: growfs.status()["state"] == "ahead")
+    fetched = mount_status(growfs)["fetch"]["files_total"]
+    read_all(part(growfs, 1, 2))
+    until(lambda: mount_status(growfs)["fetch"]["files_total"] > fetched)
+
+
+@only(*ENGINES)
+@pytest.mark.promise(6, 47)
+def test_listings_between_restarts_use_up_no_part(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    parts = []
+    for reads in (False, False, True, True):
+        mount(growfs, tmp_path / "remote", tree, *ROOMY)
+        with Reader(growfs.mountpoint) as reader:
+            parts.append(epoch(reader) if reads else reader.walk())
+        growfs.umount()
+    assert parts[0] == parts[1] == parts[2] != parts[3]
+    assert not parts[2] & parts[3]
+
+
+def test_many_names_are_looked_up(growfs: Growfs, tmp_path: Path) -> None:
+    """Ids are used again after so many names. A part that is in use then gets another one."""
+    mount(growfs, tmp_path / "remote", make_remote(tmp_path / "remote"), *ROOMY)
+    with opened(part(growfs, 1, 1)) as folder:
+        expected = sorted(os.listdir(folder))
+        for number in range(1, 10_100):
+            (growfs.mountpoint / PASSES / str(number)).stat()
+        assert sorted(os.listdir(part(growfs, 1, 1))) == expected
+        assert files_below(part(growfs, 1, 1))
+
+
+def test_ranks_wait_side_by_side(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    seen = list[set[str]]()
+    threads = [threading.Thread(target=lambda: seen.append(files_below(part(growfs, 3, 2)))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(seen) == 16
+    assert all(names == seen[0] for names in seen)

@@ -1,0 +1,113 @@
+"""Which parts of a pass are in use, and when they make room: the rule, with a clock of its own."""
+
+from __future__ import annotations
+
+import pytest
+from pyroaring import BitMap64
+
+from growfs.rotation.parts_in_use import QUIET_S, PartsInUse
+from growfs.rotation.rules import Generation, PartContents, PassPosition
+
+SETTLE_S = 60.0
+FIRST, SECOND, THIRD = (PassPosition(1, part) for part in (1, 2, 3))
+
+
+def part(position: PassPosition, *streamed: int) -> Generation:
+    """The generation that is a part with these streamed files."""
+    contents = PartContents(position, {}, 1, 1, BitMap64(streamed), BitMap64(), {})
+    return Generation(position.part, 1, 0.0, files=1, part=contents)
+
+
+class Mount:
+    """Parts in use, and what is open."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.parts = PartsInUse()
+        self.open_files = set[int]()
+        self.open_folders = set[Generation]()
+
+    def opens(self, *ids: int) -> None:
+        """Open files and close them."""
+        for id in ids:
+            self.parts.note_opened(id, self.now)
+
+    def end(self, after_s: float, is_waited: bool = False) -> list[PassPosition]:
+        """The parts that make room after some time."""
+        self.now += after_s
+        return self.parts.end(self.now, SETTLE_S, self.open_files, self.open_folders.__contains__, is_waited)
+
+
+@pytest.fixture
+def mount() -> Mount:
+    """A mount that uses one part, with the streamed files 1 and 2."""
+    mount = Mount()
+    mount.parts.open(part(FIRST, 1, 2), mount.now)
+    return mount
+
+
+pytestmark = pytest.mark.promise(47)
+
+
+def test_a_part_makes_room_once_each_streamed_file_was_opened_and_none_is_open(mount: Mount) -> None:
+    generation = mount.parts.find(FIRST)
+    mount.opens(1, 7)
+    assert mount.end(2 * SETTLE_S) == []
+    mount.open_files = {2}
+    mount.opens(2)
+    assert mount.end(2 * SETTLE_S) == []
+    mount.open_files = set()
+    assert mount.end(QUIET_S / 2) == []
+    assert mount.end(QUIET_S) == [FIRST]
+    assert generation
+    assert generation.is_over
+    assert mount.parts.find(FIRST) is None
+
+
+def test_a_part_that_was_read_stays_while_a_folder_of_it_is_open(mount: Mount) -> None:
+    generation = mount.parts.find(FIRST)
+    assert generation
+    mount.open_folders = {generation}
+    mount.opens(1, 2)
+    assert mount.end(2 * SETTLE_S, is_waited=True) == []
+    mount.open_folders = set()
+    assert mount.end(2 * QUIET_S) == [FIRST]
+
+
+@pytest.mark.parametrize("opened", [(), (1,)])
+def test_a_part_that_was_not_read_makes_room_after_a_silence_if_a_process_waits(
+    mount: Mount, opened: tuple[int, ...]
+) -> None:
+    mount.opens(*opened)
+    assert mount.end(SETTLE_S / 2, is_waited=True) == []
+    mount.opens(*opened)
+    assert mount.end(2 * SETTLE_S) == [], "nobody needs its room"
+    assert mount.end(0, is_waited=True) == [FIRST]
+
+
+def test_one_part_at_a_time_makes_room_unread(mount: Mount) -> None:
+    mount.parts.open(part(SECOND, 3), mount.now)
+    assert mount.end(2 * SETTLE_S, is_waited=True) == [FIRST]
+    assert mount.end(0, is_waited=True) == [SECOND]
+
+
+def test_opening_its_folders_again_does_not_prolong_the_use_of_a_part(mount: Mount) -> None:
+    """A monitor may walk all folders, again and again."""
+    mount.now += SETTLE_S
+    generation = mount.parts.find(FIRST)
+    assert generation
+    mount.parts.open(generation, mount.now)
+    assert mount.end(1, is_waited=True) == [FIRST]
+
+
+def test_files_that_the_remote_has_deleted_or_replaced_are_not_waited_for(mount: Mount) -> None:
+    mount.opens(1)
+    mount.parts.note_gone(2)
+    assert mount.end(2 * QUIET_S) == [FIRST]
+
+
+def test_a_part_all_of_whose_files_stay_takes_no_room_and_is_forgotten(mount: Mount) -> None:
+    mount.parts.open(part(THIRD), mount.now)
+    assert mount.parts.without_room == {THIRD}
+    assert mount.end(SETTLE_S / 2) == []
+    assert mount.end(SETTLE_S) == [THIRD]
