@@ -207,6 +207,8 @@ def _build(
     if parts:
         parts.changed.connect(prefetch.invalidate_order)
         generations.began.connect(parts.note_begun)
+        for arrived in (dispatcher.received, dispatcher.received_from_peers):
+            arrived.connect(parts.note_received)
         store.replaced.connect(lambda _: catalog_sync.file_changed.notify())  # a new version has another id
         for removed in (catalog_sync.removed, store.replaced):
             removed.connect(parts.note_removed)

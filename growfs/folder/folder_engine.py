@@ -205,9 +205,8 @@ class FolderEngine:
         position = PassPosition(number, part)
         while (tree := next((tree for tree in self._trees if tree.part == position), None)) is None:
             await self._generations.wait(position)
-            before = self._rounds
             self._want(position)
-            while self._rounds == before:
+            with trio.move_on_after(PROGRESS_S):  # its files may be gone by then
                 await self._finished.wait()
             if self._last_error:
                 raise GrowfsError(f"{self.folder}: part {position} cannot be shown: {self._last_error}")

@@ -108,6 +108,7 @@ class Parts(Planner):
         self._is_due_known = False
         self._wanted, self._wanted_bytes = BitMap64(), 0
         self._lacking: dict[PassPosition, dict[int, int]] = {}  # of each part to come: files, and their sizes
+        self._moved_at = self._received_at = -math.inf  # when other parts were to be cached, and when bytes arrived
         self._failed = BitMap64()
         self._left_out, self._left_out_example = BitMap64(), ""
         self._go_on(start)
@@ -232,7 +233,7 @@ class Parts(Planner):
         if self._begun and self._begun not in self._waited_for and not (newest and newest.is_over):
             read[self._begun] = None  # by programs that list the root
         ahead = [part for part in self._waited_for if part not in read and self.may_exist(part)]
-        room = PARTS_CACHED - sum(part not in self._in_use.without_room for part in read)
+        room = PARTS_CACHED - len(read.keys() - self._in_use.without_room)
         following: PassPosition | None = self._coming
         while following and len(ahead) < room:
             if following not in read and following not in ahead:
@@ -252,6 +253,7 @@ class Parts(Planner):
     def _note_window(self) -> None:
         """Note that the window may have changed."""
         if self._window()[1] != tuple(self._lacking):
+            self._moved_at = trio.current_time()
             self.changed.notify()
 
     async def _divide_window(self, window: _Window) -> None:
@@ -284,7 +286,7 @@ class Parts(Planner):
 
     async def _divide_now(self, number: int) -> None:
         """Divide a pass over the catalog as it is now, unless it begins meanwhile. Raises GrowfsError, WorkerLost."""
-        if self._begun and number < self._begun.pass_:  # it has begun, in an earlier run
+        if self._begun and number <= self._begun.pass_:  # it may have begun, in an earlier run
             stored = read_division(self._db.rows, number)
             if stored and self._is_of_same_order(stored) and stored.needed_bytes <= self._store.limit_bytes:
                 self._divisions[number] = stored
@@ -293,7 +295,7 @@ class Parts(Planner):
         pass_ = ExactPass(first.seed, number, *self._sizes_now, first.share, first.group)
         division: Division
         division, ids = await call_worker(self._workers, Compute(partial(divide_catalog, self._db.path, pass_)))
-        if self._begun and self._begun.pass_ == number:
+        if number in self._divisions and number not in self._revisions:
             return
         # So that no part begins while its division is replaced.
         self._lacking = {part: files for part, files in self._lacking.items() if part.pass_ != number}
@@ -314,6 +316,10 @@ class Parts(Planner):
             "pass %d has %d parts: %s stay cached, and %s are streamed",
             number, len(division.parts), format_size(division.kept_bytes), format_size(division.streamed_bytes),
         )  # fmt: skip
+
+    def note_received(self, _: int) -> None:
+        """Note that bytes have arrived."""
+        self._received_at = trio.current_time()
 
     def note_finished(self, download: Download) -> None:
         """Note the outcome of a download."""
@@ -413,17 +419,20 @@ class Parts(Planner):
         """Return once a part is cached, or other parts are the newest or the next one."""
         if part not in self._waited_for:
             log.info("a listing waits for part %s", part)
-        before = self._begun, self._coming
+        began, before = trio.current_time(), (self._begun, self._coming)
         self._waited_for[part] += 1
         self._note_window()
         try:
             while not self.is_ready(part) and before == (self._begun, self._coming):
                 if not self.may_exist(part):
                     raise NoSuchName(str(_no_such_part(self._divisions[part.pass_], part)))
-                with trio.move_on_after(patience_s) as patience:
+                has_room = part in self._window()[1]
+                until = max(began, self._received_at if has_room else self._moved_at) + patience_s
+                if trio.current_time() >= until:
+                    why = "nothing of it has arrived" if has_room else "others have had its room"
+                    raise TimedOut(f"part {part} is waited for, and {why} for {patience_s:g} s; see growfs status")
+                with trio.move_on_at(until):
                     await self._progressed.wait()
-                if patience.cancelled_caught:
-                    raise TimedOut(f"part {part} is waited for, and no file has arrived for {patience_s:g} s")
         finally:
             self._waited_for -= Counter([part])
             self._note_window()
@@ -465,6 +474,7 @@ class Parts(Planner):
         self._revisions.pop(self._begun.pass_, None)
         self._coming = self._divisions[self._begun.pass_].after(self._begun.part)
         self._is_due_known = False
+        self._moved_at = trio.current_time()
         self.changed.notify()
         self._progressed.notify()
 

@@ -136,5 +136,5 @@ async def test_a_part_that_does_not_exist_or_does_not_come_is_not_waited_for_wit
     await parts.remaining(0)
     with pytest.raises(GrowfsError, match="no part 99"):
         await parts.wait(PassPosition(1, 99))
-    with pytest.raises(GrowfsError, match="no file has arrived for 60 s"):
+    with pytest.raises(GrowfsError, match="nothing of it has arrived for 60 s"):
         await parts.wait(PassPosition(1, 3))

@@ -109,9 +109,9 @@ def main() -> None:
         began, overrides = time.monotonic(), spec["overrides"]
         if spec.get("part"):
             folder = Path(spec["part"])
-            part = json.loads((folder / ".growfs" / "next").read_bytes())
-            files = [name for name in os.listdir(folder) if not name.startswith(".")]
-            say(part=part["part"], parts=part["parts"], files=len(files))
+            files = [name for name in os.listdir(folder) if not name.startswith(".")]  # begins the next part
+            exact = json.loads((folder / ".growfs" / "status.json").read_bytes())["exact"]
+            say(part=exact["part"], parts=exact["parts"], files=len(files))
             overrides = [*overrides, f"++workload.dataset.num_files_train={len(files)}"]
         run(overrides, spec["epochs"], spec["seconds"], began)
         print(flush=True)
