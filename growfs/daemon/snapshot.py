@@ -160,6 +160,7 @@ class StatusSource:
                 *self.supervisor.warnings,
                 *self.prefetcher.warnings,
                 *(self.parts.warnings if self.parts else []),
+                *(_warnings_of_jobs(readers) if self.parts else []),
                 *filter(None, [self.store.open_files.warning]),
             ],
             last_error=str(failure.error) if failure else None,
@@ -183,6 +184,17 @@ class StatusSource:
         )
 
 
+def _warnings_of_jobs(readers: list[Reader]) -> list[str]:
+    """With --exact: the root shows each part once, to whoever lists."""
+    jobs = {reader.job for reader in readers if reader.job.opened}
+    if len(jobs) < 2:
+        return []
+    return [
+        f"{len(jobs)} jobs list the root, and each misses the parts of the others; if they are ranks of one job, let them"
+        " read .growfs/passes/PASS/PART (growfs.epoch), and otherwise mount once for each"
+    ]
+
+
 def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str]) -> str | None:
     """Advice for the person who runs a reader: it sees no new files, waits, or leaves files unread. One sentence.
 
@@ -192,7 +204,7 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
     if reader.is_foreign:
         return (
             "is in another pid namespace: each generation that it lists stays cached for --hold-idle, and longer only"
-            " while a folder of it is open"
+            " while a folder of it is open; all of its processes see the same in .growfs/generations/N"
         )
     if reader.opens >= OPENS_MIN and reader.waited >= WAITED_SHARE * reader.opens:
         waited = f"{reader.waited / reader.opens:.0%} of its opens"

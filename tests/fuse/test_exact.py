@@ -145,6 +145,14 @@ def test_the_ranks_of_a_job_list_the_same_parts(growfs: Growfs, tmp_path: Path) 
     assert_each_once(parts, tree)
 
 
+def test_two_jobs_at_the_root_are_warned(growfs: Growfs, reader: Reader, other: Reader, tmp_path: Path) -> None:
+    mount(growfs, tmp_path / "remote", make_remote(tmp_path / "remote"), *ROOMY)
+    for listing, warns in ((reader, False), (reader, False), (other, True)):
+        epoch(listing)
+        warnings = " ".join(growfs.status()["warnings"])
+        assert ("2 jobs list the root, and each misses the parts of the others" in warnings) == warns
+
+
 @pytest.mark.promise(47)
 def test_a_killed_mount_goes_on_with_the_next_part(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_remote(tmp_path / "remote")
