@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -67,8 +68,17 @@ def run_ranks(folder: Path, out: Path, job: Job, timeout_s: float = 100.0, **opt
     out.mkdir()
     out.chmod(0o777)
     command = [sys.executable, "-m", "tests.part_ranks", str(out), str(folder), job.text()]
-    done = subprocess.run(command, timeout=timeout_s, check=False, capture_output=True, text=True, **options)
-    assert done.returncode == 0, done.stderr
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, **options) as ranks:
+        try:
+            _, errors = ranks.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            for name in ("status", "log"):  # why they wait
+                print((folder / ".growfs" / name).read_text())
+            raise
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(ranks.pid, signal.SIGKILL)
+    assert ranks.returncode == 0, errors
     return [line for file in out.iterdir() for line in file.read_text().splitlines()]
 
 

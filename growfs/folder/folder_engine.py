@@ -379,11 +379,13 @@ class FolderEngine:
     # The end of a generation.
 
     def _ended(self) -> list[Tree]:
-        """The older generations without an announced reader that are not kept."""
+        """The generations without an announced reader that are not kept: older ones, and a part that makes room."""
         now = trio.current_time()
+        newest = self._trees[-1].generation if self._trees else None
+        ending = self._trees if newest and newest.part and newest.is_over else self._trees[:-1]
         return [
             tree
-            for place, tree in enumerate(self._trees[:-1])
+            for place, tree in enumerate(ending)
             if (tree.is_claimed or len(self._trees) - place > self._generations.keep)
             and now >= tree.unused_at
             and tree.part not in self._generations.parts
@@ -400,6 +402,8 @@ class FolderEngine:
             await self._db.run_in_writer(self._forget_spare)
         if await self._db.run_in_writer(partial(self._set_aside, tree)):
             self._trees.remove(tree)
+            if self._trees and self._trees[-1].number < tree.number:
+                trees.publish(self._top, self._trees[-1].path.name)
             if tree.part and not any(other.part == tree.part for other in self._trees):
                 trees.withdraw_part(self._top, *tree.part)
             self.released.notify()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pyroaring import BitMap64
 
 from growfs.rotation.rules import Generation, PassPosition
+from growfs.signal import Signal
 
 QUIET_S = 0.1
 """How long nothing of a part that was read is open, before it makes room: a process opens one file after another."""
@@ -29,9 +30,12 @@ class _Use:
 
 
 class PartsInUse:
-    """Owns these parts, in the order in which they were first opened. Times are in seconds on any clock."""
+    """Owns these parts, in the order in which they were first opened. `opened` notifies of each more. Times are in
+    seconds on any clock.
+    """
 
     def __init__(self) -> None:
+        self.opened = Signal[[]]()
         self._uses: dict[PassPosition, _Use] = {}
 
     def __len__(self) -> int:
@@ -59,6 +63,7 @@ class PartsInUse:
         assert part
         if part.position not in self._uses:
             self._uses[part.position] = _Use(generation, part.streamed, BitMap64(part.streamed), now)
+            self.opened.notify()
 
     def note_opened(self, id: int, now: float) -> None:
         """Note that a file was opened."""

@@ -96,7 +96,6 @@ class Parts(Planner):
         self._is_open = is_open
         self._patience_s = patience_s
         self._progressed = Signal[[]]()
-        self._stirred = Signal[[]]()
         self._divisions: dict[int, Division] = {}
         self._revisions: dict[int, int] = {}  # of the catalog, for the passes that are divided and have not begun
         self._dividing = trio.Lock()
@@ -365,7 +364,7 @@ class Parts(Planner):
             if self._read != self._written:
                 await self._write_position()
             elif not self._in_use:
-                await self._stirred.wait()
+                await self._in_use.opened.wait()
             else:
                 await trio.sleep(QUIET_S)
                 self._end_uses()
@@ -395,7 +394,7 @@ class Parts(Planner):
         generations = self._generations()
         if self._read != self._begun and generations.moves(id, generations.current):
             self._read = self._begun
-            self._stirred.notify()
+            self._in_use.opened.notify()  # `run` writes it
 
     def note_removed(self, removed: Sequence[Removed]) -> None:
         """Note that the remote has deleted or replaced files."""
@@ -469,7 +468,6 @@ class Parts(Planner):
         assert newest
         assert newest.part
         self._begun = newest.part.position
-        self._stirred.notify()
         self._lacking.pop(self._begun, None)
         self._revisions.pop(self._begun.pass_, None)
         self._coming = self._divisions[self._begun.pass_].after(self._begun.part)

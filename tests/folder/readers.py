@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ class Readers:
 class _Program:
     def __init__(self) -> None:
         self.tree = ""
+        self.epochs: list[Iterator[Path]] = []
         self.open_files: dict[str, list[int]] = {}
 
     def answer(self, verb: str, *arguments: str) -> dict[str, Any]:
@@ -125,8 +127,10 @@ class _Program:
     def begin_part(self, folder: str, number: int, part: int) -> None:
         import growfs
 
-        self.epoch = growfs.epoch(folder, number, part)
-        self.tree = str(next(self.epoch))
+        epoch = growfs.epoch(folder, number, part)
+        self.tree = str(next(epoch))
+        self.epochs.append(epoch)  # until the next part is held, as a loop over one epoch does
+        del self.epochs[:-1]
 
     def names(self, path: str) -> list[str]:
         top = os.path.join(self.tree, path)

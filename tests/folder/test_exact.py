@@ -72,7 +72,7 @@ def test_a_part_stays_until_the_next_one_is_asked_for(growfs: Fill, tmp_path: Pa
 @pytest.mark.promise(47)
 @pytest.mark.parametrize("job", [job for job in JOBS.values() if not job.meets])
 def test_ranks_without_a_barrier_read_each_file_once(growfs: Fill, tmp_path: Path, job: Job) -> None:
-    tree = fill(growfs, tmp_path / "remote", "--settle", "2s")
+    tree = fill(growfs, tmp_path / "remote", "--settle", "0.5s")
     lines = run_ranks(growfs.mountpoint, tmp_path / "out", replace(job, through_growfs=True))
     assert_each_once_in_each_pass(lines, tree, job.passes)
 
@@ -93,6 +93,17 @@ def test_ranks_that_need_more_parts_than_there_is_room_for_are_told(growfs: Fill
             slow.read(name)
         slow.begin_part(growfs.mountpoint, 2, 2)
         fast.begin_part(growfs.mountpoint, 2, 3)
+
+
+@pytest.mark.promise(47)
+def test_a_job_that_failed_goes_back_although_the_newest_part_was_not_read(growfs: Fill, tmp_path: Path) -> None:
+    fill(growfs, tmp_path / "remote", "--settle", "0.5s")
+    with Readers() as ranks:
+        for part in (4, 5, 1, 2):
+            rank = ranks.new()
+            rank.begin_part(growfs.mountpoint, 2, part)
+            assert rank.names()
+            rank.end(kill=True)
 
 
 @pytest.mark.promise(44, 47)

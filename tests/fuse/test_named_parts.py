@@ -51,7 +51,7 @@ def read_all(folder: Path) -> set[str]:
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_ranks_without_a_barrier_read_each_file_once(growfs: Growfs, tmp_path: Path, job: Job) -> None:
     tree = make_remote(tmp_path / "remote")
-    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--settle", "2s")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--settle", "0.5s")
     lines = run_ranks(growfs.mountpoint, tmp_path / "out", job)
     assert_each_once_in_each_pass(lines, tree, job.passes)
     if not (job.meets or job.stagger_s):
@@ -71,7 +71,7 @@ def test_eight_ranks_with_eight_workers_read_each_file_once(growfs: Growfs, tmp_
 def test_ranks_in_another_pid_namespace_read_each_file_once(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_remote(tmp_path / "remote")
     job = Job(3, 2, (1, 2), pause_s=(0, 0.01))
-    flags = "--exact", "--cache-size", int(0.4 * 1_030_000), *ROOMY, "--settle", "2s"
+    flags = "--exact", "--cache-size", int(0.4 * 1_030_000), *ROOMY, "--settle", "0.5s"
     with mounted_in_a_pid_namespace(growfs, tmp_path / "remote", *flags):
         assert_each_once_in_each_pass(run_ranks(growfs.mountpoint, tmp_path / "out", job), tree, job.passes)
 
