@@ -170,6 +170,7 @@ class StatusSource:
     def _reader(self, reader: Reader, totals: Totals, listed_share: float, unread: Sequence[str]) -> ReaderStatus:
         now, oldest = trio.current_time(), self.readers.oldest_hold(reader)
         newest = self.readers.newest_of(reader)
+        reads_by_path = newest is not None and reader.listed_at is None
         return ReaderStatus(
             pid=reader.pid,
             command=reader.command,
@@ -180,7 +181,7 @@ class StatusSource:
             files_opened=len(reader.files),
             opens=reader.opens,
             held_bytes=totals.held_bytes.get(oldest, 0) if oldest else 0,
-            advice=advice(reader, now, listed_share, unread),
+            advice=None if reads_by_path else advice(reader, now, listed_share, unread),
         )
 
 

@@ -99,7 +99,8 @@ def readers(status: MountStatus) -> Iterator[Line]:
     for reader in status.readers:
         advice = f"; {reader.advice}" if reader.advice else ""
         part = f"part {reader.part}, " if reader.part else ""
-        usage = f"{part}listed {files(reader.files_shown)}, opened {reader.files_opened:,}"
+        listed = f"listed {files(reader.files_shown)}, " if reader.files_shown else ""
+        usage = f"{part}{listed}opened {reader.files_opened:,}"
         holds = f", holds {_size(reader.held_bytes)} of files to be replaced" if reader.held_bytes else ""
         yield "reader", f"{reader.command} {reader.pid}: {usage}{holds}{advice}"
 
