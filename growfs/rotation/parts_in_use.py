@@ -2,7 +2,7 @@
 
 A part makes room for another one once each of its streamed files was opened, and nothing of it is open. A process that
 opens less of it, or comes late, does not hold up the others for ever: they get the room of a part of which nothing was
-open for some time.
+open for some time. Once it is opened again, the rest of its files is enough.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class PartsInUse:
     def __init__(self) -> None:
         self.opened = Signal[[]]()
         self._uses: dict[PassPosition, _Use] = {}
+        self._unread: dict[PassPosition, BitMap64] = {}  # what was not opened of parts that made room all the same
 
     def __len__(self) -> int:
         return len(self._uses)
@@ -62,7 +63,9 @@ class PartsInUse:
         part = generation.part
         assert part
         if part.position not in self._uses:
-            self._uses[part.position] = _Use(generation, part.streamed, BitMap64(part.streamed), now)
+            # A rank that is behind the others reads its share only, and can then go on.
+            unread = self._unread.pop(part.position, BitMap64()) & part.streamed
+            self._uses[part.position] = _Use(generation, part.streamed, unread or BitMap64(part.streamed), now)
             self.opened.notify()
 
     def note_opened(self, id: int, now: float) -> None:
@@ -93,6 +96,8 @@ class PartsInUse:
             is_silent = (is_waited or not use.streamed) and not ended and now - use.active_at > silence_s
             if is_silent or (is_read and now - use.active_at > QUIET_S):
                 del self._uses[position]
+                self._unread = {each: ids for each, ids in self._unread.items() if each.pass_ == position.pass_}
+                self._unread[position] = use.unopened
                 use.generation.is_over = True  # some of its files will be gone
                 ended.append(position)
         return ended

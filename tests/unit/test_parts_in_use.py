@@ -85,6 +85,19 @@ def test_a_part_that_was_not_read_makes_room_after_a_silence_if_a_process_waits(
     assert mount.end(0, is_waited=True) == [FIRST]
 
 
+def test_a_rank_that_is_behind_the_others_reads_only_its_share(mount: Mount) -> None:
+    """The other files were opened before. A part that was read is read again from the start."""
+    for shares in ((1,), (2,), (1, 2)):
+        mount.parts.open(part(FIRST, 1, 2), mount.now)
+        mount.opens(*shares[:1])
+        is_read = shares != (1,)
+        if len(shares) > 1:
+            assert mount.end(2 * QUIET_S) == []
+            mount.opens(*shares[1:])
+        assert mount.end(2 * QUIET_S) == ([FIRST] if is_read else [])
+        assert is_read or mount.end(2 * SETTLE_S, is_waited=True) == [FIRST]
+
+
 def test_one_part_at_a_time_makes_room_unread(mount: Mount) -> None:
     mount.parts.open(part(SECOND, 3), mount.now)
     assert mount.end(2 * SETTLE_S, is_waited=True) == [FIRST]
