@@ -341,12 +341,16 @@ class Space:
         return reserved
 
     async def set_cache_size(self, size: CacheSize) -> None:
-        """Change the quota, and evict the excess. Raises GrowfsError if not all of it can be evicted."""
+        """Change the quota, and evict the excess. Raises GrowfsError if not all of it can be evicted.
+
+        It looks twice: the kernel tells late of files that were just closed, downloads end, and a full disk has room
+        for the catalog after refusing it once.
+        """
         store = self._store
         store.set_cache_size(size)
         await self._evict_excess()
-        if store.used_bytes > store.limit_bytes and store.refusal:
-            await trio.sleep(LOOK_AGAIN_S_MIN)  # a full disk has room for the catalog after refusing it once
+        if store.used_bytes > store.limit_bytes:
+            await trio.sleep(LOOK_AGAIN_S_MIN)
             await self._evict_excess()
         self.resized.notify()
         if store.used_bytes > store.limit_bytes:
@@ -354,7 +358,8 @@ class Space:
                 raise disk.cannot_write(refusal)
             raise GrowfsError(
                 f"cache-size is {format_size(store.limit_bytes)} now, but {format_size(store.used_bytes)} cannot be"
-                " evicted: open files, which go once they are closed, pinned files, or a directory's last files"
+                " evicted: open files, which go once they are closed, files being fetched, pinned files, or a"
+                " directory's last files"
             )
 
     async def evict(self, ids: Sequence[int]) -> int:

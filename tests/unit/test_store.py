@@ -324,6 +324,28 @@ async def test_a_lower_limit_evicts_more_than_is_read_at_a_time(
     assert cache.store.used_bytes == 2 * BLOCK
 
 
+async def test_a_lower_limit_waits_for_files_that_were_just_closed_and_for_downloads_that_end(
+    cache: LocalCache,
+) -> None:
+    """The kernel tells of a close only after close(2) has returned."""
+    await fill(cache, count=2)
+    cache.store.limit_bytes = 3 * BLOCK
+    reserved = cache.store.reserve(BLOCK)
+    assert reserved
+    opened = open_file(cache, "a/0.jpg"), open_file(cache, "a/1.jpg")
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def _() -> None:
+            await trio.sleep(0.1)
+            for file in opened:
+                cache.store.open_files.close(file.id)
+            reserved.release()
+
+        assert await cache.shrink(BLOCK)
+    assert cache.store.used_bytes == BLOCK
+
+
 async def test_a_limit_below_what_cannot_be_evicted_is_reported(cache: LocalCache) -> None:
     await fill(cache, count=1, shown=1)
     assert not await cache.shrink(0)
