@@ -1,5 +1,6 @@
 """Fixtures and settings for all tests."""
 
+import gc
 import os
 import signal
 
@@ -50,6 +51,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.stash[FOLDER] = RunFolder()
         config.option.basetemp = config.option.basetemp or str(config.stash[FOLDER].path / "t")
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Look for no garbage among the thousands of objects that collection makes: they all stay."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

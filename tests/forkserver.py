@@ -65,7 +65,11 @@ PRELOADED = (
     "growfs.remote.wrappers.members",
     "growfs.remote.wrappers.produced",
     "growfs.remote.wrappers.retrying",
+    "growfs.client.wait",
+    "growfs.doctor.examination",
     "awscrt.checksums",
+    "inotify_simple",
+    "pathspec",
     "rich.progress",
     "rich._emoji_codes",
 )

@@ -31,7 +31,7 @@ from growfs.fuse.probe import why_not_passthrough
 from tests.forkserver import PRELOADED, PRELOADED_NETWORK, ForkServer
 
 COMMAND_S = 100.0
-PAUSE_S_MIN, PAUSE_SHARE, PAUSE_S_MAX = 0.02, 0.1, 0.2
+PAUSE_S_MIN, PAUSE_SHARE, PAUSE_S_MAX = 0.02, 0.25, 0.5
 """The pause between two looks at a condition: the shortest, its share of the time waited so far, and the longest."""
 GROWFS = [sys.executable, "-m", "growfs.cli"]
 FORKS = ForkServer(PRELOADED, os.environ)
@@ -87,7 +87,8 @@ class Growfs:
 
     def status(self) -> dict[str, Any]:
         """The status, from the control socket. As the command, but without a new process, since tests poll it."""
-        return dict(call(find_living(self.mountpoint).cache, "status"))
+        caches = [path.parent for path in self.cache_dir.glob("*/daemon.json")]
+        return dict(call(caches[0] if len(caches) == 1 else find_living(self.mountpoint).cache, "status"))
 
     def until_cached(self, files: int) -> None:
         """Wait until exactly this many files are cached."""
@@ -176,10 +177,10 @@ def make_tree(
     generator = random.Random(7)
     tree = {}
     for directory in range(directories):
+        (folder / f"class{directory}").mkdir(parents=True, exist_ok=True)
         for number in range(files):
             path = f"class{directory}/{number:04}{suffix}"
             tree[path] = generator.randbytes(size)
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(tree[path])
     return tree
 

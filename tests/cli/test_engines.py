@@ -15,9 +15,9 @@ from growfs.fuse import engine_choice, protocol
 from growfs.fuse.engine_choice import PACKAGES, EngineChoice
 from growfs.fuse.probe import why_not_passthrough
 from tests.cli.support import assert_refused, leftovers, mark_environment, needs_root
+from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, make_tree
 
-ROOT = Path(__file__).parents[2]
 TOO_DEEP = "overlay file systems are stacked too deep"
 
 
@@ -161,7 +161,12 @@ def without_pyfuse3(growfs: Growfs, tmp_path: Path, request: pytest.FixtureReque
     shim = tmp_path / "shim"
     shim.mkdir()
     (shim / "pyfuse3.py").write_text(f"raise {request.param}\n")
-    growfs.env["PYTHONPATH"] = os.pathsep.join([str(shim), str(ROOT)])
+    growfs.env[SETUP_VARIABLE] = f"""
+import sys
+for name in [name for name in sys.modules if name.startswith(("pyfuse3", "growfs.fuse.libfuse"))]:
+    del sys.modules[name]
+sys.path.insert(1, {str(shim)!r})
+"""
     return growfs
 
 

@@ -102,7 +102,7 @@ def test_a_disk_that_is_smaller_than_the_cache_rotates_and_status_says_so(
     growfs.cache_dir = folder / "cache"
     growfs.mount(tmp_path / "remote", *FLAGS)
     read_until_seen(growfs, tree, 40)
-    until(lambda: "so the cache cannot grow to its size of 1 GB" in growfs.run("status", growfs.mountpoint).stdout)
+    until(lambda: "so the cache cannot grow to its size of 1 GB" in (growfs.mountpoint / ".growfs/status").read_text())
     if limit == "quota":
         run("sync", "-f", folder)
         assert disk.free_bytes(folder) >= FULL_BYTES // 8
@@ -339,7 +339,7 @@ def test_a_quota_that_statvfs_does_not_tell_rotates_and_status_says_so(
     tree = make_tree(tmp_path / "remote", files=40, size=500_000)
     growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "120MB")
     read_until_seen(growfs, tree, len(tree) - 1)
-    until(lambda: "refuses to hold more of the cache" in growfs.run("status", growfs.mountpoint).stdout)
+    until(lambda: "refuses to hold more of the cache" in (growfs.mountpoint / ".growfs/status").read_text())
     failed = growfs.status()["fetch"]["failed"]
     for path in sorted(set(tree) - files_below(growfs.cache / "files"))[:5]:
         assert (growfs.mountpoint / path).read_bytes() == tree[path]
@@ -364,7 +364,7 @@ def test_a_miss_notices_that_others_make_room_below_a_quota(growfs: Growfs, disk
         others.touch()
         os.truncate(others, 32 << 20)
         content = threads.submit((growfs.mountpoint / missing).read_bytes)
-        until(lambda: "refuses to hold more of the cache" in growfs.run("status", growfs.mountpoint).stdout)
+        until(lambda: "refuses to hold more of the cache" in (growfs.mountpoint / ".growfs/status").read_text())
         time.sleep(2 * LOOK_AGAIN_S_MIN)  # it has looked again in vain
         others.unlink()
         assert content.result() == tree[missing]
