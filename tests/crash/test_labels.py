@@ -264,6 +264,16 @@ FAULT_POINTS = {
 }
 
 
+def cases_of_errors(survives: bool) -> list[object]:
+    """Each label with its errors, if the daemon survives them, or if not. CI injects the first of each label."""
+    return [
+        (label, kind) if kind == point.errors[0] else pytest.param(label, kind, marks=pytest.mark.long)
+        for label, point in FAULT_POINTS.items()
+        for kind in point.errors
+        if point.survives is survives
+    ]
+
+
 def test_every_label_is_reached() -> None:
     assert labels_in_source() == set(FAULT_POINTS)
 
@@ -283,7 +293,7 @@ def test_after_a_kill_the_next_mount_is_consistent(growfs: Growfs, label: str) -
 @pytest.mark.promise(29)
 @pytest.mark.parametrize(
     ("label", "kind"),
-    [(label, kind) for label, point in FAULT_POINTS.items() for kind in point.errors if not point.survives],
+    cases_of_errors(survives=False),
 )
 def test_after_a_disk_error_the_next_mount_is_consistent(growfs: Growfs, label: str, kind: str) -> None:
     growfs.tolerate_log = label == "SYNC_STOP"  # no command waits for the daemon any more, so the log has a traceback
@@ -294,7 +304,7 @@ def test_after_a_disk_error_the_next_mount_is_consistent(growfs: Growfs, label: 
 @pytest.mark.promise(1, 29)
 @pytest.mark.parametrize(
     ("label", "kind"),
-    [(label, kind) for label, point in FAULT_POINTS.items() for kind in point.errors if point.survives],
+    cases_of_errors(survives=True),
 )
 def test_a_mount_continues_after_a_disk_error(growfs: Growfs, label: str, kind: str) -> None:
     with FAULT_POINTS[label].drive(growfs, f"{label}:{kind}") as scene:

@@ -290,7 +290,7 @@ def test_a_pod_is_deleted_before_training_can_start(kubelet: Kubelet) -> None:
     assert (kubelet.daemons(), kubelet.target("a").exists()) == (0, False)
 
 
-@pytest.mark.parametrize("verb", ["publish", "unpublish"])
+@pytest.mark.parametrize("verb", ["publish", pytest.param("unpublish", marks=pytest.mark.long)])
 def test_a_killed_daemon_that_the_kernel_waits_for_is_replaced_or_removed(kubelet: Kubelet, verb: str) -> None:
     kubelet.kill()
     folder = kubelet.folder / "setup"

@@ -48,8 +48,6 @@ ENGINES_OF = {
     "test_killed_daemon": ENGINES,
     "test_lifecycle": ENGINES,
     "test_links": ("links",),
-    "test_named_generations": ENGINES,
-    "test_named_parts": ENGINES,
     "test_open_files": ENGINES,
     "test_readdir": SHOW_FILES,
     "test_reading": SHOW_FILES,

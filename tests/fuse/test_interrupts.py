@@ -94,10 +94,16 @@ NAMESPACES = {
 
 
 @pytest.mark.promise(3, 21)
-@only("passthrough", "libfuse")
 @pytest.mark.parametrize(
-    ("namespace", "number"),
-    [("pid", signal.SIGINT), ("mount", signal.SIGKILL), ("user", signal.SIGINT), ("all", signal.SIGKILL)],
+    ("engine", "namespace", "number"),
+    [
+        ("passthrough", "pid", signal.SIGINT),
+        ("passthrough", "mount", signal.SIGKILL),
+        ("passthrough", "user", signal.SIGINT),
+        ("passthrough", "all", signal.SIGKILL),
+        ("libfuse", "all", signal.SIGKILL),
+    ],
+    indirect=["engine"],
 )
 def test_a_fatal_signal_ends_the_wait_in_other_namespaces(
     growfs: Growfs, server: BlockingServer, namespace: str, number: signal.Signals

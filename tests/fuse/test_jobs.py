@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from tests.fuse.conftest import only
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import HALF, SIZE, local, mount_status, wait_for_replacement, waited_opens
-from tests.harness import ENGINES, Growfs, make_tree, until
+from tests.harness import Growfs, make_tree, until
 
 FILES = 60
 EXACT = "--exact", "--part-size", "20%", "--cache-size", FILES // 2 * SIZE
@@ -52,8 +53,11 @@ for epoch in range(epochs):
 
 
 @pytest.mark.promise(6, 47)
-@only(*ENGINES)
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("engine", "when"),
+    [("either", "before"), ("either", "after"), ("links", "after")],
+    indirect=["engine"],
+)
 def test_a_program_that_lists_at_each_sample_sees_each_part(growfs: Growfs, tmp_path: Path, when: str) -> None:
     """As GDAL does, and a search for the mask of an image."""
     make_tree(tmp_path / "remote", files=FILES, size=SIZE)
@@ -118,12 +122,22 @@ def main():
 if __name__ == "__main__":
     main()
 """
+RUNS_OF_WORKERS = [
+    *(("fork", lists, stay) for lists in ("each", "once") for stay in ("stays", "ends")),
+    ("spawn", "each", "ends"),
+    ("forkserver", "once", "stays"),
+]
+"""What CI runs: how a worker is started and when it lists do not depend on each other."""
 
 
 @pytest.mark.promise(6)
-@pytest.mark.parametrize("stay", ["stays", "ends"])
-@pytest.mark.parametrize("lists", ["each", "once"])
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("method", "lists", "stay"),
+    [
+        run if run in RUNS_OF_WORKERS else pytest.param(*run, marks=pytest.mark.long)
+        for run in itertools.product(["fork", "spawn", "forkserver"], ["each", "once"], ["stays", "ends"])
+    ],
+)
 def test_workers_see_what_the_program_sees_that_started_them(
     growfs: Growfs, tmp_path: Path, method: str, lists: str, stay: str
 ) -> None:
@@ -189,7 +203,7 @@ def test_rank_0_lists_for_all_of_its_job(growfs: Growfs, tmp_path: Path, exact: 
 
 
 @pytest.mark.promise(17, 47)
-@only(*ENGINES)
+@only("either", "links")
 def test_a_process_that_opens_a_file_by_name_stops_no_pass(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     """It holds what it has open, and nothing else."""
     make_tree(tmp_path / "remote", files=FILES, size=SIZE)
@@ -205,7 +219,7 @@ def test_a_process_that_opens_a_file_by_name_stops_no_pass(growfs: Growfs, tmp_p
 
 
 @pytest.mark.promise(23, 47)
-@only(*ENGINES)
+@only("either", "links")
 def test_who_reads_frozen_files_only_begins_no_part(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     """A process that validates."""
     make_tree(tmp_path / "remote", directories=2, files=FILES // 2, size=SIZE)
@@ -224,7 +238,7 @@ def test_who_reads_frozen_files_only_begins_no_part(growfs: Growfs, tmp_path: Pa
 
 
 @pytest.mark.promise(47)
-@only(*ENGINES)
+@only("either", "links")
 def test_a_monitor_begins_no_part_whoever_opens_files(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     """With links, the kernel names a process that has ended before its open is counted."""
     make_tree(tmp_path / "remote", files=FILES, size=SIZE)

@@ -97,7 +97,6 @@ def test_an_open_waits_for_its_file(growfs: Growfs, server: BlockingServer) -> N
 
 
 @pytest.mark.promise(3)
-@only(*ENGINES)
 def test_many_openers_cause_one_fetch(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     with ThreadPoolExecutor(20) as threads:
@@ -147,7 +146,6 @@ def test_a_miss_overtakes_prefetches(growfs: Growfs, server: BlockingServer, fil
 
 
 @pytest.mark.promise(3)
-@only(*ENGINES)
 def test_a_miss_ends_at_its_timeout(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     growfs.run("set", growfs.mountpoint, "miss-timeout=0.2")
@@ -277,7 +275,6 @@ def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path)
 
 
 @pytest.mark.promise(19)
-@only(*ENGINES)
 def test_a_waiting_miss_uses_the_space_that_a_close_frees(growfs: Growfs, tmp_path: Path) -> None:
     local, missing = mount_full_cache(growfs, tmp_path, 2)
     files = [path.open("rb") for path in local]

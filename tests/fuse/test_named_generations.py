@@ -19,7 +19,7 @@ from growfs.vfs.generation_names import NUMBERS
 from growfs.vfs.virtual import CONTENTS_MAX
 from tests.folder.readers import Reader as Rank
 from tests.folder.readers import Readers
-from tests.fuse.conftest import opened
+from tests.fuse.conftest import only, opened
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import (
     CAPACITY,
@@ -33,7 +33,7 @@ from tests.fuse.rotation_helpers import (
     waited_opens,
 )
 from tests.fuse.test_open_files import relist
-from tests.harness import GROWFS, Growfs, files_below, make_tree, until
+from tests.harness import ENGINES, GROWFS, Growfs, files_below, make_tree, until
 
 TREES = ".growfs/generations"
 
@@ -81,6 +81,7 @@ def assert_can_be_replaced(growfs: Growfs, files: set[str], after: int) -> None:
 
 
 @pytest.mark.promise(49)
+@only(*ENGINES)
 def test_a_generation_stays_the_same_while_a_folder_of_it_is_open(
     growfs: Growfs, tree: dict[str, bytes], reader: Reader
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_generation_stays_the_same_while_a_folder_of_it_is_open(
 
 
 @pytest.mark.promise(49)
+@only(*ENGINES)
 def test_files_are_the_same_in_every_generation_and_folders_are_not(
     growfs: Growfs, tree: dict[str, bytes], reader: Reader
 ) -> None:
@@ -124,6 +126,7 @@ def test_files_are_the_same_in_every_generation_and_folders_are_not(
     assert os.readlink(f"/proc/{reader.pid}/cwd") == str(generation(growfs, 1) / "class0")
 
 
+@only(*ENGINES)
 def test_current_names_the_newest_generation(growfs: Growfs, tree: dict[str, bytes], reader: Reader) -> None:
     current = growfs.mountpoint / ".growfs/current"
     assert not os.path.lexists(current)
@@ -143,6 +146,7 @@ def test_a_walk_of_growfs_ends(growfs: Growfs, tree: dict[str, bytes]) -> None:
     assert os.readlink(growfs.mountpoint / ".growfs/current") == "generations/1", "it began no generation"
 
 
+@only(*ENGINES)
 def test_names_that_are_not_generations(growfs: Growfs, tree: dict[str, bytes]) -> None:
     next_number(growfs)
     for name in ("0", "3", "-1", "1a", "x", "after-", "²"):
@@ -230,6 +234,7 @@ def test_any_number_of_processes_may_ask_at_a_time(growfs: Growfs, tree: dict[st
             assert os.read(fd, 100) == b"1\n"
 
 
+@only(*ENGINES)
 def test_a_new_version_is_found_in_a_generation_that_has_ended(growfs: Growfs, tmp_path: Path) -> None:
     """Its name there may be a link to the earlier version, which leads nowhere once the new one is not cached."""
     make_tree(tmp_path / "remote", directories=1, files=3, size=SIZE)

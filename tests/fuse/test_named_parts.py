@@ -76,6 +76,7 @@ def test_ranks_in_another_pid_namespace_read_each_file_once(growfs: Growfs, tmp_
         assert_each_once_in_each_pass(run_ranks(growfs.mountpoint, tmp_path / "out", job), tree, job.passes)
 
 
+@only(*ENGINES)
 def test_a_part_is_the_same_however_often_it_is_opened_and_makes_room_once_it_was_read(
     growfs: Growfs, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_part_is_the_same_however_often_it_is_opened_and_makes_room_once_it_wa
     assert waited_opens(growfs) == 0
 
 
+@only(*ENGINES)
 def test_names_that_are_not_parts(growfs: Growfs, tmp_path: Path) -> None:
     mount(growfs, tmp_path / "remote", make_remote(tmp_path / "remote"), *ROOMY)
     passes = growfs.mountpoint / PASSES
@@ -106,6 +108,7 @@ def test_names_that_are_not_parts(growfs: Growfs, tmp_path: Path) -> None:
     assert (passes / "1/1").stat().st_ino != (passes / "1").stat().st_ino != growfs.mountpoint.stat().st_ino
 
 
+@only(*ENGINES)
 def test_a_walk_of_growfs_begins_no_part(growfs: Growfs, tmp_path: Path) -> None:
     mount(growfs, tmp_path / "remote", make_remote(tmp_path / "remote"), *ROOMY)
     with opened(part(growfs, 1, 1)):
@@ -122,6 +125,7 @@ def epoch_of_root(growfs: Growfs) -> set[str]:
         return reader.walk()
 
 
+@only(*ENGINES)
 def test_a_process_that_waits_can_be_killed_and_holds_up_nobody(growfs: Growfs, server: BlockingServer) -> None:
     mount_half(growfs, server, "--refresh", "0")
     read = read_all(part(growfs, 1, 1))

@@ -23,15 +23,13 @@ LISTS_FOR_LONG = (
 )
 """Their listings must be of one generation on a slow machine, too, so new processes see no new files in time."""
 RUNS = [
-    ("8 ranks with offsets, each reads everything", "passthrough"),  # many processes list and open at a time
     ("a re-lister beside one that listed once", "links"),  # a living process holds what it listed
-    ("hyper-parameter search: a new process every few minutes", "passthrough"),  # processes end, and their holds too
-    ("find > list, then training from the list", "links"),  # the process that lists is not the one that opens
     ("one file is opened before the first listing", "libfuse"),  # a hold on everything, which no listing ends
-    ("a directory with one file", "libfuse"),  # whose last file stays
+    ("a directory with one file", "passthrough"),  # whose last file stays
     ("names from another source beside a re-lister", "libfuse"),  # opens by name, which wait for fetches
 ]
-"""What CI runs, and with which engine: they run the same code but for the requests themselves."""
+"""What CI runs, and with which engine: they run the same code but for the requests themselves. test_access_patterns.py
+has ranks, searches of many processes, and lists that find(1) made."""
 TOO_LARGE = "a script that polls until there is enough"
 """It polls for more files than this cache holds."""
 ALL_RUNS = [

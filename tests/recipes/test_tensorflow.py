@@ -40,6 +40,7 @@ def shard(seed: int) -> bytes:
     return tfrecord([example(generator.randbytes(32 * 32 * 3), generator.randrange(10)) for _ in range(RECORDS)])
 
 
+@pytest.mark.long
 def test_tfrecord_sees_more_shards_in_later_epochs(growfs: Growfs, rclone_s3: S3Server) -> None:
     """While the cache grows, and then while a cache of half of them rotates."""
     need("tensorflow")

@@ -58,7 +58,6 @@ def assert_harmless(path: str, size: int | None, mtime_ns: int | None) -> None:
 
 
 @pytest.mark.promise(31)
-@settings(max_examples=100)
 @given(entries, st.booleans())
 def test_what_a_hostile_listing_names_can_be_a_file_or_is_skipped(key: Key, encoded: bool) -> None:
     assert_harmless_or_refused(key, encoded)

@@ -127,7 +127,13 @@ def test_an_empty_listing_does_not_empty_the_mount(growfs: Growfs, moto: S3Serve
 
 
 @pytest.mark.promise(3, 14)
-@pytest.mark.parametrize("why", ["cannot reach the server", "the credentials are wrong or have expired"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        "cannot reach the server",
+        pytest.param("the credentials are wrong or have expired", marks=pytest.mark.long),
+    ],
+)
 def test_an_outage_in_the_middle_of_filling_is_waited_out(
     growfs: Growfs, moto: S3Server, prefix: str, why: str
 ) -> None:
@@ -260,7 +266,7 @@ TRIES_OF_HOURS = 50
 @pytest.mark.parametrize(
     ("status", "code", "why"),
     [
-        (0, "", "cannot reach the server"),
+        pytest.param(0, "", "cannot reach the server", marks=pytest.mark.long),
         (403, "ExpiredToken", "the credentials are wrong or have expired"),
     ],
 )

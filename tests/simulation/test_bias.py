@@ -15,7 +15,7 @@ from tests.simulation.statistics_of import chi_square_tail, holm_rejects, unifor
 from tests.simulation.test_coverage import NO_END, of_different_sizes, passes
 from tests.simulation.world import World, seeds
 
-SEEDS, SEEDS_OF_CLASSES = 100, 100
+SEEDS, SEEDS_OF_CLASSES = 100, 50
 DECILES = 10
 LEVEL = 0.01
 RARE = (1, 2, 5, 10, 50)
