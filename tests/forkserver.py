@@ -227,7 +227,7 @@ class ForkServer:
 
     def run(self, words: Sequence[str], env: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
         """Run a program as subprocess.run does, with both streams captured."""
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        with open(os.memfd_create("stdout"), "w+") as out, open(os.memfd_create("stderr"), "w+") as err:
             process = self.start(words, env, stdout=out, stderr=err)
             try:
                 status = process.wait(timeout_s)
