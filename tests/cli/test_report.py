@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.browser import needs_browser, opened_in_browser
+from tests.cli.support import WITHOUT_CHARTS
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, make_tree, until
 
@@ -28,7 +29,7 @@ def test_a_browser_draws_what_the_mount_did(growfs: Growfs, tmp_path: Path) -> N
 
 
 def test_a_dead_mount_and_a_cache_have_a_report_too(growfs: Growfs, tmp_path: Path) -> None:
-    growfs.env[SETUP_VARIABLE] = "from growfs.client import report; report._library = lambda: ''"  # seconds to import
+    growfs.env[SETUP_VARIABLE] = WITHOUT_CHARTS
     make_tree(tmp_path / "remote", directories=1, files=3)
     growfs.mount(tmp_path / "remote", "--turnover", "35%")
     growfs.run("wait", growfs.mountpoint, "--all")

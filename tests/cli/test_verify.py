@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import growfs as package
-from tests.cli.support import assert_refused
+from tests.cli.support import WITHOUT_CHARTS, assert_refused
+from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, make_tree, mapped_only, until
 
 DAMAGED = "class0/0001.bin"
@@ -136,6 +137,7 @@ def test_what_is_neither_a_mount_nor_a_cache_is_refused(growfs: Growfs, tmp_path
 
 def test_a_mount_is_not_looked_into_for_a_cache(growfs: Growfs, tmp_path: Path) -> None:
     """Its files may be named like a cache's, and to list it would begin a generation."""
+    growfs.env[SETUP_VARIABLE] = WITHOUT_CHARTS
     remote = tmp_path / "remote"
     for name in ("catalog.sqlite", "below/catalog.sqlite"):
         (remote / name).parent.mkdir(parents=True, exist_ok=True)
