@@ -73,9 +73,10 @@ def hold_part(folder: Path, cache: Path, number: int, part: int) -> Held:
     """Wait until a filled folder has a part of a pass, and hold it. Raises GrowfsError."""
     from growfs.daemon.control_client import call
 
-    with _asking:
-        for _ in range(ATTEMPTS):
-            if _hold(folder, Path(call(cache, "part", answer_s=None, number=number, part=part)["path"])):
+    for _ in range(ATTEMPTS):
+        tree = Path(call(cache, "part", answer_s=None, number=number, part=part)["path"])
+        with _asking:
+            if _hold(folder, tree):
                 return _held[folder]
     raise GrowfsError(f"{folder}: its generations end before they can be locked; see growfs status {folder}")
 
