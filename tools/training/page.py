@@ -193,10 +193,9 @@ def sentence(found: Findings) -> str:
     assert growfs
     assert lru
     return (
-        "In an experiment on MNIST, a model trained through a simulated mount with a tenth of the images, and opened"
-        f" each fetched file about {USUAL} times. It came within {less(found, growfs)} points of the accuracy with all"
-        f" images local. In the same time on the same link, an LRU mount lost {less(found, lru)} points, because"
-        " training waited."
+        f"In an experiment on MNIST, with a tenth of the images cached and {USUAL} opens of each fetched file, a model"
+        f" came within {less(found, growfs)} points of the accuracy with all images local. In the same time, an LRU"
+        f" mount lost {less(found, lru)} points, because training waited."
     )
 
 
