@@ -226,12 +226,15 @@ class Parts(Planner):
         )
 
     def _window(self) -> _Window:
-        """The parts in use, and those to come for which there is room: first those that are waited for."""
+        """The parts in use, and those to come for which there is room: first those that are waited for.
+
+        Of these, the earliest comes first, so that a rank that is behind catches up with the others.
+        """
         newest = self._generations().current
         read = dict.fromkeys(self._in_use)
         if self._begun and self._begun not in self._waited_for and not (newest and newest.is_over):
             read[self._begun] = None  # by programs that list the root
-        ahead = [part for part in self._waited_for if part not in read and self.may_exist(part)]
+        ahead = sorted(part for part in self._waited_for if part not in read and self.may_exist(part))
         room = PARTS_CACHED - len(read.keys() - self._in_use.without_room)
         following: PassPosition | None = self._coming
         while following and len(ahead) < room:
