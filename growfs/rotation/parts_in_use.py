@@ -15,8 +15,8 @@ from pyroaring import BitMap64
 from growfs.rotation.rules import Generation, PassPosition
 from growfs.signal import Signal
 
-QUIET_S = 0.1
-"""How long nothing of a part that was read is open, before it makes room: a process opens one file after another."""
+FORGET_S = 60.0
+"""How long a part all of whose files stay counts as in use after it was last opened."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,8 +30,8 @@ class _Use:
 
 
 class PartsInUse:
-    """Owns these parts, in the order in which they were first opened. `opened` notifies of each more. Times are in
-    seconds on any clock.
+    """Owns these parts, in the order in which they were first opened. `opened` notifies of each more, and when all
+    of its streamed files were opened. Times are in seconds on any clock.
     """
 
     def __init__(self) -> None:
@@ -68,12 +68,20 @@ class PartsInUse:
             self._uses[part.position] = _Use(generation, part.streamed, unread or BitMap64(part.streamed), now)
             self.opened.notify()
 
+    @property
+    def has_read(self) -> bool:
+        """Whether all streamed files of one were opened."""
+        return any(use.streamed and not use.unopened for use in self._uses.values())
+
     def note_opened(self, id: int, now: float) -> None:
         """Note that a file was opened."""
         for use in self._uses.values():
             if id in use.streamed:
+                was_read = not use.unopened
                 use.unopened.discard(id)
                 use.active_at = now
+                if not (was_read or use.unopened):
+                    self.opened.notify()
 
     def note_gone(self, id: int) -> None:
         """Note that the remote has deleted or replaced a file: it cannot be opened any more."""
@@ -81,20 +89,26 @@ class PartsInUse:
             use.unopened.discard(id)
 
     def end(
-        self, now: float, silence_s: float, open_ids: Set[int], is_open: Callable[[Generation], bool], is_waited: bool
+        self,
+        now: float,
+        quiet_s: float,
+        silence_s: float | None,
+        open_ids: Set[int],
+        is_open: Callable[[Generation], bool],
     ) -> list[PassPosition]:
         """End the use of parts that make room, and return them.
 
-        silence_s: how long nothing of a part was open that may go although it was not read. open_ids: the files that
-        are open. is_open: whether a folder of a part is. is_waited: a process waits for a part that has no room.
+        quiet_s: how long nothing of a part was open that was read. silence_s: the same for one that was not read; None
+        if no process waits for its room. open_ids: the files that are open. is_open: whether a folder of a part is.
         """
         ended = list[PassPosition]()
         for position, use in list(self._uses.items()):
             if is_open(use.generation) or not use.streamed.isdisjoint(BitMap64(open_ids)):
                 use.active_at = now
             is_read = bool(use.streamed) and not use.unopened
-            is_silent = (is_waited or not use.streamed) and not ended and now - use.active_at > silence_s
-            if is_silent or (is_read and now - use.active_at > QUIET_S):
+            is_silent = silence_s is not None and not ended and now - use.active_at > silence_s
+            is_past = not use.streamed and now - use.active_at > FORGET_S
+            if is_silent or is_past or (is_read and now - use.active_at >= quiet_s):
                 del self._uses[position]
                 self._unread = {each: ids for each, ids in self._unread.items() if each.pass_ == position.pass_}
                 self._unread[position] = use.unopened

@@ -30,7 +30,7 @@ from growfs.errors import GrowfsError, NoSuchName, NotMade, RemoteError, TimedOu
 from growfs.rotation.division import divide_catalog, find_due, part_contents, read_division, save_division
 from growfs.rotation.generations import Generations, Planner
 from growfs.rotation.parts import Division, ExactPass
-from growfs.rotation.parts_in_use import QUIET_S, PartsInUse
+from growfs.rotation.parts_in_use import PartsInUse
 from growfs.rotation.pass_order import Order, Pass
 from growfs.rotation.rules import Generation, GenerationPlan, PassPosition, TurnoverInput
 from growfs.scheduler.in_flight import Download, DownloadState
@@ -45,6 +45,11 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 """Pause before a pass that could not be divided is tried again, or files that could not be marked."""
+QUIET_S = 0.02
+"""How long nothing of a part that was read is open before it makes room, if no process waits for another part: a
+process opens one file after another."""
+POLL_S = 0.25
+"""How often it is checked whether a part that was not read makes room."""
 PARTS_CACHED = 2
 """The cache has room for the streamed files of this many parts."""
 
@@ -369,14 +374,16 @@ class Parts(Planner):
             elif not self._in_use:
                 await self._in_use.opened.wait()
             else:
-                await trio.sleep(QUIET_S)
+                with trio.move_on_after(QUIET_S if self._in_use.has_read else POLL_S):
+                    await self._in_use.opened.wait()
                 self._end_uses()
 
     def _end_uses(self) -> None:
         ahead = self._window()[1]
         is_waited = any(part not in ahead for part in self._waited_for)
-        settle_s, open_ids = self._generations().settle_s, self._store.open_files.ids
-        for part in self._in_use.end(trio.current_time(), settle_s, open_ids, self._is_open, is_waited):
+        quiet_s, silence_s = 0 if self._waited_for else QUIET_S, self._generations().settle_s if is_waited else None
+        open_ids = self._store.open_files.ids
+        for part in self._in_use.end(trio.current_time(), quiet_s, silence_s, open_ids, self._is_open):
             log.info("part %s makes room", part)
             self._note_window()
 
@@ -423,6 +430,7 @@ class Parts(Planner):
             log.info("a listing waits for part %s", part)
         began, before = trio.current_time(), (self._begun, self._coming)
         self._waited_for[part] += 1
+        self._end_uses()
         self._note_window()
         try:
             while not self.is_ready(part) and before == (self._begun, self._coming):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pyroaring import BitMap64
 
-from growfs.rotation.parts_in_use import QUIET_S, PartsInUse
+from growfs.rotation.parts_in_use import FORGET_S, PartsInUse
 from growfs.rotation.rules import Generation, PartContents, PassPosition
 
-SETTLE_S = 60.0
+SETTLE_S, QUIET_S = 60.0, 0.02
 FIRST, SECOND, THIRD = (PassPosition(1, part) for part in (1, 2, 3))
 
 
@@ -35,7 +35,8 @@ class Mount:
     def end(self, after_s: float, is_waited: bool = False) -> list[PassPosition]:
         """The parts that make room after some time."""
         self.now += after_s
-        return self.parts.end(self.now, SETTLE_S, self.open_files, self.open_folders.__contains__, is_waited)
+        silence_s = SETTLE_S if is_waited else None
+        return self.parts.end(self.now, QUIET_S, silence_s, self.open_files, self.open_folders.__contains__)
 
 
 @pytest.fixture
@@ -122,5 +123,5 @@ def test_files_that_the_remote_has_deleted_or_replaced_are_not_waited_for(mount:
 def test_a_part_all_of_whose_files_stay_takes_no_room_and_is_forgotten(mount: Mount) -> None:
     mount.parts.open(part(THIRD), mount.now)
     assert mount.parts.without_room == {THIRD}
-    assert mount.end(SETTLE_S / 2) == []
-    assert mount.end(SETTLE_S) == [THIRD]
+    assert mount.end(FORGET_S / 2) == []
+    assert mount.end(FORGET_S) == [THIRD]
