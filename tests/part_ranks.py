@@ -72,8 +72,11 @@ def run_ranks(folder: Path, out: Path, job: Job, timeout_s: float = 100.0, **opt
         try:
             _, errors = ranks.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            for name in ("status", "log"):  # why they wait
-                print((folder / ".growfs" / name).read_text())
+            print(
+                subprocess.run(
+                    [sys.executable, "-m", "growfs", "status", folder], capture_output=True, text=True, check=False
+                ).stdout
+            )
             raise
         finally:
             with suppress(ProcessLookupError):

@@ -54,6 +54,8 @@ def epoch(path: Path, number: int | None, part: int, catalog: Mapping[str, Any] 
             else:
                 _wait_for(path, folder)
             yield folder
+            if held:  # before the next part is waited for: two ranks at different parts would wait for each other
+                release(path, held)
             part += 1
     finally:
         if held:

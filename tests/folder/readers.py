@@ -35,6 +35,10 @@ class Reader:
         """Begin an epoch with a part; what is read is relative to it. Raises OSError."""
         self._request("begin_part", str(folder), number, part)
 
+    def next_part(self) -> None:
+        """Go on with the next part of the epoch. Raises OSError."""
+        self._request("next_part")
+
     def names(self, path: str = "") -> set[str]:
         """All files below a directory of the generation."""
         return set(self._request("names", path))
@@ -131,6 +135,9 @@ class _Program:
         self.tree = str(next(epoch))
         self.epochs.append(epoch)  # until the next part is held, as a loop over one epoch does
         del self.epochs[:-1]
+
+    def next_part(self) -> None:
+        self.tree = str(next(self.epochs[-1]))
 
     def names(self, path: str) -> list[str]:
         top = os.path.join(self.tree, path)

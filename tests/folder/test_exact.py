@@ -96,6 +96,18 @@ def test_ranks_that_need_more_parts_than_there_is_room_for_are_told(growfs: Fill
 
 
 @pytest.mark.promise(47)
+def test_an_epoch_holds_no_part_while_it_waits_for_the_next_one(growfs: Fill, tmp_path: Path) -> None:
+    """Otherwise two ranks at different parts would wait for each other."""
+    fill(growfs, tmp_path / "remote", "--settle", "0.5s")
+    with Readers() as ranks:
+        behind, ahead = ranks.new(), ranks.new()
+        behind.begin_part(growfs.mountpoint, 2, 1)
+        ahead.begin_part(growfs.mountpoint, 2, 4)
+        behind.next_part()
+        ahead.next_part()
+
+
+@pytest.mark.promise(47)
 def test_a_job_that_failed_goes_back_although_the_newest_part_was_not_read(growfs: Fill, tmp_path: Path) -> None:
     fill(growfs, tmp_path / "remote", "--settle", "0.5s")
     with Readers() as ranks:
