@@ -45,21 +45,19 @@ def epoch(path: Path, number: int | None, part: int, catalog: Mapping[str, Any] 
         number = _epochs[path]
     if catalog is not None:
         _check(path, number, catalog, _describe(path, number)["catalog"])
-    held = None
-    try:
-        while part <= _describe(path, number)["parts"]:  # until the pass begins, this follows the remote
-            folder = passes / str(number) / str(part)
-            if cache := cache_of(path):
-                held = hold_part(path, cache, number, part)
-            else:
-                _wait_for(path, folder)
+    while part <= _describe(path, number)["parts"]:  # until the pass begins, this follows the remote
+        folder = passes / str(number) / str(part)
+        held = None
+        if cache := cache_of(path):
+            held = hold_part(path, cache, number, part)
+        else:
+            _wait_for(path, folder)
+        try:
             yield folder
-            if held:  # before the next part is waited for: two ranks at different parts would wait for each other
+        finally:  # before the next part is waited for: two ranks at different parts would wait for each other
+            if held:
                 release(path, held)
-            part += 1
-    finally:
-        if held:
-            release(path, held)
+        part += 1
 
 
 def position(part: Path, *, next: bool) -> dict[str, Any]:
@@ -105,15 +103,14 @@ def _check(path: Path, number: int, then: Mapping[str, Any], now: Mapping[str, A
     if not different:
         return
     options = [f"{OPTIONS[name]} is {now[name]} and was {then.get(name)}" for name in different if name in OPTIONS]
+    remedy = f"begin the next pass with number={number + 1}"
     if options:
         what, remedy = "; ".join(options), "mount with the same options"
     elif "files" in different or "bytes" in different:
         what = f"the remote has {now['files']:,} files ({now['bytes']:,} bytes) and had {then.get('files'):,}"
         what += f" ({then.get('bytes'):,} bytes)"
-        remedy = f"begin the next pass with number={number + 1}"
     else:
         what = "the remote has other files in place of some, or others are frozen or pinned"
-        remedy = f"begin the next pass with number={number + 1}"
     raise GrowfsError(
         f"{path}: pass {number} has other parts than when the position was saved: {what}; {remedy}, or leave out"
         " catalog= to go on all the same"

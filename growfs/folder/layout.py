@@ -8,8 +8,6 @@ from pathlib import Path
 CURRENT = "current"
 """A symbolic link to the newest generation."""
 GENERATIONS = "generations"
-PASSES = "passes"
-"""The folder with the parts of passes (--exact), which are symbolic links to generations."""
 LINK = ".growfs"
 """A symbolic link to the cache's folder, which contains the control socket."""
 DEFAULT_CACHE = ".cache"

@@ -24,10 +24,11 @@ from growfs import disk, trust
 from growfs.cache.cache_folder import open_cache_dir
 from growfs.cache.schema import DirectoryPaths, Query
 from growfs.errors import GrowfsError
-from growfs.folder.layout import CURRENT, GENERATIONS, LINK, PASSES, cache_of, number_of
+from growfs.folder.layout import CURRENT, GENERATIONS, LINK, cache_of, number_of
 from growfs.rotation.holds import Hold
 from growfs.rotation.rules import Generation, PassPosition
 from growfs.trust import OpenFolder
+from growfs.vfs.attributes import PASSES
 
 REMEDY = "choose another folder"
 SPARE = ".spare"

@@ -193,7 +193,7 @@ class Parts(Planner):
         while True:
             read, ahead = window = self._window()
             await self._divide_window(window)
-            if window != self._window():
+            if not self._is_window(window):
                 continue  # more parts are known now, or others are to come
             coming = self._coming
             division = self._divisions[coming.pass_]
@@ -211,7 +211,7 @@ class Parts(Planner):
                 log.warning("the files of part %s cannot be found, trying again: %s", (*ahead, *read)[0], error)
                 await trio.sleep(RETRY_S)
                 continue
-            if window != self._window():
+            if not self._is_window(window):
                 continue
             marks = due.unneeded, due.left, due.needed_again
             if not any(marks) or await self._mark(*marks, partial(self._is_window, window)):
@@ -266,7 +266,7 @@ class Parts(Planner):
     async def _divide_window(self, window: _Window) -> None:
         """Divide its passes, unless that is done; give up if it changes meanwhile."""
         for number in {part.pass_ for part in (*window[0], *window[1], self._coming)}:
-            while window == self._window() and not self._is_divided(number):
+            while self._is_window(window) and not self._is_divided(number):
                 try:
                     await self._divide_pass(number)
                     self.failure = None
@@ -293,7 +293,7 @@ class Parts(Planner):
 
     async def _divide_now(self, number: int) -> None:
         """Divide a pass over the catalog as it is now, unless it begins meanwhile. Raises GrowfsError, WorkerLost."""
-        if self._begun and number <= self._begun.pass_:  # it may have begun, in an earlier run
+        if self._begun and number <= self._begun.pass_ and number not in self._revisions:  # it may have begun
             stored = read_division(self._db.rows, number)
             if stored and self._is_of_same_order(stored) and stored.needed_bytes <= self._store.limit_bytes:
                 self._divisions[number] = stored

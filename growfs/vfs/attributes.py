@@ -14,7 +14,7 @@ from growfs.remote.names import RESERVED
 FOLDER_NAME = RESERVED
 """The folder of growfs's own files in a mount."""
 PASSES = "passes"
-"""The folder there with the parts of passes (--exact)."""
+"""The folder there with the parts of passes (--exact), also in a folder of `growfs fill`."""
 PARTS = "parts.json"
 """The file in the folder of a pass that says how many parts it has, and what decides their files."""
 

@@ -137,3 +137,16 @@ async def test_a_part_that_does_not_exist_or_does_not_come_is_not_waited_for_wit
         await parts.wait(PassPosition(1, 99))
     with pytest.raises(GrowfsError, match="nothing of it has arrived for 60 s"):
         await parts.wait(PassPosition(1, 3))
+
+
+@pytest.mark.promise(47)
+async def test_a_pass_that_others_have_gone_past_before_it_began_follows_the_catalog(
+    cache: LocalCache, parts: Parts, divided_in_s: list[float]
+) -> None:
+    await cache.list(FILES)
+    for number in (1, 2, 3):
+        await parts.describe(number)
+    begin(cache, parts, PassPosition(3, 1))
+    await cache.list([*FILES, file("a/new.bin", BLOCK)])
+    found = [(await parts.describe(number))["catalog"]["files"] for number in (2, 3)]
+    assert found == [41, 40]

@@ -193,9 +193,9 @@ def sentence(found: Findings) -> str:
     assert growfs
     assert lru
     return (
-        f"In an experiment on MNIST, with a tenth of the images cached and {USUAL} opens of each fetched file, a model"
-        f" came within {less(found, growfs)} points of the accuracy with all images local. In the same time, an LRU"
-        f" mount lost {less(found, lru)} points, because training waited."
+        f"In an experiment on MNIST, a tenth of the images was cached. Each fetched file was opened {USUAL} times."
+        f" A model came within {less(found, growfs)} points of the accuracy with all images local. In the same time, an"
+        f" LRU mount lost {less(found, lru)} points, because training waited."
     )
 
 
