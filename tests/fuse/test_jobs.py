@@ -82,7 +82,7 @@ def test_a_program_that_lists_at_each_sample_sees_new_files_in_each_epoch(growfs
 
 
 WORKERS = """
-import json, multiprocessing, os, sys, time
+import json, multiprocessing, os, sys
 folder, method, lists, stay = sys.argv[1:]
 
 def reads(pipe):
@@ -99,7 +99,7 @@ def reads(pipe):
 def main():
     context = multiprocessing.get_context(method)
     workers = []
-    for epoch in range(4):
+    for epoch, _ in enumerate(sys.stdin):
         if lists == "each" or not epoch:
             names = sorted(os.listdir(folder))
         for number in range(2 - len(workers)):
@@ -115,7 +115,6 @@ def main():
                 pipe.send([])
                 process.join()
             workers = []
-        time.sleep(0.2)
     for pipe, process in workers:
         pipe.send([])
 
@@ -148,8 +147,19 @@ def test_workers_see_what_the_program_sees_that_started_them(
     program = tmp_path / "train.py"
     program.write_text(WORKERS)
     command = [sys.executable, program, growfs.mountpoint, method, lists, stay]
-    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, timeout=120)
-    epochs = [json.loads(line) for line in done.stdout.splitlines()]
+    epochs = []
+    with subprocess.Popen(
+        list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        for _ in range(4):
+            print(file=process.stdin)
+            epochs.append(json.loads(process.stdout.readline()))
+            if lists == "each":
+                wait_for_replacement(growfs, capacity=FILES // 2)
+            time.sleep(0.2)
+        process.stdin.close()
     assert [lost for _, lost in epochs] == [0] * 4
     assert len({tuple(names) for names, _ in epochs}) == (4 if lists == "each" else 1)
 
