@@ -104,34 +104,45 @@ class Parts(Planner):
         self._divisions: dict[int, Division] = {}
         self._revisions: dict[int, int] = {}  # of the catalog, for the passes that are divided and have not begun
         self._dividing = trio.Lock()
-        self._begun: PassPosition | None = None
-        self._read: PassPosition | None = None  # the last part of which a file was opened
+        self._start = start or PassPosition(1, 1)
+        self._read: PassPosition | None = None  # the last part of which a file was opened, also before a restart
         self._written: PassPosition | None = None  # the same, in the database
-        self._coming = PassPosition(1, 1)
         self._waited_for = Counter[PassPosition]()
         self._is_due_known = False
         self._wanted, self._wanted_bytes = BitMap64(), 0
         self._lacking: dict[PassPosition, dict[int, int]] = {}  # of each part to come: files, and their sizes
         self._moved_at = self._received_at = -math.inf  # when other parts were to be cached, and when bytes arrived
         self._failed = BitMap64()
-        self._left_out, self._left_out_example = BitMap64(), ""
+        self._left_out = BitMap64()
         self._go_on(start)
 
     def _go_on(self, start: PassPosition | None) -> None:
-        """Find the part that comes next. Raises UsageError if the cache became too small in the middle of a pass."""
+        """Find the part that was read last. Raises UsageError if the cache became too small in the middle of a pass."""
         stored = self._db.meta("position")
         read = PassPosition(*json.loads(stored)) if stored else None
         division = read_division(self._db.rows, read.pass_) if read else None
-        if read and division and self._is_of_same_order(division):
-            if start is None:
-                self._begun = self._read = self._written = read
-                self._coming = division.after(read.part)
-            if start is None or (start.pass_ == read.pass_ and start.part > 1 and _sizes(division) == self._sizes_now):
-                self._divisions[read.pass_] = division
-        if start:
-            self._coming = start
-        if coming := self._divisions.get(self._coming.pass_):
-            self.check_size(self._store.limit_bytes, coming)
+        if not (read and division and self._is_of_same_order(division)):
+            return
+        if start is None:
+            self._read = self._written = read
+            start = division.after(read.part)
+        elif start.pass_ != read.pass_ or start.part == 1 or _sizes(division) != self._sizes_now:
+            return
+        self._divisions[read.pass_] = division
+        if start.pass_ == read.pass_:
+            self.check_size(self._store.limit_bytes, division)
+
+    @property
+    def _begun(self) -> PassPosition | None:
+        """The part that began last."""
+        newest = self._generations().current
+        return newest.part.position if newest and newest.part else self._read
+
+    @property
+    def _coming(self) -> PassPosition:
+        """The part that comes next, for programs that list the root."""
+        begun = self._begun
+        return self._divisions[begun.pass_].after(begun.part) if begun else self._start
 
     @property
     def _sizes_now(self) -> tuple[int, int]:
@@ -147,8 +158,7 @@ class Parts(Planner):
         """Raise UsageError if a cache of this size cannot hold the parts of a pass, by default of the one that has
         begun.
         """
-        number = (self._begun or self._coming).pass_
-        if division is None and number not in self._revisions:
+        if division is None and (number := (self._begun or self._coming).pass_) not in self._revisions:
             division = self._divisions.get(number)
         if division and division.needed_bytes > bytes:
             raise UsageError(
@@ -277,10 +287,26 @@ class Parts(Planner):
                     await trio.sleep(RETRY_S)
 
     async def _divide_pass(self, number: int) -> None:
-        """Divide a pass, unless that is done. Raises GrowfsError, WorkerLost."""
+        """Divide a pass, unless that is done, or it begins meanwhile. Raises GrowfsError, WorkerLost."""
         async with self._dividing:
-            if not self._is_divided(number):
-                await self._divide_now(number)
+            if self._is_divided(number):
+                return
+            if self._begun and number <= self._begun.pass_ and number not in self._revisions:  # it may have begun
+                stored = read_division(self._db.rows, number)
+                if stored and self._is_of_same_order(stored) and stored.needed_bytes <= self._store.limit_bytes:
+                    self._divisions[number] = stored
+                    return
+            first, revision = self._first, self._catalog.revision
+            pass_ = ExactPass(first.seed, number, *self._sizes_now, first.share, first.group)
+            division: Division
+            division, ids = await call_worker(self._workers, Compute(partial(divide_catalog, self._db.path, pass_)))
+            if number in self._divisions and number not in self._revisions:
+                return
+            # So that no part begins while its division is replaced.
+            self._lacking = {part: files for part, files in self._lacking.items() if part.pass_ != number}
+            await self._store_division(division, ids)
+            self._revisions[number] = revision
+            self._progressed.notify()
 
     def _is_divided(self, number: int) -> bool:
         """Whether the division of a pass is known, and still counts: until it begins, it follows the catalog and the
@@ -291,29 +317,11 @@ class Parts(Planner):
             return division is not None
         return revision == self._catalog.revision and _sizes(division) == self._sizes_now
 
-    async def _divide_now(self, number: int) -> None:
-        """Divide a pass over the catalog as it is now, unless it begins meanwhile. Raises GrowfsError, WorkerLost."""
-        if self._begun and number <= self._begun.pass_ and number not in self._revisions:  # it may have begun
-            stored = read_division(self._db.rows, number)
-            if stored and self._is_of_same_order(stored) and stored.needed_bytes <= self._store.limit_bytes:
-                self._divisions[number] = stored
-                return
-        first, revision = self._first, self._catalog.revision
-        pass_ = ExactPass(first.seed, number, *self._sizes_now, first.share, first.group)
-        division: Division
-        division, ids = await call_worker(self._workers, Compute(partial(divide_catalog, self._db.path, pass_)))
-        if number in self._divisions and number not in self._revisions:
-            return
-        # So that no part begins while its division is replaced.
-        self._lacking = {part: files for part, files in self._lacking.items() if part.pass_ != number}
-        await self._store_division(division, ids)
-        self._revisions[number] = revision
-        self._progressed.notify()
-
     async def _store_division(self, division: Division, ids: array[int]) -> None:
         number = division.pass_.number
         window = self._window()
-        kept = {part.pass_ for part in (*window[0], *window[1], self._coming)} | {number - 2, number - 1}
+        begun = self._begun or self._coming
+        kept = {part.pass_ for part in (*window[0], *window[1], begun, self._coming)} | {number - 2, number - 1}
         await self._db.write_with_retry(partial(save_division, division=division, ids=ids, kept=kept))
         if division.lists_all_folders:
             await self._store.admit_folders()
@@ -428,12 +436,12 @@ class Parts(Planner):
         """Return once a part is cached, or other parts are the newest or the next one."""
         if part not in self._waited_for:
             log.info("a listing waits for part %s", part)
-        began, before = trio.current_time(), (self._begun, self._coming)
+        began, before = trio.current_time(), self._begun
         self._waited_for[part] += 1
         self._end_uses()
         self._note_window()
         try:
-            while not self.is_ready(part) and before == (self._begun, self._coming):
+            while not self.is_ready(part) and before == self._begun:
                 if not self.may_exist(part):
                     raise NoSuchName(str(_no_such_part(self._divisions[part.pass_], part)))
                 has_room = part in self._window()[1]
@@ -461,7 +469,12 @@ class Parts(Planner):
             self._lacking[position] = dict.fromkeys(lost, 0)
             self.changed.notify()
             return None
-        self._note_left_out(position, contents.left_out)
+        self._left_out = contents.left_out | (self._left_out if position.part > 1 else BitMap64())
+        if contents.left_out:
+            log.warning(
+                "part %s: %d files cannot be fetched and are left out of this pass, such as %s",
+                position, len(contents.left_out), self._path_of(contents.left_out.min()),
+            )  # fmt: skip
         log.info("part %s of %d: %d files", position, len(division.parts), contents.files)
         listed = BitMap64().union(*map(BitMap64, contents.folders.values()))
         return GenerationPlan(
@@ -475,28 +488,18 @@ class Parts(Planner):
 
     def note_begun(self) -> None:
         """Note that a generation has begun."""
-        newest = self._generations().current
-        assert newest
-        assert newest.part
-        self._begun = newest.part.position
-        self._lacking.pop(self._begun, None)
-        self._revisions.pop(self._begun.pass_, None)
-        self._coming = self._divisions[self._begun.pass_].after(self._begun.part)
+        begun = self._begun
+        assert begun
+        self._lacking.pop(begun, None)
+        self._revisions.pop(begun.pass_, None)
         self._is_due_known = False
         self._moved_at = trio.current_time()
         self.changed.notify()
         self._progressed.notify()
 
-    def _note_left_out(self, position: PassPosition, ids: BitMap64) -> None:
-        if position.part == 1:
-            self._left_out, self._left_out_example = BitMap64(), ""
-        self._left_out |= ids
-        if ids and (node := self._catalog.node(ids.min())):
-            self._left_out_example = self._catalog.path(node)
-            log.warning(
-                "part %s: %d files cannot be fetched and are left out of this pass, such as %s",
-                position, len(ids), self._left_out_example,
-            )  # fmt: skip
+    def _path_of(self, id: int) -> str:
+        node = self._catalog.node(id)
+        return self._catalog.path(node) if node else ""
 
     # Status.
 
@@ -526,7 +529,7 @@ class Parts(Planner):
             waited_for=", ".join(map(str, self._waited_for)),
             in_use=", ".join(map(str, self._in_use)),
             left_out_files=len(self._left_out),
-            left_out_example=self._left_out_example,
+            left_out_example=self._path_of(self._left_out.min()) if self._left_out else "",
         )
 
     @property
