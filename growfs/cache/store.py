@@ -356,6 +356,11 @@ class Store:
         self.admitted.notify()
         return done
 
+    async def group_sizes(self) -> list[int]:
+        """How many cached files the groups have: each number once. Counted on a thread."""
+        query = "SELECT DISTINCT count(*) FROM resident WHERE suffix IS NOT NULL GROUP BY queue_position"
+        return [number for (number,) in await self._db.query_in_thread(lambda ask: list(ask(query)))]
+
     async def evict(self, ids: list[int], return_to_pass: bool = False) -> int:
         """Evict files; returns the bytes that they took. An open file stays readable until its last close.
 

@@ -176,7 +176,8 @@ class FileCommands:
             before = self._store.evicted_files
             freed += await self._space.evict(ids)
             evicted += self._store.evicted_files - before
-        yield {"files": evicted, "bytes": freed, "kept": len(matching.ids) - len(matching.missing) - evicted}
+        left = await self._matching(globs)
+        yield {"files": evicted, "bytes": freed, "kept": len(left.ids) - len(left.missing)}
 
     async def refetch(self, ids: list[int]) -> AsyncIterator[Any]:
         """Evict those of these cached files that differ from their digest, even pinned or open ones, and fetch them."""

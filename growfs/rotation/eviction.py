@@ -8,25 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from growfs.rotation.holds import Holds
 from growfs.rotation.rules import CachedFile, Kind, LastOfKind
 
 
-def draw_candidates(
-    groups: Iterable[Sequence[CachedFile]], in_use: Container[int], holds: Holds
-) -> Iterator[CachedFile]:
-    """The files that a draw may evict, in order.
-
-    groups: the delisted files by queue position, in `rules.DELISTED_ORDER`. A group is evicted as a whole, and only if
-    none of its files is held or in use.
-    """
-    for group in groups:
-        for file in group:
-            if file.id in in_use or holds.cover(file.directory, file.seq, file.delisted):
-                break
-        else:
-            yield from group
+def draw_candidates(delisted: Iterable[CachedFile], holds: Holds) -> Iterator[Sequence[CachedFile]]:
+    """The groups that a draw may evict, in order: those without a held file. delisted: in `rules.DELISTED_ORDER`."""
+    return (group for group in in_groups(delisted) if not _is_held(group, holds))
 
 
 def miss_candidates(
@@ -35,57 +25,70 @@ def miss_candidates(
     listed: Iterable[CachedFile],
     holds: Holds,
     keep_held: bool = False,
-) -> Iterator[CachedFile]:
-    """The files that a miss may evict, in order; these are all of the given files.
+) -> Iterator[Sequence[CachedFile]]:
+    """The groups that a miss may evict, in order; these are all of the given files.
 
-    unlisted: files that no generation listed, the last admitted first. delisted: in `rules.DELISTED_ORDER`; those
-    without a hold go first, so it is read twice. listed: files listed for longest first. keep_held: leave out held
-    files, for fetches that no reader waits for.
+    unlisted: groups that no generation listed, the last admitted first. delisted: in `rules.DELISTED_ORDER`; those
+    without a hold go first, so it is read twice. listed: the other groups, listed for longest first. keep_held: leave
+    out groups with a held file, for fetches that no reader waits for.
     """
-
-    def is_held(file: CachedFile) -> bool:
-        return holds.cover(file.directory, file.seq, file.delisted)
-
     if keep_held:
-        yield from itertools.filterfalse(is_held, itertools.chain(unlisted, delisted, listed))
+        sorts = map(in_groups, (unlisted, delisted, listed))
+        yield from (group for group in itertools.chain(*sorts) if not _is_held(group, holds))
         return
-    yield from unlisted
-    yield from itertools.filterfalse(is_held, delisted)
-    yield from filter(is_held, delisted)
-    yield from listed
+    yield from in_groups(unlisted)
+    yield from draw_candidates(delisted, holds)
+    yield from (group for group in in_groups(delisted) if _is_held(group, holds))
+    yield from in_groups(listed)
+
+
+def in_groups(files: Iterable[CachedFile]) -> Iterator[Sequence[CachedFile]]:
+    """The groups of these files, which come one after the other. A file without a group is its own group."""
+    return (tuple(group) for _, group in itertools.groupby(files, key=attrgetter("queue_position")))
+
+
+def _is_held(group: Iterable[CachedFile], holds: Holds) -> bool:
+    # A loop, not any(), which takes twice as long: a draw asks this of every delisted file.
+    for file in group:  # noqa: SIM110
+        if holds.cover(file.directory, file.seq, file.delisted):
+            return True
+    return False
 
 
 def evictable(
-    files: Iterable[CachedFile],
+    groups: Iterable[Sequence[CachedFile]],
     in_use: Container[int],
     counts: Callable[[Kind], tuple[int, int]],
     shown_seq: int,
     keeps_last: bool = True,
 ) -> Iterator[CachedFile]:
-    """The files that may all be evicted together, in the same order.
+    """The files of those groups that may all be evicted together, in the same order: each group as a whole, or not.
 
-    None of them is in use, and one of each kind stays if directories keep their last files. The one that stays is a
-    listed file if there is one. Otherwise a directory that has only a delisted file left would be listed as empty.
+    None of the files is in use, and one of each kind stays if directories keep their last files. The one that stays is
+    a listed file if there is one. Otherwise a directory that has only a delisted file left would be listed as empty.
 
     counts: how many files of a kind are (listed, cached); called once for each kind.
     """
     keep = LastOfKind({})
     some_listed = set[Kind]()
-    for file in files:
-        if file.id in in_use:
+    for group in groups:
+        if any(file.id in in_use for file in group):
             continue
         if not keeps_last:
-            yield file
+            yield from group
             continue
-        kind = file.kind
-        if kind not in keep:
-            listed, cached = counts(kind)
-            keep.count(kind, listed or cached)
-            if listed:
-                some_listed.add(kind)
-        counted = kind not in some_listed or (file.delisted is None and file.seq <= shown_seq)
-        if not counted or keep.take((kind,)):
-            yield file
+        kinds = list[Kind]()
+        for file in group:
+            kind = file.kind
+            if kind not in keep:
+                listed, cached = counts(kind)
+                keep.count(kind, listed or cached)
+                if listed:
+                    some_listed.add(kind)
+            if kind not in some_listed or (file.delisted is None and file.seq <= shown_seq):
+                kinds.append(kind)
+        if keep.take(kinds):
+            yield from group
 
 
 def pick_victims(candidates: Iterable[CachedFile], need: int, ample: int = 0) -> list[int]:

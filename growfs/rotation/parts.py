@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -150,7 +151,7 @@ class _Share:
 
 
 class _Dividing:
-    """Collects the files of a division. A file without a group is its own group. Keeps some 60 bytes of each."""
+    """Collects the files of a division. A file without a group is its own group. Keeps some 70 bytes of each."""
 
     def __init__(self, pass_: ExactPass) -> None:
         self._pass = pass_
@@ -160,7 +161,8 @@ class _Dividing:
         self._always = BitMap64()  # groups
         self._shares = [_Share() for _ in range(pass_.share[1] if pass_.share else 1)]
         self._folder_keys: dict[str, int] = {}
-        self._least: dict[tuple[str, str], int] = {}
+        self._kinds: dict[tuple[str, str], int] = {}
+        self._kind_of, self._group_of = array("I"), array("I")  # by file
         self._files = self._size = self._digest = 0
 
     def add(self, file: CatalogFile) -> None:
@@ -170,8 +172,7 @@ class _Dividing:
         text = f"{file.path}\0{file.size}{ALWAYS * file.is_always_listed}".encode()
         self._digest += int.from_bytes(blake2b(text, digest_size=16).digest(), "big")
         folder, _, name = file.path.rpartition("/")
-        kind = (folder, extension(name))
-        self._least[kind] = min(self._least.get(kind, file.bytes), file.bytes)
+        self._kind_of.append(self._kinds.setdefault((folder, extension(name)), len(self._kinds)))
         pass_, text_of_group = self._pass, group_of(self._pass.group, file.path)
         choice = draw_key(pass_.seed, KEPT, text_of_group)
         group = self._by_key.get(choice)
@@ -191,6 +192,7 @@ class _Dividing:
             share.by_pass.add(draw_key(pass_.seed, pass_.number, text_of_group), group)
             if pass_.group is not None:
                 self._by_key[choice] = group
+        self._group_of.append(group)
         if file.is_always_listed:
             self._always.add(group)
 
@@ -268,11 +270,18 @@ class _Dividing:
             kept_bytes + sum(self._bytes[group] for group in streamed),
             kept_bytes,
             part_bytes,
-            keeps_last(sum(self._least.values()), self._pass.cache_bytes),
+            keeps_last(self._least_bytes(), self._pass.cache_bytes),
             least_folders,
             len(folders),
         )
         return division, ids
+
+    def _least_bytes(self) -> int:
+        """The total size of the smallest group of each kind."""
+        least = array("q", [sys.maxsize]) * len(self._kinds)
+        for kind, group in zip(self._kind_of, self._group_of, strict=True):
+            least[kind] = min(least[kind], self._bytes[group])
+        return sum(least)
 
     def _dealt(self, share: _Share, kept: BitMap64, streamed: Sequence[int]) -> list[array[int]]:
         """The kept groups of each part. Those of a folder are dealt out in turn, so each part has its share of them.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
 from typing import NamedTuple
 
 from growfs.cache.schema import Query
-from growfs.rotation.eviction import draw_candidates, evictable, miss_candidates
+from growfs.rotation.eviction import draw_candidates, evictable, in_groups, miss_candidates
 from growfs.rotation.holds import Holds
 from growfs.rotation.rules import DELISTED_ORDER, LISTED_ORDER, CachedFile, Kind
 
@@ -50,15 +50,32 @@ def _columns(order: tuple[str, ...]) -> str:
     return ", ".join(COLUMNS[field] for field in order)
 
 
+# Each group is in exactly one of these sorts, as a whole, unless it has a pinned file.
 DELISTED = _query(f"r.delisted IS NOT NULL AND NOT {group_has('o.delisted IS NULL')}", _columns(DELISTED_ORDER))
-"""Leaves out groups of which a file has been fetched again: the next generation lists them."""
-_IS_LISTED = "r.delisted IS NULL AND r.seq <= ?1"
-LISTED = _query(_IS_LISTED, _columns(LISTED_ORDER))
+LISTED = _query(
+    f"iif(r.delisted IS NULL, r.seq <= ?1 OR {group_has('o.seq <= ?1')}, {group_has('o.delisted IS NULL')})",
+    _columns(LISTED_ORDER),
+)
+"""Also groups of which a file was fetched again. Parameter: the last admission that a generation showed."""
+UNLISTED = _query(
+    f"r.queue_position > ?1 AND NOT {group_has('o.seq <= ?1')} AND {group_has('o.delisted IS NULL')}",
+    "r.queue_position DESC",
+)
 """Parameter: the last admission that a generation showed."""
-DELISTABLE = _query(f"{_IS_LISTED} AND NOT {group_has('o.delisted IS NULL AND o.seq > ?1')}", _columns(LISTED_ORDER))
-"""The same without groups of which a file has been fetched again."""
-UNLISTED = _query("r.delisted IS NULL AND r.seq > ?1", "r.seq DESC")
-"""Parameter: the last admission that a generation showed."""
+DELISTABLE = _query(
+    f"r.delisted IS NULL AND r.seq <= ?1 AND NOT {group_has('o.delisted IS NULL AND o.seq > ?1')}",
+    _columns(LISTED_ORDER),
+)
+"""Those of the listed groups that the next generation may delist: without one of which a file was fetched again."""
+
+
+OF_THESE = _query(
+    "r.queue_position IN (SELECT o.queue_position FROM json_each(?1) wanted JOIN resident o ON o.id = wanted.value)",
+    _columns(LISTED_ORDER),
+)
+"""Parameter: ids, as JSON."""
+UNITS = "SELECT queue_position, sum(bytes) AS bytes FROM resident WHERE suffix IS NOT NULL GROUP BY queue_position"
+"""What is evicted as a whole: each group, and each file without a group."""
 
 
 class Listed(NamedTuple):
@@ -103,9 +120,7 @@ class _Files:
 def for_a_draw(ask: Query, holds: Holds, listed: Listed, in_use: Container[int], most: int) -> Iterator[CachedFile]:
     """The files that a draw may evict, in order, out of the first `most` delisted files, in whole groups."""
     delisted = _Files(ask, DELISTED, most)
-    groups = (list(group) for _, group in itertools.groupby(delisted, key=attrgetter("queue_position")))
-    candidates = draw_candidates(groups, in_use, holds)
-    return evictable(candidates, in_use, _counts(ask, delisted.kinds, listed.seq), *listed)
+    return evictable(draw_candidates(delisted, holds), in_use, _counts(ask, delisted.kinds, listed.seq), *listed)
 
 
 def for_a_miss(
@@ -125,21 +140,23 @@ def for_a_miss(
     return evictable(in_order, in_use, _counts(ask, kinds, listed.seq), *listed)
 
 
-def of_these(ids: Iterable[int], in_use: Container[int], listed: Listed, ask: Query) -> set[int]:
-    """Those of these files that may all be evicted together."""
-    rows = (row for id in ids for row in ask(f"SELECT {FIELDS} FROM resident r WHERE r.id = ?", id))
-    files = [CachedFile(*row) for row in rows]
+def of_these(ids: Iterable[int], in_use: Container[int], listed: Listed, ask: Query) -> list[int]:
+    """The files of the groups of these files that may all be evicted together."""
+    files = list(itertools.starmap(CachedFile, ask(OF_THESE, json.dumps(list(ids)))))
     counts = _counts(ask, lambda: Counter(file.kind for file in files), listed.seq)
-    return {file.id for file in evictable(files, in_use, counts, *listed)}
+    return [file.id for file in evictable(in_groups(files), in_use, counts, *listed)]
 
 
 def kept_bytes(keeps_last: bool, ask: Query) -> int:
-    """The bytes of pinned and frozen files, and if directories keep their last files, of a file of each other kind."""
-    ((bytes,),) = ask(
-        f"SELECT coalesce(sum(coalesce(pinned, {'least' if keeps_last else 0})), 0) FROM"
-        " (SELECT sum(iif(n.pinned > 0, r.bytes, NULL)) AS pinned, min(r.bytes) AS least FROM resident r"
-        " JOIN node n USING (id) WHERE r.suffix IS NOT NULL GROUP BY r.parent, r.suffix)"
-    )
+    """The bytes of pinned and frozen files, and if directories keep their last files, of a file of each other kind;
+    of whole groups.
+    """
+    ((bytes,),) = ask(f"SELECT coalesce(sum(r.bytes), 0) FROM resident r WHERE r.suffix IS NOT NULL AND {IS_PINNED}")
+    if keeps_last:
+        least = f"SELECT min(unit.bytes) AS least FROM ({UNITS}) unit CROSS JOIN resident r USING (queue_position)"
+        kinds = f"{least} WHERE r.suffix IS NOT NULL GROUP BY r.parent, r.suffix HAVING NOT max({IS_PINNED})"
+        ((others,),) = ask(f"SELECT coalesce(sum(least), 0) FROM ({kinds})")
+        bytes += others
     return int(bytes)
 
 

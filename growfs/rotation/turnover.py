@@ -14,7 +14,7 @@ from pathlib import Path
 from pyroaring import BitMap64
 
 from growfs.cache.schema import read_only
-from growfs.rotation.queries import DELISTABLE, DELISTED, FIELDS, IS_PINNED, group_has
+from growfs.rotation.queries import DELISTABLE, DELISTED, FIELDS, IS_PINNED, UNITS, group_has
 from growfs.rotation.rules import (
     CachedFile,
     GenerationPlan,
@@ -81,10 +81,13 @@ def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> G
 
 
 def _kinds(connection: sqlite3.Connection, last_seq: int) -> tuple[dict[Kind, int], int, int]:
-    """(cached files of each kind, up to an admission; total bytes of the smallest of each; bytes of the largest)."""
+    """(cached files of each kind, up to an admission; total bytes of the smallest group of each; bytes of the largest
+    file).
+    """
     rows = connection.execute(
-        "SELECT parent, suffix, count(*), min(bytes), max(bytes) FROM resident"
-        " WHERE suffix IS NOT NULL AND seq <= ? GROUP BY parent, suffix",
+        f"SELECT r.parent, r.suffix, count(*), min(unit.bytes), max(r.bytes) FROM ({UNITS}) unit"
+        " CROSS JOIN resident r USING (queue_position)"
+        " WHERE r.suffix IS NOT NULL AND r.seq <= ? GROUP BY r.parent, r.suffix",
         (last_seq,),
     ).fetchall()
     counts = {(parent, suffix): count for parent, suffix, count, _, _ in rows}

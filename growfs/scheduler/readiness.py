@@ -354,6 +354,8 @@ class StartGate:
                     " show fewer, or raise --cache-size"
                 )
             return False
+        if condition.show_files:
+            self._refuse_part_of_a_group(await self._store.group_sizes())
         self.waited_for = self._what_is_there(state, ended)
         return self.waited_for is not None
 
@@ -440,6 +442,20 @@ class StartGate:
         if folders > show_files:
             raise GrowfsError(
                 f"--show-files {show_files}: {folders} directories have files, and none may be empty; show more"
+            )
+
+    def _refuse_part_of_a_group(self, sizes: list[int]) -> None:
+        show_files, least, most = self._condition.show_files, min(sizes), max(sizes)
+        if least < most:
+            raise GrowfsError(
+                f"--show-files {show_files}: groups (--group) have {least} to {most} files, so no generation could be"
+                " sure of exactly as many; leave out one of the two options"
+            )
+        if show_files % least:
+            fewer = show_files - show_files % least
+            raise GrowfsError(
+                f"--show-files {show_files}: each group (--group) has {least} files; show {fewer or least} files, or"
+                " another multiple of that"
             )
 
     async def _refuse_nothing(self, state: MountState) -> None:

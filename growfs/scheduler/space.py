@@ -363,7 +363,8 @@ class Space:
             )
 
     async def evict(self, ids: Sequence[int]) -> int:
-        """Evict those of these files that are not in use, but keep a file of each extension in each directory.
+        """Evict those of these files, with their groups, that are not in use or pinned, but keep a file of each
+        extension in each directory.
 
         Returns the bytes that they took.
         """
@@ -372,9 +373,12 @@ class Space:
             if not is_known:
                 return 0
             listed = self._generations.listed
-            allowed = await self._db.query_in_thread(partial(of_these, ids, store.open_files.ids, listed))
-            allowed -= await self._opened(list(allowed))
-            return await store.evict([id for id in ids if id in allowed])
+            in_use = store.open_files.ids
+            while True:
+                allowed = await self._db.query_in_thread(partial(of_these, ids, in_use, listed))
+                if not (opened := await self._opened(allowed)):
+                    return await store.evict(allowed)
+                in_use |= opened
 
     async def mark(
         self, unneeded: Sequence[int], left: Sequence[int], needed: Sequence[int], is_current: Callable[[], bool]

@@ -337,13 +337,13 @@ class Rotating(Cache):
         lacking = need - self.free
         if lacking > 0:
             holds = self.holds(now)
+            delisted = itertools.chain.from_iterable(self._delisted.values())
             if missed:
-                delisted = list(itertools.chain.from_iterable(self._delisted.values()))
-                candidates = miss_candidates(self._unlisted(), delisted, self._listed(), holds)
+                candidates = miss_candidates(self._unlisted(), list(delisted), self._listed(), holds)
             elif self._refused is not None and lacking >= self._refused:
                 return False
             else:
-                candidates = draw_candidates(self._delisted.values(), self.busy, holds)
+                candidates = draw_candidates(delisted, holds)
             victims = pick_victims(
                 evictable(candidates, self.busy, self._counts, self._shown_seq, self._succession.keeps_last), lacking
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,22 @@ def test_a_group_that_never_fits_blocks_no_other_file(growfs: Growfs, tmp_path: 
     assert len(local(growfs)) == 10
 
 
+@pytest.mark.promise(7, 24)
+@pytest.mark.parametrize("exact", [(), ("--exact", "--part-size", "40%")], ids=["rotation", "exact"])
+def test_folders_that_are_samples_come_and_go_as_a_whole(
+    growfs: Growfs, tmp_path: Path, reader: Reader, exact: tuple[str, ...]
+) -> None:
+    make_tree(tmp_path / "remote", directories=20, files=6, size=SIZE)
+    flags = "--cache-size", 40 * SIZE, "--group", "{parent}", *(exact or HALF)
+    growfs.mount(tmp_path / "remote", *flags)
+    seen = set[str]()
+    while len(seen) < 120:
+        names = reader.walk()
+        assert set(Counter(name.partition("/")[0] for name in names).values()) == {6}
+        reader.read_all(names)
+        seen |= names
+
+
 # --show-files.
 
 
@@ -252,6 +269,29 @@ def test_every_generation_lists_exactly_the_requested_number_of_files(
             break
     assert waited_opens(growfs) == 0
     assert len(seen) <= CAPACITY or rotation == "auto"
+
+
+@pytest.mark.promise(24, 25)
+@only("libfuse")
+def test_every_generation_lists_whole_groups_if_these_make_up_the_number(
+    growfs: Growfs, tmp_path: Path, reader: Reader
+) -> None:
+    stems = make_pairs(tmp_path / "remote")
+    flags = "--cache-size", 30 * SIZE, "--group", "{stem}", "--settle", "0", *HALF
+    done = growfs.mount(tmp_path / "remote", *flags, "--show-files", 15, check=False)
+    assert is_refusal(done, "--show-files 15", "each group (--group) has 2 files; show 14 files")
+    growfs.mount(tmp_path / "remote", *flags, "--show-files", 14)
+    seen = set[str]()
+    while seen != stems:
+        names = epoch(reader)
+        assert len(names) == 14
+        assert not unpaired(names)
+        seen |= {name.partition(".")[0] for name in names}
+    growfs.umount()
+    for number in range(6):
+        (tmp_path / f"remote/class0/{number:04}.txt").write_bytes(b"x" * SIZE)
+    done = growfs.mount(tmp_path / "remote/class0", *flags, "--show-files", 14, check=False)
+    assert is_refusal(done, "--show-files 14", "groups (--group) have 2 to 3 files")
 
 
 @pytest.mark.promise(25)

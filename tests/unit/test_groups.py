@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from pyroaring import BitMap64
 
 from growfs.cache.schema import PINNED
 from growfs.rotation.holds import DirectoryHolds, Hold, Holds
 from growfs.rotation.pass_order import group_of
 from growfs.rotation.queries import Listed, for_a_draw
+from growfs.scheduler.in_flight import Priority
 from tests.unit.local_cache import LocalCache, file
 
+BLOCK = 4096
 PATHS = ["a/x.jpg", "a/x.json", "a/x", "a/xy.jpg", "a/x.tar.gz", "b/x.jpg", "b/y.txt", "x.jpg", ".x", ".x.jpg", "a/x."]
 
 
@@ -120,3 +123,60 @@ async def test_a_group_that_is_larger_than_what_is_read_is_evicted_as_a_whole(ca
     for most in (1, 7, 20, 100):
         chosen = for_a_draw(cache.database.rows, Holds(), Listed(cache.store.last_seq, True), (), most)
         assert {victim.id for victim in chosen} == {cache.node(path).id for path in paths}
+
+
+@pytest.mark.promise(19, 24)
+async def test_a_miss_evicts_no_group_with_an_open_file(cache: LocalCache) -> None:
+    names = await pairs(cache, 8)
+    for jpg, _ in names[1:]:
+        assert cache.store.open(cache.node(jpg).id)
+    await cache.shrink(16 * BLOCK)
+    assert await cache.reserve_by_eviction(2 * BLOCK, Holds())
+    assert await cache.reserve_by_eviction(2 * BLOCK, Holds()) is None
+    assert cache.resident() == {name for pair in names[1:] for name in pair}
+
+
+@pytest.mark.promise(19, 24)
+async def test_a_miss_evicts_a_group_of_which_a_file_is_held_as_a_whole(cache: LocalCache) -> None:
+    """A process holds what it saw of one of the two folders."""
+    names = [(f"a/{number}", f"b/{number}") for number in range(4)]
+    await cache.list([file(path) for pair in names for path in pair])
+    for pair in names:
+        await admit(cache, *pair)
+    generation = await cache.begin()
+    assert generation
+    delist = "UPDATE resident SET delisted = 2 WHERE suffix IS NOT NULL AND queue_position > 3"
+    await cache.database.write(lambda writer: writer.execute(delist))
+    await cache.shrink(8 * BLOCK)
+    held = Holds([DirectoryHolds(directories={generation.hold: BitMap64([cache.node("a").id])})])
+    assert await cache.reserve_by_eviction(BLOCK, held)
+    left = cache.resident()
+    assert len(left) == 6
+    assert all((one in left) == (other in left) for one, other in names)
+
+
+@pytest.mark.promise(24)
+async def test_evicting_one_file_evicts_its_group(cache: LocalCache) -> None:
+    names = await pairs(cache, 3)
+    await cache.space.evict([cache.node(names[0][0]).id])
+    assert cache.resident() == {name for pair in names[1:] for name in pair}
+
+
+@pytest.mark.promise(7, 24)
+async def test_folders_that_are_groups_come_and_go(cache: LocalCache) -> None:
+    """The smallest file of each folder would fit into half of the cache; a whole folder of each does not."""
+    folders = [[f"{folder}/{number}" for number in range(4)] for folder in range(6)]
+    await cache.list([file(path) for paths in folders for path in paths])
+    for paths in folders[:4]:
+        await admit(cache, *paths)
+    await cache.shrink(16 * BLOCK)
+    cache.generations.turnover = 0.3
+    cache.share = (1000, 1 << 40)
+    await cache.begin()
+    everything = frozenset(cache.node(path).id for paths in folders for path in paths)
+    shown = cache.listed()
+    await cache.begin(opened=everything)
+    assert cache.listed() != shown
+    assert await cache.reserve(4 * BLOCK, Priority.DRAW, Holds()) == 4 * BLOCK
+    left = cache.resident()
+    assert {sum(path in left for path in paths) for paths in folders} == {0, 4}
