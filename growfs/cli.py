@@ -221,8 +221,8 @@ def _lines_of_start(status: MountStatus, options: Options) -> Iterator[str]:
         yield f"note: not every directory has a file yet: {printable(status.unpromised)}"
     if (nodes := nodes_of_job()) > 1 and not (options.partition or options.peers):
         yield (
-            f"note: this job has {nodes} nodes, and each of them fetches all files; --partition auto gives each its own"
-            " part, and --peers lets them share their caches"
+            f"note: there are {nodes} nodes, and each of them fetches all files; --partition auto gives each its own"
+            " share, and --peers lets them share their caches"
         )
     for warning in status.warnings:
         yield f"warning: {printable(warning)}"
@@ -505,7 +505,7 @@ def release(mountpoint: Path) -> None:
 @click.option("--cache-size", metavar="SIZE", required=True, help="Size of the cache.")
 @click.option("--bandwidth", metavar="RATE", required=True, help="Download rate of the link: 1GB/s.")
 @click.option("--read-rate", metavar="RATE", required=True, help="Rate at which the training loop reads: 500MB/s.")
-@click.option("--turnover", metavar="F", default="20%", help="Fraction of the cache that each epoch replaces. [20%]")
+@click.option("--turnover", metavar="F", default="20%", help="As for growfs mount. [20%]")
 @click.option("--epochs", metavar="N", default="50", help="Number of epochs; each reads all listed files once. [50]")
 @click.option("--nodes", metavar="N", default="1", help="Number of nodes that share their caches (--peers). [1]")
 @click.option("--exact", is_flag=True, help="Predict the passes of growfs mount --exact, with this and larger caches.")

@@ -209,9 +209,7 @@ class CacheStatus(Section):
     limit_bytes: int = field(metadata=gauge("maximum disk space of the cache (`--cache-size`)", "bytes"))
     in_flight_bytes: int = field(metadata=gauge("disk space reserved for downloads", "bytes"))
     orphan_bytes: int = field(metadata=gauge("disk space of evicted or replaced files that are still open", "bytes"))
-    left_out_bytes: int = field(
-        metadata=gauge("disk space of cached files to be replaced: no longer listed, not yet evicted", "bytes")
-    )
+    left_out_bytes: int = field(metadata=gauge("disk space of outgoing files: cached, but no longer listed", "bytes"))
 
 
 @dataclass(eq=False, repr=False)
@@ -329,9 +327,7 @@ class ReaderStatus(Section):
     files_shown: int = field(metadata=figure("files that it listed in that generation"))
     files_opened: int = field(metadata=figure("of these, files that it opened"))
     opens: int = field(metadata=figure("its opens"))
-    held_bytes: int = field(
-        metadata=figure("disk space of files to be replaced that its hold keeps from eviction", "bytes")
-    )
+    held_bytes: int = field(metadata=figure("disk space of outgoing files that its hold keeps from eviction", "bytes"))
     advice: str | None = field(metadata=figure("how to read without waiting, or to see more files; or null"))
 
 
@@ -484,7 +480,7 @@ METRICS = (
     Metric("growfs_readers", "processes that read", lambda status: [((), len(status.readers))]),
     Metric(
         "growfs_held_bytes",
-        "disk space of files to be replaced that one reader holds: the reader that holds most",
+        "disk space of outgoing files that one reader holds: the reader that holds most",
         lambda status: [((), max((reader.held_bytes for reader in status.readers), default=0))],
     ),
     Metric(

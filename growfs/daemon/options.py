@@ -167,7 +167,7 @@ class Options:
         "60s",
         seconds,
         "TIME",
-        "How long a job that opens few files or none keeps listing the same files.",
+        "How long a program that opens few files or none keeps seeing the same generation.",
         live=True,
     )
     keep_generations: int | None = option(
@@ -179,8 +179,8 @@ class Options:
     )
 
     exact: bool = flag(
-        "List each file exactly once in a pass, which is an epoch over all of the data. It is divided into parts, and"
-        " a listing waits until its part is cached."
+        "List each file exactly once in each pass over the data. A pass is divided into parts; listing a part waits until"
+        " it is cached."
     )
     part_size: CacheSize = option(
         "5%",
@@ -192,14 +192,14 @@ class Options:
         None,
         position,
         "PASS/PART",
-        "With --exact: the part with which listings of the root begin, instead of the one after the last.",
+        "With --exact: the part that the root lists first, instead of the one after the last.",
     )
 
     partition: tuple[int, int] | None = option(
         None,
         partition,
         "I/N",
-        "Prefetch only part I of N of the files, one part per node. auto reads I and N from the environment of"
+        "Prefetch only share I of N of the files, one share per node. auto reads I and N from the environment of"
         " torchrun, Slurm or Open MPI.",
     )
     show_files: int | None = option(

@@ -209,11 +209,13 @@ def in_use(cache: Path) -> GrowfsError:
         )
     if any(row.cache == cache for row in mounts()):
         use = (
-            f"mounted on {folder}; any number of jobs may read it, and mount --bind {folder} or ln -s {folder} shows it"
+            f"mounted on {folder}; any number of programs may read it, and mount --bind {folder} or ln -s {folder} shows it"
             " at a second path; otherwise unmount that first"
         )
     elif cache_of(Path(folder)) == cache:
-        use = f"which fills {folder}; any number of jobs may read it; otherwise end that first: growfs stop {folder}"
+        use = (
+            f"which fills {folder}; any number of programs may read it; otherwise end that first: growfs stop {folder}"
+        )
     elif any(mount.cache == cache and mount.starting for mount in running()):
         use = f"which is about to mount on {folder}; wait for it"
     else:

@@ -191,8 +191,8 @@ def _warnings_of_jobs(readers: list[Reader]) -> list[str]:
     if len(jobs) < 2:
         return []
     return [
-        f"{len(jobs)} jobs list the root, and each misses the parts of the others; if they are one job, let it read"
-        " .growfs/passes/PASS/PART (growfs.epoch), and otherwise mount once for each"
+        f"{len(jobs)} programs list the root, and each misses the parts of the others; if they are ranks of one"
+        " program, let them read .growfs/passes/PASS/PART (growfs.epoch); otherwise mount once for each"
     ]
 
 

@@ -86,12 +86,12 @@ def pass_text(exact: ExactStatus) -> str:
 def _listed_text(status: MountStatus) -> str:
     if not status.generation:
         return "nothing listed yet"
-    text, new, replaced = files(status.listed.files), status.listed.new_files, status.cache.left_out_bytes
+    text, new, outgoing = files(status.listed.files), status.listed.new_files, status.cache.left_out_bytes
     text += f" in generation {status.generation}"
     if new:
         next_one = "generation" if status.engine == "folder" else "listing"
         text += f"; {new:,} new file{'s wait' if new > 1 else ' waits'} for the next {next_one}"
-    return f"{text}; {_size(replaced)} to be replaced" if replaced else text
+    return f"{text}; {_size(outgoing)} outgoing" if outgoing else text
 
 
 def readers(status: MountStatus) -> Iterator[Line]:
@@ -101,7 +101,7 @@ def readers(status: MountStatus) -> Iterator[Line]:
         part = f"part {reader.part}, " if reader.part else ""
         listed = f"listed {files(reader.files_shown)}, " if reader.files_shown else ""
         usage = f"{part}{listed}opened {reader.files_opened:,}"
-        holds = f", holds {_size(reader.held_bytes)} of files to be replaced" if reader.held_bytes else ""
+        holds = f", holds {_size(reader.held_bytes)} of outgoing files" if reader.held_bytes else ""
         yield "reader", f"{reader.command} {reader.pid}: {usage}{holds}{advice}"
 
 
@@ -147,7 +147,7 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
         elif not status.generation:
             text = "full; rotation starts with the first listing"
         elif cache.left_out_bytes:  # the draw that waits would have taken what no reader holds
-            text = "full; files to be replaced make room when no reader holds them any more"
+            text = "full; outgoing files make room when no reader holds them any more"
         else:
             text = "full; the next listing makes room for new files"
     if used_bytes > cache.limit_bytes:

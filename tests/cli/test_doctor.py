@@ -239,7 +239,7 @@ def test_a_cache_directory_that_cannot_be_written(growfs: Growfs) -> None:
 def test_a_cache_in_use(growfs: Growfs, tree: Path) -> None:
     growfs.mount(tree)
     done = doctor(growfs, tree)
-    text = f"in use by the growfs with pid {growfs.pid}, mounted on {growfs.mountpoint}; any number of jobs"
+    text = f"in use by the growfs with pid {growfs.pid}, mounted on {growfs.mountpoint}; any number of programs"
     assert_failed(done, "folder", text, f"mount --bind {growfs.mountpoint} ", "unmount that first")
     growfs.run("wait", growfs.mountpoint, "--all")
     growfs.umount()

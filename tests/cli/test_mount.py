@@ -254,7 +254,7 @@ def test_a_cache_that_is_not_on_a_local_disk_is_pointed_out(monkeypatch: pytest.
 
 def test_a_job_of_several_nodes_is_pointed_to_its_options(growfs: Growfs, remote: Path) -> None:
     growfs.env |= {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "4"}
-    hint = "note: this job has 4 nodes, and each of them fetches all files; --partition auto"
+    hint = "note: there are 4 nodes, and each of them fetches all files; --partition auto"
     assert hint in growfs.mount(remote).stdout
     growfs.umount()
     assert "note: " not in growfs.mount(remote, "--partition", "auto").stdout

@@ -168,7 +168,7 @@ def test_the_page_shows_what_the_next_listing_changes() -> None:
     assert lines(generation=0, listed__files=0, listed__new_files=250)["listed"] == "nothing listed yet"
     assert lines(listed__new_files=1)["listed"].endswith("generation 3; 1 new file waits for the next listing")
     changes: dict[str, Any] = {"listed__new_files": 19, "cache__left_out_bytes": 10**9}
-    assert lines(**changes)["listed"].endswith("3; 19 new files wait for the next listing; 1 GB to be replaced")
+    assert lines(**changes)["listed"].endswith("3; 19 new files wait for the next listing; 1 GB outgoing")
     assert "wait for the next generation" in lines(**changes, engine="folder")["listed"]
 
 
@@ -230,10 +230,8 @@ def test_a_full_cache_promises_room_only_if_a_listing_makes_some() -> None:
 
 def test_a_full_cache_whose_old_files_are_held_says_who_holds_them() -> None:
     changes: dict[str, Any] = {**FULL, "cache__left_out_bytes": 5 * 10**8, "readers": [READER | {"advice": None}]}
-    assert state_text(status(**changes)) == "full; files to be replaced make room when no reader holds them any more"
-    assert (
-        lines(**changes)["reader"] == "python 4711: listed 200 files, opened 50, holds 500 MB of files to be replaced"
-    )
+    assert state_text(status(**changes)) == "full; outgoing files make room when no reader holds them any more"
+    assert lines(**changes)["reader"] == "python 4711: listed 200 files, opened 50, holds 500 MB of outgoing files"
     assert state_text(status(**changes, engine="folder")).endswith("the next generation makes room for new files")
 
 

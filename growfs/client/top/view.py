@@ -161,7 +161,7 @@ def _summary(watch: Watch, status: MountStatus, remarks: Sequence[tuple[str, str
     kinds = (
         ("listed", cache.bytes - fresh - cache.left_out_bytes, "▆", "green"),
         ("new", fresh, "▆", "cyan"),
-        ("to be replaced", cache.left_out_bytes, "▅", "yellow"),
+        ("outgoing", cache.left_out_bytes, "▅", "yellow"),
         ("evicted, still open", cache.orphan_bytes, "▅", "red"),
         ("being fetched", cache.in_flight_bytes, "▃", "blue"),
     )
@@ -246,7 +246,7 @@ def _directories(watch: Watch, first: int, width: int, height: int) -> Panel:
     directories = watch.survey.directories
     if not directories:
         return _panel("directories", Text("the database is being read", "bright_black"))
-    table = _table("directory", ">files", ">cached", "share", ">to replace", ">opens per file")
+    table = _table("directory", ">files", ">cached", "share", ">outgoing", ">opens per file")
     table.columns[0].ratio = 1
     rows = max(1, height - 3)
     first = max(0, min(first, len(directories) - rows))
