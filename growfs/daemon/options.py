@@ -179,8 +179,8 @@ class Options:
     )
 
     exact: bool = flag(
-        "List each file exactly once in each pass over the data. A pass is divided into parts; listing a part waits until"
-        " it is cached."
+        "List each file exactly once in each pass over the data. A pass is divided into parts; listing a part waits"
+        " until it is cached."
     )
     part_size: CacheSize = option(
         "5%",

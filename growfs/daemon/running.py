@@ -209,8 +209,8 @@ def in_use(cache: Path) -> GrowfsError:
         )
     if any(row.cache == cache for row in mounts()):
         use = (
-            f"mounted on {folder}; any number of programs may read it, and mount --bind {folder} or ln -s {folder} shows it"
-            " at a second path; otherwise unmount that first"
+            f"mounted on {folder}; any number of programs may read it, and mount --bind {folder} or ln -s {folder}"
+            " shows it at a second path; otherwise unmount that first"
         )
     elif cache_of(Path(folder)) == cache:
         use = (
