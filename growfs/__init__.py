@@ -41,13 +41,14 @@ def mount(
 
 
 def next_generation(path: str | os.PathLike[str], number: int | None = None) -> Path:
-    """Begin an epoch in a mount, or in a folder that `growfs fill` keeps filled; returns the folder to read in it.
+    """Begin the next generation in a mount, or in a folder that `growfs fill` keeps filled, if there is something new;
+    returns its folder.
 
-    A new generation begins if there is something new. number: begin the one with that number, the one after the newest,
-    even if there is nothing new; or return it, if another process has begun it. So the ranks of a job agree without
-    talking to each other. The returned folder stays unchanged until this process calls the function again or ends, in
-    whatever way. If the daemon of a filled folder does not answer, its newest existing generation is returned, with a
-    warning. Raises growfs.errors.GrowfsError if the path is neither a mount nor filled, or the generation has ended.
+    number: begin the generation with that number, the one after the newest, even if there is nothing new; or return it,
+    if another process has begun it. So ranks agree without talking to each other. The returned folder stays unchanged
+    until this process calls the function again or ends, in whatever way. If the daemon of a filled folder does not
+    answer, its newest existing generation is returned, with a warning. Raises growfs.errors.GrowfsError if the path is
+    neither a mount nor filled, or the generation has ended.
 
     for epoch in range(90):
         train(ImageFolder(growfs.next_generation("/mnt/train"), transform))
@@ -63,9 +64,9 @@ def epoch(
     part: int = 1,
     catalog: Mapping[str, Any] | None = None,
 ) -> Iterator[Path]:
-    """Iterate over an epoch of a mount or a filled folder; yields the folders to list.
+    """Yield the folders to read in the next epoch, in a mount or a filled folder.
 
-    Without --exact, that is one folder, `next_generation`, and the arguments count for nothing. With --exact, it is one
+    Without --exact, that is one folder, `next_generation`, and the other arguments are ignored. With --exact, it is one
     for each part of a pass, and each file is in exactly one of them.
 
     number: of the pass, from 1; by default, this process counts its calls. part: the first one to be yielded. Each

@@ -98,7 +98,7 @@ def _wait_for(path: Path, part: Path) -> None:
 
 
 def _check(path: Path, number: int, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise GrowfsError if the parts of a pass are others than when a position was saved."""
+    """Raise GrowfsError if the parts of a pass have changed since a position was saved."""
     different = [name for name in now if now[name] != then.get(name)]
     if not different:
         return
@@ -113,5 +113,5 @@ def _check(path: Path, number: int, then: Mapping[str, Any], now: Mapping[str, A
         what = "the remote has other files in place of some, or others are frozen or pinned"
     raise GrowfsError(
         f"{path}: pass {number} has other parts than when the position was saved: {what}; {remedy}, or leave out"
-        " catalog= to go on all the same"
+        " catalog= to resume anyway"
     )

@@ -1,4 +1,6 @@
-"""The recipes of docs/how-it-decides.md for generations by their paths, as they stand there."""
+"""The recipes of docs/how-it-decides.md for generations by their paths, as they stand there, and the two ways in which
+ranks agree that it names.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,23 @@ from tests.needs import need
 PAGE = Path(__file__).parents[2] / "docs/how-it-decides.md"
 SECTION = PAGE.read_text().partition("## Generations by their paths")[2].partition("\n## ")[0]
 RECIPES = re.findall(r"```(?:python|sh)\n(.*?)```", SECTION, re.DOTALL)
+AGREE = {
+    "broadcast": """
+for epoch in range(epochs):
+    path = [str(growfs.next_generation(mountpoint)) if rank == 0 else None]
+    torch.distributed.broadcast_object_list(path)
+    dataset = ImageFolder(path[0], transform)
+""",
+    "number": """
+for epoch in range(epochs):
+    dataset = ImageFolder(growfs.next_generation(mountpoint, 1 + epoch), transform)
+""",
+    "epoch": """
+for _ in range(epochs):
+    for folder in growfs.epoch(mountpoint):
+        dataset = ImageFolder(folder, transform)
+""",
+}
 FILES = 8
 
 
@@ -54,26 +73,24 @@ def test_a_container_without_growfs_holds_a_generation_by_a_shell(mounted: Growf
         assert all(file.startswith(held) for file in files)
 
 
-@pytest.mark.parametrize("how", ["broadcast", "FIRST_GENERATION"])
+@pytest.mark.parametrize("how", AGREE)
 @pytest.mark.long
 def test_ranks_agree(mounted: Growfs, tmp_path: Path, how: str) -> None:
     need("torchvision")
-    before = """
-import os, pathlib, growfs, torch.distributed
+    before = f"""
+import pathlib, growfs, torch.distributed
 from torchvision.datasets import ImageFolder
 torch.distributed.init_process_group("gloo")
-rank, transform, epochs = torch.distributed.get_rank(), None, 2
+mountpoint, rank, transform, epochs = {str(mounted.mountpoint)!r}, torch.distributed.get_rank(), None, 2
 """
     after = "torch.distributed.barrier()\npathlib.Path(f'{rank}.txt').write_text(str(dataset.root))"
-    text = recipe(how, mounted)
-    loop = text if "for epoch" in text else "for epoch in range(epochs):\n    " + text.replace("\n", "\n    ")
-    (tmp_path / "train.py").write_text(f"{before}\n{loop}\n{after}")
+    (tmp_path / "train.py").write_text(f"{before}\n{AGREE[how]}\n{after}")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "train.py"]
-    env = {**mounted.env, **ENV, "FIRST_GENERATION": "1"}
+    env = {**mounted.env, **ENV}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     roots = {(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)}
-    expected = 1 if how == "broadcast" else 2  # nothing is new, so only a number begins another one
+    expected = 2 if how == "number" else 1  # nothing is new, so only a number begins another one
     assert roots == {f"{mounted.mountpoint}/.growfs/generations/{expected}"}
 
 
