@@ -171,8 +171,8 @@ def fill(url: str, folder: Path, foreground: bool, **given: Any) -> None:
     """Keep FOLDER filled with files of URL, without a mount.
 
     Returns when training can start. FOLDER/current is a plain folder of complete files. Begin its next generation with
-    growfs next FOLDER, or growfs.next_generation() in Python. End with growfs stop FOLDER. The other commands work as
-    with a mount.
+    growfs.epoch() in Python, or growfs next FOLDER. End with growfs stop FOLDER. The other commands work as with a
+    mount.
     """
     from growfs.folder.layout import DEFAULT_CACHE
 

@@ -159,7 +159,7 @@ def _ask(folder: Path, after: int, number: int | None = None, holds: bool = True
             tree = newest(folder)
         except OSError:
             raise GrowfsError(f"{folder / CURRENT}: there is no generation yet, and {error}") from None
-        warnings.warn(f"{folder}: no new generation, training goes on with {tree.name}: {error}", stacklevel=6)
+        warnings.warn(f"{folder}: no new generation, training continues with {tree.name}: {error}", stacklevel=6)
         return tree
 
 

@@ -65,7 +65,7 @@ def partition(text: str) -> tuple[int, int]:
         text = _partition_of_job()
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise UsageError(f"{text!r} is not a partition; use 0/8 to 7/8 for eight nodes, or 'auto'")
+        raise UsageError(f"{text!r} is not a partition; write it as 0/8 to 7/8 for eight nodes, or 'auto'")
     return int(number), int(count)
 
 
@@ -73,7 +73,7 @@ def position(text: str) -> PassPosition:
     """A part of a pass."""
     number, _, part = text.partition("/")
     if not (number.isdecimal() and part.isdecimal() and int(number) and int(part)):
-        raise UsageError(f"{text!r} is not a part; use PASS/PART, such as 3/1 for the first part of pass 3")
+        raise UsageError(f"{text!r} is not a part; write it as PASS/PART, such as 3/1 for the first part of pass 3")
     return PassPosition(int(number), int(part))
 
 

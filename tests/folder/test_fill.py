@@ -268,9 +268,9 @@ def test_without_its_daemon_training_goes_on(growfs: Fill, tmp_path: Path, reade
     reader = readers.new()
     tree = reader.next_generation(growfs.mountpoint)
     growfs.kill()
-    with pytest.raises(OSError, match="no new generation, training goes on with"):  # a warning, as an error there
+    with pytest.raises(OSError, match="no new generation, training continues with"):  # a warning, as an error there
         reader.next_generation(growfs.mountpoint)
-    with pytest.warns(UserWarning, match="training goes on with"):
+    with pytest.warns(UserWarning, match="training continues with"):
         assert generation.next_generation(growfs.mountpoint) == tree
     assert all(reader.read(name) == SIZE for name in reader.names())
     reader.end()
