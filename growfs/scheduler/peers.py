@@ -329,5 +329,6 @@ class Peers:
         if located is None:
             self._store.close_file(node.id)
             return None
+        self._store.open_files.descriptor_opened.notify(node.id)  # the worker opens it, each time
         file = RemoteFile(path, node.size, node.mtime_ns, node.version)
         return ServedFile(node.id, located.path, file, located.digest)

@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -62,19 +63,21 @@ SCAN_ROWS = 128
 
 @dataclass(slots=True)
 class Misses:
-    """Opens that had to wait, since the daemon started. waiting: the threads that are waiting now."""
+    """Opens that had to wait, since the daemon started. waiting: how many of each thread are waiting now; all processes
+    of other pid namespaces count as one thread.
+    """
 
     files: int = 0
     wait_s: float = 0.0
-    waiting: set[int] = field(default_factory=set)
+    waiting: Counter[int] = field(default_factory=Counter)
 
     def processes(self) -> list[int]:
         """The processes that are waiting now."""
-        return sorted({thread_group(tid) for tid in self.waiting})
+        return sorted({thread_group(tid) for tid in +self.waiting})
 
     def status(self) -> MissStatus:
         """The miss section of the status."""
-        return MissStatus(files_total=self.files, wait_s_total=self.wait_s, waiting=len(self.waiting))
+        return MissStatus(files_total=self.files, wait_s_total=self.wait_s, waiting=self.waiting.total())
 
 
 @dataclass(slots=True)
@@ -466,11 +469,11 @@ class Vfs:
                 raise NotHere(node.name)
             self.misses.files += not missed
             missed, waits_from = True, trio.current_time()
-            self.misses.waiting.add(tid)
+            self.misses.waiting[tid] += 1
             try:
                 await self._fetch_missed(node, self._fetch)
             finally:
-                self.misses.waiting.discard(tid)
+                self.misses.waiting -= Counter([tid])
                 self.misses.wait_s += trio.current_time() - waits_from
             if self._shows_links:
                 self.name_invalidated.notify(node.parent, node.name)  # its name is a link from now on

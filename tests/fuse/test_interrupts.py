@@ -228,3 +228,20 @@ def test_a_signal_ends_the_wait_of_a_reader_that_the_daemon_cannot_see(growfs: G
             process.kill()
             assert process.wait(30) == -signal.SIGKILL
         assert server.blocked
+
+
+@only("passthrough", "links")
+def test_each_waiting_open_of_readers_that_the_daemon_cannot_see_counts(growfs: Growfs, server: BlockingServer) -> None:
+    server.files = {f"{name}.bin": b"1" for name in ("first", "second", "third")}
+    server.blocked = {"second.bin", "third.bin"}
+    with mounted_in_a_pid_namespace(growfs, server.manifest, "--no-wait"):
+        until((growfs.mountpoint / "first.bin").exists)
+        with (
+            waiting(growfs, growfs.mountpoint / "second.bin", *CAT) as process,
+            waiting(growfs, growfs.mountpoint / "third.bin", *CAT),
+        ):
+            assert growfs.status()["miss"]["waiting"] == 2
+            server.unblock("second.bin")
+            assert process.wait(30) == 0
+            until(lambda: growfs.status()["miss"]["waiting"] == 1)
+            server.unblock()

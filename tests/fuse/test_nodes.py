@@ -19,6 +19,7 @@ from uuid import uuid4
 import pytest
 
 from growfs.disk import BLOCK
+from growfs.fuse.links import OWN_OPEN_S
 from growfs.fuse.mounting import mounted_at, unmount
 from growfs.status_and_metrics import PeersStatus
 from tests.forkserver import SETUP_VARIABLE
@@ -40,7 +41,7 @@ class Nodes:
         self.remote = folder / "remote"
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
         self.running: list[Growfs] = []
-        self._folder, self._engine = folder, engine
+        self._folder, self.engine = folder, engine
         self.token = folder / "token"
         self.token.write_text("a secret\n")
 
@@ -57,16 +58,16 @@ class Nodes:
         folder.mkdir()
         node = Growfs(folder)
         self.running.append(node)
-        node.env |= {"GROWFS_ENGINE": self._engine, **(env or {})}
+        node.env |= {"GROWFS_ENGINE": self.engine, **(env or {})}
         address = self.addresses[number]
         peers = peers or ",".join(self.addresses)
         known = "--peers", peers, "--peer-addr", address, "--peer-token-file", token or self.token
         node.mount(url or self.remote, *known, *flags)
         return node
 
-    def start_with_all(self, number: int, *flags: object) -> Growfs:
+    def start_with_all(self, number: int, *flags: object, env: dict[str, str] | None = None) -> Growfs:
         """Start a node, and return when it has everything, and tells others so."""
-        node = self.start(number, *flags)
+        node = self.start(number, *flags, env=env)
         until(lambda: (json.loads(self.get(number, "/position")[1])["position"] or {"span": 0})["span"] == 1.0)
         return node
 
@@ -457,6 +458,33 @@ def test_only_cached_files_of_the_version_that_is_requested_are_served(nodes: No
     assert (status, body) == (200, content), "the version of a local file is its time and its size"
     assert nodes.get(0, f"/files/{name}", Range="bytes=10-19", **headers) == (206, content[10:20])
     assert nodes.get(0, f"/files/{name}", Range="bytes=20000-30000", **headers)[0] == 416
+
+
+INOTIFY = """
+from growfs.vfs import file_events
+def refuse(directory):
+    raise PermissionError
+file_events.Fanotify = refuse
+"""
+"""As for a user who is not root: the kernel does not say who opens a file."""
+
+
+@pytest.mark.promise(17, 46)
+def test_a_file_that_is_served_does_not_count_as_opened(nodes: Nodes) -> None:
+    nodes.engine = "links"  # the kernel reports opens by the daemon, too
+    (name, other, *_) = make_tree(nodes.remote, directories=1, files=3, size=SIZE)
+    nodes.start_with_all(0, env={SETUP_VARIABLE: INOTIFY})
+    (first,) = nodes.running
+    stat = (nodes.remote / name).stat()
+    headers = {"x-growfs-version": f"{stat.st_mtime_ns}-{stat.st_size}"}
+    with Reader(first.mountpoint) as reader:
+        reader.walk()
+        for _ in range(2):
+            assert nodes.get(0, f"/files/{name}", **headers)[0] == 200
+            time.sleep(OWN_OPEN_S + 0.1)
+        reader.read(other)
+        until(lambda: first.status()["readers"][0]["opens"] > 0)
+        assert first.status()["readers"][0]["opens"] == 1
 
 
 def test_an_address_that_is_in_use_is_refused(nodes: Nodes, tmp_path: Path) -> None:

@@ -163,6 +163,14 @@ def test_a_group_stays_together_even_where_one_of_it_is_always_listed() -> None:
         assert ids[part.start] > 0
 
 
+@pytest.mark.promise(47)
+@pytest.mark.parametrize("group", [None, "{parent}"])
+def test_folders_that_are_groups_are_samples(group: str | None) -> None:
+    """The smallest file of each of 30 folders fits into half of the cache, but a whole folder of each does not."""
+    division, _ = divide(catalog([1] * 240, folders=30), replace(PASS, group=group))
+    assert division.lists_all_folders == (group is None)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_an_added_file_moves_few_kept_files(share: float) -> None:
     """Each that moves is fetched again."""

@@ -345,7 +345,7 @@ async def test_a_thread_finds_which_of_many_files_may_be_evicted(
     threads: list[str] = []
     of_these = queries.of_these
 
-    def note_thread(*arguments: Any) -> set[int]:
+    def note_thread(*arguments: Any) -> list[int]:
         threads.append(threading.current_thread().name)
         return of_these(*arguments)
 
