@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -278,10 +277,12 @@ class _Dividing:
 
     def _least_bytes(self) -> int:
         """The total size of the smallest group of each kind."""
-        least = array("q", [sys.maxsize]) * len(self._kinds)
+        least = dict[int, int]()
         for kind, group in zip(self._kind_of, self._group_of, strict=True):
-            least[kind] = min(least[kind], self._bytes[group])
-        return sum(least)
+            known = least.setdefault(kind, group)
+            if self._bytes[group] < self._bytes[known]:
+                least[kind] = group
+        return sum(self._bytes[group] for group in set(least.values()))
 
     def _dealt(self, share: _Share, kept: BitMap64, streamed: Sequence[int]) -> list[array[int]]:
         """The kept groups of each part. Those of a folder are dealt out in turn, so each part has its share of them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -74,8 +75,14 @@ OF_THESE = _query(
     _columns(LISTED_ORDER),
 )
 """Parameter: ids, as JSON."""
-UNITS = "SELECT queue_position, sum(bytes) AS bytes FROM resident WHERE suffix IS NOT NULL GROUP BY queue_position"
-"""What is evicted as a whole: each group, and each file without a group."""
+_GROUPS = "SELECT queue_position, sum(bytes) AS bytes FROM resident WHERE suffix IS NOT NULL GROUP BY queue_position"
+KINDS = (
+    "SELECT r.parent, r.suffix, count(*), min(g.bytes), r.queue_position"
+    f" FROM ({_GROUPS}) g CROSS JOIN resident r USING (queue_position)"
+    " WHERE r.suffix IS NOT NULL AND r.seq <= ? GROUP BY r.parent, r.suffix"
+)
+"""The kinds of the files up to an admission, each with the size and the place of its smallest group. (SQLite takes a
+column without an aggregate from the row of the minimum, if there is no maximum.) A file without a group is its own."""
 
 
 class Listed(NamedTuple):
@@ -151,12 +158,12 @@ def kept_bytes(keeps_last: bool, ask: Query) -> int:
     """The bytes of pinned and frozen files, and if directories keep their last files, of a file of each other kind;
     of whole groups.
     """
-    ((bytes,),) = ask(f"SELECT coalesce(sum(r.bytes), 0) FROM resident r WHERE r.suffix IS NOT NULL AND {IS_PINNED}")
+    pinned = f"FROM resident r WHERE r.suffix IS NOT NULL AND {IS_PINNED}"
+    ((bytes,),) = ask(f"SELECT coalesce(sum(r.bytes), 0) {pinned}")
     if keeps_last:
-        least = f"SELECT min(unit.bytes) AS least FROM ({UNITS}) unit CROSS JOIN resident r USING (queue_position)"
-        kinds = f"{least} WHERE r.suffix IS NOT NULL GROUP BY r.parent, r.suffix HAVING NOT max({IS_PINNED})"
-        ((others,),) = ask(f"SELECT coalesce(sum(least), 0) FROM ({kinds})")
-        bytes += others
+        kinds = set(ask(f"SELECT DISTINCT r.parent, r.suffix {pinned}"))
+        groups = {group: least for *kind, _, least, group in ask(KINDS, sys.maxsize) if tuple(kind) not in kinds}
+        bytes += sum(groups.values())
     return int(bytes)
 
 

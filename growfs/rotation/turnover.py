@@ -14,7 +14,7 @@ from pathlib import Path
 from pyroaring import BitMap64
 
 from growfs.cache.schema import read_only
-from growfs.rotation.queries import DELISTABLE, DELISTED, FIELDS, IS_PINNED, UNITS, group_has
+from growfs.rotation.queries import DELISTABLE, DELISTED, FIELDS, IS_PINNED, KINDS, group_has
 from growfs.rotation.rules import (
     CachedFile,
     GenerationPlan,
@@ -84,14 +84,11 @@ def _kinds(connection: sqlite3.Connection, last_seq: int) -> tuple[dict[Kind, in
     """(cached files of each kind, up to an admission; total bytes of the smallest group of each; bytes of the largest
     file).
     """
-    rows = connection.execute(
-        f"SELECT r.parent, r.suffix, count(*), min(unit.bytes), max(r.bytes) FROM ({UNITS}) unit"
-        " CROSS JOIN resident r USING (queue_position)"
-        " WHERE r.suffix IS NOT NULL AND r.seq <= ? GROUP BY r.parent, r.suffix",
-        (last_seq,),
-    ).fetchall()
-    counts = {(parent, suffix): count for parent, suffix, count, _, _ in rows}
-    return counts, sum(row[3] for row in rows), max((row[4] for row in rows), default=0)
+    counts, groups = dict[Kind, int](), dict[int, int]()
+    for parent, suffix, files, least, group in connection.execute(KINDS, (last_seq,)):
+        counts[parent, suffix], groups[group] = files, least
+    largest = "SELECT coalesce(max(bytes), 0) FROM resident WHERE suffix IS NOT NULL AND seq <= ?"
+    return counts, sum(groups.values()), connection.execute(largest, (last_seq,)).fetchone()[0]
 
 
 def _queue(connection: sqlite3.Connection, shown_seq: int) -> Iterator[CachedFile]:

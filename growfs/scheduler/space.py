@@ -171,6 +171,7 @@ class Space:
         self._are_awaited = are_awaited
         self._peers_of = peers_of
         self._making_room = trio.Lock()
+        self._missed_bytes = 0  # of the misses that wait for room to be made; meanwhile, no draw gets any
         self._warns_from = -math.inf
         self._draws_from = -math.inf
 
@@ -284,7 +285,8 @@ class Space:
 
     @property
     def _may_draw(self) -> bool:
-        return trio.current_time() >= self._draws_from and self._budget.covers(self._store.reserved_bytes)
+        is_allowed = not self._missed_bytes and trio.current_time() >= self._draws_from
+        return is_allowed and self._budget.covers(self._store.reserved_bytes)
 
     async def _is_hopeless(self, claim: Claim) -> bool:
         """Whether a claim that found no room should not wait, or not any longer."""
@@ -321,24 +323,33 @@ class Space:
         is_draw = priority is Priority.DRAW
         if is_draw and not self._generations.rotates:
             return None
-        async with self._by_what_is_listed() as is_known:
-            if not is_known:
-                return None
-            ample = self._store.limit_bytes // BATCH_PARTS if is_draw else 0
-            for _ in range(2):  # the disk may free less than the files took: btrfs writes metadata to delete them
-                short = self._store.bytes_short(disk.allocation(size))
-                if short <= 0:
-                    break
-                chosen = await self._pick(priority, short, ample)
-                if not chosen:
-                    break
-                if is_draw and self._are_awaited and self._are_awaited(chosen):
-                    return None
-                await self._evict(chosen, return_to_pass=not is_draw)
-            reserved = self._store.reserve(size)  # no other task runs in between
+        missed = disk.allocation(size) if priority is Priority.READER else 0
+        self._missed_bytes += missed
+        try:
+            async with self._by_what_is_listed() as is_known:
+                reserved = await self._evict_for(size, priority) if is_known else None
+        finally:
+            self._missed_bytes -= missed
         if reserved and is_draw:
             self.rotated.notify()
         return reserved
+
+    async def _evict_for(self, size: int, priority: Priority) -> Reservation | None:
+        is_draw = priority is Priority.DRAW
+        ample = self._store.limit_bytes // BATCH_PARTS if is_draw else 0
+        for _ in range(2):  # the disk may free less than the files took: btrfs writes metadata to delete them
+            short = self._store.bytes_short(disk.allocation(size))
+            if short <= 0:
+                break
+            if priority is Priority.READER:  # one commit makes room for all misses that wait here
+                ample = self._store.bytes_short(self._missed_bytes)
+            chosen = await self._pick(priority, short, ample)
+            if not chosen:
+                break
+            if is_draw and self._are_awaited and self._are_awaited(chosen):
+                return None
+            await self._evict(chosen, return_to_pass=not is_draw)
+        return self._store.reserve(size)  # no other task runs in between
 
     async def set_cache_size(self, size: CacheSize) -> None:
         """Change the quota, and evict the excess. Raises GrowfsError if not all of it can be evicted.

@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 from growfs.cache.schema import PINNED
 from growfs.rotation.holds import DirectoryHolds, Hold, Holds
 from growfs.rotation.pass_order import group_of
-from growfs.rotation.queries import Listed, for_a_draw
+from growfs.rotation.queries import Listed, for_a_draw, kept_bytes
 from growfs.scheduler.in_flight import Priority
 from tests.unit.local_cache import LocalCache, file
 
@@ -180,3 +180,12 @@ async def test_folders_that_are_groups_come_and_go(cache: LocalCache) -> None:
     assert await cache.reserve(4 * BLOCK, Priority.DRAW, Holds()) == 4 * BLOCK
     left = cache.resident()
     assert {sum(path in left for path in paths) for paths in folders} == {0, 4}
+
+
+@pytest.mark.promise(7, 24)
+async def test_a_group_counts_once_although_it_has_files_of_two_kinds(cache: LocalCache) -> None:
+    groups = [("a/0.jpg", "a/0.json"), ("a/1.jpg", "a/1.json", "a/1.txt"), ("a/2.jpg", "a/2.json")]
+    await cache.list([file(path) for group in groups for path in group])
+    for group in groups:
+        await admit(cache, *group)
+    assert kept_bytes(True, cache.database.rows) == 5 * BLOCK, "a pair, and the group of three"

@@ -635,3 +635,24 @@ async def test_other_frozen_files_are_marked_a_page_at_a_time(
     ((frozen,),) = cache.database.rows("SELECT count(*) FROM node WHERE pinned > 0")
     assert frozen == files // 100
     assert peak < 100 * files
+
+
+async def test_one_commit_makes_room_for_all_misses_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With links, each one takes 20 ms. Nothing is drawn into that room."""
+    cache = open_local_cache(tmp_path)
+    await full_cache(cache)
+    batches: list[int] = []
+    evict = cache.store.evict
+
+    async def note(ids: list[int], return_to_pass: bool = False) -> int:
+        batches.append(len(ids))
+        assert not cache.space._may_draw
+        return await evict(ids, return_to_pass)
+
+    monkeypatch.setattr(cache.store, "evict", note)
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(cache.reserve, 2 * BLOCK, Priority.READER, Holds())
+    assert batches == [20]
+    assert sum(reserved.bytes for reserved in cache.reserved) == 20 * BLOCK
+    assert cache.space._may_draw
