@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap64
 
 from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold
-from growfs.rotation.jobs import EPOCH_SHARE, SHORT_EPOCH_SHARE, Job
+from growfs.rotation.jobs import EPOCH_SHARE, SHORT_EPOCH_SHARE, Job, note_read
 from growfs.rotation.rules import Generation
 
 
@@ -32,6 +32,8 @@ class Reader:
     """The nearest process with a view above it, of the same program: a data loader worker is shown what that is."""
     holds: DirectoryHolds = field(default_factory=DirectoryHolds)
     """Its current holds."""
+    named: Generation | None = None
+    """The newest generation of which it opened a folder by its path, and which it holds."""
     listed_at: float | None = None
     """When it last listed, in seconds of any clock; None: never."""
     active_at: float = 0.0
@@ -85,6 +87,17 @@ class Reader:
     def generation(self) -> int:
         """The number of the generation that it listed last; 0: none."""
         return self._view.number if self._view else 0
+
+    @property
+    def newest(self) -> Generation | None:
+        """The newest generation that it has listed or opened."""
+        return max(filter(None, (self._view, self.named)), key=lambda generation: generation.number, default=None)
+
+    @property
+    def all_holds(self) -> list[Hold]:
+        """Its holds, on whatever directories; the one on the earliest generation first."""
+        holds = [*self.holds.all, *([self.named.hold] if self.named else [])]
+        return sorted(holds, key=lambda hold: hold.generation)
 
     @property
     def files_shown(self) -> int:
@@ -252,7 +265,7 @@ class Reader:
             reader.active_at = now
             reader._walk.clear()
             reader = reader.above
-        if generation and not (generation.part or self.holds or self.job.listers):
+        if generation and not (generation.part or self.holds or self.named or self.job.listers):
             self.holds.set(EVERYWHERE, generation.hold)
 
     def closed(self, now: float) -> None:
@@ -273,11 +286,14 @@ class Reader:
     def release(self) -> None:
         """End its holds. It still counts as a process that has listed."""
         self.holds.clear()
+        self.named = None
         self._may_walk_until = -float("inf")
 
     def ended(self) -> None:
         """Note that the process has ended."""
         self.job.listers -= self.listed_at is not None
+        if self.named:
+            note_read(self.named, self.files, self.named.files)
         if not self.above and (self._view is None or self._view is self.job.view):
             self.job.ended(self.files)
 

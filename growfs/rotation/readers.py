@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -20,10 +21,8 @@ from pyroaring import BitMap64
 
 from growfs.errors import NotBegun, TooManyOpen
 from growfs.proc import Process, lineage, process, thread_group
-from growfs.rotation.generation_holds import GenerationHolds
 from growfs.rotation.generations import Generations
-from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold, Holds
-from growfs.rotation.jobs import note_read
+from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Holds
 from growfs.rotation.reader import Reader, holds_of
 from growfs.rotation.rules import Generation, PassPosition
 from growfs.signal import Signal
@@ -57,7 +56,8 @@ class Readers:
         self.released = Signal[[]]()
         self._generations = generations
         self._recently_opened = recently_opened
-        self._generation_holds = GenerationHolds()
+        self._open_folders = Counter[Generation]()
+        self._held_until = dict[Generation, float]()
         self._beginning = trio.Lock()
         self._nursery: trio.Nursery | None = None  # while it runs
         self._readers: dict[tuple[int, str], Reader] = {}
@@ -79,19 +79,21 @@ class Readers:
                 self._nursery = None
 
     async def _release_silent(self) -> None:
-        held = set[Generation]()
         while True:
             await trio.sleep(SILENCE_EVERY_S)
             now = trio.current_time()
-            before, held = held, self._generation_holds.generations(now)
-            if before - held:
+            over = [generation for generation, until in self._held_until.items() if until < now]
+            silent = [
+                reader
+                for reader in self._readers.values()
+                if reader.all_holds and reader.is_silent(now, self._hold_idle_s, self._generations.settle_s)
+            ]
+            for generation in over:
+                del self._held_until[generation]
+            for reader in silent:
+                reader.release()
+            if over or silent:
                 self.released.notify()
-            for reader in self._readers.values():
-                holds = reader.holds or self._generation_holds.of(reader)
-                if holds and reader.is_silent(now, self._hold_idle_s, self._generations.settle_s):
-                    reader.release()
-                    self._generation_holds.end(reader)
-                    self.released.notify()
 
     def set_hold_idle(self, hold_idle_s: float) -> None:
         """Change the silence after which a reader's holds end."""
@@ -126,7 +128,7 @@ class Readers:
         now = trio.current_time()
         reader.lists(directory, generation, now, self._generations.settle_s)
         if reader.is_foreign:
-            self._generation_holds.note(reader, generation, now + self._hold_idle_s)
+            self._hold_until(generation, now + self._hold_idle_s)
         if directory == EVERYWHERE:
             reader.is_shown(EVERYWHERE, generation.files)
         self.released.notify()  # its earlier holds have ended
@@ -185,7 +187,7 @@ class Readers:
         now = trio.current_time()
         lasting = (other.lasting_holds(now, lister) for other in self._holding() if not other.is_foreign)
         # Programs that read the newest generation may go on to the next one soon.
-        earlier = self._generation_holds.generations(now) - {self._generations.current}
+        earlier = self._held_as_a_whole() - {self._generations.current}
         lasting_holds = Holds([*lasting, *(DirectoryHolds(each.hold) for each in earlier)])
         await trio.to_thread.run_sync(lasting_holds.merge)  # a worker gets them
         return await self._generations.begin(lasting_holds, self._recently_opened(), part)
@@ -215,11 +217,7 @@ class Readers:
         self._generations.note_opened(id)
         if reader := self._by_number.get(number):
             is_of_view = self._generations.moves(id, reader.job.view)
-            reader.opened(id, self._shown_without_listing(reader), trio.current_time(), waited, is_of_view)
-
-    def _shown_without_listing(self, reader: Reader) -> Generation | None:
-        """What a reader holds that opens files and has not listed; None if it opened a generation by its path."""
-        return None if self._generation_holds.of(reader) else self._generations.current
+            reader.opened(id, self._generations.current, trio.current_time(), waited, is_of_view)
 
     def opened_by(self, pid: int, id: int) -> bool:
         """Note that a process has opened a file a moment ago. False if it is the daemon, or was started by it.
@@ -237,7 +235,7 @@ class Readers:
         now = trio.current_time()
         everybody = [each for each in self._holding() if each.holds] if pid == FOREIGN else []
         for each in [reader] if reader else everybody:
-            each.opened(id, self._shown_without_listing(each), now, False, self._generations.moves(id, each.job.view))
+            each.opened(id, self._generations.current, now, False, self._generations.moves(id, each.job.view))
             each.closed(now)
         return True
 
@@ -254,39 +252,54 @@ class Readers:
 
     def named(self, number: int) -> Generation | None:
         """The generation with that number, if it is kept or held. Mostly it is held as a whole: a walk asks often."""
-        whole = (*self._generations.kept, *self._generation_holds.generations(trio.current_time()))
+        whole = (*self._generations.kept, *self._held_as_a_whole())
         found = next((each for each in whole if each.number == number), None)
         return found or self.named_generations().get(number)
 
     def has_open_folder(self, generation: Generation) -> bool:
         """Whether a folder of a generation is open by its path."""
-        return self._generation_holds.has_open_folder(generation)
+        return generation in self._open_folders
 
     def named_generations(self) -> dict[int, Generation]:
         """The generations that are kept or held, by number, the first one first."""
         numbers = {hold.generation for reader in self._readers.values() for hold in reader.holds.all}
-        found = {*self._generations.kept, *self._generation_holds.generations(trio.current_time())}
+        found = {*self._generations.kept, *self._held_as_a_whole()}
         found.update(each for each in self._generations.in_memory() if each.number in numbers)
         return {each.number: each for each in sorted(found, key=lambda each: each.number)}
 
     def open_generation(self, generation: Generation, tid: int) -> None:
         """Note that a thread has opened a folder of a generation: it is held, or in use if it is a part."""
         reader, now = self.reader_of(tid), trio.current_time()
-        self._generation_holds.open_folder(generation)
-        shared_s = self._hold_idle_s if reader.is_foreign else self._generations.settle_s
+        self._open_folders[generation] += 1
         if generation.part:
             self._generations.parts.open(generation, now)
-            shared_s = 0
-        if self._generation_holds.note(reader, generation, now + shared_s):
-            reader.files = BitMap64()
+        else:  # other ranks may open it later
+            self._hold_until(generation, now + (self._hold_idle_s if reader.is_foreign else self._generations.settle_s))
+        if reader.named is None or reader.named.number < generation.number:
+            reader.named, reader.files = generation, BitMap64()
             self._threads.clear()  # from now on it is credited with the opens of its children
             self.released.notify()  # its earlier hold may have ended
         reader.active_at = now
 
     def close_generation(self, generation: Generation) -> None:
         """Note that such a folder was closed by all processes that had it open."""
-        self._generation_holds.close_folder(generation)
+        self._open_folders -= Counter([generation])  # which leaves out those that have none
         self.released.notify()
+
+    def _hold_until(self, generation: Generation, until: float) -> None:
+        self._held_until[generation] = max(until, self._held_until.get(generation, until))
+
+    def _held_as_a_whole(self) -> set[Generation]:
+        """The generations that are held because they were opened by their path, or by unknown processes. A part of a
+        pass is held by open folders only: the rest is decided by `PartsInUse`.
+        """
+        now = trio.current_time()
+        of_processes = (each.named for each in self._readers.values() if not each.is_foreign)
+        return {
+            *self._open_folders,
+            *(generation for generation in of_processes if generation and not generation.part),
+            *(generation for generation, until in self._held_until.items() if now <= until),
+        }
 
     # What readers hold.
 
@@ -294,19 +307,8 @@ class Readers:
         """The holds of all readers, and those on the generations that are kept besides the newest."""
         readers = [reader for reader in self._holding() if not reader.is_foreign]
         now = trio.current_time()
-        whole = {*self._generations.kept[:-1], *self._generation_holds.generations(now)}
+        whole = {*self._generations.kept[:-1], *self._held_as_a_whole()}
         return Holds([*holds_of(readers, now), *(DirectoryHolds(each.hold) for each in whole)])
-
-    def newest_of(self, reader: Reader) -> Generation | None:
-        """The last generation that a reader has listed or opened."""
-        both = filter(None, (reader.view, self._generation_holds.of(reader)))
-        return max(both, key=lambda generation: generation.number, default=None)
-
-    def oldest_hold(self, reader: Reader) -> Hold | None:
-        """The hold of a reader on the earliest generation."""
-        generation = self._generation_holds.of(reader)
-        holds = [*reader.holds.all, *([generation.hold] if generation else [])]
-        return min(holds, key=lambda hold: hold.generation, default=None)
 
     def _holding(self) -> Iterator[Reader]:
         """The readers whose holds count; with --rotation always, only until they have opened all that they saw."""
@@ -317,7 +319,7 @@ class Readers:
         """End all holds but those of folders that are open by the path of their generation."""
         for reader in self._readers.values():
             reader.release()
-        self._generation_holds.release()
+        self._held_until.clear()
         self.released.notify()
 
     def active(self) -> list[Reader]:
@@ -376,23 +378,18 @@ class Readers:
     def _credited(self, tid: int, found: Process) -> Reader:
         """The nearest of a thread's process and its ancestors that has listed, otherwise the process; remembers it."""
         readers = (self._readers.get((each.pid, each.start)) for each in lineage(found))
-        lister = next((reader for reader in readers if reader and self._lists(reader)), None)
+        lister = next((reader for reader in readers if reader and reader.newest), None)
         reader = lister or self._reader_of(found)
         if not (lister or reader.opens):
             self._join(reader, found)
         self._remember_thread(tid, reader)
         return reader
 
-    def _lists(self, reader: Reader) -> bool:
-        return reader.listed_at is not None or self._generation_holds.of(reader) is not None
-
     async def _until_it_ends(self, reader: Reader) -> None:
         await trio.lowlevel.wait_readable(self._pidfds[reader])
         os.close(self._pidfds.pop(reader))
         del self._readers[reader.pid, reader.start], self._processes[reader]
         reader.ended()
-        if held := self._generation_holds.end(reader):
-            note_read(held, reader.files, held.files)
         self._by_number.pop(reader.number, None)
         self._threads.clear()
         self.released.notify()

@@ -359,9 +359,9 @@ async def test_a_process_holds_the_last_generation_that_it_opened_until_it_ends(
     readers.open_generation(asked, ME)  # an earlier one changes nothing for the process that opened a later one
     readers.open_generation(asked, child.pid)
     readers.close_generation(asked)
-    assert [readers.newest_of(each) for each in readers.active()] == [second, asked]
+    assert [each.newest for each in readers.active()] == [second, asked]
     await end(readers, child)
-    assert [readers.newest_of(each) for each in readers.active()] == [asked]
+    assert [each.newest for each in readers.active()] == [asked]
 
 
 async def test_the_next_generation_begins_only_if_there_is_something_new(cache: LocalCache, readers: Readers) -> None:
