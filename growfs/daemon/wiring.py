@@ -351,13 +351,13 @@ def _build(
         "peers": set_peers,
         "min_free": store.set_min_free,
         "rotation": generations.set_rotation,
-        "turnover": generations.set_turnover,
-        "hold_idle": readers.set_hold_idle,
+        "turnover": partial(setattr, generations, "turnover"),
+        "hold_idle": partial(setattr, readers, "hold_idle_s"),
         "remote_budget": budget.set_limit,
         "bandwidth": dispatcher.set_bandwidth,
         "refresh": catalog_sync.set_interval,
         "miss_timeout": fetcher.set_miss_timeout,
-        "settle": generations.set_settle,
+        "settle": partial(setattr, generations, "settle_s"),
         "cache_size": space.set_cache_size,  # last, as it raises an error if files in use stay in the way
     }
     assert setters.keys() == {row.name for row in fields(Options) if row.metadata["live"]}

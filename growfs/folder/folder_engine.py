@@ -204,7 +204,7 @@ class FolderEngine:
         """Return the path of a part of a pass, once it is cached."""
         position = PassPosition(number, part)
         while (tree := next((tree for tree in self._trees if tree.part == position), None)) is None:
-            await self._generations.wait(position)
+            await self._generations.planner.wait(position)
             self._want(position)
             with trio.move_on_after(PROGRESS_S):  # its files may be gone by then
                 await self._finished.wait()
@@ -273,7 +273,8 @@ class FolderEngine:
                 log.warning("%s: another program has removed it", self._shown(tree.path))
                 await self._db.run_in_writer(partial(self._store.mirrors.remove, tree.path))
                 self._trees.remove(tree)
-            if ready := list(filter(self._generations.is_ready, self._wanted)):  # meanwhile, trees end and make room
+            is_ready = self._generations.planner.is_ready
+            if ready := list(filter(is_ready, self._wanted)):  # meanwhile, trees end and make room
                 self._wanted.discard(ready[0])
                 try:
                     await self._begin(ready[0])

@@ -25,7 +25,7 @@ from growfs.rotation.holds import Hold, Holds
 from growfs.rotation.parts_in_use import PartsInUse
 from growfs.rotation.pass_order import groups_of
 from growfs.rotation.queries import Listed
-from growfs.rotation.rules import Generation, GenerationPlan, PassPosition, Succession, TurnoverInput
+from growfs.rotation.rules import Generation, GenerationPlan, PassPosition, TurnoverInput, begin
 from growfs.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -119,15 +119,17 @@ class Generations:
         self.began = Signal[[]]()
         self.written = Signal[[]]()
         self._db = database
-        self._planner = planner
+        self.planner = planner
         self.demand = demand
         (self.shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
         self._store = store
-        self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
+        self.last_number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
+        """The number of the newest generation, also of an earlier run; 0 if there was none."""
         self._unwritten: GenerationPlan | None = None
         self.counts_all = are_asked_for
         """Whether all listed files count as opened: opens cannot be seen, or programs ask for each generation."""
-        self._succession = Succession(planner.keeps_last)
+        self.current: Generation | None = None
+        """The newest generation; None before the first listing of this mount."""
         self._refused = False
         self._rotating = trio.Lock()
         self.kept = list(self._read_kept())
@@ -147,14 +149,6 @@ class Generations:
         self.rotation = rotation
         self.rotation_changed.notify()
 
-    def set_turnover(self, turnover: float) -> None:
-        """Change the share of a full cache that each new generation delists."""
-        self.turnover = turnover
-
-    def set_settle(self, settle_s: float) -> None:
-        """Change how long a generation is kept for processes that list and open nothing."""
-        self.settle_s = settle_s
-
     @property
     def rotates(self) -> bool:
         """Whether generations delist anything."""
@@ -164,11 +158,6 @@ class Generations:
     def number(self) -> int:
         """The number of the current generation; 0 before the first listing of this mount."""
         return self.current.number if self.current else 0
-
-    @property
-    def last_number(self) -> int:
-        """The number of the newest generation, also of an earlier run; 0 if there was none."""
-        return self._number
 
     @property
     def is_written(self) -> bool:
@@ -212,14 +201,9 @@ class Generations:
         await self._db.write(write)
 
     @property
-    def current(self) -> Generation | None:
-        """The newest generation; None before the first listing of this mount."""
-        return self._succession.newest
-
-    @property
     def listed(self) -> Listed:
         """The facts that decide which files are the last of their kind."""
-        return Listed(self.shown_seq, self._succession.keeps_last)
+        return Listed(self.shown_seq, (self.current or self.planner).keeps_last)
 
     @property
     def is_over(self) -> bool:
@@ -235,7 +219,8 @@ class Generations:
 
     def note_opened(self, id: int) -> None:
         """Note that a file was opened: the next generation delists in proportion to the opened files."""
-        self._succession.note_opened(id)
+        if self.current:
+            self.current.opened_since.add(id)
 
     def moves(self, id: int, view: Generation | None) -> bool:
         """Whether an open of a cached file counts for a generation: not if every generation lists it, as frozen and
@@ -246,23 +231,11 @@ class Generations:
         row = self._db.row("SELECT parent, seq FROM resident WHERE id = ?", id)
         return row is not None and view.moves(*row)
 
-    def count_all(self) -> None:
-        """From now on, assume that all listed files are opened: opens cannot be seen."""
-        self.counts_all = True
-
     def has_news(self) -> bool:
         """Whether the next generation would show other files, or make room for some."""
         if self.current is None or self._store.last_seq > self.current.last_seq:
             return True
-        return not self._planner.changes_nothing(self._turnover(Holds(), frozenset()))
-
-    def is_ready(self, part: PassPosition | None = None) -> bool:
-        """Whether the next generation, or the one that is this part, can begin now."""
-        return self._planner.is_ready(part)
-
-    async def wait(self, part: PassPosition | None = None) -> None:
-        """Return once it can begin; see `Planner.wait`."""
-        await self._planner.wait(part)
+        return not self.planner.changes_nothing(self._turnover(Holds(), frozenset()))
 
     def part(self, position: PassPosition) -> Generation | None:
         """The generation that is this part of a pass; None if it has to begin first."""
@@ -305,14 +278,14 @@ class Generations:
     async def _begin(
         self, lasting_holds: Holds, opened: frozenset[int], part: PassPosition | None
     ) -> GenerationPlan | None:
-        number = self._number + 1
+        number = self.last_number + 1
         frozen = await self._db.query_in_thread(lambda ask: list(ask(FROZEN_FILES)))
         turnover = self._turnover(lasting_holds, opened)
-        if self._planner.changes_nothing(turnover):
+        if self.planner.changes_nothing(turnover):
             last_seq, files = turnover.last_seq, self._store.resident_files
             listed = BitMap64(range(1, last_seq + 1))
             plan = GenerationPlan(last_seq, files, listed, keeps_last=self.listed.keeps_last)
-        elif (planned := await self._planner.plan(number, turnover, part)) is None:
+        elif (planned := await self.planner.plan(number, turnover, part)) is None:
             return None
         else:
             plan = planned
@@ -321,8 +294,8 @@ class Generations:
                 "--show-files asks for %d files, and %d are here: no new generation", self.show_files, plan.files
             )
             return plan
-        self._number = number
-        generation = self._succession.begin(number, plan, trio.current_time())
+        self.last_number = number
+        self.current = generation = begin(number, plan, trio.current_time(), self.current)
         self.kept = [*self.kept, generation][-self.keep :]
         self._in_memory.add(generation)
         for directory, seq in filter(lambda row: generation.shows(row[1]), frozen):
@@ -347,7 +320,7 @@ class Generations:
             shown_seq=self.shown_seq,
             last_seq=store.last_seq,
             lasting_holds=lasting_holds,
-            opened_share=1.0 if self.counts_all and self.current else self._succession.opened_share,
+            opened_share=0.0 if not self.current else 1.0 if self.counts_all else self.current.opened_share,
             is_first=self.current is None,
             opened=opened,
             show_files=self.show_files,

@@ -52,7 +52,7 @@ class Readers:
     def __init__(
         self, generations: Generations, hold_idle_s: float, recently_opened: Callable[[], frozenset[int]]
     ) -> None:
-        self._hold_idle_s = hold_idle_s
+        self.hold_idle_s = hold_idle_s
         self.released = Signal[[]]()
         self._generations = generations
         self._recently_opened = recently_opened
@@ -64,7 +64,8 @@ class Readers:
         self._pidfds: dict[Reader, int] = {}
         self._processes: dict[Reader, Process] = {}
         self._by_number: dict[int, Reader] = {}
-        self._threads: dict[int, tuple[float, Reader]] = {}  # oldest entry first
+        self._threads: dict[int, Reader] = {}
+        self._threads_since = 0.0
         self._numbers = (count % NUMBERS + 1 for count in itertools.count())  # 0 stands for no reader
 
     async def run(self) -> None:
@@ -86,7 +87,7 @@ class Readers:
             silent = [
                 reader
                 for reader in self._readers.values()
-                if reader.all_holds and reader.is_silent(now, self._hold_idle_s, self._generations.settle_s)
+                if reader.all_holds and reader.is_silent(now, self.hold_idle_s, self._generations.settle_s)
             ]
             for generation in over:
                 del self._held_until[generation]
@@ -94,10 +95,6 @@ class Readers:
                 reader.release()
             if over or silent:
                 self.released.notify()
-
-    def set_hold_idle(self, hold_idle_s: float) -> None:
-        """Change the silence after which a reader's holds end."""
-        self._hold_idle_s = hold_idle_s
 
     # What readers do.
 
@@ -128,7 +125,7 @@ class Readers:
         now = trio.current_time()
         reader.lists(directory, generation, now, self._generations.settle_s)
         if reader.is_foreign:
-            self._hold_until(generation, now + self._hold_idle_s)
+            self._hold_until(generation, now + self.hold_idle_s)
         if directory == EVERYWHERE:
             reader.is_shown(EVERYWHERE, generation.files)
         self.released.notify()  # its earlier holds have ended
@@ -178,7 +175,7 @@ class Readers:
         self, is_due: Callable[[], bool], lister: Reader | None = None, part: PassPosition | None = None
     ) -> None:
         while is_due():
-            await self._generations.wait(part)  # not in the lock: others may begin other parts meanwhile
+            await self._generations.planner.wait(part)  # not in the lock: others may begin other parts meanwhile
             async with self._beginning:
                 if not is_due() or await self._begin_now(lister or Reader(FOREIGN, "0", ""), part):
                     return
@@ -201,16 +198,10 @@ class Readers:
         return reader.number
 
     def _known_thread(self, tid: int) -> Reader | None:
-        known_at, reader = self._threads.get(tid, (-FORGET_THREADS_S, None))
-        return reader if time.monotonic() - known_at < FORGET_THREADS_S else None
-
-    def _remember_thread(self, tid: int, reader: Reader) -> None:
-        """Remember the reader of a thread for a while; forget threads whose time is up."""
-        now = time.monotonic()
-        self._threads.pop(tid, None)
-        self._threads[tid] = (now, reader)
-        while now - self._threads[first := next(iter(self._threads))][0] >= FORGET_THREADS_S:
-            del self._threads[first]
+        if time.monotonic() - self._threads_since >= FORGET_THREADS_S:
+            self._threads.clear()
+            self._threads_since = time.monotonic()
+        return self._threads.get(tid)
 
     def opened(self, number: int, id: int, waited: bool) -> None:
         """Note that a reader has opened a file. waited: the open waited for the fetch."""
@@ -238,10 +229,6 @@ class Readers:
             each.opened(id, self._generations.current, now, False, self._generations.moves(id, each.job.view))
             each.closed(now)
         return True
-
-    def count_all(self) -> None:
-        """From now on, assume that all listed files are opened: opens cannot be seen."""
-        self._generations.count_all()
 
     def closed(self, number: int) -> None:
         """Note that a file opened by a reader was closed."""
@@ -274,7 +261,7 @@ class Readers:
         if generation.part:
             self._generations.parts.open(generation, now)
         else:  # other ranks may open it later
-            self._hold_until(generation, now + (self._hold_idle_s if reader.is_foreign else self._generations.settle_s))
+            self._hold_until(generation, now + (self.hold_idle_s if reader.is_foreign else self._generations.settle_s))
         if reader.named is None or reader.named.number < generation.number:
             reader.named, reader.files = generation, BitMap64()
             self._threads.clear()  # from now on it is credited with the opens of its children
@@ -382,7 +369,7 @@ class Readers:
         reader = lister or self._reader_of(found)
         if not (lister or reader.opens):
             self._join(reader, found)
-        self._remember_thread(tid, reader)
+        self._threads[tid] = reader
         return reader
 
     async def _until_it_ends(self, reader: Reader) -> None:

@@ -113,6 +113,10 @@ class Generation:
     """What it lists, if it is a part of a pass."""
     frozen: dict[int, BitMap64] = field(default_factory=dict)
     """The admissions of the files that were frozen or pinned when it began, by directory."""
+    keeps_last: bool = True
+    """Whether directories keep their last files: see the function of this name."""
+    opened_since: BitMap64 = field(default_factory=BitMap64)
+    """The ids opened since it began, by any process."""
     is_over: bool = False
     """Whether no further listing may show it, whichever process lists: training could not start with it, or it is a
     part that has made room."""
@@ -125,6 +129,11 @@ class Generation:
     def hold(self) -> Hold:
         """A hold on the files that it lists."""
         return Hold(self.number, self.last_seq)
+
+    @property
+    def opened_share(self) -> float:
+        """The share of its files that were opened since it began."""
+        return min(1.0, len(self.opened_since) / max(1, self.files))
 
     def frozen_files(self, directory: int) -> int:
         """How many frozen and pinned files it lists in a directory, or EVERYWHERE."""
@@ -140,33 +149,13 @@ class Generation:
         return seq in self.listed
 
 
-class Succession:
-    """Owns the newest generation, and the ids opened since it began."""
-
-    def __init__(self, keeps_last: bool = True) -> None:
-        """keeps_last: before the first generation."""
-        self.newest: Generation | None = None
-        self.keeps_last = keeps_last
-        """Whether directories keep their last files: see the function of this name."""
-        self._opened = BitMap64()
-
-    def note_opened(self, id: int) -> None:
-        """Note that a file was opened."""
-        self._opened.add(id)
-
-    @property
-    def opened_share(self) -> float:
-        """The share of the newest generation's files that were opened since it began; 0 before the first one."""
-        return min(1.0, len(self._opened) / max(1, self.newest.files)) if self.newest else 0.0
-
-    def begin(self, number: int, plan: GenerationPlan, now: float) -> Generation:
-        """Begin the next generation as planned, and return it."""
-        if self.newest and not self.newest.files:
-            self.newest.is_over = True
-        self.newest = Generation(number, plan.last_seq, now, plan.files, plan.listed, plan.hidden_below, plan.part)
-        self.keeps_last = plan.keeps_last
-        self._opened = BitMap64()
-        return self.newest
+def begin(number: int, plan: GenerationPlan, now: float, before: Generation | None) -> Generation:
+    """The generation that begins as planned, after the one before it."""
+    if before and not before.files:
+        before.is_over = True
+    return Generation(
+        number, plan.last_seq, now, plan.files, plan.listed, plan.hidden_below, plan.part, keeps_last=plan.keeps_last
+    )
 
 
 # The last file of a kind.

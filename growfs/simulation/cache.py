@@ -21,8 +21,8 @@ from growfs.rotation.rules import (
     CachedFile,
     Generation,
     Kind,
-    Succession,
     TurnoverInput,
+    begin,
     delisted_key,
     keeps_last,
     listed_key,
@@ -75,6 +75,7 @@ class Cache:
             self.folders.setdefault(file.directory, {})
         self.busy: Counter[int] = Counter()  # how many handles each file has, if any
         self.live: list[Reader] = []
+        self.generation: Generation | None = None  # the newest one, if the policy has generations
         self.catalog_bytes = sum(file.size for file in files)
         self.evicted = 0
 
@@ -82,11 +83,6 @@ class Cache:
     def free(self) -> int:
         """Bytes taken neither by a file nor by a fetch."""
         return self.limit - self.used - self.reserved
-
-    @property
-    def generation(self) -> Generation | None:
-        """The current generation, if the policy has generations."""
-        return None
 
     def admit(self, id: int) -> None:
         """Make a file resident."""
@@ -195,17 +191,11 @@ class Rotating(Cache):
         self.cached: dict[int, CachedFile] = {}
         self._settings = settings
         self._largest = max((file.size for file in files if file.size <= limit), default=0)
-        self._succession = Succession()
         self._delisted: dict[int, list[CachedFile]] = {}
         self._listed_counts: Counter[Kind] = Counter()
         self._holds: Holds | None = None
         self._holds_until = 0.0
         self._refused: int | None = None
-
-    @property
-    def generation(self) -> Generation | None:
-        """The newest generation."""
-        return self._succession.newest
 
     @property
     def _shown_seq(self) -> int:
@@ -233,7 +223,8 @@ class Rotating(Cache):
 
     def opened(self, id: int) -> None:
         """A resident file is opened."""
-        self._succession.note_opened(id)
+        if self.generation:
+            self.generation.opened_since.add(id)
         if not self.cached[id].opened:
             self.cached[id] = self.cached[id]._replace(opened=True)
 
@@ -296,7 +287,7 @@ class Rotating(Cache):
             shown_seq=self._shown_seq,
             last_seq=self.counter,
             lasting_holds=Holds(reader.lasting_holds(now, lister) for reader in self.live),
-            opened_share=self._succession.opened_share,
+            opened_share=self.generation.opened_share if self.generation else 0.0,
             is_first=self.generation is None,
             keeps_last=keeps_last(sum(least.values()), self.limit),
         )
@@ -319,7 +310,8 @@ class Rotating(Cache):
         for file in sorted([file for file in shown if file.delisted is not None], key=delisted_key):
             self._delisted.setdefault(file.queue_position, []).append(file)
         self._listed_counts = Counter(file.kind for file in shown if file.delisted is None)
-        return self._succession.begin(number, plan, now)
+        self.generation = begin(number, plan, now, self.generation)
+        return self.generation
 
     def _unlisted(self) -> Iterator[CachedFile]:
         """The files that no generation has listed yet, the last admitted first."""
@@ -344,9 +336,8 @@ class Rotating(Cache):
                 return False
             else:
                 candidates = draw_candidates(delisted, holds)
-            victims = pick_victims(
-                evictable(candidates, self.busy, self._counts, self._shown_seq, self._succession.keeps_last), lacking
-            )
+            keeps = self.generation is None or self.generation.keeps_last
+            victims = pick_victims(evictable(candidates, self.busy, self._counts, self._shown_seq, keeps), lacking)
             for id in victims:
                 self.remove(id)
             if not victims and not missed:

@@ -443,7 +443,7 @@ class Vfs:
 
     def count_all(self) -> None:
         """From now on, assume that all listed files are opened: opens through links cannot be seen."""
-        self._readers.count_all()
+        self._generations.counts_all = True
 
     def open_ahead(self, id: int) -> bool:
         """Open a listed file before a reader does; False if that would not help. This is not counted as an open."""

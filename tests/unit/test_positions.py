@@ -69,7 +69,7 @@ def begin(cache: LocalCache, parts: Parts, position: PassPosition, streamed: Bit
     """Begin the generation that is a part."""
     contents = PartContents(position, {}, 1, 1, streamed or BitMap64(), BitMap64(), {})
     generation = Generation(1, 1, trio.current_time(), files=1, part=contents)
-    cache.generations._succession.newest = generation
+    cache.generations.current = generation
     parts.note_begun()
     return generation
 

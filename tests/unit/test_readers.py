@@ -327,7 +327,7 @@ async def test_what_unknown_readers_listed_is_held_for_a_while(readers: Readers,
 async def test_a_generation_is_held_while_a_folder_of_it_is_open(
     cache: LocalCache, readers: Readers, other: int
 ) -> None:
-    cache.generations.set_settle(0)
+    cache.generations.settle_s = 0
     _, first = await lists(readers, other)
     readers.release()
     readers.open_generation(first, FOREIGN)
@@ -344,7 +344,7 @@ async def test_a_generation_is_held_while_a_folder_of_it_is_open(
 async def test_a_process_holds_the_last_generation_that_it_opened_until_it_ends(
     cache: LocalCache, readers: Readers
 ) -> None:
-    cache.generations.set_settle(0)
+    cache.generations.settle_s = 0
     child, asked = sleeper(), await readers.begin_after(0)
     readers.open_generation(asked, child.pid)
     readers.close_generation(asked)

@@ -99,8 +99,8 @@ class Twins:
         place = number // READERS % (1 + DIRECTORIES)
         lasting_holds = Holds(reader.lasting_holds(NOW, real) for reader, _ in self.readers)
         generation = await self.cache.begin(lasting_holds, frozenset(map(self.node_id, self.opened & self.resident)))
-        for id in range(len(self.paths)):
-            self.simulated._succession.note_opened(id)
+        if self.simulated.generation:
+            self.simulated.generation.opened_since.update(range(len(self.paths)))
         begun = self.simulated._begin(copy, NOW)
         assert generation
         assert (generation.number, generation.files) == (begun.number, begun.files)

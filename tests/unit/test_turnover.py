@@ -117,7 +117,7 @@ async def test_a_generation_that_delists_nothing_needs_no_plan(
 ) -> None:
     """Planning takes a worker milliseconds, and the process that lists waits for it."""
     inputs: list[TurnoverInput] = []
-    planner = scene.cache.generations._planner
+    planner = scene.cache.generations.planner
     plan = planner.plan
 
     async def recorded(number: int, turnover: TurnoverInput, _: object) -> GenerationPlan | None:

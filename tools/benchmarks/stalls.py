@@ -327,7 +327,7 @@ def of_generations(number: int, scene: Scene) -> Iterator[tuple[str, Step]]:
     step = max(1, (last_seq - first_seq) // number)
     rows = ((n + 1, min(last_seq, first_seq + n * step), 0) for n in range(number))
     scene.database.write_now(lambda writer: writer.executemany("INSERT INTO generation VALUES (?, ?, ?)", rows))
-    scene.generations._number = number
+    scene.generations.last_number = number
     ids = list(range(FIRST_FILE + scene.files - min(1000, scene.files // 2), FIRST_FILE + scene.files))
     yield "files are evicted", lambda scene: scene.store.evict(ids)
     yield "the next one", lambda scene: scene.listing(1, ROOT)
