@@ -176,7 +176,7 @@ class StatusSource:
             listed_at=None if reader.listed_at is None else time.time() - (now - reader.listed_at),
             generation=newest.number if newest else 0,
             part=str(newest.part.position) if newest and newest.part else None,
-            files_shown=reader.files_shown,
+            files_shown=reader.job.files_shown,
             files_opened=len(reader.files),
             opens=reader.opens,
             held_bytes=sum(totals.held_bytes.get(hold, 0) for hold in reader.all_holds[:1]),
@@ -220,13 +220,14 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
         return None
     if reader.listed_once and reader.opened_all and listed_share < 1:
         ago = format_timespan(round(now - reader.listed_at), max_units=1)
-        times = reader.opens / reader.files_shown
+        files = reader.job.files_shown
+        times = reader.opens / files
         often = f" {times:.1f} times" if times >= 1.1 else ""
         return (
-            f"listed once {ago} ago, has opened its {reader.files_shown:,} files{often}, and will see nothing new until"
+            f"listed once {ago} ago, has opened its {files:,} files{often}, and will see nothing new until"
             f" it lists again; it sees {listed_share:.0%} of the data"
         )
-    if reader.unread >= UNREAD_SHARE:
+    if reader.job.unread >= UNREAD_SHARE:
         exclude = f"; consider --exclude '*.{unread[0]}'" if unread else ""
-        return f"never opened {reader.unread:.0%} of the files that it listed{exclude}"
+        return f"never opened {reader.job.unread:.0%} of the files that it listed{exclude}"
     return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
+from growfs.rotation.holds import EVERYWHERE
 from growfs.rotation.rules import Generation
 
 EPOCH_SHARE = 0.5
@@ -29,7 +30,9 @@ class Job:
     view: Generation | None = None
     """The generation that its listings show; None if it has never listed."""
     files_shown: int = 0
-    """How many files its view showed to its processes, counting each directory once."""
+    """How many files its view showed to its processes in directories that one listed to the end, each counted once."""
+    unread: float = 0.0
+    """The share of the files that the view before showed and it never opened."""
     listers: int = 0
     """How many of its processes that have not ended have listed."""
     listed_again_at: float = 0.0
@@ -55,15 +58,19 @@ class Job:
     def lists(self, generation: Generation, now: float) -> None:
         """Note that one of its processes lists a generation, its view or a later one."""
         if generation is not self.view:
+            if self.files_shown:
+                self.unread = max(0.0, 1 - len(self.opened) / self.files_shown)
             self.view, self.files_shown, self.viewed_at = generation, 0, now
             self.opened, self._listed_whole = BitMap64(), BitMap64()
         self._opened_since = BitMap64()
 
-    def is_shown(self, directory: int, files: int) -> None:
-        """Note that one of its processes has listed a directory of the view to the end. files: shown to it."""
-        if self.view and directory not in self._listed_whole:
+    def is_shown(self, directory: int, generation: Generation, files: int) -> None:
+        """Note that one of its processes has listed a directory (EVERYWHERE: all) to the end. files: shown to it."""
+        if generation is self.view and not (directory in self._listed_whole or EVERYWHERE in self._listed_whole):
             self._listed_whole.add(directory)
-            self.files_shown += files - self.view.frozen_files(directory)
+            if directory == EVERYWHERE:
+                self.files_shown = 0
+            self.files_shown += files - generation.frozen_files(directory)
 
     def opens(self, id: int) -> None:
         """Note that one of its processes opens a file of the view that is not frozen."""

@@ -48,8 +48,6 @@ class Reader:
     """How many of its files are open now."""
     files: BitMap64 = field(default_factory=BitMap64)
     """The ids that it opened since it first listed in its last generation, at the root or by the path of that."""
-    unread: float = 0.0
-    """The share of the files of its previous generation's listings that it never opened."""
     _view: Generation | None = None
     """The generation that it listed last."""
     _view_below: Generation | None = None
@@ -64,14 +62,8 @@ class Reader:
     """When it last listed a directory that is new to it, or any after it had opened a file: not when it only polls."""
     _walk: BitMap64 = field(default_factory=BitMap64)
     """The directories that it has listed, each once, since it, or a worker, last opened a file."""
-    _listed_whole: BitMap64 = field(default_factory=BitMap64)
-    """The directories that it has listed to the end in its last generation."""
-    _shown: dict[int, int] = field(default_factory=dict)
-    """How many files it was shown of each directory that it has not listed to the end in its last generation."""
-    _shown_files: int = 0
-    """How many files it was shown in its last generation, counting each directory once."""
-    _shown_everywhere: int = 0
-    """How many files a listing of everything showed it in its last generation."""
+    _listed: BitMap64 = field(default_factory=BitMap64)
+    """The directories that it has listed in its last generation."""
 
     @property
     def is_foreign(self) -> bool:
@@ -100,11 +92,6 @@ class Reader:
         return sorted(holds, key=lambda hold: hold.generation)
 
     @property
-    def files_shown(self) -> int:
-        """How many files its last listings showed, counting each directory once."""
-        return self._shown_everywhere or self._shown_files
-
-    @property
     def listed_once(self) -> bool:
         """Whether it has listed in one generation only: most stock code never lists again."""
         return self.generations == 1
@@ -126,8 +113,8 @@ class Reader:
 
     @property
     def opened_all(self) -> bool:
-        """Whether it has opened as many files as it was shown."""
-        return 0 < self.files_shown <= len(self.files)
+        """Whether its job has opened all files that it was shown of its view."""
+        return self._view is self.job.view and self.job.has_opened_all
 
     def hold_of_all(self, now: float) -> Hold | None:
         """Its hold on all of its view, while it or others of its job may go on listing the view."""
@@ -181,7 +168,7 @@ class Reader:
     def _lists_again(self, directory: int) -> bool:
         """Whether it lists a directory again, before others of its job have: these see what the first one sees."""
         is_first = self.listed_at is not None and self.listed_at >= self.job.listed_again_at
-        return is_first and (directory in self._listed_whole or directory in self._shown)
+        return is_first and directory in self._listed
 
     def _has_had_its_epoch(self, now: float, settle_s: float, by_time: bool) -> bool:
         """Whether its job has read its view, now that it lists a directory again."""
@@ -212,14 +199,10 @@ class Reader:
         if self.job.view is None or generation.number >= self.job.view.number:  # otherwise it is behind the others
             self.job.lists(generation, now)
         if is_next:
-            if shown := self.files_shown:
-                self.unread = max(0.0, 1 - len(self.files) / shown)
-            self.files, self._listed_whole = BitMap64(), BitMap64()
-            self._shown, self._shown_files, self._shown_everywhere = {}, 0, 0
+            self.files, self._listed = BitMap64(), BitMap64()
             self._renews_s, self._renewed_at = now - self._renewed_at, now
             self.generations += 1
-        self._shown_files -= self._shown.get(directory, 0)
-        self._shown[directory] = 0
+        self._listed.add(directory)
         self.holds.set(directory, generation.hold)
         if hidden := generation.hidden_below.get(directory):
             self.holds.end(hidden)  # it cannot list them again: this listing does not show them
@@ -228,23 +211,6 @@ class Reader:
             self.above._view_below = generation
         self._view, self._view_below = generation, None
         self.listed_at = self.active_at = now
-
-    def is_shown(self, directory: int, files: int) -> None:
-        """Note that its listing of a directory showed this many more files; with EVERYWHERE, this many in total."""
-        if directory == EVERYWHERE:
-            self._shown_everywhere = files
-            self.job.is_shown(EVERYWHERE, files)
-        elif directory not in self._listed_whole:  # otherwise it lists the same files again
-            self._shown[directory] = self._shown.get(directory, 0) + files
-            self._shown_files += files
-
-    def is_shown_all(self, directory: int) -> None:
-        """Note that its listing of a directory reached the end."""
-        files = self._shown.pop(directory, None)
-        if files is not None:  # otherwise the listing began in an earlier generation
-            if directory not in self._listed_whole and self._view is self.job.view:
-                self.job.is_shown(directory, files)
-            self._listed_whole.add(directory)
 
     def opened(
         self, id: int, generation: Generation | None, now: float, waited: bool = False, is_of_view: bool = True
@@ -276,8 +242,8 @@ class Reader:
     def is_silent(self, now: float, hold_idle_s: float, settle_s: float) -> bool:
         """Whether, for longer than hold_idle_s, it has had no file open and opened none. Its holds end then.
 
-        settle_s: enough for a part of a pass of which it has opened nothing, or everything: the next part may wait for
-        its room.
+        settle_s: enough for a part of a pass of which it has opened nothing, or its job everything: the next part may
+        wait for its room.
         """
         if self._view and self._view.part and (self.opened_all or not self.files):
             hold_idle_s = min(hold_idle_s, settle_s)

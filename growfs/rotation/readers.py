@@ -127,7 +127,7 @@ class Readers:
         if reader.is_foreign:
             self._hold_until(generation, now + self.hold_idle_s)
         if directory == EVERYWHERE:
-            reader.is_shown(EVERYWHERE, generation.files)
+            reader.job.is_shown(EVERYWHERE, generation, generation.files)
         self.released.notify()  # its earlier holds have ended
         return generation
 
@@ -298,7 +298,7 @@ class Readers:
         return Holds([*holds_of(readers, now), *(DirectoryHolds(each.hold) for each in whole)])
 
     def _holding(self) -> Iterator[Reader]:
-        """The readers whose holds count; with --rotation always, only until they have opened all that they saw."""
+        """The readers whose holds count; with --rotation always, only until their job has opened all that it saw."""
         is_always = self._generations.rotation == "always"
         return (each for each in self._readers.values() if not (each.is_listed_for or (is_always and each.opened_all)))
 

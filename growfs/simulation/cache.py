@@ -268,8 +268,7 @@ class Rotating(Cache):
         reader.lists(directory, view, now, settle_s)
         self.readers_changed()
         shown = self.listed(directory, view)
-        reader.is_shown(directory, len(shown))
-        reader.is_shown_all(directory)
+        reader.job.is_shown(directory, view, len(shown))
         return shown
 
     def _begin(self, lister: Reader, now: float) -> Generation:

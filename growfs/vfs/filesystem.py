@@ -101,6 +101,8 @@ class OpenDirectory:
     """The position of the last delivered entry."""
     pending: list[Entry] = field(default_factory=list)
     """The entries after `position` that were read from the database and not yet delivered."""
+    files: int = 0
+    """How many files were delivered."""
     scanned: int = 0
     """The position up to which the database was searched."""
 
@@ -375,10 +377,9 @@ class Vfs:
         given, directory.pending = directory.pending[:count], directory.pending[count:]
         if given:
             directory.position = directory.scanned = given[-1].position
-            if directory.reader:
-                directory.reader.is_shown(directory.id, sum(not entry.is_dir for entry in given))
-        elif directory.reader and not directory.pending:
-            directory.reader.is_shown_all(directory.id)
+            directory.files += sum(not entry.is_dir for entry in given)
+        elif directory.reader and directory.generation and not directory.pending:
+            directory.reader.job.is_shown(directory.id, directory.generation, directory.files)
         return given
 
     def drop_entries(self, removed: Sequence[Removed]) -> None:

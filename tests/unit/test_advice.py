@@ -24,7 +24,7 @@ def lists(files: int, generation: Generation = FIRST) -> Act:
 
     def act(reader: Reader) -> None:
         reader.lists(7, generation, 0.0)
-        reader.is_shown(7, files)
+        reader.job.is_shown(7, generation, files)
 
     return act
 

@@ -58,54 +58,50 @@ def test_an_open_after_a_listing_holds_nothing_more(reader: Reader) -> None:
 
 
 def test_files_shown_are_those_of_the_last_listings(reader: Reader) -> None:
-    reader.lists(7, FIRST, 5.0)
-    reader.is_shown(7, 512)
-    reader.is_shown(7, 3)
-    reader.lists(8, FIRST, 5.0)
-    reader.is_shown(8, 3)
-    reader.lists(8, FIRST, 5.0)  # again, and to the end
-    reader.is_shown(8, 5)
-    reader.is_shown_all(8)
-    assert reader.files_shown == 520
-    for directory, files in ((7, 515), (8, 5)):  # the same listings again
-        reader.lists(directory, FIRST, 5.0)
-        reader.is_shown(directory, files)
-    assert reader.files_shown == 520
-    reader.is_shown_all(9)  # of a listing that began in an earlier generation
-    reader.lists(9, FIRST, 5.0)
-    reader.is_shown(9, 1)
-    assert reader.files_shown == 521
+    job = reader.job
+    for _ in range(2):  # the same listings again
+        for directory, files in ((7, 515), (8, 5)):
+            reader.lists(directory, FIRST, 5.0)
+            job.is_shown(directory, FIRST, files)
+        assert job.files_shown == 520
     reader.lists(EVERYWHERE, FIRST, 5.0)
-    reader.is_shown(EVERYWHERE, 600)
-    assert reader.files_shown == 600
+    job.is_shown(EVERYWHERE, FIRST, 600)
+    reader.lists(9, FIRST, 5.0)
+    job.is_shown(9, FIRST, 1)
+    assert job.files_shown == 600
     reader.lists(7, SECOND, 6.0)
-    assert reader.files_shown == 0
+    job.is_shown(8, FIRST, 5)  # by a listing that began in an earlier generation
+    assert job.files_shown == 0
 
 
-def test_a_reader_that_opened_each_shown_file_opened_all(reader: Reader) -> None:
-    reader.lists(7, FIRST, 5.0)
-    reader.is_shown(7, 2)
+def test_a_reader_whose_job_opened_each_shown_file_opened_all(reader: Reader) -> None:
+    other = Reader(4712, "99", "python", job=reader.job)
+    for one in (reader, other):
+        one.lists(7, FIRST, 5.0)
+    reader.job.is_shown(7, FIRST, 2)
     for id in (1, 1, 1):
         reader.opened(id, FIRST, 6.0)
     assert (reader.opens, len(reader.files), reader.opened_all) == (3, 1, False)
-    reader.opened(2, FIRST, 6.0)
-    assert (len(reader.files), reader.opened_all) == (2, True)
+    other.opened(2, FIRST, 6.0)
+    assert (len(reader.files), reader.opened_all, other.opened_all) == (1, True, True)
     reader.lists(7, SECOND, 7.0)
-    assert (len(reader.files), reader.opened_all) == (0, False)
+    reader.job.is_shown(7, SECOND, 1)
+    reader.opened(1, SECOND, 8.0)
+    assert (len(reader.files), reader.opened_all, other.opened_all) == (1, True, False)
 
 
 def test_the_unread_share_is_that_of_the_generation_before(reader: Reader) -> None:
     reader.lists(7, FIRST, 5.0)
-    reader.is_shown(7, 4)
+    reader.job.is_shown(7, FIRST, 4)
     reader.opened(1, FIRST, 6.0)
-    assert reader.unread == 0
+    assert reader.job.unread == 0
     reader.lists(7, SECOND, 7.0)
-    assert reader.unread == 0.75
-    reader.is_shown(7, 1)
+    assert reader.job.unread == 0.75
+    reader.job.is_shown(7, SECOND, 1)
     for id in (1, 2, 3):  # it may open files that no listing showed
         reader.opened(id, SECOND, 8.0)
     reader.lists(7, THIRD, 9.0)
-    assert reader.unread == 0
+    assert reader.job.unread == 0
 
 
 def test_merged_holds_cover_the_same_files() -> None:

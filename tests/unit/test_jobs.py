@@ -43,8 +43,7 @@ class Mount:
         if view is None:
             view = self.newest = Generation(self.newest.number + 1, 10, self.now, FILES)
         reader.lists(directory, view, self.now, SETTLE_S)
-        reader.is_shown(directory, FILES)
-        reader.is_shown_all(directory)
+        reader.job.is_shown(directory, view, FILES)
         return view.number
 
     def opens(self, reader: Reader, files: int, first: int = 0) -> None:
@@ -252,8 +251,8 @@ def test_a_program_may_list_at_each_sample(mount: Mount, before: bool, directori
     program = mount.reader()
     for epoch in range(1, 5):
         for directory in range(directories):
-            assert mount.lists(program, directory) == epoch
-        samples = [(id % directories, id) for id in range(directories * FILES)]
+            assert mount.lists(program, 1 + directory) == epoch
+        samples = [(1 + id % directories, id) for id in range(directories * FILES)]
         for directory, id in random.Random(epoch).sample(samples, len(samples)):
             if before:
                 assert mount.lists(program, directory) == epoch

@@ -161,9 +161,8 @@ async def test_what_a_process_starts_long_after_it_listed_is_a_job_of_its_own(
 
 @pytest.mark.promise(17)
 async def test_an_open_counts_for_the_ancestor_that_listed(cache: LocalCache, readers: Readers, other: int) -> None:
-    reader, _ = await lists(readers, ME)
-    reader.is_shown(1, 1)
-    reader.is_shown_all(1)
+    reader, shown = await lists(readers, ME)
+    reader.job.is_shown(1, shown, 1)
     opens(readers, other, cache.node("a/1").id)
     (reader,) = readers.active()
     assert (reader.pid, reader.opens) == (ME, 1)
@@ -415,8 +414,8 @@ async def test_a_process_that_is_behind_does_not_wait_until_the_next_generation_
 
 async def test_with_rotation_always_only_readers_with_unopened_files_hold(cache: LocalCache, readers: Readers) -> None:
     cache.generations.set_rotation("always")
-    reader, _ = await lists(readers, ME, 7)
-    reader.is_shown(7, 2)
+    reader, shown = await lists(readers, ME, 7)
+    reader.job.is_shown(7, shown, 2)
     opens(readers, ME)
     opens(readers, ME)
     assert readers.holds().cover(7, 0, None)
@@ -442,8 +441,8 @@ async def test_a_rank_that_opened_few_files_joins_the_generation_that_another_be
     readers: Readers, other: int
 ) -> None:
     for pid in (ME, other):
-        reader, _ = await lists(readers, pid)
-        reader.is_shown(1, 10)
+        reader, shown = await lists(readers, pid)
+        reader.job.is_shown(1, shown, 10)
     for id in range(5):
         opens(readers, ME, id)
     opens(readers, other, 5)

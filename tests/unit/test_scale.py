@@ -212,12 +212,11 @@ def test_a_reader_of_many_directories_takes_few_bytes_for_each() -> None:
         reader = Reader(4711, "99", "python")
         for directory in directories:
             reader.lists(directory, generation, 1.0)
-            reader.is_shown(directory, 5)
-            reader.is_shown_all(directory)
+            reader.job.is_shown(directory, generation, 5)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert reader.files_shown == 5 * len(directories)
+    assert reader.job.files_shown == 5 * len(directories)
     assert taken < 5 * len(directories)
 
 

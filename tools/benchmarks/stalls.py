@@ -179,9 +179,7 @@ class Scene:
         """Make a process list a directory to the end."""
         reader = self.readers.reader_of(pid)
         await self.readers.begin(reader, directory)
-        self.readers.listing(reader, directory)
-        reader.is_shown(directory, 5)
-        reader.is_shown_all(directory)
+        reader.job.is_shown(directory, self.readers.listing(reader, directory), 5)
 
     def close(self) -> None:
         """Close the database."""
