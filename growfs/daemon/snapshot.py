@@ -18,9 +18,9 @@ from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.supervisor import Supervisor
 from growfs.fuse.engine_choice import Engine
 from growfs.rotation.generations import Generations
-from growfs.rotation.holds import Hold
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import Readers
+from growfs.rotation.rules import Generation
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher
@@ -60,7 +60,7 @@ class Totals:
     new_files: int
     """Of these, the files that no generation has listed."""
     delisted_bytes: int
-    held_bytes: dict[Hold, int]
+    held_bytes: dict[Generation, int]
     """How much of the delisted bytes each hold keeps."""
     skipped: list[SkippedStatus]
 
@@ -101,7 +101,7 @@ class StatusSource:
         totals = await self.database.query_in_thread(partial(self._totals, holds))
         return self._assemble(readers, totals)
 
-    def _totals(self, holds: set[Hold], query: Query) -> Totals:
+    def _totals(self, holds: set[Generation], query: Query) -> Totals:
         hidden = self.generations.hidden(query)
         held_bytes = {hold: self.generations.held_bytes(query, hold) for hold in holds}
         ((seen,),) = query("SELECT count(*) FROM usage")
@@ -214,7 +214,7 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
             return "opens by name and never listed: it waits for each file that is not cached"
         if hold := next(iter(reader.holds.all), None):
             return (
-                f"opens by name and never listed, so all files of generation {hold.generation} stay cached until it"
+                f"opens by name and never listed, so all files of generation {hold.number} stay cached until it"
                 " ends: have it list in each epoch"
             )
         return None

@@ -30,7 +30,7 @@ from growfs.folder.layout import GENERATIONS, LINK, number_of
 from growfs.folder.trees import Tree
 from growfs.proc import users_of
 from growfs.rotation.generations import Generations
-from growfs.rotation.holds import DirectoryHolds, Hold, Holds
+from growfs.rotation.holds import DirectoryHolds, Holds
 from growfs.rotation.jobs import EPOCH_SHARE
 from growfs.rotation.rules import Generation, PassPosition
 from growfs.signal import Signal
@@ -126,7 +126,7 @@ class FolderEngine:
             # Its row may be gone. Then the files that a later generation showed are held, which is more.
             row = self._db.row("SELECT last_seq FROM generation WHERE number >= ? ORDER BY number", number)
             self._store.mirrors.append(path)
-            yield Tree(number, path, Hold(number, row[0] if row else self._store.last_seq), 0.0)
+            yield Tree(number, path, Generation(number, row[0] if row else self._store.last_seq, 0.0), 0.0)
 
     # As an engine.
 
@@ -176,7 +176,7 @@ class FolderEngine:
 
     def holds(self) -> Holds:
         """The holds of the trees."""
-        return Holds(DirectoryHolds(tree.hold) for tree in self._trees)
+        return Holds(DirectoryHolds(tree.generation) for tree in self._trees)
 
     # The command.
 
@@ -210,7 +210,6 @@ class FolderEngine:
                 await self._finished.wait()
             if self._last_error:
                 raise GrowfsError(f"{self.folder}: part {position} cannot be shown: {self._last_error}")
-        assert tree.generation
         self._generations.parts.open(tree.generation, trio.current_time())
         self._claim(tree)
         yield {"path": str(self._shown(tree.path))}
@@ -252,7 +251,7 @@ class FolderEngine:
 
     def _lacks_tree(self) -> bool:
         """Whether the tree of the current generation could not be made: the disk was full."""
-        return self._generations.number > 0 and self._trees[-1].hold.generation != self._generations.number
+        return self._generations.number > 0 and self._trees[-1].generation.number != self._generations.number
 
     # Generations.
 
@@ -315,7 +314,7 @@ class FolderEngine:
             before = self._generations.number
             if not self._counter.is_counting and before:
                 await self._count_all()
-            kept = [DirectoryHolds(tree.hold) for tree in self._trees[:-1] if trees.is_locked(tree.path)]
+            kept = [DirectoryHolds(tree.generation) for tree in self._trees[:-1] if trees.is_locked(tree.path)]
             await self._generations.begin(Holds(kept), self._usage.recently_opened(), part)
             if self._generations.number == before:
                 return
@@ -323,13 +322,12 @@ class FolderEngine:
         async with self._generations.unchanged() as is_written:  # the tree is made from the rows
             if generation is None or not is_written:
                 return
-        hold = generation.hold
         number = max(generation.number, self._trees[-1].number + 1 if self._trees else 0)
         assert self._trees_folder
         if os.fstat(self._trees_folder.fd).st_nlink == 0:  # another program has removed it
             await self._db.run_in_writer(self._make_trees_folder)
         path, now = self._trees_folder.here / trees.name_of(number), trio.current_time()
-        tree = Tree(number, path, hold, now, generation)
+        tree = Tree(number, path, generation, now)
         await self._db.run_in_writer(partial(self._place, tree.path))
         try:
             await self._db.query_in_thread(partial(self._fill, tree, generation))
@@ -382,8 +380,8 @@ class FolderEngine:
     def _ended(self) -> list[Tree]:
         """The generations without an announced reader that are not kept: older ones, and a part that makes room."""
         now = trio.current_time()
-        newest = self._trees[-1].generation if self._trees else None
-        ending = self._trees if newest and newest.part and newest.is_over else self._trees[:-1]
+        is_past = self._trees and self._trees[-1].part and self._trees[-1].generation.is_over
+        ending = self._trees if is_past else self._trees[:-1]
         return [
             tree
             for place, tree in enumerate(ending)

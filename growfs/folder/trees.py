@@ -25,7 +25,6 @@ from growfs.cache.cache_folder import open_cache_dir
 from growfs.cache.schema import DirectoryPaths, Query
 from growfs.errors import GrowfsError
 from growfs.folder.layout import CURRENT, GENERATIONS, LINK, cache_of, number_of
-from growfs.rotation.holds import Hold
 from growfs.rotation.rules import Generation, PassPosition
 from growfs.trust import OpenFolder
 from growfs.vfs.attributes import PASSES
@@ -42,12 +41,10 @@ class Tree:
     number: int
     path: Path
     """For this process alone: see `OpenFolder.here`."""
-    hold: Hold
-    """A hold on all of its files."""
+    generation: Generation
+    """What it shows; what it lists is unknown if an earlier daemon made it."""
     began_at: float
     """In seconds, on trio's clock."""
-    generation: Generation | None = None
-    """What it shows; unknown if an earlier daemon made it."""
     is_claimed: bool = False
     """Whether a process has announced that it reads there."""
     opens: int = 0
@@ -58,7 +55,7 @@ class Tree:
     @property
     def part(self) -> PassPosition | None:
         """With --exact: the part of a pass that it shows."""
-        return self.generation.part.position if self.generation and self.generation.part else None
+        return self.generation.part.position if self.generation.part else None
 
 
 def check_folder(folder: Path, cache_dir: Path) -> None:

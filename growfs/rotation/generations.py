@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
-from weakref import WeakSet
 
 import trio
 from pyroaring import BitMap64
@@ -21,7 +20,7 @@ from pyroaring import BitMap64
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
-from growfs.rotation.holds import Hold, Holds
+from growfs.rotation.holds import Holds
 from growfs.rotation.parts_in_use import PartsInUse
 from growfs.rotation.pass_order import groups_of
 from growfs.rotation.queries import Listed
@@ -134,15 +133,10 @@ class Generations:
         self._rotating = trio.Lock()
         self.kept = list(self._read_kept())
         """The newest generations, the last one last; at first those of an earlier run."""
-        self._in_memory = WeakSet(self.kept)
 
     def _read_kept(self) -> Iterator[Generation]:
         for number, last_seq, files, listed in self._db.rows("SELECT * FROM kept_generation ORDER BY number"):
             yield Generation(number, last_seq, -math.inf, files, BitMap64.deserialize(listed))
-
-    def in_memory(self) -> list[Generation]:
-        """The generations that something refers to."""
-        return list(self._in_memory)
 
     def set_rotation(self, rotation: str) -> None:
         """Change when listed files may be evicted."""
@@ -297,7 +291,6 @@ class Generations:
         self.last_number = number
         self.current = generation = begin(number, plan, trio.current_time(), self.current)
         self.kept = [*self.kept, generation][-self.keep :]
-        self._in_memory.add(generation)
         for directory, seq in filter(lambda row: generation.shows(row[1]), frozen):
             generation.frozen.setdefault(directory, BitMap64()).add(seq)
         self.shown_seq = plan.last_seq
@@ -350,8 +343,8 @@ class Generations:
         return int(bytes)
 
     @staticmethod
-    def held_bytes(ask: Query, hold: Hold) -> int:
+    def held_bytes(ask: Query, hold: Generation) -> int:
         """How many of the delisted bytes could not be evicted if every directory had such a hold."""
         query = "SELECT coalesce(sum(bytes), 0) FROM resident WHERE delisted > ? AND seq <= ?"
-        ((bytes,),) = ask(query, hold.generation, hold.last_seq)
+        ((bytes,),) = ask(query, hold.number, hold.last_seq)
         return int(bytes)

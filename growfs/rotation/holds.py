@@ -4,48 +4,43 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pyroaring import BitMap64
+
+if TYPE_CHECKING:
+    from growfs.rotation.rules import Generation
 
 EVERYWHERE = 0
 """Stands for all directories at once, when a file of .growfs/ lists them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """The promise to a process that the files listed by a generation stay. last_seq: of that generation."""
-
-    generation: int
-    last_seq: int
-
-    def covers(self, seq: int, delisted: int | None) -> bool:
-        """Whether that generation listed the file admitted as number seq."""
-        return seq <= self.last_seq and (delisted is None or self.generation < delisted)
-
-
 class DirectoryHolds:
-    """The holds of one process: one on each directory, from its last listing there, or one on everything.
+    """The holds of one process: one on each directory, from its last listing there, or one on everything. A hold is the
+    promise that the files stay that a generation lists.
 
     The directories are kept in one compressed bitmap for each hold, because a process may list a million of them. A
     thread may look up a hold while the process goes on listing, and may get the earlier hold.
     """
 
-    def __init__(self, everywhere: Hold | None = None, directories: dict[Hold, BitMap64] | None = None) -> None:
+    def __init__(
+        self, everywhere: Generation | None = None, directories: dict[Generation, BitMap64] | None = None
+    ) -> None:
         self.everywhere = everywhere
         self.directories = directories or {}
 
     def __bool__(self) -> bool:
         return self.everywhere is not None or bool(self.directories)
 
-    def get(self, directory: int) -> Hold | None:
+    def get(self, directory: int) -> Generation | None:
         """The hold on a directory, or on EVERYWHERE: from its last listing there, else the one on everything."""
         for hold, directories in reversed(list(self.directories.items())):
             if directory in directories:
                 return hold
         return self.everywhere
 
-    def set(self, directory: int, hold: Hold) -> None:
+    def set(self, directory: int, hold: Generation) -> None:
         """Replace the hold on a directory; a hold on EVERYWHERE replaces all."""
         if directory == EVERYWHERE:
             self.everywhere, self.directories = hold, {}
@@ -71,7 +66,7 @@ class DirectoryHolds:
         self.everywhere, self.directories = None, {}
 
     @property
-    def all(self) -> list[Hold]:
+    def all(self) -> list[Generation]:
         """The holds, on whatever directories."""
         return [*self.directories, *([self.everywhere] if self.everywhere else [])]
 
@@ -81,14 +76,14 @@ class DirectoryHolds:
         generation: the last one that the process listed. A hold on everything does not cover the directories that the
         process has listed since.
         """
-        if self.everywhere is None or self.everywhere.generation >= generation:
+        if self.everywhere is None or self.everywhere.number >= generation:
             earlier = DirectoryHolds()
             listed_since = None
         else:
             earlier = DirectoryHolds(self.everywhere)
-            listed_since = Hold(generation, 0)
+            listed_since = replace(self.everywhere, number=generation, last_seq=0)
         for hold, directories in self.directories.items():
-            if hold.generation < generation:
+            if hold.number < generation:
                 earlier.directories[hold] = directories
             elif listed_since:
                 earlier.directories[listed_since] = directories
@@ -101,7 +96,7 @@ class Holds:
     def __init__(self, processes: Iterable[DirectoryHolds] = ()) -> None:
         self._processes = list(processes)
         self._is_merged = False
-        self._by_directory: dict[int, list[Hold]] = {}
+        self._by_directory: dict[int, list[Generation]] = {}
 
     def cover(self, directory: int, seq: int, delisted: int | None) -> bool:
         """Whether a file in that directory is held."""
@@ -124,7 +119,8 @@ class Holds:
         that holds everything plus some directories of another generation keeps its own object: its holds on those
         directories replace the one on everything.
         """
-        everywhere, by_hold = set[Hold](), defaultdict[Hold, BitMap64](BitMap64)
+        everywhere: set[Generation] = set()
+        by_hold: dict[Generation, BitMap64] = defaultdict(BitMap64)
         several = list[DirectoryHolds]()
         for process in self._processes:
             on_all, directories = process.everywhere, list(process.directories.items())

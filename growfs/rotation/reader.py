@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
-from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold
+from growfs.rotation.holds import EVERYWHERE, DirectoryHolds
 from growfs.rotation.jobs import EPOCH_SHARE, SHORT_EPOCH_SHARE, Job, note_read
 from growfs.rotation.rules import Generation
 
@@ -48,7 +48,7 @@ class Reader:
     """How many of its files are open now."""
     files: BitMap64 = field(default_factory=BitMap64)
     """The ids that it opened since it first listed in its last generation, at the root or by the path of that."""
-    _view: Generation | None = None
+    view: Generation | None = None
     """The generation that it listed last."""
     _view_below: Generation | None = None
     """The one that its workers see, if one of them has moved on."""
@@ -71,25 +71,19 @@ class Reader:
         return self.pid == 0
 
     @property
-    def view(self) -> Generation | None:
-        """The generation that it listed last."""
-        return self._view
-
-    @property
     def generation(self) -> int:
         """The number of the generation that it listed last; 0: none."""
-        return self._view.number if self._view else 0
+        return self.view.number if self.view else 0
 
     @property
     def newest(self) -> Generation | None:
         """The newest generation that it has listed or opened."""
-        return max(filter(None, (self._view, self.named)), key=lambda generation: generation.number, default=None)
+        return max(filter(None, (self.view, self.named)), key=lambda generation: generation.number, default=None)
 
     @property
-    def all_holds(self) -> list[Hold]:
+    def all_holds(self) -> list[Generation]:
         """Its holds, on whatever directories; the one on the earliest generation first."""
-        holds = [*self.holds.all, *([self.named.hold] if self.named else [])]
-        return sorted(holds, key=lambda hold: hold.generation)
+        return sorted(filter(None, (*self.holds.all, self.named)), key=lambda hold: hold.number)
 
     @property
     def listed_once(self) -> bool:
@@ -102,7 +96,7 @@ class Reader:
         These are all of its holds if it has listed in only one generation, or not for more than twice its last
         interval; unless it is the process that lists now, or is in the same job and was shown the same generation.
         """
-        lists_now = self is lister or (self.job is lister.job and self._view is lister._view)
+        lists_now = self is lister or (self.job is lister.job and self.view is lister.view)
         renews = self.generations > 1 and now - self._renewed_at <= 2 * self._renews_s
         return self.holds.before(self.generation) if lists_now or renews else self.holds
 
@@ -114,18 +108,11 @@ class Reader:
     @property
     def opened_all(self) -> bool:
         """Whether its job has opened all files that it was shown of its view."""
-        return self._view is self.job.view and self.job.has_opened_all
+        return self.view is self.job.view and self.job.has_opened_all
 
-    def hold_of_all(self, now: float) -> Hold | None:
+    def hold_of_all(self, now: float) -> Generation | None:
         """Its hold on all of its view, while it or others of its job may go on listing the view."""
-        if self._view is None or now > self._may_walk_until:
-            return None
-        return self._view.hold
-
-    def _holds_of(self, view: Generation, directory: int, now: float) -> bool:
-        """Whether it holds what a generation shows of a directory."""
-        held = self.hold_of_all(now) or self.holds.get(directory)
-        return self._view is view and held is not None and held.generation == view.number
+        return self.view if now <= self._may_walk_until else None
 
     def next_view(
         self,
@@ -143,22 +130,23 @@ class Reader:
         """
         job, view = self.job, self.job.view
         if self.above:
-            view = self.above._view_below or self.above._view
-        if self._view and not self._view.is_over and self._walks_on(directory, now):
-            return self._view  # whatever the others of its job do meanwhile
+            view = self.above._view_below or self.above.view
+        if self.view and not self.view.is_over and self._walks_on(directory, now):
+            return self.view  # whatever the others of its job do meanwhile
         if view is None or view.is_over:
             is_old = newest.is_over or newest.is_read or (by_time and now - newest.began_at > settle_s)
             return None if is_old else newest
         if not (by_time or job.opened or self.above):
             return newest  # such as a monitor
-        is_again = self._view is view and self._lists_again(directory)
+        is_again = self.view is view and self._lists_again(directory)
         is_read = self.listed_at is None and view.is_read and not self.above  # by processes that have ended
         if is_read or (is_again and self._has_had_its_epoch(now, settle_s, by_time)):
             return newest if newest.number > view.number else None
         if is_again:
             return view
         # Another directory or rank, or a worker. If nobody holds the directory, some of its files may be gone.
-        is_held = any(other._holds_of(view, directory, now) for other in readers if other.job is job)
+        viewers = (other for other in readers if other.job is job and other.view is view)
+        is_held = any(view in (other.hold_of_all(now), other.holds.get(directory)) for other in viewers)
         return view if is_held else newest
 
     def _walks_on(self, directory: int, now: float) -> bool:
@@ -203,13 +191,13 @@ class Reader:
             self._renews_s, self._renewed_at = now - self._renewed_at, now
             self.generations += 1
         self._listed.add(directory)
-        self.holds.set(directory, generation.hold)
+        self.holds.set(directory, generation)
         if hidden := generation.hidden_below.get(directory):
             self.holds.end(hidden)  # it cannot list them again: this listing does not show them
         self.job.listers += self.listed_at is None
         if self.above and generation.number > self.above.generation:
             self.above._view_below = generation
-        self._view, self._view_below = generation, None
+        self.view, self._view_below = generation, None
         self.listed_at = self.active_at = now
 
     def opened(
@@ -224,7 +212,7 @@ class Reader:
         self.waited += waited
         self.handles += 1
         self.files.add(id)
-        if is_of_view and (self._view is None or self._view is self.job.view):
+        if is_of_view and (self.view is None or self.view is self.job.view):
             self.job.opens(id)
         reader: Reader | None = self
         while reader:
@@ -232,7 +220,7 @@ class Reader:
             reader._walk.clear()
             reader = reader.above
         if generation and not (generation.part or self.holds or self.named or self.job.listers):
-            self.holds.set(EVERYWHERE, generation.hold)
+            self.holds.set(EVERYWHERE, generation)
 
     def closed(self, now: float) -> None:
         """Note that one of its files was closed."""
@@ -245,7 +233,7 @@ class Reader:
         settle_s: enough for a part of a pass of which it has opened nothing, or its job everything: the next part may
         wait for its room.
         """
-        if self._view and self._view.part and (self.opened_all or not self.files):
+        if self.view and self.view.part and (self.opened_all or not self.files):
             hold_idle_s = min(hold_idle_s, settle_s)
         return not self.handles and now - self.active_at > hold_idle_s
 
@@ -260,7 +248,7 @@ class Reader:
         self.job.listers -= self.listed_at is not None
         if self.named:
             note_read(self.named, self.files, self.named.files)
-        if not self.above and (self._view is None or self._view is self.job.view):
+        if not self.above and (self.view is None or self.view is self.job.view):
             self.job.ended(self.files)
 
 

@@ -185,7 +185,7 @@ class Readers:
         lasting = (other.lasting_holds(now, lister) for other in self._holding() if not other.is_foreign)
         # Programs that read the newest generation may go on to the next one soon.
         earlier = self._held_as_a_whole() - {self._generations.current}
-        lasting_holds = Holds([*lasting, *(DirectoryHolds(each.hold) for each in earlier)])
+        lasting_holds = Holds([*lasting, *map(DirectoryHolds, earlier)])
         await trio.to_thread.run_sync(lasting_holds.merge)  # a worker gets them
         return await self._generations.begin(lasting_holds, self._recently_opened(), part)
 
@@ -249,9 +249,8 @@ class Readers:
 
     def named_generations(self) -> dict[int, Generation]:
         """The generations that are kept or held, by number, the first one first."""
-        numbers = {hold.generation for reader in self._readers.values() for hold in reader.holds.all}
-        found = {*self._generations.kept, *self._held_as_a_whole()}
-        found.update(each for each in self._generations.in_memory() if each.number in numbers)
+        of_readers = (hold for reader in self._readers.values() for hold in reader.holds.all if hold is not NOTHING)
+        found = {*self._generations.kept, *self._held_as_a_whole(), *of_readers}
         return {each.number: each for each in sorted(found, key=lambda each: each.number)}
 
     def open_generation(self, generation: Generation, tid: int) -> None:
@@ -295,7 +294,7 @@ class Readers:
         readers = [reader for reader in self._holding() if not reader.is_foreign]
         now = trio.current_time()
         whole = {*self._generations.kept[:-1], *self._held_as_a_whole()}
-        return Holds([*holds_of(readers, now), *(DirectoryHolds(each.hold) for each in whole)])
+        return Holds([*holds_of(readers, now), *map(DirectoryHolds, whole)])
 
     def _holding(self) -> Iterator[Reader]:
         """The readers whose holds count; with --rotation always, only until their job has opened all that it saw."""

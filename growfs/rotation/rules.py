@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from growfs.rotation.holds import EVERYWHERE, Hold, Holds
+from growfs.rotation.holds import EVERYWHERE, Holds
 
 Kind = tuple[int, str]
 """(directory, extension): the listing keeps a file of each kind, so that no class folder is ever empty."""
@@ -90,7 +90,7 @@ class PartContents:
     """As in Generation."""
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
+@dataclass(eq=False, slots=True)
 class Generation:
     """The frozen set of listed files.
 
@@ -125,10 +125,13 @@ class Generation:
     is_read: bool = False
     """Whether such processes have opened enough of the files that they were shown to have had their epoch."""
 
-    @property
-    def hold(self) -> Hold:
-        """A hold on the files that it lists."""
-        return Hold(self.number, self.last_seq)
+    def covers(self, seq: int, delisted: int | None) -> bool:
+        """Whether who holds it holds the file with that admission, which a generation delists."""
+        return seq <= self.last_seq and (delisted is None or self.number < delisted)
+
+    def __reduce__(self) -> tuple[type[Generation], tuple[int, int, float]]:
+        """A worker gets what it holds, which takes few bytes."""
+        return Generation, (self.number, self.last_seq, self.began_at)
 
     @property
     def opened_share(self) -> float:

@@ -23,7 +23,7 @@ def holds_of_everything_never_end(patch: pytest.MonkeyPatch) -> None:
 
     def before(self: DirectoryHolds, generation: int) -> DirectoryHolds:
         earlier = DirectoryHolds(self.everywhere)
-        earlier.directories = {hold: ids for hold, ids in self.directories.items() if hold.generation < generation}
+        earlier.directories = {hold: ids for hold, ids in self.directories.items() if hold.number < generation}
         return earlier
 
     patch.setattr(DirectoryHolds, "before", before)

@@ -8,7 +8,7 @@ import pytest
 from pyroaring import BitMap64
 
 from growfs.cache.schema import PINNED
-from growfs.rotation.holds import DirectoryHolds, Hold, Holds
+from growfs.rotation.holds import DirectoryHolds, Holds
 from growfs.rotation.pass_order import group_of
 from growfs.rotation.queries import Listed, for_a_draw, kept_bytes
 from growfs.scheduler.in_flight import Priority
@@ -90,7 +90,7 @@ async def test_a_group_that_is_fetched_again_in_part_stays_held_and_is_listed_as
     names = await pairs(cache, 8)
     first = await cache.begin()
     assert first
-    hold = Holds([DirectoryHolds(Hold(first.number, first.last_seq))])
+    hold = Holds([DirectoryHolds(first)])
     cache.generations.turnover = 0.5
     cache.share = (1000, 1 << 40)
     await cache.shrink(18 * 4096)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from growfs.rotation.holds import EVERYWHERE, Hold, Holds
+from growfs.rotation.holds import EVERYWHERE, Holds
 from growfs.rotation.reader import Reader
 from growfs.rotation.rules import Generation
 
@@ -20,7 +20,7 @@ def reader() -> Reader:
     return new_reader()
 
 
-def holds(reader: Reader, *directories: int) -> dict[int, Hold]:
+def holds(reader: Reader, *directories: int) -> dict[int, Generation]:
     """What a reader holds of these directories and of everything."""
     return {id: hold for id in (EVERYWHERE, *directories) if (hold := reader.holds.get(id))}
 
@@ -28,17 +28,17 @@ def holds(reader: Reader, *directories: int) -> dict[int, Hold]:
 def test_each_listed_directory_has_its_own_hold(reader: Reader) -> None:
     reader.lists(7, FIRST, 5.0)
     reader.lists(8, FIRST, 5.0)
-    assert holds(reader, 7, 8) == {7: Hold(1, 10), 8: Hold(1, 10)}
+    assert holds(reader, 7, 8) == {7: FIRST, 8: FIRST}
     reader.lists(7, SECOND, 6.0)
-    assert holds(reader, 7, 8) == {7: Hold(2, 20), 8: Hold(1, 10)}
+    assert holds(reader, 7, 8) == {7: SECOND, 8: FIRST}
 
 
 def test_a_listing_of_everything_replaces_all_holds(reader: Reader) -> None:
     reader.lists(7, FIRST, 5.0)
     reader.lists(EVERYWHERE, SECOND, 6.0)
-    assert holds(reader, 7, 8) == dict.fromkeys((EVERYWHERE, 7, 8), Hold(2, 20))
+    assert holds(reader, 7, 8) == dict.fromkeys((EVERYWHERE, 7, 8), SECOND)
     reader.lists(8, THIRD, 7.0)
-    assert holds(reader, 7, 8) == {EVERYWHERE: Hold(2, 20), 7: Hold(2, 20), 8: Hold(3, 30)}
+    assert holds(reader, 7, 8) == {EVERYWHERE: SECOND, 7: SECOND, 8: THIRD}
 
 
 def test_an_open_without_a_listing_holds_everything_of_the_first_generation(reader: Reader) -> None:
@@ -46,7 +46,7 @@ def test_an_open_without_a_listing_holds_everything_of_the_first_generation(read
     assert not reader.holds
     reader.opened(1, FIRST, 5.0)
     reader.opened(2, SECOND, 6.0)
-    assert holds(reader, 7, 8) == dict.fromkeys((EVERYWHERE, 7, 8), Hold(1, 10))
+    assert holds(reader, 7, 8) == dict.fromkeys((EVERYWHERE, 7, 8), FIRST)
 
 
 def test_an_open_after_a_listing_holds_nothing_more(reader: Reader) -> None:
@@ -140,13 +140,13 @@ def test_release_ends_all_holds(reader: Reader) -> None:
     reader.release()
     assert not reader.holds
     reader.lists(7, FIRST, 1.0)
-    assert holds(reader, 7, 8) == {7: Hold(1, 10)}
+    assert holds(reader, 7, 8) == {7: FIRST}
 
 
 # Walks, and holds that are never renewed.
 
 
-def lasting(reader: Reader, lists_now: bool = False, now: float = 1.0) -> dict[int, Hold]:
+def lasting(reader: Reader, lists_now: bool = False, now: float = 1.0) -> dict[int, Generation]:
     """The holds of directories 1 and 2, and of everything, that it may never renew."""
     holds = reader.lasting_holds(now, reader if lists_now else new_reader())
     return {directory: hold for directory in (EVERYWHERE, 1, 2) if (hold := holds.get(directory))}
@@ -156,13 +156,13 @@ def test_a_reader_that_listed_once_may_keep_its_holds_for_ever(reader: Reader) -
     reader.lists(1, FIRST, 0.0)
     reader.lists(2, FIRST, 0.0)
     assert reader.listed_once
-    assert lasting(reader) == {1: Hold(1, 10), 2: Hold(1, 10)}
+    assert lasting(reader) == {1: FIRST, 2: FIRST}
     assert lasting(reader, lists_now=True) == {}, "it is about to list again"
 
 
 def test_a_reader_that_never_listed_is_expected_never_to_list(reader: Reader) -> None:
     reader.opened(7, FIRST, 0.0)
-    assert lasting(reader) == dict.fromkeys((EVERYWHERE, 1, 2), Hold(1, 10))
+    assert lasting(reader) == dict.fromkeys((EVERYWHERE, 1, 2), FIRST)
 
 
 def test_a_reader_that_no_longer_lists_may_keep_its_holds_for_ever(reader: Reader) -> None:
@@ -170,7 +170,7 @@ def test_a_reader_that_no_longer_lists_may_keep_its_holds_for_ever(reader: Reade
     reader.lists(1, FIRST, 0.0)
     reader.lists(1, SECOND, 10.0)
     assert lasting(reader, now=10.0) == lasting(reader, now=30.0) == {}, "its epochs may be as long"
-    assert lasting(reader, now=31.0) == {1: Hold(2, 20)}
+    assert lasting(reader, now=31.0) == {1: SECOND}
 
 
 def test_the_ranks_of_the_job_that_lists_are_about_to_list_again(reader: Reader) -> None:
@@ -189,7 +189,7 @@ def test_a_directory_that_is_not_listed_again_stays_held(reader: Reader) -> None
         reader.lists(directory, FIRST, 0.0)
     assert lasting(reader, lists_now=True) == {}
     reader.lists(2, SECOND, 1.0)
-    assert lasting(reader) == lasting(reader, lists_now=True) == {1: Hold(1, 10)}
+    assert lasting(reader) == lasting(reader, lists_now=True) == {1: FIRST}
     reader.lists(1, SECOND, 1.0)
     assert lasting(reader) == {}
 

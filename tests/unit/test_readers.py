@@ -290,7 +290,7 @@ async def test_an_open_without_any_listing_holds_everything_of_that_moment(
     opens(readers, other, waited=True)
     (reader,) = [reader for reader in readers.active() if reader.pid == other]
     assert (reader.opens, reader.waited, reader.listed_at) == (1, 1, None)
-    assert reader.holds.get(EVERYWHERE) == shown.hold
+    assert reader.holds.get(EVERYWHERE) is shown
     await end(readers, child)
 
 

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growfs.rotation.eviction import pick_victims
-from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Hold, Holds
+from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Holds
 from growfs.rotation.rules import (
     CachedFile,
     Delisting,
     FileGroup,
+    Generation,
     Kind,
     LastOfKind,
     TurnoverInput,
@@ -207,16 +208,18 @@ def test_bytes_that_a_generation_delists(
 
 # Generations, and what holds on them cover.
 
+FIRST, SECOND = Generation(1, 10, 0.0), Generation(2, 20, 0.0)
+
 
 def test_a_hold_covers_what_its_generation_showed() -> None:
-    hold = Hold(3, 100)
+    hold = Generation(3, 100, 0.0)
     assert hold.covers(100, None)
     assert not hold.covers(101, None)
     assert hold.covers(1, 4)
     assert not hold.covers(1, 3)
 
 
-def directory_holds(holds: dict[int, Hold]) -> DirectoryHolds:
+def directory_holds(holds: dict[int, Generation]) -> DirectoryHolds:
     """What a process holds that has listed everything, and then directories, in these generations."""
     held = DirectoryHolds()
     for directory, hold in sorted(holds.items()):
@@ -228,14 +231,14 @@ def directory_holds(holds: dict[int, Hold]) -> DirectoryHolds:
     ("holds", "expected"),
     [
         ({}, None),
-        ({7: Hold(1, 10)}, Hold(1, 10)),
-        ({8: Hold(1, 10)}, None),
-        ({EVERYWHERE: Hold(1, 10)}, Hold(1, 10)),
-        ({EVERYWHERE: Hold(1, 10), 7: Hold(2, 20)}, Hold(2, 20)),
-        ({EVERYWHERE: Hold(2, 20), 7: Hold(1, 10)}, Hold(1, 10)),
+        ({7: FIRST}, FIRST),
+        ({8: FIRST}, None),
+        ({EVERYWHERE: FIRST}, FIRST),
+        ({EVERYWHERE: FIRST, 7: SECOND}, SECOND),
+        ({EVERYWHERE: SECOND, 7: FIRST}, FIRST),
     ],
 )
-def test_a_process_holds_its_last_listing(holds: dict[int, Hold], expected: Hold | None) -> None:
+def test_a_process_holds_its_last_listing(holds: dict[int, Generation], expected: Generation | None) -> None:
     assert directory_holds(holds).get(7) == expected
 
 
@@ -244,8 +247,13 @@ def test_readers_that_cannot_be_identified_hold_everything() -> None:
 
 
 @pytest.mark.promise(17)
-@given(st.lists(st.dictionaries(st.integers(0, 3), st.builds(Hold, st.integers(1, 5), st.integers(0, 9)))), st.data())
-def test_holds_cover_what_any_process_holds(readers: list[dict[int, Hold]], data: st.DataObject) -> None:
+@given(
+    st.lists(
+        st.dictionaries(st.integers(0, 3), st.builds(Generation, st.integers(1, 5), st.integers(0, 9), st.just(0.0)))
+    ),
+    st.data(),
+)
+def test_holds_cover_what_any_process_holds(readers: list[dict[int, Generation]], data: st.DataObject) -> None:
     directory, seq = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 9))
     delisted = data.draw(st.none() | st.integers(1, 6))
     last = [hold for holds in readers if (hold := holds.get(directory, holds.get(EVERYWHERE)))]

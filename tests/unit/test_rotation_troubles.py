@@ -22,7 +22,7 @@ from growfs.errors import GrowfsError, RemoteError, Unreadable
 from growfs.remote.client_choice import ClientChoice
 from growfs.remote.interface import Fetched, RemoteFile
 from growfs.remote.rate_limits import SharedLimits
-from growfs.rotation.holds import DirectoryHolds, Hold, Holds
+from growfs.rotation.holds import DirectoryHolds, Holds
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import VersionUpdater
 from growfs.scheduler.fetcher import Fetcher
@@ -182,7 +182,7 @@ async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path
     await cache.admit(*paths, content=b"x" * SIZE)
     shown = await cache.begin()
     assert shown
-    cache.holds = Holds([DirectoryHolds(Hold(shown.number, shown.last_seq))])
+    cache.holds = Holds([DirectoryHolds(shown)])
     fetcher = fetcher_of(cache)
     successor = cache.node("d/5.bin")._replace(version="v2")
     async with trio.open_nursery() as nursery:
@@ -289,7 +289,7 @@ async def test_nothing_waits_any_longer_for_a_version_whose_service_failed(
     await cache.admit(*paths, content=b"x" * SIZE)
     shown = await cache.begin()
     assert shown
-    cache.holds = Holds([DirectoryHolds(Hold(shown.number, shown.last_seq))])
+    cache.holds = Holds([DirectoryHolds(shown)])
     sync = CatalogSync(RefusingPool(), cache.catalog, cache.store, Outage(answers), 0)  # type: ignore[arg-type]
     await sync.update_file(cache.node("d/5.bin"), file("d/5.bin", SIZE, "v2"))
     state = PrefetchState(StartCondition(), lambda: False, lambda: False, Outage(answers))

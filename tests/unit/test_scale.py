@@ -34,7 +34,7 @@ from growfs.remote.interface import Page
 from growfs.rotation import order_file, queries
 from growfs.rotation import readers as readers_module
 from growfs.rotation.eviction import pick_victims
-from growfs.rotation.holds import DirectoryHolds, Hold, Holds
+from growfs.rotation.holds import DirectoryHolds, Holds
 from growfs.rotation.order_file import make_order
 from growfs.rotation.pass_order import Candidate, Order, Pass, draw_order, groups_of
 from growfs.rotation.reader import Reader
@@ -102,7 +102,7 @@ async def test_queries_of_the_answering_thread_scan_no_table(tmp_path: Path) -> 
     assert generation
     assert generation.files < FILES
     queries = record_queries(cache.database._reader)
-    held = Holds([DirectoryHolds(Hold(generation.number - 1, generation.last_seq))])
+    held = Holds([DirectoryHolds(Generation(generation.number - 1, generation.last_seq, 0.0))])
     assert await cache.reserve_by_rotation(BLOCK, held) is None
     assert await cache.reserve_by_rotation(BLOCK, Holds())
     assert await cache.reserve_by_eviction(40 * BLOCK, Holds())
@@ -224,13 +224,13 @@ async def test_a_draw_does_not_ask_each_of_many_readers_about_each_directory(
     cache: LocalCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readers, asked, get = Readers(cache.generations, 3600, frozenset), 0, DirectoryHolds.get
-    directories = range(2000, 2200)
+    directories, generation = range(2000, 2200), Generation(1, 10, 0.0)
     for pid in range(1, 51):
         reader = readers._readers[pid, ""] = Reader(pid, "", "python")
         for directory in directories:
-            reader.lists(directory, Generation(1, 10, 0.0), 1.0)
+            reader.lists(directory, generation, 1.0)
 
-    def counting(holds: DirectoryHolds, directory: int) -> Hold | None:
+    def counting(holds: DirectoryHolds, directory: int) -> Generation | None:
         nonlocal asked
         asked += 1
         return get(holds, directory)
@@ -242,10 +242,10 @@ async def test_a_draw_does_not_ask_each_of_many_readers_about_each_directory(
 
 
 def test_what_many_readers_hold_is_told_a_worker_in_few_bytes() -> None:
-    readers = [Reader(pid, "99", "python") for pid in range(50)]
+    readers, generation = [Reader(pid, "99", "python") for pid in range(50)], Generation(1, 10, 0.0)
     for reader in readers:
         for directory in range(2000, 2200):
-            reader.lists(directory, Generation(1, 10, 0.0), 1.0)
+            reader.lists(directory, generation, 1.0)
     lasting_holds = Holds(reader.lasting_holds(1, Reader(0, "0", "python")) for reader in readers)
     lasting_holds.merge()
     assert len(pickle.dumps(lasting_holds)) < 2 * 200 + 1000, "two bytes for each directory"

@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from growfs.cache.schema import FROZEN, PINNED
 from growfs.disk import BLOCK
-from growfs.rotation.holds import DirectoryHolds, Hold, Holds
+from growfs.rotation.holds import DirectoryHolds, Holds
 from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.scheduler.in_flight import Priority
 from tests.unit.local_cache import LocalCache, file, open_local_cache, run_in_memory
@@ -321,14 +321,15 @@ async def test_every_generation_shows_a_new_version_just_where_it_showed_the_old
 async def test_rotation_spares_held_files(scene: TurnoverScene) -> None:
     await show_all(scene, "123456")
     await scene.begin(delist=3)
-    holds = Holds([DirectoryHolds(directories={Hold(1, scene.row("2")[0]): BitMap64([scene.cache.node("a").id])})])
+    folder, first = scene.cache.node("a").id, Generation(1, scene.row("2")[0], 0.0)
+    holds = Holds([DirectoryHolds(directories={first: BitMap64([folder])})])
     assert await scene.cache.reserve_by_rotation(2 * BLOCK, holds) is None
     assert scene.resident() == "123456"  # nothing is evicted where it would not be enough
     assert await scene.cache.reserve_by_rotation(BLOCK, holds) == BLOCK
     assert scene.resident() == "12456"
-    elsewhere = Holds([DirectoryHolds(directories={Hold(1, 1 << 40): BitMap64([scene.cache.node("a").id + 1])})])
+    elsewhere = Holds([DirectoryHolds(directories={Generation(1, 1 << 40, 0.0): BitMap64([folder + 1])})])
     assert await scene.cache.reserve_by_rotation(BLOCK, elsewhere) == BLOCK
-    later = Holds([DirectoryHolds(Hold(2, 1 << 40))])
+    later = Holds([DirectoryHolds(Generation(2, 1 << 40, 0.0))])
     assert await scene.cache.reserve_by_rotation(BLOCK, later) == BLOCK
 
 
@@ -380,7 +381,7 @@ async def test_a_miss_evicts_in_the_order_of_the_rules(scene: TurnoverScene) -> 
     await scene.begin(delist=4)
     await scene.remote(*"123456789")
     await scene.admit("8", "9")
-    holds = Holds([DirectoryHolds(Hold(1, scene.row("2")[0]))])
+    holds = Holds([DirectoryHolds(Generation(1, scene.row("2")[0], 0.0))])
     gone = []
     while True:
         before = scene.resident()
@@ -397,7 +398,7 @@ async def test_what_no_reader_waits_for_evicts_nothing_that_is_held(scene: Turno
     await show_all(scene, "1234")
     await scene.remote(*"12345")
     await scene.admit("5")
-    holds = Holds([DirectoryHolds(Hold(1, scene.row("3")[0]))])
+    holds = Holds([DirectoryHolds(Generation(1, scene.row("3")[0], 0.0))])
     for left in ("1234", "123"):
         assert await scene.cache.reserve(BLOCK, Priority.DUE, holds)
         assert scene.resident() == left
@@ -467,9 +468,9 @@ async def test_held_bytes_are_the_delisted_bytes_that_a_hold_covers(scene: Turno
     await show_all(scene, "1234")
     await scene.begin(delist=2)
     generations = scene.cache.generations
-    assert generations.held_bytes(scene.cache.database.rows, Hold(1, 1 << 40)) == 2 * BLOCK
-    assert generations.held_bytes(scene.cache.database.rows, Hold(1, scene.row("1")[0])) == BLOCK
-    assert generations.held_bytes(scene.cache.database.rows, Hold(2, 1 << 40)) == 0
+    assert generations.held_bytes(scene.cache.database.rows, Generation(1, 1 << 40, 0.0)) == 2 * BLOCK
+    assert generations.held_bytes(scene.cache.database.rows, Generation(1, scene.row("1")[0], 0.0)) == BLOCK
+    assert generations.held_bytes(scene.cache.database.rows, Generation(2, 1 << 40, 0.0)) == 0
 
 
 # Groups are evicted as a whole.
@@ -497,7 +498,7 @@ async def test_rotation_spares_a_group_one_of_whose_files_is_used(scene: Turnove
     await delist_pairs(scene)
     if why == "open":
         assert scene.store.open(scene.id("2"))
-    holds = Holds([DirectoryHolds(Hold(1, scene.row("1")[0]))] if why == "held" else [])
+    holds = Holds([DirectoryHolds(Generation(1, scene.row("1")[0], 0.0))] if why == "held" else [])
     assert await scene.cache.reserve_by_rotation(BLOCK, holds)
     assert scene.resident() == "1256"
 
