@@ -103,7 +103,7 @@ class StatusSource:
 
     def _totals(self, holds: set[Generation], query: Query) -> Totals:
         hidden = self.generations.hidden(query)
-        held_bytes = {hold: self.generations.held_bytes(query, hold) for hold in holds}
+        held_bytes = {hold: self.generations.delisted_bytes(query, hold) for hold in holds}
         ((seen,),) = query("SELECT count(*) FROM usage")
         return Totals(seen, *hidden, self.generations.delisted_bytes(query), held_bytes, Catalog.skipped(query))
 
@@ -218,7 +218,7 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
                 " ends: have it list in each epoch"
             )
         return None
-    if reader.listed_once and reader.opened_all and listed_share < 1:
+    if reader.generations == 1 and reader.opened_all and listed_share < 1:
         ago = format_timespan(round(now - reader.listed_at), max_units=1)
         files = reader.job.files_shown
         times = reader.opens / files

@@ -74,7 +74,7 @@ def _listed(catalog: Path, generation: Generation) -> Iterator[Row]:
     with closing(read_only(catalog)) as connection:
         rows = with_paths(query_of(connection), columns, rest, generation.last_seq)
         listed = (
-            (path, size, path.rpartition("/")[0], opens) for path, seq, size, opens in rows if generation.shows(seq)
+            (path, size, path.rpartition("/")[0], opens) for path, seq, size, opens in rows if seq in generation.listed
         )
         yield from sorted(listed) if generation.part else listed
 

@@ -445,7 +445,7 @@ class FolderEngine:
         assert generation
         query = "SELECT id, seq FROM resident WHERE suffix IS NOT NULL AND seq <= ?"
         ids = await self._db.query_in_thread(
-            lambda ask: BitMap64(id for id, seq in ask(query, generation.last_seq) if generation.shows(seq))
+            lambda ask: BitMap64(id for id, seq in ask(query, generation.last_seq) if seq in generation.listed)
         )
         for place, id in enumerate(ids):
             self._usage.count_open(id)

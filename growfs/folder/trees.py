@@ -202,7 +202,7 @@ def shown_files(generation: Generation, ask: Query) -> Iterator[tuple[int, str, 
         " FROM resident r JOIN node n USING (id) WHERE r.seq <= ? ORDER BY 1",
         generation.last_seq,
     )
-    shown = ((directory, name) for directory, name, seq in rows if generation.shows(seq))
+    shown = ((directory, name) for directory, name, seq in rows if seq in generation.listed)
     paths = DirectoryPaths()
     for directory, group in itertools.groupby(shown, key=itemgetter(0)):
         yield directory, paths.of(ask, directory), [name for _, name in group if name]

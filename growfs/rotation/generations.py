@@ -9,7 +9,7 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -131,12 +131,12 @@ class Generations:
         """The newest generation; None before the first listing of this mount."""
         self._refused = False
         self._rotating = trio.Lock()
-        self.kept = list(self._read_kept())
+        rows = database.rows("SELECT * FROM kept_generation ORDER BY number")
+        self.kept = [
+            Generation(number, last_seq, -math.inf, files, BitMap64.deserialize(listed))
+            for number, last_seq, files, listed in rows
+        ]
         """The newest generations, the last one last; at first those of an earlier run."""
-
-    def _read_kept(self) -> Iterator[Generation]:
-        for number, last_seq, files, listed in self._db.rows("SELECT * FROM kept_generation ORDER BY number"):
-            yield Generation(number, last_seq, -math.inf, files, BitMap64.deserialize(listed))
 
     def set_rotation(self, rotation: str) -> None:
         """Change when listed files may be evicted."""
@@ -223,7 +223,7 @@ class Generations:
         if view is None or not (view.frozen or view.part):
             return view is not None
         row = self._db.row("SELECT parent, seq FROM resident WHERE id = ?", id)
-        return row is not None and view.moves(*row)
+        return row is not None and row[1] in view.listed and row[1] not in view.frozen.get(row[0], ())
 
     def has_news(self) -> bool:
         """Whether the next generation would show other files, or make room for some."""
@@ -291,7 +291,7 @@ class Generations:
         self.last_number = number
         self.current = generation = begin(number, plan, trio.current_time(), self.current)
         self.kept = [*self.kept, generation][-self.keep :]
-        for directory, seq in filter(lambda row: generation.shows(row[1]), frozen):
+        for directory, seq in filter(lambda row: row[1] in generation.listed, frozen):
             generation.frozen.setdefault(directory, BitMap64()).add(seq)
         self.shown_seq = plan.last_seq
         self._unwritten = plan
@@ -337,14 +337,12 @@ class Generations:
         return files, bytes, new
 
     @staticmethod
-    def delisted_bytes(ask: Query) -> int:
-        """The size on disk of the files that are delisted and not yet evicted."""
-        ((bytes,),) = ask("SELECT coalesce(sum(bytes), 0) FROM resident WHERE delisted IS NOT NULL")
-        return int(bytes)
-
-    @staticmethod
-    def held_bytes(ask: Query, hold: Generation) -> int:
-        """How many of the delisted bytes could not be evicted if every directory had such a hold."""
-        query = "SELECT coalesce(sum(bytes), 0) FROM resident WHERE delisted > ? AND seq <= ?"
-        ((bytes,),) = ask(query, hold.number, hold.last_seq)
+    def delisted_bytes(ask: Query, hold: Generation | None = None) -> int:
+        """The size on disk of the files that are delisted and not yet evicted; with a hold, of those that could not be
+        evicted if every directory had it.
+        """
+        condition, values = "delisted IS NOT NULL", tuple[int, ...]()
+        if hold:
+            condition, values = "delisted > ? AND seq <= ?", (hold.number, hold.last_seq)
+        ((bytes,),) = ask(f"SELECT coalesce(sum(bytes), 0) FROM resident WHERE {condition}", *values)
         return int(bytes)

@@ -80,10 +80,4 @@ class Job:
     def ended(self, opened: BitMap64) -> None:
         """Note that one of its processes has ended. opened: the ids that it opened."""
         if self.view:
-            note_read(self.view, opened & self.opened, self.files_shown)
-
-
-def note_read(generation: Generation, opened: BitMap64, files_shown: int) -> None:
-    """Note that a process has ended that opened these of the files that it was shown of a generation."""
-    generation.opened |= opened
-    generation.is_read = generation.is_read or len(generation.opened) >= EPOCH_SHARE * max(1, files_shown)
+            self.view.note_read(opened & self.opened, EPOCH_SHARE * self.files_shown)

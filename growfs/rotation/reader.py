@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap64
 
 from growfs.rotation.holds import EVERYWHERE, DirectoryHolds
-from growfs.rotation.jobs import EPOCH_SHARE, SHORT_EPOCH_SHARE, Job, note_read
+from growfs.rotation.jobs import EPOCH_SHARE, SHORT_EPOCH_SHARE, Job
 from growfs.rotation.rules import Generation
 
 
@@ -85,11 +85,6 @@ class Reader:
         """Its holds, on whatever directories; the one on the earliest generation first."""
         return sorted(filter(None, (*self.holds.all, self.named)), key=lambda hold: hold.number)
 
-    @property
-    def listed_once(self) -> bool:
-        """Whether it has listed in one generation only: most stock code never lists again."""
-        return self.generations == 1
-
     def lasting_holds(self, now: float, lister: Reader) -> DirectoryHolds:
         """The holds that it may never renew: those on directories that it has not listed again in its last generation.
 
@@ -101,18 +96,9 @@ class Reader:
         return self.holds.before(self.generation) if lists_now or renews else self.holds
 
     @property
-    def is_listed_for(self) -> bool:
-        """Whether others list for it, such as rank 0, which broadcasts the names. Their holds are enough."""
-        return self.listed_at is None and self.job.listers > 0
-
-    @property
     def opened_all(self) -> bool:
         """Whether its job has opened all files that it was shown of its view."""
         return self.view is self.job.view and self.job.has_opened_all
-
-    def hold_of_all(self, now: float) -> Generation | None:
-        """Its hold on all of its view, while it or others of its job may go on listing the view."""
-        return self.view if now <= self._may_walk_until else None
 
     def next_view(
         self,
@@ -146,7 +132,7 @@ class Reader:
             return view
         # Another directory or rank, or a worker. If nobody holds the directory, some of its files may be gone.
         viewers = (other for other in readers if other.job is job and other.view is view)
-        is_held = any(view in (other.hold_of_all(now), other.holds.get(directory)) for other in viewers)
+        is_held = any(now <= other._may_walk_until or other.holds.get(directory) is view for other in viewers)
         return view if is_held else newest
 
     def _walks_on(self, directory: int, now: float) -> bool:
@@ -247,12 +233,12 @@ class Reader:
         """Note that the process has ended."""
         self.job.listers -= self.listed_at is not None
         if self.named:
-            note_read(self.named, self.files, self.named.files)
+            self.named.note_read(self.files, EPOCH_SHARE * self.named.files)
         if not self.above and (self.view is None or self.view is self.job.view):
             self.job.ended(self.files)
 
 
 def holds_of(readers: Collection[Reader], now: float) -> list[DirectoryHolds]:
     """The holds of these readers."""
-    all_of_views = {hold for reader in readers if reader.holds and (hold := reader.hold_of_all(now))}
+    all_of_views = {reader.view for reader in readers if reader.holds and reader.view and now <= reader._may_walk_until}
     return [*(reader.holds for reader in readers), *map(DirectoryHolds, all_of_views)]

@@ -75,26 +75,23 @@ class Readers:
                 nursery.start_soon(self._until_it_ends, reader)
             self._nursery = nursery
             try:
-                await self._release_silent()
+                while True:
+                    await trio.sleep(SILENCE_EVERY_S)
+                    self._release_silent(trio.current_time())
             finally:
                 self._nursery = None
 
-    async def _release_silent(self) -> None:
-        while True:
-            await trio.sleep(SILENCE_EVERY_S)
-            now = trio.current_time()
-            over = [generation for generation, until in self._held_until.items() if until < now]
-            silent = [
-                reader
-                for reader in self._readers.values()
-                if reader.all_holds and reader.is_silent(now, self.hold_idle_s, self._generations.settle_s)
-            ]
-            for generation in over:
-                del self._held_until[generation]
-            for reader in silent:
-                reader.release()
-            if over or silent:
-                self.released.notify()
+    def _release_silent(self, now: float) -> None:
+        settle_s = self._generations.settle_s
+        over = [generation for generation, until in self._held_until.items() if until < now]
+        holding = [reader for reader in self._readers.values() if reader.all_holds]
+        silent = [reader for reader in holding if reader.is_silent(now, self.hold_idle_s, settle_s)]
+        for generation in over:
+            del self._held_until[generation]
+        for reader in silent:
+            reader.release()
+        if over or silent:
+            self.released.notify()
 
     # What readers do.
 
@@ -238,10 +235,8 @@ class Readers:
     # Generations that are opened by their path.
 
     def named(self, number: int) -> Generation | None:
-        """The generation with that number, if it is kept or held. Mostly it is held as a whole: a walk asks often."""
-        whole = (*self._generations.kept, *self._held_as_a_whole())
-        found = next((each for each in whole if each.number == number), None)
-        return found or self.named_generations().get(number)
+        """The generation with that number, if it is kept or held."""
+        return self.named_generations().get(number)
 
     def has_open_folder(self, generation: Generation) -> bool:
         """Whether a folder of a generation is open by its path."""
@@ -297,9 +292,14 @@ class Readers:
         return Holds([*holds_of(readers, now), *map(DirectoryHolds, whole)])
 
     def _holding(self) -> Iterator[Reader]:
-        """The readers whose holds count; with --rotation always, only until their job has opened all that it saw."""
+        """The readers whose holds count: not if another process lists for them, such as rank 0, which broadcasts the
+        names; with --rotation always, only until their job has opened all that it saw.
+        """
         is_always = self._generations.rotation == "always"
-        return (each for each in self._readers.values() if not (each.is_listed_for or (is_always and each.opened_all)))
+        for reader in self._readers.values():
+            is_listed_for = reader.listed_at is None and reader.job.listers
+            if not (is_listed_for or (is_always and reader.opened_all)):
+                yield reader
 
     def release(self) -> None:
         """End all holds but those of folders that are open by the path of their generation."""

@@ -143,13 +143,10 @@ class Generation:
         directories = self.frozen if directory == EVERYWHERE else (directory,)
         return sum(len(self.frozen.get(each, ())) for each in directories)
 
-    def moves(self, directory: int, seq: int) -> bool:
-        """Whether it lists a file that is not frozen or pinned, and so not in every generation."""
-        return seq in self.listed and seq not in self.frozen.get(directory, ())
-
-    def shows(self, seq: int) -> bool:
-        """Whether it lists the file or directory with that admission."""
-        return seq in self.listed
+    def note_read(self, opened: BitMap64, enough: float) -> None:
+        """Note that a process has ended that opened these of its files. enough: how many are an epoch."""
+        self.opened |= opened
+        self.is_read = self.is_read or len(self.opened) >= max(1, enough)
 
 
 def begin(number: int, plan: GenerationPlan, now: float, before: Generation | None) -> Generation:
@@ -398,13 +395,6 @@ class GenerationPlan:
     """What it lists, if it is a part of a pass."""
 
 
-def turnover_order(files: Iterable[CachedFile], shown_seq: int) -> list[CachedFile]:
-    """The files that a generation listed, in the order in which the next one delists them."""
-    listed = [file for file in files if file.seq <= shown_seq]
-    delisted = sorted([file for file in listed if file.delisted is not None], key=delisted_key)
-    return delisted + sorted([file for file in listed if file.delisted is None], key=listed_key)
-
-
 def next_generation(
     number: int,
     turnover: TurnoverInput,
@@ -416,10 +406,10 @@ def next_generation(
 ) -> GenerationPlan:
     """Decide what generation `number` lists.
 
-    counts: how many files of each kind are cached, up to turnover.last_seq. queue: the files that may be delisted, in
-    `turnover_order`; read only as far as needed. unlisted: the files up to turnover.last_seq that no generation listed
-    and that may stay unlisted, the last admitted first; read only if needed. delisted: the admissions of all delisted
-    files. delisted_bytes: their size.
+    counts: how many files of each kind are cached, up to turnover.last_seq. queue: the files that may be delisted,
+    first those that already are; read only as far as needed. unlisted: the files up to turnover.last_seq that no
+    generation listed and that may stay unlisted, the last admitted first; read only if needed. delisted: the admissions
+    of all delisted files. delisted_bytes: their size.
     """
     files = sum(counts.values())
     surplus = None if turnover.show_files is None else max(0, files - turnover.show_files)

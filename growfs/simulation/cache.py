@@ -27,7 +27,6 @@ from growfs.rotation.rules import (
     keeps_last,
     listed_key,
     next_generation,
-    turnover_order,
 )
 
 POLICIES = ("growfs", "lru", "mru", "fifo", "random", "never")
@@ -255,7 +254,7 @@ class Rotating(Cache):
         if not view:
             return []
         files = map(self.cached.__getitem__, self.folders[directory])
-        return [file.id for file in files if view.shows(file.seq)]
+        return [file.id for file in files if file.seq in view.listed]
 
     def listing(self, reader: Reader, directory: int, now: float) -> list[int]:
         """A reader lists a directory, which may begin a generation; returns what it is shown."""
@@ -290,7 +289,7 @@ class Rotating(Cache):
             is_first=self.generation is None,
             keeps_last=keeps_last(sum(least.values()), self.limit),
         )
-        queue = turnover_order(self.cached.values(), turnover.shown_seq)
+        queue = itertools.chain(*self._delisted.values(), self._listed())
         delisted = {file.seq: file.bytes for group in self._delisted.values() for file in group}
         plan = next_generation(
             number, turnover, self.residents, queue, self._unlisted(), delisted, sum(delisted.values())

@@ -298,7 +298,7 @@ class SimReader:
             self._seen[EVERYWHERE] = set(cache.listed(EVERYWHERE))
             cache.readers_changed()
         view = reader.job.view
-        reader.opened(id, cache.generation, simulation.now, wait > 0, view is not None and view.shows(cache.seq[id]))
+        reader.opened(id, cache.generation, simulation.now, wait > 0, view is not None and cache.seq[id] in view.listed)
         if keep:
             cache.busy[id] += 1
         else:

@@ -580,7 +580,7 @@ def visible_entries(
     after; otherwise it is None. mtime_ns: for files and directories without a time from the remote.
     """
     rows = store.entries(parent, after_seq, generation.last_seq, limit, mtime_ns)
-    entries = [entry for entry in map(Entry._make, rows) if generation.shows(entry.position)]
+    entries = [entry for entry in map(Entry._make, rows) if entry.position in generation.listed]
     return entries, rows[-1][-1] if len(rows) == limit and not entries else None
 
 

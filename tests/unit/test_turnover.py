@@ -468,9 +468,9 @@ async def test_held_bytes_are_the_delisted_bytes_that_a_hold_covers(scene: Turno
     await show_all(scene, "1234")
     await scene.begin(delist=2)
     generations = scene.cache.generations
-    assert generations.held_bytes(scene.cache.database.rows, Generation(1, 1 << 40, 0.0)) == 2 * BLOCK
-    assert generations.held_bytes(scene.cache.database.rows, Generation(1, scene.row("1")[0], 0.0)) == BLOCK
-    assert generations.held_bytes(scene.cache.database.rows, Generation(2, 1 << 40, 0.0)) == 0
+    assert generations.delisted_bytes(scene.cache.database.rows, Generation(1, 1 << 40, 0.0)) == 2 * BLOCK
+    assert generations.delisted_bytes(scene.cache.database.rows, Generation(1, scene.row("1")[0], 0.0)) == BLOCK
+    assert generations.delisted_bytes(scene.cache.database.rows, Generation(2, 1 << 40, 0.0)) == 0
 
 
 # Groups are evicted as a whole.
