@@ -19,7 +19,7 @@ from growfs.daemon.supervisor import Supervisor
 from growfs.fuse.engine_choice import Engine
 from growfs.rotation.generations import Generations
 from growfs.rotation.reader import Reader
-from growfs.rotation.readers import Readers
+from growfs.rotation.readers import FOREIGN, Readers
 from growfs.rotation.rules import Generation
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.exact import Parts
@@ -201,7 +201,7 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
     now: seconds, on the clock of the reader's times. listed_share: the fraction (0 to 1) of the data that is listed.
     unread: file extensions that are hardly ever opened.
     """
-    if reader.is_foreign:
+    if reader.pid == FOREIGN:
         return (
             "is in another pid namespace: each generation that it lists stays cached for --hold-idle, and longer only"
             " while a folder of it is open; all of its processes see the same in .growfs/generations/N"

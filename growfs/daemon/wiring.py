@@ -229,7 +229,7 @@ def _build(
     start = StartGate(catalog, store, catalog_sync, fetcher, budget, prefetch, outage, parts)
     start.opened.connect(dispatcher.move_to_background)
     start.opened.connect(fetcher.progressed.notify)  # nothing is held back for the start any longer
-    if not parts:  # a part never grows
+    if not (parts or filled):  # a part never grows, and a folder's first generation begins now
         start.opened.connect(generations.end)
     supervisor = Supervisor(lambda: prefetch.is_started)
     if peers:

@@ -106,6 +106,8 @@ class FolderEngine:
         self._trees_folder: OpenFolder | None = None
         """The folder of the trees, once there is one."""
         self._trees = list(self._take_over())
+        numbers = [tree.number for tree in self._trees]  # the cache may have been emptied since
+        generations.last_number = max(generations.last_number, *numbers, 0)
 
     def _take_over(self) -> Iterator[Tree]:
         """The trees of an earlier daemon: the current one, and those that are being read. The others are removed."""
@@ -126,7 +128,7 @@ class FolderEngine:
             # Its row may be gone. Then the files that a later generation showed are held, which is more.
             row = self._db.row("SELECT last_seq FROM generation WHERE number >= ? ORDER BY number", number)
             self._store.mirrors.append(path)
-            yield Tree(number, path, Generation(number, row[0] if row else self._store.last_seq, 0.0), 0.0)
+            yield Tree(path, Generation(number, row[0] if row else self._store.last_seq, 0.0))
 
     # As an engine.
 
@@ -233,25 +235,16 @@ class FolderEngine:
         joins the current one.
         """
         current = self._generations.current
-        if not self._trees or current is None or (current.part and current.is_over):
+        if not self._trees or current is None:
             return True
-        tree = self._trees[-1]
-        if number:
-            return number == tree.number + 1
-        if current.part and not after:  # a new process: no part goes by unread
-            return self._was_read()
-        is_young = trio.current_time() - tree.began_at < self._generations.settle_s
-        if tree.number > after and (after or is_young):  # another rank has begun it, or another new process
-            return False
-        return self._has_news()
-
-    def _has_news(self) -> bool:
-        """Whether the next tree would show other files."""
-        return self._lacks_tree() or self._generations.has_news()
+        if number and not (current.part and current.is_over):
+            return number == self._trees[-1].number + 1
+        current.is_read = self._was_read()
+        return self._lacks_tree() or self._generations.is_due_after(after)
 
     def _lacks_tree(self) -> bool:
         """Whether the tree of the current generation could not be made: the disk was full."""
-        return self._generations.number > 0 and self._trees[-1].generation.number != self._generations.number
+        return self._generations.number not in (0, self._trees[-1].number)
 
     # Generations.
 
@@ -298,10 +291,11 @@ class FolderEngine:
         if not self._trees or self._generations.current is None or self._generations.current.part:
             return False
         tree, now = self._trees[-1], trio.current_time()
-        if now < max(tree.began_at + self._generations.settle_s, self._retry_at) or trees.is_locked(tree.path):
+        due = max(tree.generation.began_at + self._generations.settle_s, self._retry_at)
+        if now < due or trees.is_locked(tree.path):
             return False
         is_filling = self._store.bytes_short(self._generations.demand().largest) <= 0
-        return (is_filling or self._was_read()) and self._has_news()
+        return (is_filling or self._was_read()) and (self._lacks_tree() or self._generations.has_news())
 
     def _was_read(self) -> bool:
         generation = self._generations.current
@@ -322,12 +316,10 @@ class FolderEngine:
         async with self._generations.unchanged() as is_written:  # the tree is made from the rows
             if generation is None or not is_written:
                 return
-        number = max(generation.number, self._trees[-1].number + 1 if self._trees else 0)
         assert self._trees_folder
         if os.fstat(self._trees_folder.fd).st_nlink == 0:  # another program has removed it
             await self._db.run_in_writer(self._make_trees_folder)
-        path, now = self._trees_folder.here / trees.name_of(number), trio.current_time()
-        tree = Tree(number, path, generation, now)
+        tree = Tree(self._trees_folder.here / trees.name_of(generation.number), generation)
         await self._db.run_in_writer(partial(self._place, tree.path))
         try:
             await self._db.query_in_thread(partial(self._fill, tree, generation))
@@ -337,7 +329,7 @@ class FolderEngine:
         except (OSError, Unreadable):
             await self._db.run_in_writer(partial(self._discard, tree.path))
             raise
-        tree.began_at = trio.current_time()
+        generation.began_at = trio.current_time()
         self._trees.append(tree)
 
     def _place(self, path: Path) -> None:

@@ -38,19 +38,21 @@ SPARE = ".spare"
 class Tree:
     """A generation on disk."""
 
-    number: int
     path: Path
     """For this process alone: see `OpenFolder.here`."""
     generation: Generation
     """What it shows; what it lists is unknown if an earlier daemon made it."""
-    began_at: float
-    """In seconds, on trio's clock."""
     is_claimed: bool = False
     """Whether a process has announced that it reads there."""
     opens: int = 0
     """The number of counted opens."""
     unused_at: float = 0.0
     """When to check again for processes that have files open there."""
+
+    @property
+    def number(self) -> int:
+        """The number of its generation."""
+        return self.generation.number
 
     @property
     def part(self) -> PassPosition | None:

@@ -136,7 +136,7 @@ class LibfuseEngine(pyfuse3.Operations):
 
     @with_errno
     async def readlink(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileNameT:
-        return pyfuse3.FileNameT(self._vfs.current_target(inode).encode())
+        return pyfuse3.FileNameT(self._vfs.names.target(inode).encode())
 
     async def forget(self, inode_list: object) -> None:
         """Node ids are rows of the database, so there is nothing to free."""

@@ -161,7 +161,7 @@ class LinksEngine(PassthroughEngine):
 
         If others have changed it, the kernel looks its name up again, which is then that of a file whose open waits.
         """
-        if self._vfs.is_own_link(request.nodeid):
+        if self._vfs.names.is_own(request.nodeid):
             super()._read_link(request)
             return
         link = self._vfs.link(request.nodeid)

@@ -236,7 +236,7 @@ class PassthroughEngine:
         self._reply(request, replies.statx_out(attributes))
 
     def _read_link(self, request: FuseRequest) -> None:
-        self._reply(request, self._vfs.current_target(request.nodeid).encode())
+        self._reply(request, self._vfs.names.target(request.nodeid).encode())
 
     def _statfs(self, request: FuseRequest) -> None:
         self._reply(request, replies.statfs_out(self._vfs.capacity()))

@@ -231,6 +231,18 @@ class Generations:
             return True
         return not self.planner.changes_nothing(self._turnover(Holds(), frozenset()))
 
+    def is_due_after(self, number: int) -> bool:
+        """Whether the next one has to begin for a process that has read one (0: none), or it joins the newest."""
+        newest = self.current
+        if newest is None or self.is_over:
+            return True
+        if newest.part and not number:  # a new process: no part goes by unread
+            return newest.is_read
+        is_young = trio.current_time() - newest.began_at < self.settle_s
+        if newest.number > number and (number or is_young):  # another process has begun it
+            return False
+        return self.has_news()
+
     def part(self, position: PassPosition) -> Generation | None:
         """The generation that is this part of a pass; None if it has to begin first."""
         newest = self.current

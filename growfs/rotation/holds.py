@@ -61,10 +61,6 @@ class DirectoryHolds:
             if not held:
                 del self.directories[hold]
 
-    def clear(self) -> None:
-        """End all holds."""
-        self.everywhere, self.directories = None, {}
-
     @property
     def all(self) -> list[Generation]:
         """The holds, on whatever directories."""

@@ -66,11 +66,6 @@ class Reader:
     """The directories that it has listed in its last generation."""
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether it stands for all processes of other pid namespaces."""
-        return self.pid == 0
-
-    @property
     def generation(self) -> int:
         """The number of the generation that it listed last; 0: none."""
         return self.view.number if self.view else 0
@@ -225,8 +220,7 @@ class Reader:
 
     def release(self) -> None:
         """End its holds. It still counts as a process that has listed."""
-        self.holds.clear()
-        self.named = None
+        self.holds, self.named = DirectoryHolds(), None
         self._may_walk_until = -float("inf")
 
     def ended(self) -> None:

@@ -121,7 +121,7 @@ class Readers:
             self._threads.clear()  # from now on it is credited with the opens of its children
         now = trio.current_time()
         reader.lists(directory, generation, now, self._generations.settle_s)
-        if reader.is_foreign:
+        if reader.pid == FOREIGN:
             self._hold_until(generation, now + self.hold_idle_s)
         if directory == EVERYWHERE:
             reader.job.is_shown(EVERYWHERE, generation, generation.files)
@@ -144,7 +144,7 @@ class Readers:
 
         Returns the newest one.
         """
-        await self._begin_if(partial(self._is_due_after, number))
+        await self._begin_if(partial(self._generations.is_due_after, number))
         return self._generations.current or NOTHING
 
     async def begin_part(self, position: PassPosition) -> Generation:
@@ -157,17 +157,6 @@ class Readers:
             raise NotBegun(f"part {position} cannot begin now; see growfs status")
         return generation
 
-    def _is_due_after(self, number: int) -> bool:
-        newest = self._generations.current
-        if newest is None or self._generations.is_over:
-            return True
-        if newest.part and not number:  # no part goes by unread
-            return newest.is_read
-        is_young = trio.current_time() - newest.began_at < self._generations.settle_s
-        if newest.number > number and (number or is_young):  # another process has begun it
-            return False
-        return self._generations.has_news()
-
     async def _begin_if(
         self, is_due: Callable[[], bool], lister: Reader | None = None, part: PassPosition | None = None
     ) -> None:
@@ -179,7 +168,7 @@ class Readers:
 
     async def _begin_now(self, lister: Reader, part: PassPosition | None) -> bool:
         now = trio.current_time()
-        lasting = (other.lasting_holds(now, lister) for other in self._holding() if not other.is_foreign)
+        lasting = (other.lasting_holds(now, lister) for other in self._holding() if other.pid != FOREIGN)
         # Programs that read the newest generation may go on to the next one soon.
         earlier = self._held_as_a_whole() - {self._generations.current}
         lasting_holds = Holds([*lasting, *map(DirectoryHolds, earlier)])
@@ -234,10 +223,6 @@ class Readers:
 
     # Generations that are opened by their path.
 
-    def named(self, number: int) -> Generation | None:
-        """The generation with that number, if it is kept or held."""
-        return self.named_generations().get(number)
-
     def has_open_folder(self, generation: Generation) -> bool:
         """Whether a folder of a generation is open by its path."""
         return generation in self._open_folders
@@ -255,7 +240,8 @@ class Readers:
         if generation.part:
             self._generations.parts.open(generation, now)
         else:  # other ranks may open it later
-            self._hold_until(generation, now + (self.hold_idle_s if reader.is_foreign else self._generations.settle_s))
+            shared_s = self.hold_idle_s if reader.pid == FOREIGN else self._generations.settle_s
+            self._hold_until(generation, now + shared_s)
         if reader.named is None or reader.named.number < generation.number:
             reader.named, reader.files = generation, BitMap64()
             self._threads.clear()  # from now on it is credited with the opens of its children
@@ -275,7 +261,7 @@ class Readers:
         pass is held by open folders only: the rest is decided by `PartsInUse`.
         """
         now = trio.current_time()
-        of_processes = (each.named for each in self._readers.values() if not each.is_foreign)
+        of_processes = (each.named for each in self._readers.values() if each.pid != FOREIGN)
         return {
             *self._open_folders,
             *(generation for generation in of_processes if generation and not generation.part),
@@ -286,7 +272,7 @@ class Readers:
 
     def holds(self) -> Holds:
         """The holds of all readers, and those on the generations that are kept besides the newest."""
-        readers = [reader for reader in self._holding() if not reader.is_foreign]
+        readers = [reader for reader in self._holding() if reader.pid != FOREIGN]
         now = trio.current_time()
         whole = {*self._generations.kept[:-1], *self._held_as_a_whole()}
         return Holds([*holds_of(readers, now), *map(DirectoryHolds, whole)])

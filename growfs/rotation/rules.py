@@ -57,7 +57,6 @@ DELISTED_ORDER = ("delisted", "queue_position")
 LISTED_ORDER = ("queue_position",)
 """The sort key of listed files: the first file is delisted first."""
 delisted_key, listed_key = attrgetter(*DELISTED_ORDER), attrgetter(*LISTED_ORDER)
-_group = attrgetter("queue_position")
 
 
 # Listed and held files.
@@ -270,9 +269,9 @@ class Delisting:
         """Whether `need` bytes are delisted, or if `files` is given, this many files."""
         return self.bytes >= need if files is None else len(self.delisted) >= files
 
-    def take(self, group: FileGroup, keep: LastOfKind, files: int | None) -> bool:
-        """Delist a group, unless that exceeds `files`, or one of its files is the last of its kind."""
-        if files is not None and len(self.delisted) + len(group.seqs) > files:
+    def take(self, group: FileGroup, keep: LastOfKind, need: int, files: int | None) -> bool:
+        """Delist a group, unless there is enough, that exceeds `files`, or one of its files is the last of its kind."""
+        if self.is_enough(need, files) or (files is not None and len(self.delisted) + len(group.seqs) > files):
             return False
         if not keep.take(group.kinds):
             return False
@@ -305,14 +304,10 @@ def delist(groups: Iterable[FileGroup], keep: LastOfKind, need: int, files: int 
         elif not (group.opened or group.requeued or group.delisted):
             never_opened.append(group)
         else:
-            chosen.take(group, keep, files)
-    for group in never_opened:
-        if chosen.is_enough(need, files) or not chosen.take(group, keep, files):
-            chosen.requeued.append(group.seqs)
+            chosen.take(group, keep, need, files)
+    chosen.requeued = [group.seqs for group in never_opened if not chosen.take(group, keep, need, files)]
     for group in held:
-        if chosen.is_enough(need, files):
-            break
-        chosen.take(group, keep, files)
+        chosen.take(group, keep, need, files)
     return chosen
 
 
@@ -456,7 +451,7 @@ def needed_bytes(turnover: TurnoverInput, delisted_bytes: int) -> tuple[int, int
 
 
 def _newest_groups(files: Iterable[CachedFile]) -> Iterator[tuple[int, list[Kind], int]]:
-    for _, members in itertools.groupby(files, key=_group):
+    for _, members in itertools.groupby(files, key=listed_key):
         group = list(members)
         yield group[-1].seq, [file.kind for file in group], sum(file.bytes for file in group)
 

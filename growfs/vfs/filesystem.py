@@ -150,7 +150,7 @@ class Vfs:
         self._generations = generations
         self._readers = readers
         self._virtual = virtual
-        self._names = GenerationNames(generations, readers)
+        self.names = GenerationNames(generations, readers)
         self._passes = passes
         self._fetch = fetch
         self._shows_links = shows_links
@@ -174,12 +174,12 @@ class Vfs:
         if parent == FOLDER_ID:
             if id := self._virtual.find(name):
                 return self._virtual.attributes(id)
-            if attributes := self._names.find(name):
+            if attributes := self.names.find(name):
                 return attributes
             if self._passes and name == PASSES:
                 return self._passes.folder
         elif parent == GENERATIONS_ID:
-            return self._names.lookup(name)
+            return self.names.lookup(name)
         elif self._passes and node_of(parent) == PASSES_ID:
             return self._passes.lookup(parent, name)
         elif parent == ROOT and name == FOLDER_NAME:
@@ -206,14 +206,6 @@ class Vfs:
             raise Stale(str(id))
         return Link(file.parent, file.path, file.is_unchanged())
 
-    def is_own_link(self, id: int) -> bool:
-        """Whether that is .growfs/current, rather than a link to a cached file."""
-        return self._names.is_own(id)
-
-    def current_target(self, id: int) -> str:
-        """What .growfs/current points to, given its id."""
-        return self._names.target(id)
-
     async def settled_link(self, id: int) -> Link:
         """The same, after growfs has replaced the file. Raises Stale if others have changed it."""
         await self._store.settled()
@@ -235,8 +227,8 @@ class Vfs:
 
     def attributes(self, id: int) -> Attributes:
         """The attributes of a node."""
-        if self._names.is_own(id):
-            return self._names.attributes(id)
+        if self.names.is_own(id):
+            return self.names.attributes(id)
         if self._passes and node_of(id) == PARTS_ID:
             return self._passes.about(id)
         if number_bits(id):
@@ -281,8 +273,8 @@ class Vfs:
         """The generation below whose path a directory is; None if it has to begin first. Raises Stale."""
         if part := self._part(id):
             return self._generations.part(part)
-        number = self._names.number(id)
-        generation = self._readers.named(number)
+        number = self.names.number(id)
+        generation = self._readers.named_generations().get(number)
         if generation is None and number <= self._generations.last_number:
             raise Stale(f"generation {number} has ended: no process holds it")
         return generation
@@ -303,9 +295,9 @@ class Vfs:
         if part := self._part(id):
             return self._open_named(id, await self._readers.begin_part(part), tid)
         if number_bits(id):
-            await self._readers.begin_number(self._names.number(id))
+            await self._readers.begin_number(self.names.number(id))
             if (generation := self._generation_of(id)) is None:
-                raise NotBegun(f"generation {self._names.number(id)} cannot begin now; see growfs status")
+                raise NotBegun(f"generation {self.names.number(id)} cannot begin now; see growfs status")
             return self._open_named(id, generation, tid)
         reader = self._readers.reader_of(tid)
         await self._readers.begin(reader, id)
@@ -365,11 +357,11 @@ class Vfs:
         if directory.generation:
             return directory.pending
         if directory.id == GENERATIONS_ID:
-            return self._names.entries(position)
+            return self.names.entries(position)
         if self._passes and node_of(directory.id) == PASSES_ID:
             return self._passes.entries(directory.id, position)
         of_passes = self._passes.in_folder(position) if self._passes else []
-        return self._names.in_folder(position) + of_passes + self._virtual.entries(position)
+        return self.names.in_folder(position) + of_passes + self._virtual.entries(position)
 
     def mark_delivered(self, handle: int, count: int) -> list[Entry]:
         """Note that the first `count` of the last `entries` were given to the reader; returns them."""
@@ -392,7 +384,7 @@ class Vfs:
     def forget_names(self, removed: Sequence[Removed]) -> None:
         """Make the kernel look up names that are gone, and listings under way leave them out."""
         self.drop_entries(removed)
-        all_bits = self._names.all_bits() + (self._passes.all_bits() if self._passes else [])
+        all_bits = self.names.all_bits() + (self._passes.all_bits() if self._passes else [])
         for gone in removed:
             for bits in all_bits:
                 self.name_invalidated.notify(bits | gone.parent, gone.name)
@@ -454,8 +446,8 @@ class Vfs:
         """A handle for a file that a thread opens; the open is counted. Waits if the file has to be fetched first."""
         if virtual := self._virtual.get(id):
             return await self._virtual.open(virtual, partial(self._list_everything, tid))
-        if self._names.is_own(id):
-            return await self._virtual.open(NUMBER_FILE, partial(self._readers.begin_after, self._names.number(id)))
+        if self.names.is_own(id):
+            return await self._virtual.open(NUMBER_FILE, partial(self._readers.begin_after, self.names.number(id)))
         if self._passes and node_of(id) == PARTS_ID:
             return await self._virtual.open(self._passes.file(id))
         missed = False

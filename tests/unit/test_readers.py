@@ -350,8 +350,7 @@ async def test_a_process_holds_the_last_generation_that_it_opened_until_it_ends(
     await readers.begin_number(2)
     assert readers.holds().cover(99, asked.last_seq, 2)
     assert list(readers.named_generations()) == [1, 2]
-    second = readers.named(2)
-    assert second
+    second = readers.named_generations()[2]
     readers.open_generation(second, child.pid)
     readers.close_generation(second)
     assert list(readers.named_generations()) == [2]
