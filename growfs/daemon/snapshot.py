@@ -97,7 +97,7 @@ class StatusSource:
     async def snapshot(self) -> MountStatus:
         """The current status."""
         readers = self.readers.active()
-        holds = {hold for reader in readers for hold in reader.all_holds[:1]}
+        holds = {hold for reader in readers if (hold := self.readers.oldest_hold(reader))}
         totals = await self.database.query_in_thread(partial(self._totals, holds))
         return self._assemble(readers, totals)
 
@@ -168,7 +168,7 @@ class StatusSource:
         )
 
     def _reader(self, reader: Reader, totals: Totals, listed_share: float, unread: Sequence[str]) -> ReaderStatus:
-        now, newest = trio.current_time(), reader.newest
+        now, newest, oldest = trio.current_time(), reader.newest, self.readers.oldest_hold(reader)
         reads_by_path = newest is not None and reader.listed_at is None
         return ReaderStatus(
             pid=reader.pid,
@@ -179,7 +179,7 @@ class StatusSource:
             files_shown=reader.job.files_shown,
             files_opened=len(reader.files),
             opens=reader.opens,
-            held_bytes=sum(totals.held_bytes.get(hold, 0) for hold in reader.all_holds[:1]),
+            held_bytes=totals.held_bytes.get(oldest, 0) if oldest else 0,
             advice=None if reads_by_path else advice(reader, now, listed_share, unread),
         )
 

@@ -77,8 +77,8 @@ class Reader:
 
     @property
     def all_holds(self) -> list[Generation]:
-        """Its holds, on whatever directories; the one on the earliest generation first."""
-        return sorted(filter(None, (*self.holds.all, self.named)), key=lambda hold: hold.number)
+        """Its holds, on whatever directories."""
+        return [*filter(None, (*self.holds.all, self.named))]
 
     def lasting_holds(self, now: float, lister: Reader) -> DirectoryHolds:
         """The holds that it may never renew: those on directories that it has not listed again in its last generation.

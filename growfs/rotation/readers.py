@@ -277,6 +277,11 @@ class Readers:
         whole = {*self._generations.kept[:-1], *self._held_as_a_whole()}
         return Holds([*holds_of(readers, now), *map(DirectoryHolds, whole)])
 
+    def oldest_hold(self, reader: Reader) -> Generation | None:
+        """The hold of a reader on the earliest generation."""
+        holds = self._held_until if reader.pid == FOREIGN else reader.all_holds
+        return min(holds, key=lambda hold: hold.number, default=None)
+
     def _holding(self) -> Iterator[Reader]:
         """The readers whose holds count: not if another process lists for them, such as rank 0, which broadcasts the
         names; with --rotation always, only until their job has opened all that it saw.
