@@ -237,12 +237,17 @@ class Readers:
         """Note that a thread has opened a folder of a generation: it is held, or in use if it is a part."""
         reader, now = self.reader_of(tid), trio.current_time()
         self._open_folders[generation] += 1
+        left, settle_s = reader.named, self._generations.settle_s
         if generation.part:
             self._generations.parts.open(generation, now)
-        else:  # other ranks may open it later
-            shared_s = self.hold_idle_s if reader.pid == FOREIGN else self._generations.settle_s
-            self._hold_until(generation, now + shared_s)
-        if reader.named is None or reader.named.number < generation.number:
+        elif reader.pid == FOREIGN:
+            self._hold_until(generation, now + self.hold_idle_s)
+        elif left is None:  # other ranks may start later
+            self._hold_until(generation, now + settle_s)
+        if left is None or left.number < generation.number:
+            others = (other.named.number for other in self._readers.values() if other.named and other.pid != FOREIGN)
+            if left and any(number < left.number for number in others):  # they have yet to come to it
+                self._hold_until(left, now + settle_s)
             reader.named, reader.files = generation, BitMap64()
             self._threads.clear()  # from now on it is credited with the opens of its children
             self.released.notify()  # its earlier hold may have ended

@@ -148,7 +148,7 @@ async def test_a_miss_evicts_a_group_of_which_a_file_is_held_as_a_whole(cache: L
     delist = "UPDATE resident SET delisted = 2 WHERE suffix IS NOT NULL AND queue_position > 3"
     await cache.database.write(lambda writer: writer.execute(delist))
     await cache.shrink(8 * BLOCK)
-    held = Holds([DirectoryHolds(directories={generation.hold: BitMap64([cache.node("a").id])})])
+    held = Holds([DirectoryHolds(directories={generation: BitMap64([cache.node("a").id])})])
     assert await cache.reserve_by_eviction(BLOCK, held)
     left = cache.resident()
     assert len(left) == 6

@@ -362,6 +362,29 @@ async def test_a_process_holds_the_last_generation_that_it_opened_until_it_ends(
     assert [each.newest for each in readers.active()] == [asked]
 
 
+@pytest.mark.promise(49)
+async def test_a_generation_is_held_for_ranks_that_have_yet_to_come_to_it(cache: LocalCache, readers: Readers) -> None:
+    fast, slow = sleeper(), sleeper()
+    generations = [await readers.begin_after(0)]
+    for number in range(2, 6):
+        await readers.begin_number(number)
+        generations.append(readers.named_generations()[number])
+
+    def held(*opens: tuple[subprocess.Popen[bytes], int]) -> list[int]:
+        for process, number in opens:
+            readers.open_generation(generations[number - 1], process.pid)
+            readers.close_generation(generations[number - 1])
+        return list(readers.named_generations())
+
+    assert held((fast, 1), (fast, 2), (fast, 3)) == [1, 3, 5], "other ranks may start later, with the first one"
+    assert held((slow, 1), (fast, 4)) == [1, 3, 4, 5], "the slow one has yet to come to 3"
+    assert held((slow, 3), (slow, 4)) == [1, 3, 4, 5]
+    readers._release_silent(trio.current_time() + 2 * cache.generations.settle_s)
+    assert held() == [4, 5]
+    await end(readers, slow)
+    await end(readers, fast)
+
+
 async def test_the_next_generation_begins_only_if_there_is_something_new(cache: LocalCache, readers: Readers) -> None:
     assert (await readers.begin_after(0)).number == 1
     assert (await readers.begin_after(0)).number == 1, "another process that begins at about the same time"
