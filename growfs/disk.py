@@ -40,8 +40,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def cannot_write(error: Exception) -> DiskFull | DiskFailed:
     """The error for a cache directory that refuses to write a file (OSError) or the catalog (sqlite3.Error)."""
-    is_full = str(error) == DATABASE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
-    return (DiskFull if is_full else DiskFailed)(f"the cache directory cannot be written ({error}); check its disk")
+    code = getattr(error, "errno", 0)
+    is_full = str(error) == DATABASE_FULL or code in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "see ulimit -f, and the file system" if code == errno.EFBIG else "check its disk"
+    return (DiskFull if is_full else DiskFailed)(f"the cache directory cannot be written ({error}); {remedy}")
 
 
 def fault_point(label: str) -> None:
@@ -207,6 +209,12 @@ def allocation(size: int) -> int:
 def free_bytes(folder: Path) -> int:
     """Bytes that an ordinary user may still write to the folder's file system."""
     return room(folder)[0]
+
+
+def taken_bytes(folder: Path) -> int:
+    """Bytes that files take on the folder's file system, or within its project quota."""
+    stat = os.statvfs(folder)
+    return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
 
 
 def room(folder: Path) -> tuple[int, int]:

@@ -13,6 +13,12 @@ from collections.abc import Mapping, Sequence
 
 from growfs.errors import GrowfsError
 
+_ENDING_LIMITS = {
+    resource.RLIMIT_CPU: "-t",
+    resource.RLIMIT_FSIZE: "-f",
+    resource.RLIMIT_DATA: "-d",
+    resource.RLIMIT_AS: "-v",
+}
 _PIDFD_OPEN = 434
 """The same on every architecture."""
 _MEMFD_CREATE = {"x86_64": 319, "ppc64le": 360, "s390x": 350}
@@ -105,6 +111,19 @@ def check_descriptors() -> int:
     if hard < _DESCRIPTORS_MIN:
         raise GrowfsError(f"this process may open only {hard} files; raise the limit: ulimit -n {_DESCRIPTORS_MIN}")
     return hard
+
+
+def raise_limits() -> None:
+    """Raise the soft limits of this process that would end a daemon or its transfers, as far as it may."""
+    for limit in _ENDING_LIMITS:
+        _, hard = resource.getrlimit(limit)
+        resource.setrlimit(limit, (hard, hard))
+
+
+def ending_limits() -> list[tuple[str, int]]:
+    """What remains of these limits: (as an option of ulimit, the limit in seconds or bytes)."""
+    limits = ((option, resource.getrlimit(limit)[0]) for limit, option in _ENDING_LIMITS.items())
+    return [(option, most) for option, most in limits if most != resource.RLIM_INFINITY]
 
 
 def check_kernel() -> None:

@@ -34,6 +34,8 @@ class CacheSize:
 T = TypeVar("T")
 
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
+MOST = 10**18
+"""Numbers are less than this: no disk has 1 EB, and sums of a few fit 64 bits."""
 MULTIPLES = {"k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 
 
@@ -48,9 +50,19 @@ def parsed(flag: str, parse: Callable[[str], T], text: str) -> T:
 def size(text: str) -> int:
     """Bytes: 500GB is 500 * 1000^3, 20GiB is 20 * 1024^3."""
     try:
-        return int(humanfriendly.parse_size(text))
+        return int(_number(text, humanfriendly.parse_size))
     except humanfriendly.InvalidSize:
         raise UsageError(f"{text!r} is not a size; write it as 500GB or 20GiB") from None
+
+
+def _number(text: str, parse: Callable[[str], float]) -> float:
+    """The number from text, less than MOST. Raises UsageError, and what parse raises for text that is none."""
+    try:
+        if (value := parse(text)) < MOST:
+            return value
+    except (OverflowError, ValueError):  # it has too many digits for Python
+        pass
+    raise UsageError(f"{text[:40]!r} is too large; write less than 10^18")
 
 
 def flag_size(bytes: float) -> str:
@@ -64,7 +76,7 @@ def rate(text: str) -> int:
     amount = text.strip().removesuffix("/s")
     try:
         if not re.search("bit|bps", amount, re.IGNORECASE):  # parse_size would interpret them as bytes
-            return int(humanfriendly.parse_size(amount))
+            return int(_number(amount, humanfriendly.parse_size))
         raise humanfriendly.InvalidSize
     except humanfriendly.InvalidSize:
         raise UsageError(f"{text!r} is not a rate in bytes; write it as 200MB/s, or 0 for no limit") from None
@@ -73,10 +85,10 @@ def rate(text: str) -> int:
 def seconds(text: str) -> float:
     """Seconds: 90, 90s, 5m, 1h."""
     try:
-        value = float(humanfriendly.parse_timespan(text))
+        value = float(_number(text, humanfriendly.parse_timespan))
     except humanfriendly.InvalidTimespan:
-        value = math.nan
-    if not 0 <= value < math.inf:
+        value = -1
+    if value < 0:
         raise UsageError(f"{text!r} is not a time; write it as 90s, 5m or 1h")
     return value
 
@@ -86,7 +98,8 @@ def count(text: str) -> int:
     match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)([kKMG])", text, re.ASCII)
     if match is None:
         raise UsageError(f"{text!r} is not a whole number; write it as 50000, 100k or 1.5M")
-    return int(match[1]) if match[1] else round(float(match[2]) * MULTIPLES[match[3]])
+    number, unit = (match[1], None) if match[1] else (match[2], match[3])
+    return int(_number(number, lambda text: round(float(text) * MULTIPLES[unit]) if unit else int(text)))
 
 
 def positive(text: str) -> int:

@@ -244,7 +244,7 @@ class Publisher:
     def evict(self, writer: sqlite3.Connection, ids: Iterable[int], return_to_pass: bool) -> list[Removed]:
         """Delete the rows of files. `remove` deletes the files after the commit."""
         ask = query_of(writer)
-        evicted = []
+        evicted = list[Removed]()
         for id in ids:
             row = writer.execute(
                 "SELECT n.parent, n.name, n.size, r.bytes, r.delisted FROM node n JOIN resident r USING (id)"
@@ -259,6 +259,7 @@ class Publisher:
                 writer.execute("DELETE FROM resident WHERE id = ?", (id,))
                 if return_to_pass and delisted is None:  # a delisted file was shown in this pass
                     writer.execute("UPDATE node SET drawn = 0 WHERE id = ?", (id,))
+        writer.executemany(DELIST_EMPTY, {(file.parent,) for file in evicted})
         return evicted
 
     def remove(self, removed: Iterable[Removed], left_catalog: bool = False) -> None:
@@ -324,6 +325,12 @@ COUNT_FETCHES = (
 JOIN_GROUP = "UPDATE resident SET queue_position = ? WHERE id IN (SELECT value FROM json_each(?))"
 """Make the resident files of a group stay with a new one. Delisted files stay delisted, and keep the generation number
 by which readers hold them; the next generation lists the group as a whole."""
+
+DELIST_EMPTY = (
+    "UPDATE resident SET delisted = (SELECT coalesce(max(number), 0) + 1 FROM generation)"
+    " WHERE id = ?1 AND delisted IS NULL AND NOT EXISTS (SELECT 1 FROM resident WHERE parent = ?1)"
+)
+"""From the next generation on, do not list a directory that is empty. It is listed again with its next file."""
 
 FIRST_SHOWN = "(SELECT number FROM generation g WHERE g.last_seq >= r.seq ORDER BY g.last_seq, g.number LIMIT 1)"
 """The first generation that shows the file of a row r of `resident`."""

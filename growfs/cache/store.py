@@ -249,6 +249,11 @@ class Store:
         short = max(self.used_bytes + need - self.limit_bytes, kept + need + self.reserved_bytes - free)
         return short if files else max(short, need)
 
+    @property
+    def excess_bytes(self) -> int:
+        """By how much the cached files exceed what the size of the cache, or others on its disk, leave them."""
+        return max(0, self.bytes_short(-self.reserved_bytes))
+
     def note_full(self, in_flight_bytes: int) -> bool:
         """Note that the disk refused a file for which there seemed to be room; returns whether it has a quota.
 
@@ -287,8 +292,10 @@ class Store:
 
     @property
     def reachable_bytes(self) -> int:
-        """How large the cache can become: its limit, or less if its disk has less room."""
-        return min(self.limit_bytes, self.used_bytes + max(0, -self.bytes_short(0)))
+        """How large the cache can become: its limit, or less if its disk has less room; less than now, if others have
+        taken that.
+        """
+        return max(0, min(self.limit_bytes, self.used_bytes - self.bytes_short(0)))
 
     def status(self, delisted_bytes: int) -> CacheStatus:
         """The cache section of the status. delisted_bytes: of the cached files, which take long to sum up."""

@@ -10,13 +10,15 @@ import gc
 import os
 import sys
 
+from growfs.syscalls import raise_limits
 from growfs.workers.fork_server import ForkServer
 
 
 def main() -> None:
     """Serve one mount until it is unmounted."""
     gc.disable()  # saves a tenth of the import time; tune_gc enables it
-    os.umask(0o077)  # also for the workers
+    os.umask(0o077)  # also for the workers, as the limits
+    raise_limits()
     fork_server = ForkServer(sys.argv[2])
     from growfs.daemon import server
 

@@ -91,7 +91,7 @@ class StatusSource:
     misses: Misses
     opens: Opens
     engine: Engine
-    cache_warnings: list[str]
+    machine_warnings: list[str]
     """What is wrong with the place of the cache."""
 
     async def snapshot(self) -> MountStatus:
@@ -156,7 +156,7 @@ class StatusSource:
             skipped=[*totals.skipped, *self.drawer.skipped()],
             unpromised=self.prefetch.unpromised,
             warnings=[
-                *self.cache_warnings,
+                *self.machine_warnings,
                 *self.supervisor.warnings,
                 *self.prefetcher.warnings,
                 *(self.parts.warnings if self.parts else []),

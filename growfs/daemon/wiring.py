@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
+from humanfriendly import format_size
+
 from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
@@ -51,6 +53,7 @@ from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.rotating import DrawOrder, PassOrder, RotationPlanner
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.status_and_metrics import MountInfo, MountStatus
+from growfs.syscalls import ending_limits
 from growfs.units import CacheSize
 from growfs.version import __version__
 from growfs.vfs.filesystem import Misses, Vfs
@@ -311,7 +314,7 @@ def _build(
         opens=opens,
         engine=engine,
         supervisor=supervisor,
-        cache_warnings=_cache_warnings(options.cache_dir),
+        machine_warnings=[*_cache_warnings(options.cache_dir), *_limit_warnings()],
     )
 
     def sample() -> Sample:
@@ -391,6 +394,17 @@ def _cache_warnings(cache_dir: Path) -> list[str]:
     if not is_remote(kind):
         return []
     return [f"{cache_dir}: lies on {mountpoint} ({kind}), which is not a local disk; pass --cache-dir on one"]
+
+
+def _limit_warnings() -> list[str]:
+    limits = [
+        f"ulimit {option} ({f'{most} s of CPU time' if option == '-t' else format_size(most)})"
+        for option, most in ending_limits()
+    ]
+    if not limits:
+        return []
+    which = ", ".join(limits)
+    return [f"limits of this process may end it, or its downloads: {which}; raise the hard limit, and mount again"]
 
 
 def _build_peers(

@@ -23,8 +23,8 @@ from growfs.cache.store import Store
 from growfs.rotation.holds import Holds
 from growfs.rotation.parts_in_use import PartsInUse
 from growfs.rotation.pass_order import groups_of
-from growfs.rotation.queries import Listed
-from growfs.rotation.rules import Generation, GenerationPlan, PassPosition, TurnoverInput, begin
+from growfs.rotation.queries import Listed, least_bytes
+from growfs.rotation.rules import Generation, GenerationPlan, PassPosition, TurnoverInput, begin, keeps_last
 from growfs.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -198,6 +198,17 @@ class Generations:
     def listed(self) -> Listed:
         """The facts that decide which files are the last of their kind."""
         return Listed(self.shown_seq, (self.current or self.planner).keeps_last)
+
+    async def reconsider_last_files(self) -> bool:
+        """Let the last files of directories go if they take too much by now; returns whether that is new.
+
+        More may be cached than when the generation began. Raises Unreadable.
+        """
+        if not self.listed.keeps_last:
+            return False
+        decided = self.current or self.planner
+        decided.keeps_last = keeps_last(await self._db.query_in_thread(least_bytes), self._store.reachable_bytes)
+        return not decided.keeps_last
 
     @property
     def is_over(self) -> bool:

@@ -154,6 +154,11 @@ def of_these(ids: Iterable[int], in_use: Container[int], listed: Listed, ask: Qu
     return [file.id for file in evictable(in_groups(files), in_use, counts, *listed)]
 
 
+def least_bytes(ask: Query) -> int:
+    """The total size of the smallest group of each kind."""
+    return sum({group: least for *_, least, group in ask(KINDS, sys.maxsize)}.values())
+
+
 def kept_bytes(keeps_last: bool, ask: Query) -> int:
     """The bytes of pinned and frozen files, and if directories keep their last files, of a file of each other kind;
     of whole groups.

@@ -163,7 +163,7 @@ def begin(number: int, plan: GenerationPlan, now: float, before: Generation | No
 def keeps_last(least_bytes: int, limit: int) -> bool:
     """Whether directories keep the last file of each extension.
 
-    least_bytes: total of the smallest cached file of each kind. If these would take more than half of the cache, they
+    least_bytes: total of the smallest cached group of each kind. If these would take more than half of the cache, they
     are not kept: then each directory is a sample (an image, its mask and its text), and the first ones cached would
     stay forever.
     """

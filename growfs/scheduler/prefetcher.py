@@ -88,7 +88,9 @@ class Prefetcher:
         return [*self._warnings, *self._shortage()]
 
     def _shortage(self) -> list[str]:
-        """Advice if the disk, rather than the size of the cache, ends its growth before everything is cached."""
+        """Advice if the disk, rather than the size of the cache, ends its growth before everything is cached, or others
+        have taken more of it than that.
+        """
         store = self._store
         size, is_held = store.reachable_bytes, self._state.mount_state is MountState.HELD
         if size >= ALMOST * store.limit_bytes or not (is_held or self._order.share.bytes > size):
@@ -99,9 +101,14 @@ class Prefetcher:
         why = f"of which --min-free keeps {format_size(store.min_free)}"
         if store.quota_bytes is not None and free > store.min_free:
             why = f"but refuses to hold more of the cache than {format_size(store.quota_bytes)}, as with a quota"
+        others = max(0, disk.taken_bytes(store.folder) - store.used_bytes)
+        until, remedy = f"to its size of {format_size(store.limit_bytes)}", f"pass --cache-size {flag_size(size)}"
+        if excess := store.excess_bytes:
+            until = f"until {format_size(excess)} of it is evicted, or of the other data is deleted"
+            remedy = "lower --min-free"
         return [
-            f"{store.folder}: its disk has {format_size(free)} free, {why}, so the cache cannot grow to its size of"
-            f" {format_size(store.limit_bytes)}; delete something there, or pass --cache-size {flag_size(size)}"
+            f"{store.folder}: its disk has {format_size(others)} of other data and {format_size(free)} free, {why}, so"
+            f" the cache cannot grow {until}; delete something there, or {remedy}"
         ]
 
     def eta_s(self) -> float | None:

@@ -275,12 +275,17 @@ class Space:
 
     def no_room(self, claim: Claim) -> GrowfsError:
         """The error for files if nothing may be evicted for them, or the disk refuses to evict."""
-        if refusal := self._store.refusal:
+        store = self._store
+        if refusal := store.refusal:
             return disk.cannot_write(refusal)
-        need = self._sizes.most(claim.nodes)
+        why = "all that is cached is open, pinned or its directory's last file; raise --cache-size"
+        if store.excess_bytes:
+            why = f"other data takes the room of the cache in {store.folder}; delete something there"
+        elif claim.priority is not Priority.READER:
+            why = "the rest is held by readers, pinned, or for files in flight; it is tried again"
         return NoRoom(
-            f"{claim.path}: no room for {need} bytes; all that is cached is open, pinned or its"
-            " directory's last file; raise --cache-size"
+            f"{claim.path}: no room for {claim.least or self._sizes.most(claim.nodes)} bytes besides the"
+            f" {store.free_bytes()} that are free; {why}"
         )
 
     @property
@@ -298,6 +303,7 @@ class Space:
 
     async def _may_ever_fit(self, bytes: int) -> bool:
         """Whether files may fit once nothing is open or in flight: not if pinned and last files take too much."""
+        await self._generations.reconsider_last_files()
         kept = await self._db.query_in_thread(partial(kept_bytes, self._generations.listed.keeps_last))
         return kept + bytes <= self._store.limit_bytes
 
@@ -343,13 +349,20 @@ class Space:
                 break
             if priority is Priority.READER:  # one commit makes room for all misses that wait here
                 ample = self._store.bytes_short(self._missed_bytes)
-            chosen = await self._pick(priority, short, ample)
+            need = 1 if is_draw and self._may_make_up(size) else short
+            chosen = await self._pick(priority, need, max(short, ample))
             if not chosen:
                 break
             if is_draw and self._are_awaited and self._are_awaited(chosen):
                 return None
             await self._evict(chosen, return_to_pass=not is_draw)
         return self._store.reserve(size)  # no other task runs in between
+
+    def _may_make_up(self, size: int) -> bool:
+        """Whether others have taken more of the disk than they should, and the cache can make up for it, with each
+        generation a part, and still cache files of this size.
+        """
+        return 0 < self._store.excess_bytes <= self._store.resident_bytes - size
 
     async def set_cache_size(self, size: CacheSize) -> None:
         """Change the quota, and evict the excess. Raises GrowfsError if not all of it can be evicted.
@@ -383,6 +396,7 @@ class Space:
         async with self._by_what_is_listed() as is_known:
             if not is_known:
                 return 0
+            await self._generations.reconsider_last_files()
             listed = self._generations.listed
             in_use = store.open_files.ids
             while True:
@@ -445,6 +459,8 @@ class Space:
                 in_use |= opened
             if chosen:
                 return chosen
+        if priority is not Priority.DRAW and await self._generations.reconsider_last_files():
+            return await self._pick(priority, need, ample, rows_max)
         return []
 
     async def _opened(self, ids: Sequence[int]) -> set[int]:

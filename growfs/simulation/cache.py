@@ -193,6 +193,7 @@ class Rotating(Cache):
         self._delisted: dict[int, list[CachedFile]] = {}
         self._listed_counts: Counter[Kind] = Counter()
         self._holds: Holds | None = None
+        self._keeps_last = True
         self._holds_until = 0.0
         self._refused: int | None = None
 
@@ -273,9 +274,6 @@ class Rotating(Cache):
     def _begin(self, lister: Reader, now: float) -> Generation:
         number = self.generation.number + 1 if self.generation else 1
         self.holds(now)  # ends those of silent readers
-        least = dict[Kind, int]()
-        for file in self.cached.values():
-            least[file.kind] = min(file.bytes, least.get(file.kind, file.bytes))
         turnover = TurnoverInput(
             limit=self.limit,
             turnover=self._settings.turnover,
@@ -287,7 +285,7 @@ class Rotating(Cache):
             lasting_holds=Holds(reader.lasting_holds(now, lister) for reader in self.live),
             opened_share=self.generation.opened_share if self.generation else 0.0,
             is_first=self.generation is None,
-            keeps_last=keeps_last(sum(least.values()), self.limit),
+            keeps_last=keeps_last(self._least_bytes(), self.limit),
         )
         queue = itertools.chain(*self._delisted.values(), self._listed())
         delisted = {file.seq: file.bytes for group in self._delisted.values() for file in group}
@@ -308,8 +306,16 @@ class Rotating(Cache):
         for file in sorted([file for file in shown if file.delisted is not None], key=delisted_key):
             self._delisted.setdefault(file.queue_position, []).append(file)
         self._listed_counts = Counter(file.kind for file in shown if file.delisted is None)
+        self._keeps_last = plan.keeps_last
         self.generation = begin(number, plan, now, self.generation)
         return self.generation
+
+    def _least_bytes(self) -> int:
+        """The total size of the smallest cached file of each kind."""
+        least = dict[Kind, int]()
+        for file in self.cached.values():
+            least[file.kind] = min(file.bytes, least.get(file.kind, file.bytes))
+        return sum(least.values())
 
     def _unlisted(self) -> Iterator[CachedFile]:
         """The files that no generation has listed yet, the last admitted first."""
@@ -334,11 +340,16 @@ class Rotating(Cache):
                 return False
             else:
                 candidates = draw_candidates(delisted, holds)
-            keeps = self.generation is None or self.generation.keeps_last
-            victims = pick_victims(evictable(candidates, self.busy, self._counts, self._shown_seq, keeps), lacking)
+            victims = pick_victims(
+                evictable(candidates, self.busy, self._counts, self._shown_seq, self._keeps_last), lacking
+            )
             for id in victims:
                 self.remove(id)
-            if not victims and not missed:
+            if not victims and missed and self._keeps_last:
+                self._keeps_last = keeps_last(self._least_bytes(), self.limit)
+                if not self._keeps_last:
+                    return self.make_room(need, now, missed)
+            elif not victims and not missed:
                 self._refused = lacking
         return need <= self.free
 

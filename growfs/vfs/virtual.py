@@ -2,7 +2,8 @@
 
 Owns their node ids, their open handles and their contents. Later opens see later content, and an open file does not
 change. Readers that open a large file at about the same time share one content, in an unnamed temporary file. Contents
-of small files are in memory, so users can read them to find out why even if the disk is full.
+of small files are in memory, and so are those of large ones while the disk is full: users read some of them to find out
+why, and training lists its files from others.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class VirtualFile:
     needs_generation: bool = False
     """Whether `render` gets the generation that the opener sees; opening such a file counts as a listing."""
     shared: bool = False
-    """Whether it is large, and is kept on disk, for several readers. Otherwise the content is in memory."""
+    """Whether it is large, and is kept on disk if that has room, for several readers. Otherwise the content is in
+    memory."""
 
 
 @dataclass(eq=False, slots=True)
@@ -56,7 +58,7 @@ class _Content:
 
     file: VirtualFile
     generation: int | None
-    out: IO[bytes]
+    out: IO[bytes] = field(init=False)
     handles: int = 1
     rendered_at: float | None = None
     ended: trio.Event = field(default_factory=trio.Event)
@@ -129,21 +131,34 @@ class VirtualFolder:
     async def _render(self, file: VirtualFile, generation: Generation | None) -> _Content:
         if len(self._contents) >= CONTENTS_MAX:
             raise TooManyOpen(f"{len(self._contents)} files of {FOLDER_NAME}/ are open")
-        in_memory = 0 if file.shared else memfd_create(file.name)
-        out = os.fdopen(in_memory, "w+b") if in_memory else tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115
-        content = _Content(file, generation.number if generation else None, out)
+        content = _Content(file, generation.number if generation else None)
         self._contents.append(content)
         try:
-            await file.render(out, generation)
-            out.flush()
+            try:
+                content.out = await self._written(file, generation, on_disk=file.shared)
+            except OSError:
+                if not file.shared:
+                    raise
+                content.out = await self._written(file, generation, on_disk=False)
             content.rendered_at = trio.current_time()
         except BaseException:
             self._contents.remove(content)
-            out.close()
             raise
         finally:
             content.ended.set()
         return content
+
+    async def _written(self, file: VirtualFile, generation: Generation | None, on_disk: bool) -> IO[bytes]:
+        """An unnamed file with the content."""
+        in_memory = 0 if on_disk else memfd_create(file.name)
+        out = os.fdopen(in_memory, "w+b") if in_memory else tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115
+        try:
+            await file.render(out, generation)
+            out.flush()
+        except BaseException:
+            out.close()
+            raise
+        return out
 
     def _handle(self, content: _Content) -> int:
         handle = next(self._handles)

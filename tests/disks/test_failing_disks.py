@@ -71,7 +71,7 @@ def test_on_a_full_disk_misses_and_smaller_sizes_make_room(
     until(lambda: growfs.status()["state"] == "held")
     read_all(growfs, tree)
     fill_disk(system.folder / "others")
-    for name in ("status", "status.json", "metrics", "log"):
+    for name in ("status", "status.json", "metrics", "log", "files", "index.csv", "ledger.csv"):
         assert (growfs.mountpoint / ".growfs" / name).read_bytes(), name
     for _ in range(3):
         read_all(growfs, tree)
@@ -83,6 +83,26 @@ def test_on_a_full_disk_misses_and_smaller_sizes_make_room(
     read_all(growfs, tree)
     growfs.umount()
     assert "Traceback" not in growfs.log()
+
+
+@pytest.mark.promise(18, 28)
+def test_a_cache_gives_way_to_others_on_its_disk_and_goes_on_rotating(
+    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path
+) -> None:
+    """They take more than a generation delists: one after another makes up for it."""
+    system = make_file_system("tmpfs", 64 << 20)
+    tree = make_tree(tmp_path / "remote", directories=1, files=60, size=500_000)
+    growfs.cache_dir = system.folder / "cache"
+    growfs.mount(tmp_path / "remote", "--settle", 0, "--min-free", "10MB", "--cache-size", "20MB")
+    until(lambda: growfs.status()["state"] == "held")
+    with (system.folder / "others").open("wb") as others:
+        others.write(bytes(disk.free_bytes(system.folder) - 2_000_000))
+    warning = growfs.run("status", growfs.mountpoint).stdout.partition("warning")[2]
+    assert "of other data and" in warning
+    assert "of which --min-free keeps 10 MB, so the cache cannot grow until" in warning
+    read_until_seen(growfs, tree, 50)
+    assert disk.free_bytes(system.folder) > 9_000_000
+    assert "so the cache cannot grow to its size of 20 MB" in growfs.run("status", growfs.mountpoint).stdout
 
 
 @pytest.mark.promise(18, 28)

@@ -31,7 +31,7 @@ from growfs.daemon.options import Options, flag_name, nested, parse_value, read_
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.user_functions import Function
 from growfs.rotation.rules import PassPosition
-from growfs.units import CacheSize, count, flag_size, fraction_of, seconds, size
+from growfs.units import CacheSize, count, flag_size, fraction_of, rate, seconds, size
 
 ROWS = {row.name: row for row in fields(Options)}
 VALID: dict[str, tuple[Any, Any]] = {
@@ -263,6 +263,13 @@ def test_no_wait_contradicts_wait_files() -> None:
 def test_every_way_to_write_a_value_is_parsed(parse: Callable[[str], object], text: str, value: object) -> None:
     """Besides those of VALID."""
     assert parse(text) == value
+
+
+@pytest.mark.parametrize("parse", [size, size_or_percentage, rate, seconds, count])
+@pytest.mark.parametrize("text", [str(10**18), "9" * 400, "9" * 5000])
+def test_numbers_that_64_bits_cannot_hold_are_refused(parse: Callable[[str], object], text: str) -> None:
+    with pytest.raises(UsageError, match="is too large; write less than 10\\^18"):
+        parse(text)
 
 
 @pytest.mark.parametrize("text", ["0", "1.1", "-0.5", "half", "nan", "nan%", "%", "101%", ""])

@@ -16,6 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.publish import Publisher
+from growfs.cache.schema import ROOT
 from growfs.cache.store import Reservation
 from growfs.daemon.virtual_files import _listed
 from growfs.errors import GrowfsError, RemoteError, Unreadable
@@ -53,6 +54,56 @@ async def test_a_disk_that_others_fill_does_not_empty_the_listing(tmp_path: Path
     cache.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
     await cache.begin()
     assert len(cache.listed()) == FILES - 2
+    cache.close()
+
+
+@pytest.mark.promise(28)
+async def test_a_draw_evicts_what_is_delisted_even_if_others_have_taken_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nothing ever changes again: each generation delists a part only of what is cached."""
+    cache = await full_cache(tmp_path)
+    left = (FILES + 1) * SIZE
+    monkeypatch.setattr(disk, "room", lambda _: (max(0, left - cache.store.resident_bytes), 1000))
+    cache.store.min_free = 5 * SIZE
+    found = []
+    for _ in range(3):
+        await cache.begin()
+        found.append((await cache.reserve_by_rotation(SIZE, Holds()), cache.store.resident_files))
+    assert found == [(None, FILES - 2), (None, FILES - 4), (SIZE, FILES - 5)]
+    cache.close()
+
+
+async def test_a_draw_evicts_nothing_if_others_have_taken_more_than_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would find no room in an empty cache either, and readers keep what they list."""
+    cache = await full_cache(tmp_path)
+    monkeypatch.setattr(disk, "room", lambda _: (SIZE, 1000))
+    cache.store.min_free = (FILES + 1) * SIZE
+    await cache.begin()
+    assert await cache.reserve_by_rotation(SIZE, Holds()) is None
+    assert cache.store.resident_files == FILES
+    cache.close()
+
+
+@pytest.mark.promise(7)
+async def test_a_cache_that_grows_after_its_first_listing_lets_the_last_files_go(tmp_path: Path) -> None:
+    """One file in each folder: at the first listing, one of each takes little, and when the cache is full, all."""
+    cache = open_local_cache(tmp_path, FILES * SIZE)
+    paths = [f"{number:03}/0.bin" for number in range(4 * FILES)]
+    await cache.list([file(path, SIZE) for path in paths])
+    await cache.admit(*paths[:2], content=b"x" * SIZE)
+    await cache.begin()
+    await cache.admit(*paths[2:FILES], content=b"x" * SIZE)
+    cache.generations.rotation = "never"  # so that the next generation need not be planned
+    for _ in range(FILES):
+        assert await cache.reserve_by_eviction(SIZE, Holds()) == SIZE
+    cache.give_back()
+    await cache.admit(paths[-1], content=b"x" * SIZE)
+    await cache.begin()
+    assert cache.generations.current
+    assert len(cache.entries(ROOT, cache.generations.current)) == 1, "an empty folder is listed"
     cache.close()
 
 

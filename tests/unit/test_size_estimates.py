@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from growfs.remote.interface import Fetched
 from growfs.scheduler.in_flight import Priority
@@ -56,4 +57,26 @@ async def test_a_drawn_file_that_is_larger_than_expected_waits_for_the_room_that
                 await fetcher.progressed.wait()
         nursery.cancel_scope.cancel()
     assert (cache.resident(), fetcher.counters.failed) == ({"d/large"}, 0)
+    cache.close()
+
+
+async def test_a_drawn_file_that_no_room_is_given_back_for_fails_and_says_what_is_free(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A larger cache is not needed for it: there is room once readers let go of other files."""
+    cache = open_local_cache(tmp_path, 10 * BLOCK)
+    await cache.list([file("d/large", None)])
+    fetcher = fetcher_of(cache, workers=MeasuringPool())
+    own, of_others = cache.store.reserve(BLOCK), cache.store.reserve(8 * BLOCK)
+    assert own
+    assert of_others
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        fetcher.draw([cache.node("d/large")], (), Priority.DRAW, own)
+        while fetcher.downloads:
+            await fetcher.progressed.wait()
+        nursery.cancel_scope.cancel()
+    (failure,) = fetcher.counters.failures.values()
+    assert f"besides the {2 * BLOCK} that are free; the rest is held by readers" in str(failure.error)
+    of_others.release()
     cache.close()

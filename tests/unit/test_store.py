@@ -348,6 +348,7 @@ async def test_a_lower_limit_waits_for_files_that_were_just_closed_and_for_downl
 
 async def test_a_limit_below_what_cannot_be_evicted_is_reported(cache: LocalCache) -> None:
     await fill(cache, count=1, shown=1)
+    await cache.database.write(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE name = '0.jpg'"))
     assert not await cache.shrink(0)
     assert cache.resident() == {"a/0.jpg"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -10,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from growfs.errors import TooManyOpen
+from growfs.errors import TooManyOpen, Unreadable
 from growfs.rotation.rules import Generation
 from growfs.vfs.virtual import CONTENTS_MAX, SHARED_CONTENTS_MAX, SHARED_S, VirtualFile, VirtualFolder
 
@@ -28,7 +30,7 @@ class Scene:
         self.may_end = trio.Event()
         self.may_end.set()
         self.generation = Generation(1, 100, 0.0)
-        self.error: OSError | None = None
+        self.error: Exception | None = None
 
     async def _render(self, out: IO[bytes], generation: Generation | None) -> None:
         out.write(b"%d" % self.renderings)
@@ -111,12 +113,12 @@ async def test_an_open_that_is_interrupted_leaves_the_content_to_the_others(scen
 
 
 async def test_an_open_whose_content_another_could_not_render_renders_it(scene: Scene) -> None:
-    scene.may_end, scene.error = trio.Event(), OSError("full")
+    scene.may_end, scene.error = trio.Event(), Unreadable("damaged")
     handles: list[int] = []
 
     async def open(fails: bool) -> None:
         if fails:
-            with pytest.raises(OSError, match="full"):
+            with pytest.raises(Unreadable):
                 await scene.open()
         else:
             handles.append(await scene.open())
@@ -128,6 +130,15 @@ async def test_an_open_whose_content_another_could_not_render_renders_it(scene: 
         scene.may_end.set()
     assert scene.renderings == 2
     scene.folder.close(*handles)
+
+
+async def test_on_a_full_disk_a_large_file_is_rendered_in_memory(scene: Scene) -> None:
+    scene.error = OSError(errno.ENOSPC, "No space left on device")
+    handle = await scene.open()
+    descriptor, size = scene.folder.content(handle)
+    assert (os.pread(descriptor, 10, 0), size, scene.renderings) == (b"1", 1, 2)
+    assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:large")
+    scene.folder.close(handle)
 
 
 async def test_a_large_file_takes_the_disk_a_few_times_at_most(scene: Scene, autojump_clock: MockClock) -> None:
