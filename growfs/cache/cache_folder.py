@@ -88,6 +88,21 @@ class CacheFolder:
         """The log file."""
         return self.path / "log"
 
+    def is_whole(self) -> bool:
+        """Whether the folder still has the lock of this process; restores its folder for downloads if so.
+
+        If others have deleted it, another daemon may use the same path by now.
+        """
+        try:
+            is_ours = os.path.samestat((self.path / LOCK).stat(), os.fstat(self.lock))
+            if is_ours:
+                disk.make_folder("SWEEP_PARTIAL", self.partial)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # the disk fails or is full, which is noticed elsewhere
+        return is_ours
+
     def empty(self) -> None:
         """Remove everything in the folder: a cache of another format has to be filled again."""
         # The database holds the format, so it goes last. SQLite ignores a write-ahead log without a database.

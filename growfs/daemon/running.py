@@ -238,5 +238,8 @@ def find_living(mountpoint: Path) -> Running:
     if not living(mounted) and mounted.fills:
         raise GrowfsError(f"{mountpoint}: nothing fills it now; start it again: growfs fill URL {mountpoint}")
     if not living(mounted):
-        raise GrowfsError(f"{mountpoint}: its daemon is gone; remove the dead mount: growfs umount {mountpoint}")
+        remedy = f"remove the dead mount: growfs umount {mountpoint}"
+        if not mounted.cache.exists():
+            raise GrowfsError(f"{mountpoint}: its daemon has ended, as {mounted.cache} was deleted; {remedy}")
+        raise GrowfsError(f"{mountpoint}: its daemon is gone; {remedy}")
     return mounted

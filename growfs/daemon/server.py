@@ -16,6 +16,7 @@ import resource
 import signal
 import sqlite3
 import sys
+import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -61,6 +62,8 @@ log = logging.getLogger(__name__)
 PROGRESS_EVERY_S = 0.1
 CHECK_S_MIN, CHECK_SHARE = 0.01, 0.01
 """Readiness of the mount is checked after this time, and then after this share of the time elapsed so far."""
+WHOLE_EVERY_S = 1.0
+"""How often a thread looks whether others have deleted the cache."""
 TEMPORARY_FOLDERS = ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR")
 """Environment variables that name the folder for temporary files, for Python, libraries, and SQLite."""
 SWITCH_S = 2e-4
@@ -191,6 +194,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
     except CacheInUse as error:
         raise in_use(error.path) from None
     log_file: LogFile | None = None
+    ended = threading.Event()
     try:
         if other := other_format(folder.path):
             other += "; it is emptied and filled again"
@@ -202,6 +206,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
         if confined is not None:
             log.info(CONFINED if confined else UNCONFINED)
         folder.announce(url, request.mountpoint)
+        threading.Thread(target=_end_if_deleted, args=(folder, ended), daemon=True).start()
         workers = WorkerPool(fork_server, replace(spec, cache=folder.path), log_file.output)
         mount = MountSpec(request.mountpoint, folder.path, allow_other, place)
         trio.run(_run, lambda: build(request, spec, url, folder, workers), mount, launcher)
@@ -216,12 +221,26 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
     finally:
         for number in STOPPING:  # a service manager may send it twice, which must not cut short the rest
             signal.signal(number, signal.SIG_IGN)
+        ended.set()
         fork_server.stop()
         if log_file is not None:
             log_file.finish()  # along with the workers, which have the cache's files open
         folder.release()
         if not launcher.finished:
             launcher.keep_log(folder.undo(keeps_log=log_file is not None and log_file.has_trouble))
+
+
+def _end_if_deleted(folder: CacheFolder, ended: threading.Event) -> None:
+    """End this process, and leave a dead mount, once others have deleted its cache. ended: the daemon ends by itself.
+
+    An unmounted folder would look empty to readers, and nothing may be written where another daemon may be by now.
+    """
+    while folder.is_whole():
+        if ended.wait(WHOLE_EVERY_S):
+            return
+    if not ended.is_set():
+        log.error("%s was deleted", folder.path)
+        os._exit(1)
 
 
 def _check_mount(request: MountRequest, allow_other: bool) -> int:

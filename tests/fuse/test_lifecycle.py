@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import threading
@@ -44,6 +46,32 @@ def test_unmounting_leaves_nothing_but_the_cache(growfs: Growfs, tmp_path: Path)
     assert os.listdir(growfs.mountpoint) == []
     assert {path.name for path in growfs.cache.iterdir()} == CACHE
     assert list((growfs.cache / "partial").iterdir()) == []
+
+
+@pytest.mark.promise(29)
+def test_a_daemon_whose_cache_is_deleted_ends_and_the_next_mount_begins_anew(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    pid = growfs.pid
+    shutil.rmtree(growfs.cache)
+    until(lambda: ended(pid))
+    assert "was deleted; remove the dead mount" in growfs.run("status", growfs.mountpoint, check=False).stderr
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTCONN)):
+        os.listdir(growfs.mountpoint)
+    growfs.mount(tmp_path / "remote", "--wait-files", len(tree))
+    assert growfs.names() == set(tree)
+
+
+@only("either")
+@pytest.mark.promise(29)
+def test_the_folder_for_downloads_is_restored(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote", "--no-wait", "--bandwidth", 1)
+    partial = growfs.cache / "partial"
+    shutil.rmtree(partial)
+    until(partial.exists)
+    growfs.run("set", growfs.mountpoint, "bandwidth=0")
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
 
 
 @only("either")
