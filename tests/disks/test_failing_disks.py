@@ -101,8 +101,8 @@ def test_a_cache_gives_way_to_others_on_its_disk_and_goes_on_rotating(
     assert "of other data and" in warning
     assert "of which --min-free keeps 10 MB, so the cache cannot grow until" in warning
     read_until_seen(growfs, tree, 50)
+    until(lambda: "so the cache cannot grow to its size of 20 MB" in growfs.run("status", growfs.mountpoint).stdout)
     assert disk.free_bytes(system.folder) > 9_000_000
-    assert "so the cache cannot grow to its size of 20 MB" in growfs.run("status", growfs.mountpoint).stdout
 
 
 @pytest.mark.promise(18, 28)
