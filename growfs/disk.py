@@ -150,7 +150,7 @@ def fresh_folder(label: str, folder: Path) -> None:
     """Create an empty folder, replacing an existing one."""
     fault_point(label)
     remove_tree(label, folder)
-    folder.mkdir(parents=True, mode=0o700)
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)  # a running daemon restores one of its folders
 
 
 def remove_tree(label: str, folder: Path) -> None:

@@ -92,7 +92,7 @@ class StatusSource:
     opens: Opens
     engine: Engine
     machine_warnings: list[str]
-    """What is wrong with the place of the cache."""
+    """What is wrong with the place of the cache, or with the limits of this process."""
 
     async def snapshot(self) -> MountStatus:
         """The current status."""

@@ -349,8 +349,9 @@ class Space:
                 break
             if priority is Priority.READER:  # one commit makes room for all misses that wait here
                 ample = self._store.bytes_short(self._missed_bytes)
-            need = 1 if is_draw and self._may_make_up(size) else short
-            chosen = await self._pick(priority, need, max(short, ample))
+            chosen = await self._pick(priority, short, ample)
+            if not chosen and self._may_make_up(size):
+                chosen = await self._pick(Priority.DRAW, 1, short)
             if not chosen:
                 break
             if is_draw and self._are_awaited and self._are_awaited(chosen):

@@ -58,8 +58,9 @@ async def test_a_disk_that_others_fill_does_not_empty_the_listing(tmp_path: Path
 
 
 @pytest.mark.promise(28)
-async def test_a_draw_evicts_what_is_delisted_even_if_others_have_taken_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("priority", [Priority.DRAW, Priority.DUE])
+async def test_what_is_delisted_is_evicted_even_if_others_have_taken_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, priority: Priority
 ) -> None:
     """Otherwise nothing ever changes again: each generation delists a part only of what is cached."""
     cache = await full_cache(tmp_path)
@@ -68,8 +69,10 @@ async def test_a_draw_evicts_what_is_delisted_even_if_others_have_taken_more(
     cache.store.min_free = 5 * SIZE
     found = []
     for _ in range(3):
-        await cache.begin()
-        found.append((await cache.reserve_by_rotation(SIZE, Holds()), cache.store.resident_files))
+        newest = await cache.begin()
+        assert newest
+        holds = Holds([DirectoryHolds(newest.hold)])
+        found.append((await cache.reserve(SIZE, priority, holds), cache.store.resident_files))
     assert found == [(None, FILES - 2), (None, FILES - 4), (SIZE, FILES - 5)]
     cache.close()
 
