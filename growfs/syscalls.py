@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from growfs.errors import GrowfsError
 
 _ENDING_LIMITS = {
-    resource.RLIMIT_CPU: "-t",
-    resource.RLIMIT_FSIZE: "-f",
-    resource.RLIMIT_DATA: "-d",
-    resource.RLIMIT_AS: "-v",
+    resource.RLIMIT_CPU: ("-t", 1),
+    resource.RLIMIT_FSIZE: ("-f", 1024),
+    resource.RLIMIT_DATA: ("-d", 1024),
+    resource.RLIMIT_AS: ("-v", 1024),
 }
+"""Limits that end a daemon or its downloads: (option, unit) of the command ulimit of bash."""
 _PIDFD_OPEN = 434
 """The same on every architecture."""
 _MEMFD_CREATE = {"x86_64": 319, "ppc64le": 360, "s390x": 350}
@@ -114,16 +115,16 @@ def check_descriptors() -> int:
 
 
 def raise_limits() -> None:
-    """Raise the soft limits of this process that would end a daemon or its transfers, as far as it may."""
+    """Raise the limits of this process that would end a daemon or its downloads, as far as any user may."""
     for limit in _ENDING_LIMITS:
         _, hard = resource.getrlimit(limit)
         resource.setrlimit(limit, (hard, hard))
 
 
-def ending_limits() -> list[tuple[str, int]]:
-    """What remains of these limits: (as an option of ulimit, the limit in seconds or bytes)."""
-    limits = ((option, resource.getrlimit(limit)[0]) for limit, option in _ENDING_LIMITS.items())
-    return [(option, most) for option, most in limits if most != resource.RLIM_INFINITY]
+def ending_limits() -> str:
+    """Those of these limits that remain, as for ulimit; empty if there are none."""
+    limits = ((resource.getrlimit(limit)[1], *command) for limit, command in _ENDING_LIMITS.items())
+    return ", ".join(f"ulimit {option} {most // unit}" for most, option, unit in limits if most >= 0)
 
 
 def check_kernel() -> None:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
-from humanfriendly import format_size
-
 from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
@@ -397,14 +395,8 @@ def _cache_warnings(cache_dir: Path) -> list[str]:
 
 
 def _limit_warnings() -> list[str]:
-    limits = [
-        f"ulimit {option} ({f'{most} s of CPU time' if option == '-t' else format_size(most)})"
-        for option, most in ending_limits()
-    ]
-    if not limits:
-        return []
-    which = ", ".join(limits)
-    return [f"limits of this process may end it, or its downloads: {which}; raise the hard limit, and mount again"]
+    limits = ending_limits()
+    return [f"may end the mount, or its downloads: {limits}; raise the hard limit, and mount again"] if limits else []
 
 
 def _build_peers(

@@ -24,7 +24,7 @@ from growfs.fuse.mounting import (
 )
 from growfs.fuse.probe import try_mount
 from growfs.proc import read_lines
-from growfs.syscalls import check_descriptors, check_kernel
+from growfs.syscalls import check_descriptors, check_kernel, ending_limits
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMORY_BYTES_MIN = 1 << 30
@@ -46,6 +46,8 @@ def check_machine(allow_other: bool) -> Iterator[Check]:
     if any(check.level is Level.FAILURE for check in (device, *rights)):
         yield warning("no mount", "a plain folder can grow without any", "use growfs fill instead of growfs mount")
     yield _check_descriptors()
+    if limits := ending_limits():
+        yield warning("ulimit", f"{limits}; may end the daemon, or its downloads", "raise the hard limit")
     yield from _check_limits()
 
 

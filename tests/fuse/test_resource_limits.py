@@ -104,8 +104,15 @@ def test_a_completely_full_disk_does_not_end_the_mount(growfs: Growfs, tmp_path:
 
 def test_limits_that_would_end_the_daemon_or_its_downloads_are_raised_or_named(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2, size=3_000_000)
-    command = ["prlimit", "--fsize=1000000:", "--cpu=5000:6000", *GROWFS, *growfs.mount_words(tmp_path / "remote")]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=growfs.env, check=False)
-    assert "ulimit -t (6000 s of CPU time); raise the hard limit" in done.stdout
+    limited = ["prlimit", "--fsize=1000000:", "--cpu=5000:6000", *GROWFS]
+
+    def run(*words: object) -> str:
+        command = [*limited, *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, env=growfs.env, check=False).stdout
+
+    doctor = run("doctor", tmp_path / "remote", "--cache-dir", growfs.cache_dir, "--measure", "50ms")
+    assert "ulimit -t 6000; may end the daemon" in " ".join(doctor.split())
+    mounted = run(*growfs.mount_words(tmp_path / "remote"))
+    assert "its downloads: ulimit -t 6000; raise the hard limit" in mounted
     growfs.run("wait", growfs.mountpoint, "--all")
     assert growfs.status()["fetch"]["failed"] == 0
