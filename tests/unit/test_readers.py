@@ -371,8 +371,8 @@ async def test_a_generation_is_held_for_ranks_that_have_yet_to_come_to_it(cache:
         generations.append(readers.named_generations()[number])
 
     def held(*opens: tuple[subprocess.Popen[bytes], int]) -> list[int]:
-        for process, number in opens:
-            readers.open_generation(generations[number - 1], process.pid)
+        for rank, number in opens:
+            readers.open_generation(generations[number - 1], rank.pid)
             readers.close_generation(generations[number - 1])
         return list(readers.named_generations())
 

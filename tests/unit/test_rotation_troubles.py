@@ -71,7 +71,7 @@ async def test_what_is_delisted_is_evicted_even_if_others_have_taken_more(
     for _ in range(3):
         newest = await cache.begin()
         assert newest
-        holds = Holds([DirectoryHolds(newest.hold)])
+        holds = Holds([DirectoryHolds(newest)])
         found.append((await cache.reserve(SIZE, priority, holds), cache.store.resident_files))
     assert found == [(None, FILES - 2), (None, FILES - 4), (SIZE, FILES - 5)]
     cache.close()
