@@ -76,7 +76,7 @@ INVALID: list[object] = [
     {"command": "pin", "globs": 5},
     {"command": "pin", "globs": [5]},
     {"command": "set", "options": 5},
-    {"command": "set", "options": {"cache_size": 5.5}},
+    {"command": "set", "options": {"cache_size": [5]}},
     {"command": "set", "options": {"seed": "1"}},
     {"command": "set", "options": {"settle": []}},
     [],
