@@ -258,6 +258,28 @@ def test_a_part_that_fails_goes_on_from_its_last_byte(
     assert (retries.answered, library_fetches) == (len(starts), [])
 
 
+def test_a_lone_request_that_is_not_answered_is_sent_again(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader waits for the file, and nothing else is requested, so that nothing shows that responses come sooner."""
+    monkeypatch.setattr("growfs.remote.http.slow_streams.WINDOW_S", 0.2)
+    store, ended = FakeStore(SMALL), threading.Event()
+
+    def headers(_: Request) -> dict[str, str]:
+        if len(store.gets) == 1:
+            ended.wait()
+        return {}
+
+    store.headers_for = headers
+    failures: list[RemoteError] = []
+    remote = RetryingRemote(lambda: s3(serve(store)), Retries(lambda _: None, failures.append))
+    try:
+        assert fetched(remote, tmp_path) == SMALL
+    finally:
+        ended.set()
+    assert failures == [], "the timeout did not end it"
+
+
 @pytest.mark.parametrize("fault", ["cut", 503])
 def test_a_file_fails_when_one_part_always_fails(serve: Serve, tmp_path: Path, fault: str | int) -> None:
     store = FakeStore(DATA)

@@ -107,7 +107,7 @@ class RangeDownloader:
         self._useless_heads = 0
         self._connections: list[Connection] = []
         self._idle: list[Connection] = []
-        self._slow_streams = SlowStreams(self._connections, lambda: threads.is_held, lambda: threads.stream_bytes_per_s)
+        self._slow_streams = SlowStreams(self._connections, lambda: threads.is_held)
 
     def fetch(
         self,
@@ -322,6 +322,7 @@ class _FileTransfer(Generic[T]):
         """The checksum of a file that arrives in parts. S3 sends it only with the whole file, so also with a HEAD."""
         checksum = None
         with suppress(FallBack, ConnectionFailed), self._connection() as connection:
+            connection.may_be_cut = True
             response = connection.send(self._sign("HEAD"), {})
             if response.status in GOOD_STATUSES and response.headers.get("etag") == self._validators["etag"]:
                 checksum = expected_checksum(response.headers)

@@ -8,6 +8,7 @@ it even slower; so only few are cut at a time.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -46,14 +47,14 @@ class StreamSample:
         return self.waited_s >= WAITING_SHARE * WINDOW_S and not 0 < self.head_waited_s < HEAD_TIMES * usual_head_s
 
 
-def slow_ones(samples: Sequence[StreamSample], usual_bytes_per_s: float, usual_head_s: float) -> list[int]:
+def slow_ones(samples: Sequence[StreamSample], usual_head_s: float) -> list[int]:
     """The numbers of the samples that are slow and should be cut.
 
-    usual_bytes_per_s: of a stream; the yardstick if all are silent. In that case one is cut, to see whether another
-    request is answered. usual_head_s: how long it usually takes until a response begins.
+    If all are silent, or the only one is, one is cut, to see whether another request is answered. usual_head_s: how
+    long it usually takes until a response begins.
     """
     total = sum(sample.bytes for sample in samples)
-    mean = total / max(1, len(samples)) or usual_bytes_per_s * WINDOW_S
+    mean = total / max(1, len(samples)) or math.inf
     slow = [
         number
         for number, sample in enumerate(samples)
@@ -68,18 +69,12 @@ class SlowStreams:
 
     connections: the current ones; more may be added later. is_away: whether the remote is away. None is cut then,
     because it may be about to answer; once the remote is back, all that are still silent are ended, and so they are
-    after all were silent. usual_bytes_per_s: as in `slow_ones`.
+    after all were silent.
     """
 
-    def __init__(
-        self,
-        connections: list[Connection],
-        is_away: Callable[[], bool],
-        usual_bytes_per_s: Callable[[], float],
-    ) -> None:
+    def __init__(self, connections: list[Connection], is_away: Callable[[], bool]) -> None:
         self._connections = connections
         self._is_away = is_away
-        self._usual_bytes_per_s = usual_bytes_per_s
         self._lock = threading.Lock()
         self._has_started = self._was_away = self._was_silent = False
         self._seen: dict[Connection, StreamSample] = {}
@@ -108,13 +103,13 @@ class SlowStreams:
         was_silent, self._was_silent = self._was_silent, bool(active) and not any(each.bytes for _, each in active)
         if self._was_away:
             return
-        usual_head_s = median([connection.head_s for connection, _ in active if connection.head_s] or [0.0])
+        usual_head_s = median([connection.head_s for connection in self._seen if connection.head_s] or [0.0])
         if was_away or (was_silent and not self._was_silent):  # requests from before then may be lost
             for connection, sample in active:
                 if sample.is_held_up(usual_head_s) and not sample.bytes:
                     connection.interrupt()
         else:
-            for number in slow_ones([each for _, each in active], self._usual_bytes_per_s(), usual_head_s):
+            for number in slow_ones([each for _, each in active], usual_head_s):
                 active[number][0].cut()
 
 
