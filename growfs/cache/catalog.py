@@ -243,6 +243,13 @@ class Catalog:
         rows = ask("SELECT reason, count(*), min(path) FROM skipped GROUP BY reason ORDER BY 2 DESC")
         return [SkippedStatus(*row) for row in rows]
 
+    async def skipped_frozen(self) -> list[tuple[str, str]]:
+        """The skipped names that --freeze matches, each with the reason."""
+        if not self.freezes:
+            return []
+        rows = await self._db.query_in_thread(lambda ask: list(ask("SELECT path, reason FROM skipped")))
+        return [(path, reason) for path, reason in rows if self._frozen.matches(path)]
+
     # Changes.
 
     async def apply(self, part: ListingDiff, then: Callable[[Changes], None]) -> Changes:

@@ -16,7 +16,7 @@ from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
 from growfs.errors import DiskFailed, DiskFull, NoRoom, NotMade
 from growfs.rotation.pass_order import groups_of, ids_of
-from growfs.scheduler.fetcher import Fetcher
+from growfs.scheduler.fetcher import Fetcher, too_large
 from growfs.scheduler.in_flight import Download, Priority, SizeEstimate
 from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
@@ -113,9 +113,14 @@ class Drawer:
 
     def handle_finished(self, download: Download) -> None:
         """Note the outcome of a download."""
+        id, error, seeds = download.node.id, download.error, self._state.seeds
+        if error:
+            seeds.failed(download.node, error)
+        else:
+            seeds.fetched(download.node)
+        self._state.finish(id)
         if not download.group.is_drawn:
             return
-        id, error, seeds = download.node.id, download.error, self._state.seeds
         if isinstance(error, NotMade):  # the producer has tried as often as it may
             self._not_made.add(id)
         elif error:
@@ -123,14 +128,10 @@ class Drawer:
                 self._state.draw_evicted()  # there will be room: the disk's real capacity is known by now
             else:
                 self._note_failed(download.group.ids or (id,))
-            seeds.failed(download.node, error)
-        else:
-            seeds.fetched(download.node)
-            if self._defers:
-                self.drawn.notify(download)
+        elif self._defers:
+            self.drawn.notify(download)
         if isinstance(error, (NoRoom, DiskFailed)):
             self._space.pause_draws()
-        self._state.finish(id)
 
     def _note_failed(self, ids: Sequence[int]) -> None:
         first = ids[0]
@@ -170,6 +171,8 @@ class Drawer:
                 await self._defer(ids)
             elif self._space.is_too_large(nodes):
                 self._oversized.update(node.id for node in missing)
+                for node in missing:
+                    state.seeds.failed(node, too_large(self._catalog.path(node)))
                 state.finish(*ids)
             elif not await self._fetch(missing, ids):
                 continue
@@ -235,7 +238,7 @@ class Drawer:
         return reserved is not None
 
     async def _defer(self, ids: Sequence[int]) -> None:
-        self._state.finish(*ids)
+        self._state.finish(*(id for id in ids if self._fetcher.downloads.get(id) is None))  # else once they are fetched
         if self._defers:
             self._has_deferred = True
             self._deferred.extend(ids)

@@ -84,8 +84,10 @@ class Prefetcher:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about options that are odd or too small."""
-        return [*self._warnings, *self._shortage()]
+        """Warnings about options that are odd, too small or cannot be met."""
+        seeds = self._state.seeds
+        missing = [seeds.frozen_failure] if seeds.frozen_failure and not seeds.frozen_complete else []
+        return [*self._warnings, *missing, *self._shortage()]
 
     def _shortage(self) -> list[str]:
         """Advice if the disk, rather than the size of the cache, ends its growth before everything is cached, or others

@@ -67,6 +67,8 @@ class SeedTracker:
         """The reason why a directory has no file, by directory id."""
         self._seeds: BitMap64 | None = None
         self._frozen: BitMap64 | None = None
+        self._lost: dict[int, GrowfsError] = {}
+        """Why frozen files could not be fetched, by id, until they are: also those that the remote no longer has."""
         self._all = BitMap64()
         """All seeds and frozen files of any order so far."""
 
@@ -95,20 +97,24 @@ class SeedTracker:
             self._frozen = BitMap64()
 
     def finish(self, *ids: int) -> None:
-        """Stop waiting for these files: they are cached, or failed."""
-        for missing in (self._seeds, self._frozen):
+        """Stop waiting for these files: they are cached, or failed. A frozen one that failed is still missing."""
+        for missing, kept in ((self._seeds, ()), (self._frozen, self._lost)):
             if missing:
                 for id in ids:
-                    missing.discard(id)
+                    if id not in kept:
+                        missing.discard(id)
 
     def fetched(self, node: Node) -> None:
-        """Note that a drawn file is cached."""
+        """Note that a file is cached."""
         self._failed.pop(node.parent, None)
+        self._lost.pop(node.id, None)
 
     def failed(self, node: Node, error: GrowfsError) -> None:
-        """Note that a drawn file could not be fetched. Call this before `finish`."""
+        """Note that a file could not be fetched. Call this before `finish`."""
         if self._seeds and node.id in self._seeds:
             self._failed[node.parent] = error
+        if self.is_frozen(node.id):
+            self._lost[node.id] = error
 
     def give_up(self, reason: str) -> None:
         """Stop waiting for a file of each directory."""
@@ -140,8 +146,21 @@ class SeedTracker:
 
     @property
     def frozen_complete(self) -> bool:
-        """Whether all files that --freeze names are cached, or failed."""
+        """Whether all files that --freeze names are cached."""
         return self._frozen is not None and not self._frozen
+
+    @property
+    def frozen_failure(self) -> str | None:
+        """Why files that --freeze names are missing, once all others are cached; None if none failed."""
+        if not self._lost or not all(id in self._lost for id in self._frozen or ()):
+            return None
+        return not_all_frozen(next(iter(self._lost.values())), len(self._lost))
+
+
+def not_all_frozen(why: object, count: int) -> str:
+    """The message about frozen files that cannot be had. why: of the first one. count: of all."""
+    more = f" (and {count - 1:,} more)" if count > 1 else ""
+    return f"not all files that --freeze names could be fetched: {why}{more}"
 
 
 class PrefetchState:
@@ -301,6 +320,7 @@ class StartGate:
         self._outage = outage
         self._parts = parts
         self._began_at = trio.current_time()
+        self._has_looked_for_skipped = False
         self._more_since: float | None = None
         """The time since which only files beyond the first ones are waited for."""
         self.waited_for: str | None = None
@@ -347,6 +367,10 @@ class StartGate:
         await self._refuse_nothing(state)
         if self._catalog_sync.complete and condition.show_files:
             await self._refuse_empty_folders()
+        if self._catalog_sync.complete and not (
+            condition.no_wait or condition.explicit or self._has_looked_for_skipped
+        ):
+            await self._refuse_skipped_frozen()
         if store.resident_files < condition.show_files:
             if ended or state is MountState.COMPLETE:
                 raise GrowfsError(
@@ -371,6 +395,8 @@ class StartGate:
             if enough:
                 return "the requested files"
             return "every file" if everything else "what could be fetched" if ended else None
+        if self._catalog.freezes and (failure := self._prefetch.seeds.frozen_failure):
+            raise RemoteError(failure)
         if self._parts:
             return "the first part" if self._parts.is_ready() else "what could be fetched" if ended else None
         if not self._are_first_files_complete(state, ended):
@@ -412,7 +438,7 @@ class StartGate:
         waits_for_tomorrow = state is MountState.HELD and self._budget.is_spent
         if self._catalog.freezes and not (seeds.frozen_complete or waits_for_tomorrow):
             if state is MountState.ERROR or self._is_away:
-                raise RemoteError(f"not all files that --freeze names could be fetched: {self._last_error}")
+                raise RemoteError(not_all_frozen(self._last_error, 1))
             if ended:
                 raise GrowfsError(
                     "the files that --freeze names do not fit: the cache may take"
@@ -457,6 +483,12 @@ class StartGate:
                 f"--show-files {show_files}: each group (--group) has {least} files; show {fewer or least} files, or"
                 " another multiple of that"
             )
+
+    async def _refuse_skipped_frozen(self) -> None:
+        if skipped := await self._catalog.skipped_frozen():
+            path, reason = skipped[0]
+            raise RemoteError(not_all_frozen(f"{path} is skipped: {reason}", len(skipped)))
+        self._has_looked_for_skipped = True
 
     async def _refuse_nothing(self, state: MountState) -> None:
         if self._store.resident_files:

@@ -538,6 +538,49 @@ def test_a_mount_fails_when_access_to_all_objects_is_denied(growfs: Growfs, moto
     assert "access denied" in log.read_text()
 
 
+@pytest.mark.promise(23)
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (s3_error(403, "AccessDenied"), "access denied"),
+        (s3_error(404, "NoSuchKey"), "no such file"),
+        (s3_error(403, "InvalidObjectState"), "is archived"),
+        (None, "is skipped: archived"),
+    ],
+    ids=["denied", "missing", "archived", "listed as archived"],
+)
+def test_a_mount_fails_if_a_frozen_file_cannot_be_fetched(
+    growfs: Growfs, moto: S3Server, prefix: str, fault: Fault | None, why: str
+) -> None:
+    url = put(moto, prefix, "train/0", "train/1", "val/0", "val/1")
+    if fault is None:
+        with moto.client() as client:
+            client.put_object(Bucket=moto.bucket, Key=f"{prefix}/val/1", Body=b"1", StorageClass="DEEP_ARCHIVE")
+    bad = is_fetch_of("val/1")
+    with proxy_to(moto.endpoint_url) as proxy:
+        proxy.fault = lambda request: fault if bad(request) else None
+        done = growfs.mount(url, "--endpoint-url", proxy.url, "--freeze", "val/**", check=False)
+    assert done.returncode == 1
+    assert "growfs: not all files that --freeze names could be fetched: " in done.stderr
+    assert "val/1" in done.stderr
+    assert why in done.stderr
+    assert not mounted_at(growfs.mountpoint)
+
+
+def test_a_frozen_file_that_was_not_waited_for_and_fails_is_warned_about(
+    growfs: Growfs, moto: S3Server, prefix: str
+) -> None:
+    url, bad = put(moto, prefix, "train/0", "val/0", "val/1"), is_fetch_of("val/1")
+    with proxy_to(moto.endpoint_url) as proxy:
+        proxy.fault = lambda request: s3_error(403, "AccessDenied") if bad(request) else None
+        growfs.mount(url, "--endpoint-url", proxy.url, "--freeze", "val/**", "--wait-files", "2")
+        [warning] = until(lambda: growfs.status()["warnings"])
+        assert warning.startswith(f"not all files that --freeze names could be fetched: {url}/val/1: access denied")
+        proxy.fault = none
+        assert (growfs.mountpoint / "val/1").read_bytes() == b"val/1"
+        until(lambda: growfs.status()["warnings"] == [])
+
+
 @pytest.mark.promise(1, 33)
 def test_a_server_that_cuts_objects_short_gives_no_partial_file(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     data = random.Random(1).randbytes(300_000)
