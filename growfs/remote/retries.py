@@ -94,6 +94,7 @@ class Tries:
         self._lock = threading.Lock()
         self._failures: dict[Hashable, int] = {}
         """Consecutive failures of each request since something of the file last arrived."""
+        self._damaged = ""
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -108,6 +109,11 @@ class Tries:
             self._failures.clear()
             self._left += 1
         self._retries.add_answer()
+
+    def has_arrived(self, digest: str) -> bool:
+        """Whether the content with this digest, which has another checksum than the store sent, arrived before."""
+        before, self._damaged = self._damaged, digest
+        return before == digest
 
     def pause(self, error: RemoteBusy, request: Hashable = None) -> float:
         """Pause before a failed request is repeated; returns the seconds. Raises error if it is not to be repeated.

@@ -487,7 +487,7 @@ class StartGate:
     async def _refuse_skipped_frozen(self) -> None:
         if skipped := await self._catalog.skipped_frozen():
             path, reason = skipped[0]
-            raise RemoteError(not_all_frozen(f"{path} is skipped: {reason}", len(skipped)))
+            raise RemoteError(not_all_frozen(f"{path} ({reason})", len(skipped)))
         self._has_looked_for_skipped = True
 
     async def _refuse_nothing(self, state: MountState) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
 import os
 import random
@@ -356,6 +357,73 @@ def test_an_md5_that_the_server_sends_is_verified(
     else:
         with pytest.raises(RemoteBusy, match="another MD5"):
             fetched(remote, tmp_path)
+
+
+def test_a_store_whose_checksums_are_all_wrong_is_believed_about_the_rest(
+    serve: Serve, tmp_path: Path, library_fetches: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same bytes arrive twice, so that they were not damaged on the way."""
+    store = FakeStore(DATA, extra_headers={"x-amz-checksum-crc32c": b64encode(bytes(4)).decode()})
+    source = s3(serve(store))
+    remote = RetryingRemote(lambda: source, Retries(lambda _: None))
+    for path in ("a", "b"):
+        with pytest.raises(RemoteBusy, match="damaged on the way"):
+            fetched(remote, tmp_path, RemoteFile(path, len(DATA), None, "v1"))
+    for path in ("c", "d", "a"):
+        assert fetched(remote, tmp_path, RemoteFile(path, len(DATA), None, "v1")) == DATA
+    assert caplog.text.count("c: the content has another CRC32C than the store sent, as of all files") == 1
+    store.on_get = lambda request: setattr(store, "data", random.Random(len(store.gets)).randbytes(len(DATA)))
+    with pytest.raises(RemoteBusy, match="damaged on the way"):
+        fetched(remote, tmp_path, RemoteFile("e", len(DATA), None, "v1"))
+    assert library_fetches == []
+
+
+def test_a_checksum_that_was_right_once_is_believed(serve: Serve, tmp_path: Path) -> None:
+    store = FakeStore(SMALL, extra_headers={"Content-MD5": b64encode(MD5.digest()).decode()})
+    source = s3(serve(store))
+    remote = RetryingRemote(lambda: source, Retries(lambda _: None))
+    assert fetched(remote, tmp_path) == SMALL
+    store.data = OTHER[: len(SMALL)]
+    for path in "abcde":
+        with pytest.raises(RemoteBusy, match="damaged on the way"):
+            fetched(remote, tmp_path, RemoteFile(path, len(SMALL), None, "v1"))
+
+
+@pytest.mark.parametrize("status", [400, 501])
+def test_a_store_that_refuses_to_be_asked_for_checksums_is_not(
+    serve: Serve, tmp_path: Path, library_fetches: list[str], status: int
+) -> None:
+    store = FakeStore(DATA)
+    store.status = lambda request: status if "x-amz-checksum-mode" in request.headers else None
+    remote = s3(serve(store))
+    for _ in range(2):
+        refused = sum("x-amz-checksum-mode" in request.headers for request in store.requests)
+        assert fetched(remote, tmp_path) == DATA
+    assert sum("x-amz-checksum-mode" in request.headers for request in store.requests) == refused, "it is known by now"
+    store.status = lambda _: 400
+    with pytest.raises(RemoteError):
+        fetched(remote, tmp_path)
+    assert library_fetches == ["x"], "no manner helped"
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_an_object_that_is_stored_compressed_is_fetched_as_it_is_stored(
+    serve: Serve, tmp_path: Path, library_fetches: list[str], has_length: bool
+) -> None:
+    """Some stores decompress it for clients that do not accept gzip; others compress nothing on the way."""
+    store, packed = FakeStore(DATA), gzip.compress(DATA)
+
+    def on_get(request: Request) -> None:
+        accepts = "gzip" in request.headers["Accept-Encoding"]
+        store.data, store.etag = (packed, '"v1"') if accepts else (DATA, 'W/"v1"')
+        store.body, store.ranges = "plain" if accepts or has_length else "chunked", "partial" if accepts else "ignored"
+        store.extra_headers = {"Content-Encoding": "gzip"} if accepts else {}
+
+    store.on_get = on_get
+    remote = s3(serve(store))
+    for _ in range(2):
+        assert fetched(remote, tmp_path, RemoteFile("x", len(packed), None, "v1")) == packed
+    assert library_fetches == []
 
 
 @pytest.mark.promise(33)

@@ -545,7 +545,7 @@ def test_a_mount_fails_when_access_to_all_objects_is_denied(growfs: Growfs, moto
         (s3_error(403, "AccessDenied"), "access denied"),
         (s3_error(404, "NoSuchKey"), "no such file"),
         (s3_error(403, "InvalidObjectState"), "is archived"),
-        (None, "is skipped: archived"),
+        (None, "val/1 (archived: "),
     ],
     ids=["denied", "missing", "archived", "listed as archived"],
 )

@@ -56,7 +56,7 @@ class _ExpectedCrc(CrcParts):
 
     def __init__(self, name: str, value: bytes) -> None:
         super().__init__(name)
-        self._name, self._value = name, int.from_bytes(value, "big")
+        self.name, self._value = name, int.from_bytes(value, "big")
 
     def mismatch(self, total: int, path: StrPath) -> str | None:
         """How the file differs from the checksum; None if it does not.
@@ -67,21 +67,21 @@ class _ExpectedCrc(CrcParts):
         crc, end = self.combined()
         if end != total:
             raise ValueError(f"the part from {end} on is missing")
-        return None if crc == self._value else _differs(self._name)
+        return None if crc == self._value else _differs(self.name)
 
 
 class _ExpectedHash:
     """A hash that a file must have."""
 
     def __init__(self, name: str, value: bytes) -> None:
-        self._name, self._value = name, value
+        self.name, self._value = name, value
         self._first = _PartHash(name)
 
     def part(self, start: int) -> _PartHash | None:
         """As CrcParts.part; None if the bytes before it are missing, so that it is read back from disk at the end."""
         if start:
             return None
-        self._first = _PartHash(self._name)
+        self._first = _PartHash(self.name)
         return self._first
 
     def mismatch(self, total: int, path: StrPath) -> str | None:
@@ -93,7 +93,7 @@ class _ExpectedHash:
                 file.seek(first.bytes)
                 while count := file.readinto(buffer):
                     first.update(buffer[:count])
-        return None if first.state.digest() == self._value else _differs(self._name)
+        return None if first.state.digest() == self._value else _differs(self.name)
 
 
 class _PartHash:

@@ -147,6 +147,14 @@ class FallBack(Exception):
     """The response is left to the store's library."""
 
 
+class OddStatus(FallBack):
+    """The response has a status that the store's library may understand."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
 class RangeIgnored(FallBack):
     """The server sent the whole file, although a part of it was requested."""
 

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from growfs.errors import RemoteBusy
+from growfs.remote import digest
 from growfs.remote.digest import Digest
 from growfs.remote.http.checksum import ExpectedChecksum, expected_checksum
 from growfs.remote.http.connection import (
@@ -30,6 +31,7 @@ from growfs.remote.http.connection import (
     Headers,
     HttpRequest,
     HttpResponse,
+    OddStatus,
     Origin,
     RangeIgnored,
     Timeouts,
@@ -40,6 +42,8 @@ from growfs.remote.interface import FetchTask
 from growfs.remote.metadata import SECOND_NS, to_ns
 
 USELESS_HEADS_MAX = 8
+WRONG_FILES_MIN = 3
+"""So many files whose content arrived twice, and none that matched, show that the store's checksums are wrong."""
 CUTS_MAX = 2
 """How often a part that arrives too slowly is requested anew. After that, its server is accepted as slow."""
 GOOD_STATUSES = (200, 206)
@@ -105,6 +109,8 @@ class RangeDownloader:
         self._uses_proxies = uses_proxies
         self._refused_code = refused_code
         self._useless_heads = 0
+        self._wrong_checksums: dict[str, set[str] | None] = {}
+        """By kind, the files that have another one than the store sent; None once a file had the right one."""
         self._connections: list[Connection] = []
         self._idle: list[Connection] = []
         self._slow_streams = SlowStreams(self._connections, lambda: threads.is_held)
@@ -149,8 +155,32 @@ class RangeDownloader:
         if response.status in REFUSED_STATUSES and (code := self._refused_code(connection.read(response))):
             raise HttpError(response.status, response.reason, code=code)
         if response.status not in GOOD_STATUSES:
-            raise FallBack(f"status {response.status}")
+            raise OddStatus(response.status)
         return response
+
+    def verify(self, expected: ExpectedChecksum | None, task: FetchTask, total: int) -> None:
+        """Raise ChecksumMismatch if the file at task.target is not what the store sent a checksum for.
+
+        A checksum of a kind that has matched no file yet, but was wrong for several whose content arrived twice, is not
+        what it seems to be, and does not count. Raises OSError of the local disk.
+        """
+        if expected is None:
+            return
+        mismatch, wrong = expected.mismatch(total, task.target), self._wrong_checksums.setdefault(expected.name, set())
+        if wrong is not None and mismatch is None:
+            self._wrong_checksums[expected.name] = None
+        if mismatch is None:
+            return
+        if wrong is None or not (task.tries and task.tries.has_arrived(digest.of(task.target))):
+            raise ChecksumMismatch(mismatch)
+        is_new = len(wrong) < WRONG_FILES_MIN
+        wrong.add(task.file.path)
+        if len(wrong) < WRONG_FILES_MIN:
+            raise ChecksumMismatch(mismatch)
+        if is_new:
+            log.warning(
+                "%s: %s, as of all files; the store's checksums are wrong, and not used", task.file.path, mismatch
+            )
 
     def record_head(self, useful: bool) -> None:
         """Record whether a HEAD brought a checksum. After too many that did not, no more are sent."""
@@ -260,8 +290,7 @@ class _FileTransfer(Generic[T]):
                 else:
                     with threads.unsplit(self.total):
                         self._receive(connection, part, response)
-        if self._expected and (mismatch := self._expected.mismatch(self.total, self._task.target)):
-            raise ChecksumMismatch(mismatch)
+        self._owner.verify(self._expected, self._task, self.total)
 
     def _parts(self, start: int, end: int, step: int) -> Iterator[Callable[[], None]]:
         return (partial(self._fetch, _Part(at, min(at + step, end))) for at in range(start, end, step))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from growfs.errors import (
     BucketMissing,
@@ -40,8 +40,9 @@ from growfs.remote.http.connection import (
     FallBack,
     Headers,
     HttpRequest,
+    OddStatus,
 )
-from growfs.remote.http.download import ChecksumMismatch, HttpError
+from growfs.remote.http.download import HttpError, extent_of
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
@@ -69,6 +70,10 @@ from growfs.remote.stores.s3.static_settings import CONFIG, StaticSettings, stat
 
 REGION_TRIES_MAX = 3
 """How often a process asks a bucket for its region: the answer may be lost."""
+MANNER_STATUSES = (400, 501)
+"""What stores return for a header that they do not know."""
+MANNER_TRIES_MAX = 3
+"""How often a process looks for a better way to ask for objects without finding one."""
 CHUNK_BYTES = 256 * 1024
 DIRECTORY_SUFFIXES = ("--x-s3", "--xa-s3")
 """Of directory buckets (S3 Express), and of access points to them: they have no order and no StartAfter."""
@@ -81,6 +86,18 @@ _OWN_PARAMETERS = {"RequestPayer", "ACL", "ServerSideEncryption", "SSEKMSKeyId",
 
 _CREDENTIAL_FILES = {"shared-credentials-file": "credentials_file", "config-file": "config_file"}
 """Botocore's names of the variables with the paths of these providers' files."""
+
+
+class Manner(NamedTuple):
+    """How objects are requested."""
+
+    has_checksums: bool = True
+    """With `x-amz-checksum-mode`, which some stores refuse."""
+    accepts: str = "identity"
+    """The encoding. Some stores decompress objects that are stored compressed, unless that is gzip."""
+
+
+MANNERS = [Manner(has_checksums, accepts) for accepts in ("identity", "gzip") for has_checksums in (True, False)]
 
 
 class S3Remote(FsspecRemote):
@@ -124,6 +141,9 @@ class S3Remote(FsspecRemote):
         self._concurrency = ConcurrencyLimit()  # from the last listing, which may be continued
         self._knows_restored: bool | None = None
         self._plus: str | None = None  # what '+' stands for in a listing, once it is known
+        self._manner = Manner()
+        self._manner_lock = threading.Lock()
+        self._manner_tries = 0
         self._region_lock = threading.Lock()
         self._region_tries = 0
         self._found_region_at = -math.inf
@@ -183,7 +203,7 @@ class S3Remote(FsspecRemote):
             raise RemoteMissing(f"{self.safe_url()}: nothing is stored below it; check the prefix")
 
     def fetch(self, task: FetchTask) -> RemoteFile:
-        began, received, was_refused = time.monotonic(), 0, False
+        began, received, was_refused, manner = time.monotonic(), 0, False, self._manner
 
         def progress(count: int) -> None:
             nonlocal received
@@ -193,9 +213,12 @@ class S3Remote(FsspecRemote):
         try:
             found = super().fetch(task._replace(progress=progress))
         except RemoteChanged:
-            if received or self._lists_other_etags or not self._is_listed_otherwise(task.file):
+            if received:
                 raise
-            self._lists_other_etags = True
+            if not self._has_better_manner(task.file, manner):
+                if self._lists_other_etags or not self._is_listed_otherwise(task.file):
+                    raise
+                self._lists_other_etags = True
             found = super().fetch(task)
         except RemoteDenied as error:
             if self._renewal.served_also(began) or not self._has_renewed_credentials(began, error):
@@ -237,13 +260,38 @@ class S3Remote(FsspecRemote):
             return self._renewal.was_done_after(since)
 
     def _fetch_by_get(self, task: FetchTask) -> RemoteFile:
-        began = time.monotonic()
+        began, manner = time.monotonic(), self._manner
         try:
             return super()._fetch_by_get(task)
-        except FallBack:
-            if not self._has_found_region(began):
+        except FallBack as reason:
+            may_be_manner = not isinstance(reason, OddStatus) or reason.status in MANNER_STATUSES
+            if not (self._has_found_region(began) or (may_be_manner and self._has_better_manner(task.file, manner))):
                 raise
         return super()._fetch_by_get(task)
+
+    def _has_better_manner(self, file: RemoteFile, used: Manner) -> bool:
+        """Whether the store sends a file as it was listed if asked in another manner; it is asked so from then on.
+
+        Called after an unusual response to a request in the manner `used`. The first byte is requested in each manner,
+        and in that one first.
+        """
+        if not self._requests_itself:
+            return False
+        with self._manner_lock:
+            if self._manner == used and self._manner_tries < MANNER_TRIES_MAX:
+                self._manner_tries += 1
+                found = next((manner for manner in (used, *MANNERS) if self._is_sent_as_listed(file, manner)), used)
+                if found != used:
+                    self._manner, self._manner_tries = found, 0
+            return self._manner != used
+
+    def _is_sent_as_listed(self, file: RemoteFile, manner: Manner) -> bool:
+        with suppress(FallBack, ConnectionFailed, HttpError, RemoteError), self._downloader.connection() as connection:
+            response = self._downloader.begin(connection, self._request(file, "GET", manner), {"Range": "bytes=0-0"})
+            connection.close()
+            length, extent = extent_of(response)
+            return self._checked(file, extent[1] if extent else length, response.headers) is not None
+        return False
 
     def _has_found_region(self, since: float) -> bool:
         """Whether it was found after `since` (monotonic) that the bucket's region is not the one signed for.
@@ -448,10 +496,13 @@ class S3Remote(FsspecRemote):
             if isinstance(error, (BucketMissing, RemoteBusy)):
                 raise
 
-    def _request(self, file: RemoteFile, method: str) -> HttpRequest:
+    def _request(self, file: RemoteFile, method: str, manner: Manner | None = None) -> HttpRequest:
         bucket, prefix = self._bucket_and_prefix
+        manner = manner or self._manner
         with self._signing():
-            return self._fresh_signer(bucket).request(prefix + file.path, method)
+            request = self._fresh_signer(bucket).request(prefix + file.path, method, manner.has_checksums)
+        request.headers["Accept-Encoding"] = manner.accepts  # not signed: some servers change it on the way
+        return request
 
     @contextmanager
     def _signing(self) -> Iterator[None]:
@@ -556,8 +607,8 @@ class S3Remote(FsspecRemote):
         if part:
             self._check_length(file.path, part, written)
         now = self._verified(file, now, None if part else written)
-        if expected and (mismatch := expected.mismatch(written, task.target)):
-            raise self.translated(ChecksumMismatch(mismatch), file.path)
+        with self.translating(file.path):
+            self._downloader.verify(expected, task, written)
         return now
 
     def _open_by_library(self, file: RemoteFile, start: int) -> RemoteStream:

@@ -60,8 +60,11 @@ class Signer(ABC):
         self._made_s = time.monotonic()
 
     @abstractmethod
-    def request(self, key: str, method: str = "GET") -> HttpRequest:
-        """A request for an object, by GET or HEAD. Raises the library's errors."""
+    def request(self, key: str, method: str = "GET", has_checksums: bool = True) -> HttpRequest:
+        """A request for an object, by GET or HEAD. Raises the library's errors.
+
+        has_checksums: with the header that asks for checksums, if configured.
+        """
 
     @abstractmethod
     def page(self, parameters: dict[str, Any]) -> HttpRequest:
@@ -84,8 +87,8 @@ class HeaderSigner(Signer):
         self._key = key
         self._object_headers, self._page_headers = object_headers, page_headers
 
-    def request(self, key: str, method: str = "GET") -> HttpRequest:
-        return self._signed(self._base + quote(key), "", self._object_headers, method)
+    def request(self, key: str, method: str = "GET", has_checksums: bool = True) -> HttpRequest:
+        return self._signed(self._base + quote(key), "", _wanted(self._object_headers, has_checksums), method)
 
     def page(self, parameters: dict[str, Any]) -> HttpRequest:
         fields = {"encoding-type": "url", "list-type": "2"}
@@ -105,9 +108,10 @@ class UrlSigner(Signer):
         super().__init__()
         self._client, self._parameters = client, parameters
 
-    def request(self, key: str, method: str = "GET") -> HttpRequest:
-        url = _presigned(self._client, f"{method.lower()}_object", {**self._parameters, "Key": key})
-        return HttpRequest(url, _headers_of(self._parameters), method)
+    def request(self, key: str, method: str = "GET", has_checksums: bool = True) -> HttpRequest:
+        parameters = _wanted(self._parameters, has_checksums)
+        url = _presigned(self._client, f"{method.lower()}_object", {**parameters, "Key": key})
+        return HttpRequest(url, _headers_of(parameters), method)
 
     def page(self, parameters: dict[str, Any]) -> HttpRequest:
         complete = self._client.complete(self._client.boto.list_objects_v2, parameters)
@@ -201,6 +205,13 @@ def _presigned(client: Client, name: str, parameters: dict[str, Any]) -> str:
     return str(client.call(client.boto.generate_presigned_url, name, parameters, SIGNED_S))
 
 
-def _headers_of(parameters: dict[str, Any]) -> dict[str, str]:
+def _wanted(given: Mapping[str, Any], has_checksums: bool) -> Mapping[str, Any]:
+    """The parameters or headers of a request for an object."""
+    if has_checksums:
+        return given
+    return {name: value for name, value in given.items() if name not in ("ChecksumMode", _HEADERS["ChecksumMode"])}
+
+
+def _headers_of(parameters: Mapping[str, Any]) -> dict[str, str]:
     found = {header: parameters[name] for name, header in _HEADERS.items() if name in parameters}
     return {name: ",".join(value) if isinstance(value, list) else value for name, value in found.items()}
