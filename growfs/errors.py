@@ -134,6 +134,14 @@ class NotHere(GrowfsError):
     errno = errno.ENOENT
 
 
+def unexpected(error: Exception, what: str = "") -> RemoteError:
+    """The error for an exception that growfs does not know. what: the beginning of the text."""
+    text = f"{what}unexpected {type(error).__name__}: {error}"
+    if isinstance(error, ImportError):  # no other request would do better
+        return RemoteError(f"{text}; if a package was upgraded or removed, unmount, and mount again")
+    return RemoteBusy(text)
+
+
 def pip_install(*words: str) -> str:
     """The command that installs packages, or an extra such as `growfs[report]`, for the Python that runs growfs."""
     return shlex.join([sys.executable, "-m", "pip", "install", *words])

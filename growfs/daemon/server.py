@@ -26,6 +26,7 @@ from typing import Any
 
 import trio
 
+from growfs import own_code
 from growfs.cache.cache_folder import CacheFolder, CacheInUse, open_cache, other_format, unreadable
 from growfs.cache.open_files import IDLE_MAX
 from growfs.daemon.log_file import LogFile, OutputFormatter
@@ -304,6 +305,7 @@ async def _serve_until_ended(
                 await engine.ready()
                 start.open()
                 await launcher.ready(await status.snapshot())
+                await trio.to_thread.run_sync(own_code.keep)
     except BaseExceptionGroup as group:
         raise cause(group) from group
 

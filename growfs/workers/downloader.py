@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from growfs import disk
-from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteMissing, RemoteThrottled
+from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteMissing, RemoteThrottled, unexpected
 from growfs.remote import digest, open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.http.threads import TransferJob, TransferThreads
@@ -83,7 +83,7 @@ class Downloader:
         except OSError as error:
             result = FetchFailed(disk.cannot_write(error))
         except Exception as error:  # noqa: BLE001 - a bug in a client library must not look like a crash
-            result = FetchFailed(RemoteBusy(f"{request.file.path}: unexpected {type(error).__name__}: {error}"))
+            result = FetchFailed(unexpected(error, f"{request.file.path}: "))
         if isinstance(result, FetchFailed):
             with contextlib.suppress(OSError):
                 os.unlink(request.target)

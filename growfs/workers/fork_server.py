@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
+
+from growfs import own_code
 
 WORKER, GUARD = b"w", b"g"
 """What the process does with a descriptor that it gets."""
@@ -26,8 +27,10 @@ class ForkServer:
         self.control, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
-            command = [sys.executable, "-m", "growfs.workers.worker", str(fd), self._scheme]
-            self._process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL, start_new_session=True)
+            command, code = own_code.command("growfs.workers.worker", str(fd), self._scheme)
+            self._process = subprocess.Popen(
+                command, pass_fds=[fd, *code], stdin=subprocess.DEVNULL, start_new_session=True
+            )
 
     def fork(self, connection: socket.socket) -> None:
         """Fork a worker that serves the other end of a connection. Raises OSError if the process is gone."""

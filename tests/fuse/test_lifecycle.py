@@ -9,10 +9,12 @@ import shutil
 import signal
 import subprocess
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import growfs as growfs_package
 from growfs.daemon import launch
 from growfs.fuse.mounting import mounted_at, mounts, unmount
 from tests.cli.support import assert_refused
@@ -33,6 +35,16 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def fork_server_of(daemon: int) -> int:
+    """The process that forks the workers of a daemon."""
+    return next(int(pid) for pid in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split())
+
+
+def has_kept_code(pid: int) -> bool:
+    """Whether a process has its own code in memory."""
+    return any("growfs-code" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
 
 
 @only("either")
@@ -279,3 +291,29 @@ def test_sigterm_unmounts_after_the_mountpoint_was_moved(growfs: Growfs, tmp_pat
         for mount in mounts():
             if tmp_path in mount.mountpoint.parents:
                 unmount(mount.mountpoint, lazy=True)
+
+
+@only("either")
+@pytest.mark.parametrize("upgraded", [True, False])
+def test_a_mount_goes_on_if_growfs_is_upgraded_or_removed(growfs: Growfs, tmp_path: Path, upgraded: bool) -> None:
+    """Modules that it has not imported yet would be missing, or of another version."""
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    site = tmp_path / "site"
+    shutil.copytree(Path(growfs_package.__path__[0]), site / "growfs")
+    growfs.starts_python = True
+    growfs.env["PYTHONPATH"] = str(site)  # for the daemon: the command is in its working directory
+    growfs.mount(tmp_path / "remote", "--refresh", "0.2s", "--settle", "0")
+    until(lambda: has_kept_code(growfs.pid) and has_kept_code(fork_server_of(growfs.pid)))
+    for path in (site / "growfs").rglob("*.py"):
+        if upgraded:
+            path.write_text("raise RuntimeError('another version')\n")
+        else:
+            path.unlink()
+    for name in ("class0/new.bin", "class0/newer.bin"):
+        (tmp_path / "remote" / name).write_bytes(b"new")
+        until(partial(lambda name: name in growfs.names(), name))
+        assert (growfs.mountpoint / name).read_bytes() == b"new"
+        os.kill(fork_server_of(growfs.pid), signal.SIGKILL)
+    assert "growfs_ready 1.0" in (growfs.mountpoint / ".growfs/metrics").read_text()
+    assert growfs.status()["last_error"] is None
+    growfs.umount()

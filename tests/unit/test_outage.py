@@ -18,6 +18,7 @@ from growfs.errors import (
     RemoteDenied,
     RemoteError,
     RemoteMissing,
+    unexpected,
 )
 from growfs.scheduler.outage import NEXT_PROBE_S, PAUSE_S_MAX, PAUSE_S_MIN, SUSPICION_S, Outage, may_be_outage
 
@@ -177,3 +178,8 @@ async def test_the_pauses_of_a_long_outage_stay_below_half_a_minute(clock: trio.
         pauses = [later - earlier for earlier, later in zip(remote.probed_at, remote.probed_at[1:], strict=False)]
         assert max(pauses) == pytest.approx(PAUSE_S_MAX + 0.1)
         assert len(pauses) < 200
+
+
+def test_a_module_that_is_missing_is_no_outage() -> None:
+    assert not may_be_outage(unexpected(ModuleNotFoundError("No module named 's3fs'")))
+    assert may_be_outage(unexpected(ValueError("what a client library raises")))

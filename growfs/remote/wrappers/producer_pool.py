@@ -13,7 +13,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,6 +26,7 @@ from typing import Any
 
 from humanfriendly import format_size, format_timespan
 
+from growfs import own_code
 from growfs.errors import GrowfsError, NotMade, UsageError
 from growfs.paths import StrPath
 from growfs.remote.interface import Producer, Progress, RemoteFile, RemoteSpec
@@ -133,11 +133,12 @@ class ProducerProcess:
         self._folder = folder = Path(tempfile.mkdtemp(prefix="producer-", dir=partial))
         self._connection, theirs = Pipe()
         fds = [theirs.fileno(), *([] if start.limits is None else [start.limits])]
+        command, code = own_code.command("growfs.workers.producer", str(theirs.fileno()))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "growfs.workers.producer", str(theirs.fileno())],
+                command,
                 stdin=subprocess.DEVNULL,
-                pass_fds=fds,
+                pass_fds=[*fds, *code],
                 cwd=folder,
                 env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
                 start_new_session=True,
