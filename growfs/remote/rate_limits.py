@@ -65,34 +65,53 @@ class TokenBucket:
 
     Threads continue in the order in which they arrived, each as soon as there are tokens for its own bytes. If all
     waited for the sum, many threads with a low rate would be silent for so long that the worker would seem to hang.
+    Urgent threads come before all others: there may be hundreds, each with a piece that takes seconds.
     """
 
     def __init__(self, rate: Callable[[], float]) -> None:
         """rate: bytes per second, which may change at any time; 0 for no limit."""
         self._rate = rate
         self._lock = threading.Lock()
-        self._spent = self._earned = 0.0  # bytes
+        self._earned = 0.0  # bytes, as all that follow
+        self._asked = self._granted = 0.0  # by all threads but urgent ones
+        self._urgent = 0.0  # asked by urgent ones
         self._updated_at = time.monotonic()
 
-    def consume(self, count: int) -> None:
-        """Take count tokens, one for each byte that was read; sleep until they are available."""
+    def consume(self, count: int, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        """Take count tokens, one for each byte that was read; sleep until they are available.
+
+        is_urgent: whether the thread is urgent. It may become so while it waits.
+        """
         if not self._rate():
             return
         with self._lock:
             self._earn()
-            self._spent += count
-            mine = self._spent
-        while (wait_s := self._wait_s(mine)) > 0:
-            time.sleep(min(wait_s, CHECK_INTERVAL_S))
-
-    def _wait_s(self, mine: float) -> float:
-        with self._lock:
-            rate = self._earn()
-            return (mine - self._earned) / rate if rate else 0.0
+            self._asked += count
+            mine = self._asked
+        while not is_urgent():
+            with self._lock:
+                rate = self._earn()
+                missing = mine + self._urgent - self._earned
+                if not rate or missing <= 0:
+                    self._granted += count
+                    return
+            time.sleep(min(missing / rate, CHECK_INTERVAL_S))
+        with self._lock:  # those after it keep their places
+            self._granted += count
+            self._earned += count
+            self._urgent += count
+            mine = self._urgent
+        while True:
+            with self._lock:
+                rate = self._earn()
+                missing = mine + self._granted - self._earned
+                if not rate or missing <= 0:
+                    return
+            time.sleep(min(missing / rate, CHECK_INTERVAL_S))
 
     def _earn(self) -> float:
         rate, now = self._rate(), time.monotonic()
-        most = self._spent + BURST_S * rate
+        most = self._asked + self._urgent + BURST_S * rate
         self._earned = min(self._earned + (now - self._updated_at) * rate, most) if rate else most
         self._updated_at = now
         return rate

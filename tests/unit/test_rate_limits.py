@@ -205,3 +205,24 @@ def test_a_change_of_the_rate_applies_at_once(
 
     clock.run(change, *[lambda: bandwidth.consume(RATE)] * 10)
     assert clock.now - began == pytest.approx(ends_after_s, abs=0.3)
+
+
+@pytest.mark.promise(34)
+@pytest.mark.parametrize("urgent_at_once", [True, False])
+def test_urgent_bytes_come_before_all_that_wait(clock: Clock, limits: SharedLimits, urgent_at_once: bool) -> None:
+    """A reader waits for them, and others may wait for minutes."""
+    limits.set(20, 1, RATE)
+    bandwidth = bucket_of(limits)
+    began, took = clock.now, list[float]()
+
+    def miss() -> None:
+        clock.sleep(3)
+        asked = [0.0]
+        for _ in range(5):
+            asked[0] = clock.now
+            bandwidth.consume(RATE // 10, lambda: urgent_at_once or clock.now > asked[0] + 0.5)
+            took.append(clock.now - asked[0])
+
+    clock.run(miss, *[spender(bandwidth, 2, RATE)] * 20)
+    assert max(took) < 0.3 + (0 if urgent_at_once else 0.5)
+    assert clock.now - began == pytest.approx(40.5, rel=0.1), "they count for the others"

@@ -84,14 +84,16 @@ class TransferJob:
 class TransferThreads:
     """Owns the threads, which are started as needed, and their queue.
 
-    limit: how many may transfer at the same time; called repeatedly, since it may change. throttle: each transfer calls
-    it with the number of bytes read; it may sleep.
+    limit: how many may transfer at the same time; called repeatedly, since it may change. throttle: called by each
+    transfer with the number of bytes read, and a function that says whether it is urgent; it may sleep.
     """
 
     def __init__(
-        self, limit: Callable[[], int] = lambda: THREADS_DEFAULT, throttle: Callable[[int], None] = lambda count: None
+        self,
+        limit: Callable[[], int] = lambda: THREADS_DEFAULT,
+        throttle: Callable[[int, Callable[[], bool]], None] = lambda count, is_urgent: None,
     ) -> None:
-        self.throttle = throttle
+        self._throttle = throttle
         self.library = LibraryUse()
         self._limit = limit
         self._lock = threading.Lock()
@@ -144,6 +146,11 @@ class TransferThreads:
             self._wake()
 
     # Called by the job that a thread runs.
+
+    def throttle(self, count: int) -> None:
+        """Sleep until so many more bytes may be read; an urgent job comes first."""
+        job = self._current_job()
+        self._throttle(count, lambda: job.urgent)
 
     def part_bytes(self, size: int | None) -> int:
         """The size of the parts of a file of this size; the last part may be smaller."""
