@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from growfs.syscalls import memfd_create
 
-_PAGE = struct.Struct("=IId")  # streams of each worker; number of workers; bytes/s of each, 0 for no limit
+_PAGE = struct.Struct("=IIdd")  # streams of each worker; number of workers; bytes/s of each, 0 for no limit; latency
 
 RATE_MAX = (1 << 64) - 1
 """A higher rate is no different, and an integer of any size would not fit the page."""
@@ -35,10 +35,13 @@ class SharedLimits:
         if fd is None:
             self.set(1, 1, 0)
 
-    def set(self, streams: int, workers: int, bytes_per_s: int) -> None:
-        """Set the limits of all workers together; each gets an equal share. Only the daemon calls it."""
+    def set(self, streams: int, workers: int, bytes_per_s: int, latency_s: float = 0.0) -> None:
+        """Set the limits of all workers together; each gets an equal share. Only the daemon calls it.
+
+        latency_s: in which the remote delivers a file; 0 if that is not known.
+        """
         workers = max(1, workers)
-        page = _PAGE.pack(max(1, -(-streams // workers)), workers, min(bytes_per_s, RATE_MAX) / workers)
+        page = _PAGE.pack(max(1, -(-streams // workers)), workers, min(bytes_per_s, RATE_MAX) / workers, latency_s)
         self._page[: len(page)] = page  # pack_into would first fill it with zeros, and a worker might read them
 
     @property
@@ -56,7 +59,12 @@ class SharedLimits:
         """How fast this worker may fetch; 0 for no limit."""
         return self._read()[2]
 
-    def _read(self) -> tuple[int, int, float]:
+    @property
+    def latency_s(self) -> float:
+        """In how many seconds the remote delivers a file; 0 if that is not known."""
+        return self._read()[3]
+
+    def _read(self) -> tuple[int, int, float, float]:
         return _PAGE.unpack_from(self._page)
 
 

@@ -440,8 +440,9 @@ class Dispatcher:
     # Limits.
 
     def _share_limits(self) -> None:
-        """Divide streams and bandwidth among the workers with files."""
-        self._pool.limits.set(self._concurrency.streams, self._busy, self.bytes_per_s)
+        """Divide streams and bandwidth among the workers with files, and tell them how fast the remote answers."""
+        latency_s = 0.0 if math.isinf(self._latency_s) else self._latency_s
+        self._pool.limits.set(self._concurrency.streams, self._busy, self.bytes_per_s, latency_s)
 
     async def _adjust(self) -> None:
         silent_s, silent_s_max = 0.0, SILENCE_S

@@ -35,7 +35,8 @@ class Downloader:
     def __init__(self, spec: RemoteSpec, limits: SharedLimits, send: Callable[[FetchProgress], None]) -> None:
         one_at_a_time = spec.producer is not None  # each worker has one producer process
         throttle = TokenBucket(lambda: limits.bytes_per_s).consume
-        self._threads = TransferThreads((lambda: 1) if one_at_a_time else lambda: limits.streams, throttle)
+        streams = (lambda: 1) if one_at_a_time else lambda: limits.streams
+        self._threads = TransferThreads(streams, throttle, lambda: limits.latency_s)
         self._retries = Retries(self._threads.sleep, self._count_failure, workers=lambda: limits.workers)
         self._remote = open_remote(spec, self._threads, self._retries, limits)
         self._peers = PeerClient(self._threads, spec.peer_token) if spec.peer_token else None

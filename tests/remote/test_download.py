@@ -265,6 +265,10 @@ def test_a_lone_request_that_is_not_answered_is_sent_again(
     """A reader waits for the file, and nothing else is requested, so that nothing shows that responses come sooner."""
     monkeypatch.setattr("growfs.remote.http.slow_streams.WINDOW_S", 0.2)
     store, ended = FakeStore(SMALL), threading.Event()
+    failures: list[RemoteError] = []
+    threads = TransferThreads(latency_s=lambda: 0.01)
+    source = S3Remote(RemoteSpec("s3://bucket", KEYS, serve(store)), threads)
+    remote = RetryingRemote(lambda: source, Retries(lambda _: None, failures.append))
 
     def headers(_: Request) -> dict[str, str]:
         if len(store.gets) == 1:
@@ -272,8 +276,6 @@ def test_a_lone_request_that_is_not_answered_is_sent_again(
         return {}
 
     store.headers_for = headers
-    failures: list[RemoteError] = []
-    remote = RetryingRemote(lambda: s3(serve(store)), Retries(lambda _: None, failures.append))
     try:
         assert fetched(remote, tmp_path) == SMALL
     finally:

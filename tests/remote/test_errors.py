@@ -197,6 +197,8 @@ def test_each_s3_error_is_translated(faulty: RemoteSpec, status: int, code: str,
     [
         ("InvalidObjectState", "is archived; restore it"),
         ("KMS.DisabledException", "check the KMS key of the object"),
+        ("RequestTimeTooSkewed", "set this machine's clock"),
+        ("SecondLevelDomainForbidden", "addressing_style=virtual"),
         ("AccessDenied", "the policies of the bucket, of the object's key and of the credentials"),
     ],
 )

@@ -19,7 +19,7 @@ from growfs.remote.stores.gs import GoogleRemote
 from growfs.remote.stores.web import HttpRemote
 from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.forward_proxy import AWAY
-from tests.remote.fake_store import DATA, FILE, SMALL, FakeStore, Request, Serve, fetched, part_starts
+from tests.remote.fake_store import DATA, FILE, SMALL, FakeStore, Request, Serve, fetched, part_starts, s3
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -71,6 +71,31 @@ def test_the_same_server_gets_the_password_again(serve: Serve, tmp_path: Path, l
     assert [request.target for request in store.gets] == ["/x", "/elsewhere"]
     assert len({request.headers["Authorization"] for request in store.gets}) == 1
     assert len({request.port for request in store.gets}) == 1, "the connection is kept"
+
+
+@pytest.mark.parametrize("status", [302, 307])
+def test_an_object_of_s3_comes_from_where_the_store_redirects(
+    serve: Serve, here: FakeStore, there: FakeStore, tmp_path: Path, library_fetches: list[str], status: int
+) -> None:
+    here.status = lambda _: status
+    remote = s3(serve(here), token="secret")
+    for _ in range(2):
+        assert fetched(remote, tmp_path, RemoteFile("x", len(DATA), None, "v1")) == DATA
+    assert library_fetches == []
+    assert all(request.headers["Authorization"] for request in here.gets)
+    sent = [name.lower() for request in there.gets for name in request.headers]
+    assert "authorization" not in sent
+    assert "x-amz-security-token" not in sent
+
+
+def test_an_object_of_s3_whose_redirect_needs_credentials_is_left_to_the_library(
+    serve: Serve, here: FakeStore, there: FakeStore, tmp_path: Path, library_fetches: list[str]
+) -> None:
+    there.status = lambda request: None if request.headers["Authorization"] else 403
+    remote = s3(serve(here))
+    with pytest.raises(GrowfsError):
+        fetched(remote, tmp_path, RemoteFile("x", len(DATA), None, "v1"))
+    assert library_fetches == ["x"]
 
 
 def test_the_connections_to_both_servers_are_kept(

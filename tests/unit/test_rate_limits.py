@@ -132,8 +132,8 @@ def test_a_limit_that_is_being_changed_is_never_read_as_zero(limits: SharedLimit
 
 def test_at_first_a_worker_has_one_stream_and_no_limit_of_the_rate(limits: SharedLimits) -> None:
     assert (limits.streams, limits.bytes_per_s) == (1, 0)
-    limits.set(16, 0, RATE)
-    assert (limits.streams, limits.bytes_per_s) == (16, RATE)
+    limits.set(16, 0, RATE, 0.25)
+    assert (limits.streams, limits.bytes_per_s, limits.latency_s) == (16, RATE, 0.25)
 
 
 def test_a_rate_too_large_for_the_page_becomes_the_maximum(limits: SharedLimits) -> None:

@@ -92,7 +92,7 @@ class HttpRequest:
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     method: str = "GET"
     redirects: int = 0
-    """How many redirects are followed. A signature is valid for one URL, so signed requests follow none."""
+    """How many redirects are followed. Another server does not get the credentials, and refuses if it needs some."""
 
     def redirected(self, location: str) -> HttpRequest:
         """The request to send after a redirect (RFC 9110, 15.4). Raises FallBack."""

@@ -113,7 +113,7 @@ class RangeDownloader:
         """By kind, the files that have another one than the store sent; None once a file had the right one."""
         self._connections: list[Connection] = []
         self._idle: list[Connection] = []
-        self._slow_streams = SlowStreams(self._connections, lambda: threads.is_held)
+        self._slow_streams = SlowStreams(self._connections, lambda: threads.is_held, threads.latency_s)
 
     def fetch(
         self,
@@ -152,7 +152,10 @@ class RangeDownloader:
         response = connection.send(request, headers)
         if response.status in BUSY_STATUSES:
             raise _http_error(response)
-        if response.status in REFUSED_STATUSES and (code := self._refused_code(connection.read(response))):
+        is_own = (
+            connection.sent is request
+        )  # the target of a redirect gets no credentials, but the library may have some
+        if is_own and response.status in REFUSED_STATUSES and (code := self._refused_code(connection.read(response))):
             raise HttpError(response.status, response.reason, code=code)
         if response.status not in GOOD_STATUSES:
             raise OddStatus(response.status)
@@ -381,7 +384,7 @@ class _FileTransfer(Generic[T]):
     def _first_answer(self, connection: Connection, headers: Headers) -> HttpResponse:
         part = _Part(0, 0)
         while True:
-            connection.may_be_cut = part.cuts < CUTS_MAX
+            connection.may_be_cut = self._task.tries is not None and part.cuts < CUTS_MAX
             try:
                 response = self._owner.begin(connection, self._request, headers)
                 self._request = connection.sent
@@ -392,7 +395,7 @@ class _FileTransfer(Generic[T]):
     def _receive(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
         """Fetch a part; after a failure, the rest of it. response: the head of its response, if it has arrived."""
         while True:
-            connection.may_be_cut = part.cuts < CUTS_MAX
+            connection.may_be_cut = self._task.tries is not None and part.cuts < CUTS_MAX
             try:
                 if response or (response := self._request_part(connection, part)):
                     self._copy(connection, response, part)

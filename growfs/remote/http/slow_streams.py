@@ -51,10 +51,10 @@ def slow_ones(samples: Sequence[StreamSample], usual_head_s: float) -> list[int]
     """The numbers of the samples that are slow and should be cut.
 
     If all are silent, or the only one is, one is cut, to see whether another request is answered. usual_head_s: how
-    long it usually takes until a response begins.
+    long it usually takes until a response begins; 0 if that is not known.
     """
     total = sum(sample.bytes for sample in samples)
-    mean = total / max(1, len(samples)) or math.inf
+    mean = total / max(1, len(samples)) or (math.inf if usual_head_s else 0.0)
     slow = [
         number
         for number, sample in enumerate(samples)
@@ -69,12 +69,18 @@ class SlowStreams:
 
     connections: the current ones; more may be added later. is_away: whether the remote is away. None is cut then,
     because it may be about to answer; once the remote is back, all that are still silent are ended, and so they are
-    after all were silent.
+    after all were silent. latency_s: how long a file takes, as in TransferThreads.
     """
 
-    def __init__(self, connections: list[Connection], is_away: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        connections: list[Connection],
+        is_away: Callable[[], bool],
+        latency_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._connections = connections
         self._is_away = is_away
+        self._latency_s = latency_s
         self._lock = threading.Lock()
         self._has_started = self._was_away = self._was_silent = False
         self._seen: dict[Connection, StreamSample] = {}
@@ -103,7 +109,9 @@ class SlowStreams:
         was_silent, self._was_silent = self._was_silent, bool(active) and not any(each.bytes for _, each in active)
         if self._was_away:
             return
-        usual_head_s = median([connection.head_s for connection in self._seen if connection.head_s] or [0.0])
+        usual_head_s = median(
+            [connection.head_s for connection in self._seen if connection.head_s] or [self._latency_s()]
+        )
         if was_away or (was_silent and not self._was_silent):  # requests from before then may be lost
             for connection, sample in active:
                 if sample.is_held_up(usual_head_s) and not sample.bytes:

@@ -86,14 +86,17 @@ class TransferThreads:
 
     limit: how many may transfer at the same time; called repeatedly, since it may change. throttle: called by each
     transfer with the number of bytes read, and a function that says whether it is urgent; it may sleep.
+    latency_s: how long the remote takes to deliver a file, as far as other processes know; 0 if they do not.
     """
 
     def __init__(
         self,
         limit: Callable[[], int] = lambda: THREADS_DEFAULT,
         throttle: Callable[[int, Callable[[], bool]], None] = lambda count, is_urgent: None,
+        latency_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._throttle = throttle
+        self.latency_s = latency_s
         self.library = LibraryUse()
         self._limit = limit
         self._lock = threading.Lock()

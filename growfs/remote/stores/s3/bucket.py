@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from growfs.errors import (
 from growfs.remote.errors import Problem
 from growfs.remote.http.checksum import expected_checksum
 from growfs.remote.http.connection import (
+    REDIRECTS_MAX,
     TIMEOUTS,
     Connection,
     ConnectionFailed,
@@ -70,6 +72,9 @@ from growfs.remote.stores.s3.static_settings import CONFIG, StaticSettings, stat
 
 REGION_TRIES_MAX = 3
 """How often a process asks a bucket for its region: the answer may be lost."""
+NEEDS_HOST = frozenset({"SecondLevelDomainForbidden", "PathStyleDomainForbidden", "VirtualHostDomainRequired"})
+"""Codes of stores that refuse requests with the bucket in the path."""
+IN_HOST = "--storage-option config_kwargs.s3.addressing_style=virtual"
 MANNER_STATUSES = (400, 501)
 """What stores return for a header that they do not know."""
 MANNER_TRIES_MAX = 3
@@ -369,6 +374,12 @@ class S3Remote(FsspecRemote):
             return problem.without_credentials()
         if "InvalidObjectState" in problem.words:
             return RemoteError(f"{problem.where}: is archived; restore it, or copy it to another storage class")
+        if "RequestTimeTooSkewed" in problem.words:
+            return problem.denied(
+                f"the store's clock shows another time ({problem.detail})", "set this machine's clock"
+            )
+        if problem.words & NEEDS_HOST:
+            return problem.denied(f"the bucket must be in the host's name ({problem.detail})", f"pass {IN_HOST}")
         if any(word.startswith("KMS.") for word in problem.words):
             return problem.denied(f"its key cannot be used ({problem.detail})", "check the KMS key of the object")
         failed = failed_credentials(problem.chain)
@@ -501,8 +512,8 @@ class S3Remote(FsspecRemote):
         manner = manner or self._manner
         with self._signing():
             request = self._fresh_signer(bucket).request(prefix + file.path, method, manner.has_checksums)
-        request.headers["Accept-Encoding"] = manner.accepts  # not signed: some servers change it on the way
-        return request
+        headers = request.headers | {"Accept-Encoding": manner.accepts}  # not signed: some servers change it on the way
+        return replace(request, headers=headers, redirects=REDIRECTS_MAX)
 
     @contextmanager
     def _signing(self) -> Iterator[None]:
