@@ -283,6 +283,26 @@ def test_a_lone_request_that_is_not_answered_is_sent_again(
     assert failures == [], "the timeout did not end it"
 
 
+@pytest.mark.parametrize("fault", ["range", "length", "etag"])
+def test_one_odd_answer_to_a_part_costs_that_part_only(
+    serve: Serve, tmp_path: Path, library_fetches: list[str], fault: str
+) -> None:
+    store, failures = FakeStore(DATA), list[RemoteError]()
+
+    def on_get(_: Request) -> None:
+        is_odd = len(store.gets) == 5
+        store.ranges = "ignored" if is_odd and fault == "range" else "partial"
+        store.body = "chunked" if is_odd and fault == "length" else "plain"
+        store.etag, store.honors_if_match = '"v2"' if is_odd and fault == "etag" else '"v1"', False
+
+    store.on_get = on_get
+    remote = RetryingRemote(lambda: s3(serve(store)), Retries(lambda _: None, failures.append))
+    assert fetched(remote, tmp_path, RemoteFile("x", len(DATA), None, "")) == DATA
+    assert library_fetches == []
+    assert len(store.gets) == len(part_starts(len(DATA))) + 1
+    assert len(failures) == 1
+
+
 @pytest.mark.parametrize("fault", ["cut", 503])
 def test_a_file_fails_when_one_part_always_fails(serve: Serve, tmp_path: Path, fault: str | int) -> None:
     store = FakeStore(DATA)

@@ -226,6 +226,8 @@ class _Part:
     is_first: bool = False
     cuts: int = 0
     """How often it was requested anew because it arrived too slowly."""
+    is_odd: bool = False
+    """Whether a response to its request was one that is left to the store's library."""
 
 
 def _first_part(response: HttpResponse) -> _Part:
@@ -410,6 +412,12 @@ class _FileTransfer(Generic[T]):
                     return
                 self._pause(error, connection, part)
                 response = None
+            except FallBack as reason:  # of one server among many, perhaps; the library would begin anew
+                if self._error or part.is_first or part.is_odd or not self._task.tries:
+                    raise
+                part.is_odd = True
+                connection.close()
+                self._task.tries.pause(RemoteBusy(f"{self._task.file.path}: an odd answer ({reason})"), part.at)
 
     def _receive_with_others(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
         """As `_receive`, while other threads fetch other parts of the file."""
