@@ -6,11 +6,13 @@ From the disk, they would get modules of another version, or none. Little is imp
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from contextlib import suppress
 
-from growfs.syscalls import memfd_create
+from growfs.syscalls import memfd_create, seal
+
+log = logging.getLogger(__name__)
 
 _FDS = "/proc/self/fd/"
 _NAME = __name__.partition(".")[0]
@@ -20,7 +22,11 @@ _PATH: list[str] = sys.modules[_NAME].__path__  # type: ignore[assignment]
 def _inherited() -> int | None:
     """The descriptor of the archive that this process was started from (see `command`); None if there is none."""
     folder = _PATH[0]
-    return int(folder.removeprefix(_FDS).partition("/")[0]) if folder.startswith(_FDS) else None
+    if not folder.startswith(_FDS):
+        return None
+    fd = int(folder.removeprefix(_FDS).partition("/")[0])
+    os.set_inheritable(fd, False)
+    return fd
 
 
 _kept = _inherited()
@@ -31,9 +37,11 @@ def keep() -> None:
     """Read the whole package. That takes 30 ms, so it is for when there is nothing else to do."""
     global _kept
     if _kept is None:
-        with suppress(OSError):  # it cannot be read any more
+        try:
             _kept = _archived()
             _import_first_from(_kept)
+        except (OSError, ImportError, RuntimeError, MemoryError) as error:
+            log.warning("the code of growfs cannot be kept in memory; unmount before it is upgraded: %s", error)
 
 
 def command(module: str, *arguments: str) -> tuple[list[str], list[int]]:
@@ -50,9 +58,11 @@ def _archived() -> int:
     from zipfile import ZipFile, ZipInfo
 
     folder = Path(_PATH[0])
+    (folder / "__init__.py").stat()  # it is still there
     with ZipFile(os.fdopen(fd := memfd_create("growfs-code"), "wb", closefd=False), "w") as archive:
         for path in folder.rglob("*.py"):
             archive.writestr(ZipInfo(str(path.relative_to(folder.parent))), path.read_bytes())
+    seal(fd)  # a process that a user's function starts may get the descriptor
     return fd
 
 

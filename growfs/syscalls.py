@@ -5,6 +5,7 @@ The builds of uv and conda are. With those, the calls are made by number (the ke
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import resource
@@ -35,7 +36,8 @@ _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 """enum fsconfig_command (include/uapi/linux/mount.h)."""
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MS_PRIVATE = 1, 4, 1 << 18
-_MFD_CLOEXEC = 1
+_MFD_CLOEXEC, _MFD_ALLOW_SEALING = 1, 2  # linux/memfd.h
+_F_ADD_SEALS, _ALL_SEALS = 1033, 1 | 2 | 4 | 8  # linux/fcntl.h: F_SEAL_SEAL, SHRINK, GROW, WRITE
 _RWF_NOWAIT = 8
 _DESCRIPTORS_MIN = 256
 
@@ -49,9 +51,15 @@ def pidfd_open(pid: int) -> int:
 
 def memfd_create(name: str) -> int:
     """A file in memory (memfd_create(2)). Raises OSError."""
+    flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(name)
-    return _call(_MEMFD_CREATE.get(platform.machine(), _MEMFD_CREATE_GENERIC), name.encode(), _MFD_CLOEXEC)
+        return os.memfd_create(name, flags)
+    return _call(_MEMFD_CREATE.get(platform.machine(), _MEMFD_CREATE_GENERIC), name.encode(), flags)
+
+
+def seal(fd: int) -> None:
+    """Make a file in memory read-only, for every process (fcntl(2), F_ADD_SEALS). Raises OSError."""
+    fcntl.fcntl(fd, _F_ADD_SEALS, _ALL_SEALS)
 
 
 def read_page_cache(fd: int, buffer: memoryview, offset: int) -> int:

@@ -53,6 +53,8 @@ NOTICE_S = 1.0
 ENDING = b"ending\n"
 """Content of the lock file while a daemon saves its state."""
 POLL_S = 0.02
+TOUCH_EVERY_S = 3600.0
+"""How often the lock gets the current time."""
 REMEDY = "pass another --cache-dir"
 
 
@@ -94,8 +96,11 @@ class CacheFolder:
         If others have deleted it, another daemon may use the same path by now.
         """
         try:
-            is_ours = os.path.samestat((self.path / LOCK).stat(), os.fstat(self.lock))
-            if is_ours:
+            lock = (self.path / LOCK).stat()
+            is_ours = os.path.samestat(lock, os.fstat(self.lock))
+            if is_ours and time.time() - lock.st_mtime > TOUCH_EVERY_S:  # for programs that delete old files
+                os.utime(self.lock)
+            if is_ours and (self.path / "files").exists():  # otherwise the cache is about to go
                 disk.make_folder("SWEEP_PARTIAL", self.partial)
         except (FileNotFoundError, NotADirectoryError):
             return False

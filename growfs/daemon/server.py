@@ -63,6 +63,8 @@ log = logging.getLogger(__name__)
 PROGRESS_EVERY_S = 0.1
 CHECK_S_MIN, CHECK_SHARE = 0.01, 0.01
 """Readiness of the mount is checked after this time, and then after this share of the time elapsed so far."""
+KEEP_CODE_S = 1.0
+"""How long after the mount the code of growfs is read. It takes 30 ms, and the first file may need these."""
 WHOLE_EVERY_S = 1.0
 """How often a thread looks whether others have deleted the cache."""
 TEMPORARY_FOLDERS = ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR")
@@ -244,6 +246,12 @@ def _end_if_deleted(folder: CacheFolder, ended: threading.Event) -> None:
         os._exit(1)
 
 
+async def _keep_own_code() -> None:
+    """Read the code of growfs while the mount waits for its first files, or later."""
+    await trio.sleep(KEEP_CODE_S)
+    await trio.to_thread.run_sync(own_code.keep)
+
+
 def _check_mount(request: MountRequest, allow_other: bool) -> int:
     """A descriptor of the folder to mount on. Raises GrowfsError if the request cannot be mounted."""
     try:
@@ -298,6 +306,7 @@ async def _serve_until_ended(
                 await _progress_until(components, launcher, start.is_anything_listed)
                 engine.mount(mount)
                 _guard(mount, components)
+                nursery.start_soon(_keep_own_code)
                 nursery.start_soon(_serve, engine, nursery.cancel_scope)
                 await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
                 os.setsid()  # nothing accesses the mountpoint from here on (see spawn.py)
@@ -305,7 +314,6 @@ async def _serve_until_ended(
                 await engine.ready()
                 start.open()
                 await launcher.ready(await status.snapshot())
-                await trio.to_thread.run_sync(own_code.keep)
     except BaseExceptionGroup as group:
         raise cause(group) from group
 

@@ -92,11 +92,16 @@ class TokenBucket:
         """
         if not self._rate():
             return
+        waits_in_turn = not is_urgent()
         with self._lock:
             self._earn()
-            self._asked += count
-            mine = self._asked
-        while not is_urgent():
+            if waits_in_turn:
+                self._asked += count
+                mine = self._asked
+            else:
+                self._urgent += count
+                mine = self._urgent
+        while waits_in_turn:
             with self._lock:
                 rate = self._earn()
                 missing = mine + self._urgent - self._earned
@@ -104,11 +109,13 @@ class TokenBucket:
                     self._granted += count
                     return
             time.sleep(min(missing / rate, CHECK_INTERVAL_S))
-        with self._lock:  # those after it keep their places
-            self._granted += count
-            self._earned += count
-            self._urgent += count
-            mine = self._urgent
+            if is_urgent():
+                waits_in_turn = False
+                with self._lock:  # those after it keep their places
+                    self._granted += count
+                    self._earned += count
+                    self._urgent += count
+                    mine = self._urgent
         while True:
             with self._lock:
                 rate = self._earn()

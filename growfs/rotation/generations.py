@@ -130,6 +130,8 @@ class Generations:
         self.current: Generation | None = None
         """The newest generation; None before the first listing of this mount."""
         self._refused = False
+        self._considered = (0, 0)
+        """The last admission and the size that the cache could have when the last files were considered."""
         self._rotating = trio.Lock()
         rows = database.rows("SELECT * FROM kept_generation ORDER BY number")
         self.kept = [
@@ -204,10 +206,11 @@ class Generations:
 
         More may be cached than when the generation began. Raises Unreadable.
         """
-        if not self.listed.keeps_last:
+        now = self._store.last_seq, self._store.reachable_bytes
+        if not self.listed.keeps_last or now == self._considered:  # it takes a second with a million files
             return False
-        decided = self.current or self.planner
-        decided.keeps_last = keeps_last(await self._db.query_in_thread(least_bytes), self._store.reachable_bytes)
+        decided, self._considered = self.current or self.planner, now
+        decided.keeps_last = keeps_last(await self._db.query_in_thread(least_bytes), now[1])
         return not decided.keeps_last
 
     @property

@@ -54,8 +54,7 @@ def _columns(order: tuple[str, ...]) -> str:
 # Each group is in exactly one of these sorts, as a whole, unless it has a pinned file.
 DELISTED = _query(f"r.delisted IS NOT NULL AND NOT {group_has('o.delisted IS NULL')}", _columns(DELISTED_ORDER))
 LISTED = _query(
-    f"iif(r.delisted IS NULL, r.seq <= ?1 OR {group_has('o.seq <= ?1')}, {group_has('o.delisted IS NULL')})",
-    _columns(LISTED_ORDER),
+    f"{group_has('o.delisted IS NULL')} AND (r.seq <= ?1 OR {group_has('o.seq <= ?1')})", _columns(LISTED_ORDER)
 )
 """Also groups of which a file was fetched again. Parameter: the last admission that a generation showed."""
 UNLISTED = _query(

@@ -246,7 +246,7 @@ class Readers:
             self._hold_until(generation, now + settle_s)
         if left is None or left.number < generation.number:
             others = (other.named.number for other in self._readers.values() if other.named and other.pid != FOREIGN)
-            if left and any(number < left.number for number in others):  # they have yet to come to it
+            if left and not left.part and any(number < left.number for number in others):  # they have yet to come to it
                 self._hold_until(left, now + settle_s)
             reader.named, reader.files = generation, BitMap64()
             self._threads.clear()  # from now on it is credited with the opens of its children
@@ -294,7 +294,8 @@ class Readers:
         is_always = self._generations.rotation == "always"
         for reader in self._readers.values():
             is_listed_for = reader.listed_at is None and reader.job.listers
-            if not (is_listed_for or (is_always and reader.opened_all)):
+            is_read = reader.opened_all or reader.view is not reader.job.view
+            if not (is_listed_for or (is_always and is_read)):
                 yield reader
 
     def release(self) -> None:

@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
-from growfs.errors import DiskFailed, DiskFull, NoRoom, NotMade
+from growfs.errors import DiskFailed, DiskFull, NoRoom, NotMade, RemoteChanged
 from growfs.rotation.pass_order import groups_of, ids_of
 from growfs.scheduler.fetcher import Fetcher, too_large
 from growfs.scheduler.in_flight import Download, Priority, SizeEstimate
@@ -114,11 +114,12 @@ class Drawer:
     def handle_finished(self, download: Download) -> None:
         """Note the outcome of a download."""
         id, error, seeds = download.node.id, download.error, self._state.seeds
-        if error:
-            seeds.failed(download.node, error)
-        else:
-            seeds.fetched(download.node)
-        self._state.finish(id)
+        if not (isinstance(error, (RemoteChanged, DiskFull)) and seeds.is_frozen(id)):  # else it is drawn again
+            if error:
+                seeds.failed(download.node, error)
+            else:
+                seeds.fetched(download.node)
+            self._state.finish(id)
         if not download.group.is_drawn:
             return
         if isinstance(error, NotMade):  # the producer has tried as often as it may

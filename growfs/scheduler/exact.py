@@ -319,18 +319,22 @@ class Parts(Planner):
 
     async def _store_division(self, division: Division, ids: array[int]) -> None:
         number = division.pass_.number
-        window = self._window()
-        begun = self._begun or self._coming
-        kept = {part.pass_ for part in (*window[0], *window[1], begun, self._coming)} | {number - 2, number - 1}
+        kept = self._passes_in_use() | {number - 2, number - 1}
         await self._db.write_with_retry(partial(save_division, division=division, ids=ids, kept=kept))
         if division.lists_all_folders:
             await self._store.admit_folders()
+        kept |= self._passes_in_use()  # a part may have begun meanwhile
         self._divisions = {known: self._divisions[known] for known in self._divisions if known in kept}
         self._divisions[number] = division
         log.info(
             "pass %d has %d parts: %s stay cached, and %s are streamed",
             number, len(division.parts), format_size(division.kept_bytes), format_size(division.streamed_bytes),
         )  # fmt: skip
+
+    def _passes_in_use(self) -> set[int]:
+        window = self._window()
+        parts = (*window[0], *window[1], *self._lacking, self._coming, self._begun or self._coming)
+        return {part.pass_ for part in parts}
 
     def note_received(self, _: int) -> None:
         """Note that bytes have arrived."""

@@ -106,7 +106,7 @@ class Prefetcher:
         others = max(0, disk.taken_bytes(store.folder) - store.used_bytes)
         until, remedy = f"to its size of {format_size(store.limit_bytes)}", f"pass --cache-size {flag_size(size)}"
         if excess := store.excess_bytes:
-            until = f"until {format_size(excess)} of it is evicted, or of the other data is deleted"
+            until = f"until {format_size(excess)} of it is evicted or {format_size(excess)} of other data is deleted"
             remedy = "lower --min-free"
         return [
             f"{store.folder}: its disk has {format_size(others)} of other data and {format_size(free)} free, {why}, so"

@@ -378,8 +378,8 @@ class StartGate:
                     " show fewer, or raise --cache-size"
                 )
             return False
-        if condition.show_files:
-            self._refuse_part_of_a_group(await self._store.group_sizes())
+        if condition.show_files and not self._are_groups_equal(await self._store.group_sizes(), ended):
+            return False
         self.waited_for = self._what_is_there(state, ended)
         return self.waited_for is not None
 
@@ -470,9 +470,12 @@ class StartGate:
                 f"--show-files {show_files}: {folders} directories have files, and none may be empty; show more"
             )
 
-    def _refuse_part_of_a_group(self, sizes: list[int]) -> None:
+    def _are_groups_equal(self, sizes: list[int], ended: bool) -> bool:
+        """Whether whole groups can make up the files to be listed. Some may still lack a file. ended: none arrives."""
         show_files, least, most = self._condition.show_files, min(sizes), max(sizes)
         if least < most:
+            if not (ended or self._prefetch.mount_state is MountState.COMPLETE):
+                return False
             raise GrowfsError(
                 f"--show-files {show_files}: groups (--group) have {least} to {most} files, so no generation could be"
                 " sure of exactly as many; leave out one of the two options"
@@ -483,6 +486,7 @@ class StartGate:
                 f"--show-files {show_files}: each group (--group) has {least} files; show {fewer or least} files, or"
                 " another multiple of that"
             )
+        return True
 
     async def _refuse_skipped_frozen(self) -> None:
         if skipped := await self._catalog.skipped_frozen():

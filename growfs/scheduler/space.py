@@ -336,6 +336,8 @@ class Space:
                 reserved = await self._evict_for(size, priority) if is_known else None
         finally:
             self._missed_bytes -= missed
+            if missed and not self._missed_bytes and self.waiting.largest:  # draws were held back
+                self._store.space_freed.notify()
         if reserved and is_draw:
             self.rotated.notify()
         return reserved
@@ -347,9 +349,10 @@ class Space:
             short = self._store.bytes_short(disk.allocation(size))
             if short <= 0:
                 break
-            if priority is Priority.READER:  # one commit makes room for all misses that wait here
-                ample = self._store.bytes_short(self._missed_bytes)
-            chosen = await self._pick(priority, short, ample)
+            chosen = list[int]()
+            if priority is Priority.READER and (of_all := self._store.bytes_short(self._missed_bytes)) > short:
+                chosen = await self._pick(priority, of_all)  # one commit makes room for all misses that wait here
+            chosen = chosen or await self._pick(priority, short, ample)
             if not chosen and self._may_make_up(size):
                 chosen = await self._pick(Priority.DRAW, 1, short)
             if not chosen:

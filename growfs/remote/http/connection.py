@@ -103,6 +103,8 @@ class HttpRequest:
             raise FallBack("a redirect that cannot be read") from None
         if "@" in new.netloc:
             raise FallBack("a redirect with a password")
+        if (old.scheme, new.scheme) == ("https", "http"):
+            raise FallBack("a redirect from https to http")
         headers = self.headers
         if new.netloc != old.netloc or new.scheme not in (old.scheme, "https"):
             headers = {name: value for name, value in headers.items() if name.lower() in _PUBLIC_HEADERS}

@@ -354,14 +354,15 @@ class _FileTransfer(Generic[T]):
 
     def _checksum_by_head(self) -> ExpectedChecksum | None:
         """The checksum of a file that arrives in parts. S3 sends it only with the whole file, so also with a HEAD."""
-        checksum = None
-        with suppress(FallBack, ConnectionFailed), self._connection() as connection:
-            connection.may_be_cut = True
-            response = connection.send(self._sign("HEAD"), {})
-            if response.status in GOOD_STATUSES and response.headers.get("etag") == self._validators["etag"]:
-                checksum = expected_checksum(response.headers)
-        self._owner.record_head(checksum is not None)
-        return checksum
+        for _ in range(2):  # it may be cut because it is silent, as other requests
+            with suppress(FallBack, ConnectionFailed), self._connection() as connection:
+                connection.may_be_cut = True
+                response = connection.send(self._sign("HEAD"), {})
+                is_same = response.status in GOOD_STATUSES and response.headers.get("etag") == self._validators["etag"]
+                checksum = expected_checksum(response.headers) if is_same else None
+                self._owner.record_head(checksum is not None)
+                return checksum
+        return None
 
     def _connection(self) -> AbstractContextManager[Connection]:
         return self._owner.connection(self._request.origin)

@@ -8,6 +8,7 @@ discards the headers.
 from __future__ import annotations
 
 import io
+import logging
 import math
 import os
 import re
@@ -44,7 +45,7 @@ from growfs.remote.http.connection import (
     HttpRequest,
     OddStatus,
 )
-from growfs.remote.http.download import HttpError, extent_of
+from growfs.remote.http.download import BUSY_STATUSES, HttpError, extent_of
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
@@ -69,6 +70,8 @@ from growfs.remote.stores.s3.listing import KeyPage, NotAListing
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, ParallelLister
 from growfs.remote.stores.s3.signer import Signer, signer_by_library, signer_with
 from growfs.remote.stores.s3.static_settings import CONFIG, StaticSettings, static_settings
+
+log = logging.getLogger(__name__)
 
 REGION_TRIES_MAX = 3
 """How often a process asks a bucket for its region: the answer may be lost."""
@@ -285,17 +288,30 @@ class S3Remote(FsspecRemote):
         with self._manner_lock:
             if self._manner == used and self._manner_tries < MANNER_TRIES_MAX:
                 self._manner_tries += 1
-                found = next((manner for manner in (used, *MANNERS) if self._is_sent_as_listed(file, manner)), used)
-                if found != used:
-                    self._manner, self._manner_tries = found, 0
+                with suppress(ConnectionFailed, RemoteBusy):  # which says nothing about the manner
+                    found = next((manner for manner in (used, *MANNERS) if self._is_sent_as_listed(file, manner)), used)
+                    if found != used and not self._is_sent_as_listed(file, used):  # nor does one of several servers
+                        checksums = "" if found.has_checksums else ", and no checksums"
+                        log.warning("objects are requested with encoding %s%s from now on", found.accepts, checksums)
+                        self._manner = found
             return self._manner != used
 
     def _is_sent_as_listed(self, file: RemoteFile, manner: Manner) -> bool:
-        with suppress(FallBack, ConnectionFailed, HttpError, RemoteError), self._downloader.connection() as connection:
-            response = self._downloader.begin(connection, self._request(file, "GET", manner), {"Range": "bytes=0-0"})
-            connection.close()
-            length, extent = extent_of(response)
-            return self._checked(file, extent[1] if extent else length, response.headers) is not None
+        """Raises ConnectionFailed, RemoteBusy."""
+        try:
+            with self._downloader.connection() as connection:
+                request = self._request(file, "GET", manner)
+                response = self._downloader.begin(connection, request, {"Range": "bytes=0-0"})
+                connection.close()
+                length, extent = extent_of(response)
+                return self._checked(file, extent[1] if extent else length, response.headers) is not None
+        except HttpError as error:
+            if error.status in BUSY_STATUSES:
+                raise RemoteBusy(str(error)) from None
+        except RemoteBusy:
+            raise
+        except (FallBack, RemoteError):
+            pass
         return False
 
     def _has_found_region(self, since: float) -> bool:
