@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -146,11 +146,13 @@ def for_a_miss(
     return evictable(in_order, in_use, _counts(ask, kinds, listed.seq), *listed)
 
 
-def of_these(ids: Iterable[int], in_use: Container[int], listed: Listed, ask: Query) -> list[int]:
-    """The files of the groups of these files that may all be evicted together."""
+def of_these(ids: Sequence[int], in_use: Container[int], listed: Listed, ask: Query) -> list[int]:
+    """The files of the groups of these files that may all be evicted together, in the same order."""
     files = list(itertools.starmap(CachedFile, ask(OF_THESE, json.dumps(list(ids)))))
+    places = {id: place for place, id in enumerate(ids)}
+    groups = sorted(in_groups(files), key=lambda group: min(places.get(file.id, len(places)) for file in group))
     counts = _counts(ask, lambda: Counter(file.kind for file in files), listed.seq)
-    return [file.id for file in evictable(in_groups(files), in_use, counts, *listed)]
+    return [file.id for file in evictable(groups, in_use, counts, *listed)]
 
 
 def least_bytes(ask: Query) -> int:

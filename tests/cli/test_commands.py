@@ -362,8 +362,9 @@ def test_set_refuses_invalid_options(complete: Growfs, option: str, expected: st
 
 
 def test_set_reports_what_cannot_be_evicted(mounted: Growfs) -> None:
+    mounted.run("pin", mounted.mountpoint, "**")
     done = mounted.run("set", mounted.mountpoint, "cache-size=4kB", check=False)
-    assert_refused(done, "24.58 KB cannot be evicted", "a directory's last files")
+    assert_refused(done, "cannot be evicted", "pinned files")
 
 
 def test_set_applies_all_options_or_none(complete: Growfs) -> None:

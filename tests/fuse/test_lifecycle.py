@@ -78,11 +78,13 @@ def test_a_daemon_whose_cache_is_deleted_ends_and_the_next_mount_begins_anew(gro
 @pytest.mark.promise(29)
 def test_the_folder_for_downloads_is_restored(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
-    growfs.mount(tmp_path / "remote", "--no-wait", "--bandwidth", 1)
+    growfs.mount(tmp_path / "remote")
+    growfs.until_cached(len(tree))
+    growfs.run("pause", growfs.mountpoint)
+    growfs.run("evict", growfs.mountpoint, "**")
     partial = growfs.cache / "partial"
     shutil.rmtree(partial)
     until(partial.exists)
-    growfs.run("set", growfs.mountpoint, "bandwidth=0")
     assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
 
 

@@ -15,7 +15,7 @@ import trio._core._run
 from trio.testing import wait_all_tasks_blocked
 
 from growfs.daemon import control, wiring
-from growfs.rotation import readers, rules, turnover
+from growfs.rotation import generations, readers, turnover
 from growfs.workers import pool, worker
 from growfs.workers.messages import FetchFiles, FetchProgress, ListRemote
 
@@ -121,7 +121,7 @@ def install(hangs: str) -> None:
     trio._core._run.SystemClock = Clock  # type: ignore[misc]
     vars(readers)["time"] = SimpleNamespace(monotonic=trio.current_time)
     vars(wiring)["Control"] = Control
-    vars(turnover)["keeps_last"] = vars(rules)["keeps_last"] = lambda *_: True
+    vars(turnover)["keeps_last"] = vars(generations)["keeps_last"] = lambda *_: True
     worker._handle = handle_late
     trio.to_thread.run_sync = busy.counted(trio.to_thread.run_sync)  # type: ignore[assignment]
     pool.Channel.call = busy.counted(pool.Channel.call)  # type: ignore[method-assign]

@@ -218,11 +218,11 @@ def test_urgent_bytes_come_before_all_that_wait(clock: Clock, limits: SharedLimi
     def miss() -> None:
         clock.sleep(3)
         asked = [0.0]
-        for _ in range(20):
+        for _ in range(20 if urgent_at_once else 5):
             asked[0] = clock.now
             bandwidth.consume(RATE // 10, lambda: urgent_at_once or clock.now > asked[0] + 0.5)
             took.append(clock.now - asked[0])
 
     clock.run(miss, *[spender(bandwidth, 2, RATE)] * 20)
     assert max(took) < 0.3 + (0 if urgent_at_once else 0.5)
-    assert clock.now - began == pytest.approx(42, rel=0.1), "they count for the others"
+    assert clock.now - began == pytest.approx(41, rel=0.1), "they count for the others"
