@@ -336,10 +336,10 @@ class Space:
                 reserved = await self._evict_for(size, priority) if is_known else None
         finally:
             self._missed_bytes -= missed
-            if missed and not self._missed_bytes and self.waiting.largest:  # draws were held back
-                self._store.space_freed.notify()
         if reserved and is_draw:
             self.rotated.notify()
+        elif reserved and missed and not self._missed_bytes and self.waiting.largest:
+            self._store.space_freed.notify()  # for draws: when room was freed, they were held back
         return reserved
 
     async def _evict_for(self, size: int, priority: Priority) -> Reservation | None:
