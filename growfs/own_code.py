@@ -59,9 +59,10 @@ def _archived() -> int:
 
     folder = Path(_PATH[0])
     (folder / "__init__.py").stat()  # it is still there
+    sources = [(str(path.relative_to(folder.parent)), path.read_bytes()) for path in folder.rglob("*.py")]
     with ZipFile(os.fdopen(fd := memfd_create("growfs-code"), "wb", closefd=False), "w") as archive:
-        for path in folder.rglob("*.py"):
-            archive.writestr(ZipInfo(str(path.relative_to(folder.parent))), path.read_bytes())
+        for name, source in sources:
+            archive.writestr(ZipInfo(name), source)
     seal(fd)  # a process that a user's function starts may get the descriptor
     return fd
 

@@ -44,7 +44,10 @@ def fork_server_of(daemon: int) -> int:
 
 def has_kept_code(pid: int) -> bool:
     """Whether a process has its own code in memory."""
-    return any("growfs-code" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    try:
+        return any("growfs-code" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:  # one was closed meanwhile
+        return False
 
 
 @only("either")
