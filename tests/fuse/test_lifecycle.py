@@ -320,5 +320,5 @@ def test_a_mount_goes_on_if_growfs_is_upgraded_or_removed(growfs: Growfs, tmp_pa
         assert (growfs.mountpoint / name).read_bytes() == b"new"
         os.kill(fork_server_of(growfs.pid), signal.SIGKILL)
     assert "growfs_ready 1.0" in (growfs.mountpoint / ".growfs/metrics").read_text()
-    assert growfs.status()["last_error"] is None
+    until(lambda: growfs.status()["last_error"] is None)  # it may have listed when it was killed
     growfs.umount()
