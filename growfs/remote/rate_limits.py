@@ -101,26 +101,18 @@ class TokenBucket:
             else:
                 self._urgent += count
                 mine = self._urgent
-        while waits_in_turn:
+        while True:
             with self._lock:
-                rate = self._earn()
-                missing = mine + self._urgent - self._earned
-                if not rate or missing <= 0:
-                    self._granted += count
-                    return
-            time.sleep(min(missing / rate, CHECK_INTERVAL_S))
-            if is_urgent():
-                waits_in_turn = False
-                with self._lock:  # those after it keep their places
-                    self._granted += count
+                if waits_in_turn and is_urgent():
+                    waits_in_turn = False
+                    self._granted += count  # those after it keep their places
                     self._earned += count
                     self._urgent += count
                     mine = self._urgent
-        while True:
-            with self._lock:
                 rate = self._earn()
-                missing = mine + self._granted - self._earned
+                missing = mine + (self._urgent if waits_in_turn else self._granted) - self._earned
                 if not rate or missing <= 0:
+                    self._granted += count if waits_in_turn else 0
                     return
             time.sleep(min(missing / rate, CHECK_INTERVAL_S))
 

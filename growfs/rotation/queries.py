@@ -155,9 +155,10 @@ def of_these(ids: Sequence[int], in_use: Container[int], listed: Listed, ask: Qu
     return [file.id for file in evictable(groups, in_use, counts, *listed)]
 
 
-def least_bytes(ask: Query) -> int:
-    """The total size of the smallest group of each kind."""
-    return sum({group: least for *_, least, group in ask(KINDS, sys.maxsize)}.values())
+def least_bytes(ask: Query, without: Container[Kind] = ()) -> int:
+    """The total size of the smallest group of each kind but some."""
+    kinds = (row for row in ask(KINDS, sys.maxsize) if row[:2] not in without)
+    return sum({group: least for *_, least, group in kinds}.values())
 
 
 def kept_bytes(keeps_last: bool, ask: Query) -> int:
@@ -167,9 +168,7 @@ def kept_bytes(keeps_last: bool, ask: Query) -> int:
     pinned = f"FROM resident r WHERE r.suffix IS NOT NULL AND {IS_PINNED}"
     ((bytes,),) = ask(f"SELECT coalesce(sum(r.bytes), 0) {pinned}")
     if keeps_last:
-        kinds = set(ask(f"SELECT DISTINCT r.parent, r.suffix {pinned}"))
-        groups = {group: least for *kind, _, least, group in ask(KINDS, sys.maxsize) if tuple(kind) not in kinds}
-        bytes += sum(groups.values())
+        bytes += least_bytes(ask, without=set(ask(f"SELECT DISTINCT r.parent, r.suffix {pinned}")))
     return int(bytes)
 
 

@@ -73,7 +73,7 @@ class Misses:
 
     def processes(self) -> list[int]:
         """The processes that are waiting now."""
-        return sorted({thread_group(tid) for tid in +self.waiting})
+        return sorted({thread_group(tid) for tid in self.waiting})
 
     def status(self) -> MissStatus:
         """The miss section of the status."""

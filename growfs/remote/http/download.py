@@ -152,9 +152,8 @@ class RangeDownloader:
         response = connection.send(request, headers)
         if response.status in BUSY_STATUSES:
             raise _http_error(response)
-        is_own = (
-            connection.sent is request
-        )  # the target of a redirect gets no credentials, but the library may have some
+        # The target of a redirect gets no credentials, but the library may have some.
+        is_own = connection.sent is request
         if is_own and response.status in REFUSED_STATUSES and (code := self._refused_code(connection.read(response))):
             raise HttpError(response.status, response.reason, code=code)
         if response.status not in GOOD_STATUSES:
