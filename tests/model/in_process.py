@@ -12,6 +12,7 @@ import mmap
 import os
 import random
 import sqlite3
+import sys
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ import trio
 import trio._core._run
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from growfs import disk
 from growfs.cache.cache_folder import open_cache
 from growfs.cache.catalog import ListingDiff
 from growfs.cache.durability import Durability
@@ -35,13 +37,13 @@ from growfs.cache.schema import ROOT, read_only
 from growfs.daemon import wiring
 from growfs.daemon.control import Command
 from growfs.daemon.options import MountRequest, Options
-from growfs.errors import GrowfsError, RemoteChanged, RemoteMissing, Stale
+from growfs.errors import GrowfsError, RemoteChanged, RemoteError, RemoteMissing, Stale
 from growfs.proc import Process
 from growfs.remote import digest
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
-from growfs.rotation import readers
+from growfs.rotation import generations, readers, rules, turnover
 from growfs.vfs import filesystem
 from growfs.vfs.filesystem import Vfs
 from growfs.workers.messages import (
@@ -157,7 +159,9 @@ class Worker:
         connection = read_only(request.catalog)
         comparison = Comparison(connection)
         files = [file for file in self._remote.listing() if self._filter.matches(file.path)]
-        for start in range(0, len(files), PAGE_FILES):
+        for page, start in enumerate(range(0, len(files), PAGE_FILES)):
+            if page == self._remote.pages:
+                raise RemoteError("a page to log in")
             new, changed = comparison.compare(files[start : start + PAGE_FILES])
             await on_message(ListingDiff(request.listing, new=new, changed=changed, skipped=comparison.duplicates))
             await switch()
@@ -350,9 +354,14 @@ class InProcess:
             (filesystem, "thread_group", lambda tid: tid),
             (readers, "_watched", self.processes.watch),
             (readers, "time", SimpleNamespace(monotonic=self._loop.clock.current_time)),
+            (disk, "room", self._disk_room),
+            (generations, "keeps_last", self._keeps_last),
+            (turnover, "keeps_last", self._keeps_last),
         ):
             self._stack.enter_context(mock.patch.object(target, name, value))
         self._error: BaseException | None = None
+        self._disk_bytes = sys.maxsize
+        self._has_kept_last = True
 
     # The mount.
 
@@ -475,11 +484,38 @@ class InProcess:
         return self._loop.run(figures)
 
     has_jobs = True
+    can_fail = True
+
+    def leave_free(self, size: int | None) -> None:
+        """Let other programs take all but so many bytes of the disk, or give them back."""
+        self._disk_bytes = sys.maxsize if size is None else self._written_bytes() + size
+
+    def free_bytes(self) -> int:
+        """The bytes that are free on the disk."""
+        return max(0, self._disk_bytes - self._written_bytes())
+
+    def _written_bytes(self) -> int:
+        return sum(
+            disk.allocated(stat) for name in ("files", "partial") for _, stat in disk.walk_files(self.cache / name)
+        )
+
+    def _disk_room(self, _: Path) -> tuple[int, int]:
+        return self.free_bytes(), sys.maxsize
 
     @property
     def keeps_last(self) -> bool:
         """Whether directories keep their last files."""
         return self.components.status.generations.listed.keeps_last
+
+    def has_kept_last(self) -> bool:
+        """Whether directories have kept their last files since this was last asked."""
+        has_kept, self._has_kept_last = self._has_kept_last, True
+        return has_kept
+
+    def _keeps_last(self, least_bytes: int, limit: int) -> bool:
+        keeps = rules.keeps_last(least_bytes, limit)
+        self._has_kept_last &= keeps
+        return keeps
 
     def generation_of(self, pid: int) -> int:
         """The number of the generation that a process listed last."""

@@ -144,6 +144,10 @@ class Machine(RuleBasedStateMachine):
                 sizes.setdefault(kind(path), []).append(self.allocated(path))
         return sum(sum(of_kind) - max(of_kind) for of_kind in sizes.values())
 
+    def _room(self, cached: dict[str, Identity]) -> int:
+        """At least so many bytes fit, if all goes that may."""
+        return min(self.limit - self._used(), int(self.driver.free_bytes())) + self.evictable(cached)
+
     def matches(self, path: str) -> bool:
         """Whether --include and --exclude let a path in."""
         return PathFilter(**self.filter).matches(path)
@@ -268,6 +272,20 @@ class Machine(RuleBasedStateMachine):
         self._remote_listed()
         self.driver.settle()
 
+    @precondition(lambda self: self.driver.can_fail)
+    @rule(pages=st.integers(0, 3))
+    def list_remote_in_vain(self, pages: int) -> None:
+        """A page of the listing is none: nothing is lost by that."""
+        known = self.driver.names()
+        self._forgive_drops()
+        self.driver.remote.pages = pages
+        self.driver.list_remote()
+        self.driver.remote.pages = None
+        lost = {path for path in known - self.driver.names() if not self._may_go(path)}
+        assert not lost, f"{lost}: forgotten, because a listing failed"
+        self.driver.settle(RETRIES_S)
+        self.list_remote()
+
     # Readers.
 
     @precondition(lambda self: len(self.readers) < 4)
@@ -337,7 +355,7 @@ class Machine(RuleBasedStateMachine):
         assert listed.keys() <= shown.keys(), f"generation {generation} grew: {listed.keys() - shown.keys()}"
         self._forgive_drops()
         reader.holds[directory] = {path: Seen(listed[path], self._cached_version(path)) for path in listed}
-        if not self.driver.keeps_last:
+        if not (self.driver.has_kept_last() and self.driver.keeps_last):
             self.kinds = {}
             # A folder that comes and goes may not be shown any more, and then its reader cannot list it again.
             for below in [held for held in reader.holds if held.startswith(f"{directory}/" if directory else "")]:
@@ -359,7 +377,7 @@ class Machine(RuleBasedStateMachine):
 
     def _open(self, reader: ReaderState, path: str, keep: str = "no") -> None:
         before = self.cached()
-        room = self.limit - self._used() + self.evictable(before)
+        room = self._room(before)
         try:
             fd = reader.process.open(path)
         except OSError as error:
@@ -606,7 +624,7 @@ class Machine(RuleBasedStateMachine):
             return
         path = data.draw(st.sampled_from(missing))
         before = self.cached()
-        room = self.limit - self._used() + self.evictable(before)
+        room = self._room(before)
         listing, fd = self.driver.together(reader.process.listing(directory), other.process.opening(path))
         if isinstance(fd, OSError):
             self._check_refusal(path, fd, room)
@@ -693,6 +711,19 @@ class Machine(RuleBasedStateMachine):
         self.resize(limit)
         self._end(reader)
         self.driver.settle()
+
+    @precondition(lambda self: len(self.readers) < 4 and self.driver.can_fail)
+    @rule(blocks=st.integers(0, 3), epochs=st.integers(1, 3))
+    def others_fill_the_disk(self, blocks: int, epochs: int) -> None:
+        """Other programs leave a few blocks of the disk free, for some epochs: all that is listed can be read."""
+        reader = self._start()
+        self.driver.leave_free(blocks * BLOCK)
+        for _ in range(epochs):
+            for path in self._walk(reader):
+                self._open(reader, path)
+            self.driver.settle()
+        self.driver.leave_free(None)
+        self.driver.settle(RETRIES_S)
 
     @rule()
     def pause(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -255,10 +256,20 @@ class Mounted:
         """As `cache` in status.json."""
         return dict(self._growfs.status()["cache"])
 
+    def has_kept_last(self) -> bool:
+        """Whether directories have kept their last files since this was last asked."""
+        return self.keeps_last
+
     keeps_last = True
     """`driven_daemon` has switched the exception off."""
     has_jobs = False
     """All processes are children of one, so they are one job."""
+    can_fail = False
+    """Whether its disk can be full, and a listing can fail."""
+
+    def free_bytes(self) -> int:
+        """The bytes that are free on the disk."""
+        return sys.maxsize
 
     def generation_of(self, pid: int) -> int:
         """The number of the generation that a process listed last."""

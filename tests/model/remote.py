@@ -16,13 +16,17 @@ def content_of(path: str, version: int, blocks: int) -> bytes:
 
 
 class Remote:
-    """files: (version, size in blocks) by path. hangs: a listing waits. A name that ends in .u has no size there."""
+    """files: (version, size in blocks) by path. A name that ends in .u has no size there.
+
+    hangs: a listing waits. pages: a listing fails after so many pages, unless it is None.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, tuple[int, int]] = {}
         self.versions: dict[str, dict[int, int]] = {}
         self.version = 0
         self.hangs = False
+        self.pages: int | None = None
 
     def put(self, path: str, blocks: int) -> None:
         """Write a new version of a file."""

@@ -217,6 +217,11 @@ def lengthen(exchange: Exchange) -> None:
     exchange.send(replace(response, body=response.body + b"more"))
 
 
+def log_in(exchange: Exchange) -> None:
+    """Answer as a network does that wants a log-in first."""
+    exchange.send(Response(200, {"Content-Type": "text/html"}, b"<html><form>Log in, please.</form></html>"))
+
+
 def shuffle_page(exchange: Exchange) -> None:
     """Send the names of a page of a listing in the reverse order."""
     response = exchange.forward()
@@ -272,6 +277,7 @@ FAULTS: dict[str, Fault] = {
     "denied": s3_error(403, "AccessDenied"),
     "missing": s3_error(404, "NoSuchKey"),
     "no_bucket": s3_error(404, "NoSuchBucket"),
+    "log_in": log_in,
     "shuffle_page": shuffle_page,
 }
 """By name: those that need no state. damage shows only where the store sends a checksum (moto does, rclone does not);

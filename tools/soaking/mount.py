@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import os
 import random
-from contextlib import suppress
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from growfs.cache.cache_folder import daemon_of
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
-from tools.benchmarks.measure import BenchError, run, wait_for
-from tools.benchmarks.mounts import GROWFS
+from tools.benchmarks.measure import ROOT, BenchError, run, wait_for
 from tools.soaking import processes
 from tools.soaking.processes import Usage
 
+COMMAND = [sys.executable, "-c", "import sys; del sys.path[0]; from growfs import main; main()"]
+"""Without the checkout, which is the working directory."""
+
 
 class SoakMount:
-    """Owns the mount and its cache. seen: when each process of its daemons started."""
+    """Owns the mount, its cache, and the growfs that it runs. seen: when each process of its daemons started."""
 
     def __init__(self, folder: Path, flags: list[object], engines: tuple[str, ...], generator: random.Random) -> None:
         self.mountpoint = folder / "mnt"
         self.mountpoint.mkdir()
         self.cache_dir = folder / "cache"
         self.seen: dict[int, int | None] = {}
+        self._installed = folder / "installed"
+        shutil.copytree(ROOT / "growfs", self._installed / "growfs")
         self._flags = flags
         self._engines = engines
         self._random = generator
@@ -32,16 +39,35 @@ class SoakMount:
         """Mount, even over a dead mount. Raises BenchError if that fails."""
         engine = self._random.choice(self._engines)
         fixed = [url, self.mountpoint, "--cache-dir", self.cache_dir, "--endpoint-url", endpoint, "--engine", engine]
-        run([*GROWFS, "mount", *fixed, *self._flags])
+        self._run("mount", *fixed, *self._flags)
         self.pids()
+
+    def _run(self, *words: object) -> None:
+        """Run a command. Raises BenchError if it fails."""
+        run([*COMMAND, *words], PYTHONPATH=self._installed)
 
     def umount(self, lazy: bool) -> str:
         """Unmount; returns the command's message if it refused."""
         try:
-            run([*GROWFS, "umount", *(["--lazy"] if lazy else []), self.mountpoint])
+            self._run("umount", *(["--lazy"] if lazy else []), self.mountpoint)
         except BenchError as error:
             return str(error)
         return ""
+
+    @contextmanager
+    def changed(self, option: str, value: object, usual: object) -> Iterator[None]:
+        """Give a live option another value during the block."""
+        self._run("set", self.mountpoint, f"{option}={value}")
+        yield
+        self._run("set", self.mountpoint, f"{option}={usual}")
+
+    @contextmanager
+    def uninstalled(self) -> Iterator[None]:
+        """Remove the growfs that runs during the block, as an upgrade does."""
+        package = self._installed / "growfs"
+        package.rename(self._installed / "removed")
+        yield
+        (self._installed / "removed").rename(package)
 
     @property
     def daemon(self) -> int:

@@ -30,6 +30,7 @@ FAULT_SHARES = {
     "too_many": 0.9,
     "expired": 1.0,
     "denied": 1.0,
+    "log_in": 1.0,
     "shuffle_page": 1.0,
     REFUSED: 1.0,
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -15,7 +17,7 @@ from rich.console import Console
 
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at
-from tools.benchmarks.measure import BenchError, wait_for
+from tools.benchmarks.measure import ROOT, BenchError, wait_for
 from tools.soaking import processes
 from tools.soaking.content import content
 from tools.soaking.mount import SoakMount
@@ -29,6 +31,10 @@ ACTIONS = {
     "kill -9 of a worker": 3,
     "kill -9 of the S3 server": 3,
     "kill -9 of a reader": 2,
+    "others fill the disk": 2,
+    "a smaller cache": 2,
+    "a program that keeps all files open": 2,
+    "growfs is upgraded": 1,
     "kill -9 of the daemon": 1,
     "a new mount": 1,
 }
@@ -39,6 +45,9 @@ RECOVERY_S = 30.0
 """How long after everything is restored a new file has to open, and all listed files have to be the latest version."""
 END_S = 60.0
 POLL_S = 0.1
+MIN_FREE = "100MB"
+TAKEN_BYTES = 200_000_000
+"""How much less than `--min-free` is free once others have filled the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,10 @@ class Plan:
     @property
     def cache_size(self) -> str:
         return "3MB" if self.quick else "12MB"
+
+    @property
+    def smaller_size(self) -> str:
+        return "2MB" if self.quick else "8MB"
 
     @property
     def action_s(self) -> tuple[float, float]:
@@ -119,6 +132,7 @@ class Soak:
         self.findings, self._outages = judge.findings, judge.outages
         flags: list[object] = ["--cache-size", self.plan.cache_size, "--settle", "0.5s", "--wait-files", "10"]
         flags += ["--refresh", "2s" if self.plan.quick else "10s", "--turnover", "30%", "--miss-timeout", "30s"]
+        flags += ["--min-free", MIN_FREE]
         self._mount = SoakMount(folder, flags, self.plan.engines, self._random)
         readers: list[Reader] = []
         interrupted = False
@@ -207,6 +221,18 @@ class Soak:
             self._remote.misbehave(faults if sum(FAULT_SHARES[name] for name in faults) <= 1 else faults[:1])
             self._wait(lasts, readers)
             self._remote.misbehave([])
+        elif action == "others fill the disk":
+            free = shutil.disk_usage(self.plan.folder).free
+            with self._mount.changed("min-free", free + TAKEN_BYTES, MIN_FREE):
+                self._wait(lasts, readers)
+        elif action == "a smaller cache":
+            with self._mount.changed("cache-size", self.plan.smaller_size, self.plan.cache_size):
+                self._wait(lasts, readers)
+        elif action == "growfs is upgraded":
+            with self._mount.uninstalled():
+                self._wait(lasts, readers)
+        elif action == "a program that keeps all files open":
+            self._keep_open(lasts, readers)
         elif action == "kill -9 of the S3 server":
             self._remote.kill_server()
             self._wait(lasts, readers)
@@ -220,6 +246,14 @@ class Soak:
         else:
             self._mount_again(action, lasts, readers)
         self.counts.actions[action] += 1
+
+    def _keep_open(self, lasts: float, readers: list[Reader]) -> None:
+        command = [sys.executable, "-m", "tools.soaking.keeper", str(self._mount.mountpoint)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+        ) as keeper:
+            self._wait(lasts, readers)
+            self.problems.extend(keeper.communicate()[0].splitlines())
 
     def _mount_again(self, action: str, lasts: float, readers: list[Reader]) -> None:
         self._outages.begin()
