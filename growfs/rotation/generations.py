@@ -281,7 +281,7 @@ class Generations:
     async def begin(self, lasting_holds: Holds, opened: frozenset[int], part: PassPosition | None = None) -> bool:
         """Freeze the set of cached files, less the delisted ones, as the set of listed files.
 
-        lasting_holds: of processes that may never list again. opened: ids of files that were opened, although their
+        lasting_holds: those that stay when a process lists it. opened: ids of files that were opened, although their
         rows may not say so yet. part: as for `Planner`. Returns False if files of the part are gone; then wait again.
         If --show-files asks for more files than are cached, or the disk refuses to write the current generation, that
         one stays.

@@ -54,10 +54,6 @@ class Reader:
     """The one that its workers see, if one of them has moved on."""
     _may_walk_until: float = 0.0
     """The time until which it, or others of its job, may go on listing the view. All of the view is held until then."""
-    _renewed_at: float = 0.0
-    """When it first listed in its last generation."""
-    _renews_s: float = 0.0
-    """The time between that and its first listing in the generation before."""
     _busy_at: float = 0.0
     """When it last listed a directory that is new to it, or any after it had opened a file: not when it only polls."""
     _walk: BitMap64 = field(default_factory=BitMap64)
@@ -80,15 +76,12 @@ class Reader:
         """Its holds, on whatever directories."""
         return [*filter(None, (*self.holds.all, self.named))]
 
-    def lasting_holds(self, now: float, lister: Reader) -> DirectoryHolds:
-        """The holds that it may never renew: those on directories that it has not listed again in its last generation.
-
-        These are all of its holds if it has listed in only one generation, or not for more than twice its last
-        interval; unless it is the process that lists now, or is in the same job and was shown the same generation.
+    def lasting_holds(self, lister: Reader) -> DirectoryHolds:
+        """The holds that a process does not end when it lists again: all, unless that is this one, or one of its job
+        that was shown the same generation. Of these, those on directories that were not listed in that generation.
         """
-        lists_now = self is lister or (self.job is lister.job and self.view is lister.view)
-        renews = self.generations > 1 and now - self._renewed_at <= 2 * self._renews_s
-        return self.holds.before(self.generation) if lists_now or renews else self.holds
+        is_listers = self.job is lister.job and self.view is lister.view
+        return self.holds.before(self.generation) if is_listers else self.holds
 
     @property
     def opened_all(self) -> bool:
@@ -114,15 +107,14 @@ class Reader:
             view = self.above._view_below or self.above.view
         if self.view and not self.view.is_over and self._walks_on(directory, now):
             return self.view  # whatever the others of its job do meanwhile
-        if view is None or view.is_over:
-            is_old = newest.is_over or newest.is_read or (by_time and now - newest.began_at > settle_s)
-            return None if is_old else newest
-        if not (by_time or job.opened or self.above):
+        if view and not (view.is_over or by_time or job.opened or self.above):
             return newest  # such as a monitor
-        is_again = self.view is view and self._lists_again(directory)
-        is_read = self.listed_at is None and view.is_read and not self.above  # by processes that have ended
-        if is_read or (is_again and self._has_had_its_epoch(now, settle_s, by_time)):
-            return newest if newest.number > view.number else None
+        is_over = view is None or view.is_over
+        is_again = not is_over and self.view is view and self._lists_again(directory)
+        is_read = view and view.is_read and self.listed_at is None and not self.above  # by processes that have ended
+        if is_over or is_read or (is_again and self._has_had_its_epoch(now, settle_s, by_time)):
+            is_old = newest.is_over or newest.is_read or (by_time and now - newest.began_at > settle_s)
+            return None if is_old or newest is view else newest
         if is_again:
             return view
         # Another directory or rank, or a worker. If nobody holds the directory, some of its files may be gone.
@@ -169,7 +161,6 @@ class Reader:
             self.job.lists(generation, now)
         if is_next:
             self.files, self._listed = BitMap64(), BitMap64()
-            self._renews_s, self._renewed_at = now - self._renewed_at, now
             self.generations += 1
         self._listed.add(directory)
         self.holds.set(directory, generation)

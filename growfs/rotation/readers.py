@@ -167,8 +167,7 @@ class Readers:
                     return
 
     async def _begin_now(self, lister: Reader, part: PassPosition | None) -> bool:
-        now = trio.current_time()
-        lasting = (other.lasting_holds(now, lister) for other in self._holding() if other.pid != FOREIGN)
+        lasting = (other.lasting_holds(lister) for other in self._holding() if other.pid != FOREIGN)
         # Programs that read the newest generation may go on to the next one soon.
         earlier = self._held_as_a_whole() - {self._generations.current}
         lasting_holds = Holds([*lasting, *map(DirectoryHolds, earlier)])

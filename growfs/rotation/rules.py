@@ -220,7 +220,7 @@ class FileGroup:
     bytes: int
     """The total size of its files."""
     has_lasting_hold: bool = False
-    """A process that may never list again holds one of them."""
+    """One of them is held, and stays so when a process lists the generation that begins."""
     delisted: bool = False
     """It is already delisted."""
     opened: bool = True
@@ -232,8 +232,7 @@ class FileGroup:
 def file_groups(files: Iterable[CachedFile], lasting_holds: Holds, opened: Container[int]) -> Iterator[FileGroup]:
     """The groups of files that come in queue order.
 
-    lasting_holds: of processes that may never list again. opened: ids that count as opened, even if their rows do not
-    say so.
+    lasting_holds: see TurnoverInput. opened: ids that count as opened, even if their rows do not say so.
     """
     for _, members in itertools.groupby(files, key=delisted_key):
         group = list(members)
@@ -263,7 +262,7 @@ class Delisting:
     bytes: int = field(default=0, compare=False)
     """The size of the delisted files."""
     freed: int = field(default=0, compare=False)
-    """The same without files held by a process that may never list again."""
+    """The same without files that stay held."""
 
     def is_enough(self, need: int, files: int | None) -> bool:
         """Whether `need` bytes are delisted, or if `files` is given, this many files."""
@@ -289,8 +288,8 @@ def delist(groups: Iterable[FileGroup], keep: LastOfKind, need: int, files: int 
     needed. keep: counts the files that would be listed if nothing were delisted. need: bytes. files: exactly this many
     files, instead of need.
 
-    Groups without a lasting hold go first: a process with a lasting hold may never list again, so delisting its files
-    makes no room. Of these, a group that was never opened is moved to the end of the queue, once: its reader may be
+    Groups without a lasting hold go first: delisting the others makes no room until those that hold them list again,
+    if they ever do. Of these, a group that was never opened is moved to the end of the queue, once: its reader may be
     slow.
     """
     chosen = Delisting()
@@ -314,7 +313,7 @@ def delist(groups: Iterable[FileGroup], keep: LastOfKind, need: int, files: int 
 def last_listed(newest: Iterable[tuple[int, Sequence[Kind], int]], keep: LastOfKind, need: int, last_seq: int) -> int:
     """The last admission that a new generation lists, if what it delists does not free enough.
 
-    This happens with the first generation of a full cache, and when readers that may never list again hold much of it.
+    This happens with the first generation of a full cache, and when other readers hold much of it.
     If the generation listed all remaining files, its next reader would hold the whole cache, and nothing could ever
     change. So the files that were admitted last are not listed yet, up to half of the new ones: that half is what
     changes.
@@ -351,7 +350,7 @@ class TurnoverInput:
     last_seq: int
     """The last admission that the next generation may list."""
     lasting_holds: Holds
-    """The holds of processes that may never list again."""
+    """The holds that stay when a process lists the generation that begins: those of other jobs."""
     opened_share: float = 1.0
     """The share of the current generation's files that were opened since it began. Nothing is delisted for readers that
     open nothing."""

@@ -282,7 +282,7 @@ class Rotating(Cache):
             free=self.limit - self.used,
             shown_seq=self._shown_seq,
             last_seq=self.counter,
-            lasting_holds=Holds(reader.lasting_holds(now, lister) for reader in self.live),
+            lasting_holds=Holds(reader.lasting_holds(lister) for reader in self.live),
             opened_share=self.generation.opened_share if self.generation else 0.0,
             is_first=self.generation is None,
             keeps_last=keeps_last(self._least_bytes(), self.limit),

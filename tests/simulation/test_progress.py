@@ -174,6 +174,26 @@ def test_a_job_with_long_epochs_sees_everything_beside_a_faster_one(fast: bool) 
     assert world.simulation.gone == 0
 
 
+@pytest.mark.promise(18)
+@pytest.mark.parametrize("step_s", [30.0, 300.0, 3000.0])
+def test_a_job_with_long_epochs_holds_up_no_faster_one(step_s: float) -> None:
+    world = World(opens=10_000, downloads=2.0)
+    world.fill()
+    seen = [set[int](), set[int]()]
+
+    def train(number: int, step_s: float) -> Process:
+        yield float(number)
+        reader = world.simulation.reader()
+        while not world.enough:
+            ids = yield from world.walk(reader)
+            seen[number].update(ids)
+            yield from world.read(reader, world.shuffled(ids), step_s=step_s)
+
+    world.run(train(0, step_s), train(1, 10.0))
+    assert len(seen[1]) > 0.9 * len(world.files)
+    assert world.simulation.gone == 0
+
+
 @pytest.mark.promise(5, 6)
 def test_a_directory_that_is_listed_late_is_not_empty() -> None:
     world = World(opens=10**9, downloads=2.0)

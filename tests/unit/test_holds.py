@@ -1,4 +1,4 @@
-"""What one process has listed, opened and holds, whether it is in the middle of a walk, and may never list again."""
+"""What one process has listed, opened and holds, and what of it stays held when a process lists again."""
 
 from __future__ import annotations
 
@@ -143,21 +143,21 @@ def test_release_ends_all_holds(reader: Reader) -> None:
     assert holds(reader, 7, 8) == {7: FIRST}
 
 
-# Walks, and holds that are never renewed.
+# Holds that last.
 
 
-def lasting(reader: Reader, lists_now: bool = False, now: float = 1.0) -> dict[int, Generation]:
-    """The holds of directories 1 and 2, and of everything, that it may never renew."""
-    holds = reader.lasting_holds(now, reader if lists_now else new_reader())
+def lasting(reader: Reader, lists_now: bool = False) -> dict[int, Generation]:
+    """The holds of directories 1 and 2, and of everything, that a process does not end when it lists again."""
+    holds = reader.lasting_holds(reader if lists_now else new_reader())
     return {directory: hold for directory in (EVERYWHERE, 1, 2) if (hold := holds.get(directory))}
 
 
-def test_a_reader_that_listed_once_may_keep_its_holds_for_ever(reader: Reader) -> None:
-    reader.lists(1, FIRST, 0.0)
-    reader.lists(2, FIRST, 0.0)
-    assert reader.generations == 1
-    assert lasting(reader) == {1: FIRST, 2: FIRST}
-    assert lasting(reader, lists_now=True) == {}, "it is about to list again"
+def test_a_reader_may_keep_its_holds_when_another_one_lists(reader: Reader) -> None:
+    for generation in (FIRST, SECOND):
+        reader.lists(1, generation, 0.0)
+        reader.lists(2, generation, 0.0)
+        assert lasting(reader) == {1: generation, 2: generation}
+        assert lasting(reader, lists_now=True) == {}, "it is about to list again"
 
 
 def test_a_reader_that_never_listed_is_expected_never_to_list(reader: Reader) -> None:
@@ -165,22 +165,14 @@ def test_a_reader_that_never_listed_is_expected_never_to_list(reader: Reader) ->
     assert lasting(reader) == dict.fromkeys((EVERYWHERE, 1, 2), FIRST)
 
 
-def test_a_reader_that_no_longer_lists_may_keep_its_holds_for_ever(reader: Reader) -> None:
-    """The cell of a notebook ran twice."""
-    reader.lists(1, FIRST, 0.0)
-    reader.lists(1, SECOND, 10.0)
-    assert lasting(reader, now=10.0) == lasting(reader, now=30.0) == {}, "its epochs may be as long"
-    assert lasting(reader, now=31.0) == {1: SECOND}
-
-
 def test_the_ranks_of_the_job_that_lists_are_about_to_list_again(reader: Reader) -> None:
     rank, newcomer = new_reader(), new_reader()
     rank.job = newcomer.job = reader.job
     for one in (reader, rank):
         one.lists(1, FIRST, 0.0)
-    assert not rank.lasting_holds(0.0, reader)
+    assert not rank.lasting_holds(reader)
     reader.lists(1, SECOND, 0.0)
-    assert rank.lasting_holds(0.0, reader), "it has stayed behind"
+    assert rank.lasting_holds(reader), "it has stayed behind"
 
 
 def test_a_directory_that_is_not_listed_again_stays_held(reader: Reader) -> None:
@@ -189,9 +181,9 @@ def test_a_directory_that_is_not_listed_again_stays_held(reader: Reader) -> None
         reader.lists(directory, FIRST, 0.0)
     assert lasting(reader, lists_now=True) == {}
     reader.lists(2, SECOND, 1.0)
-    assert lasting(reader) == lasting(reader, lists_now=True) == {1: FIRST}
+    assert lasting(reader, lists_now=True) == {1: FIRST}
     reader.lists(1, SECOND, 1.0)
-    assert lasting(reader) == {}
+    assert lasting(reader, lists_now=True) == {}
 
 
 def test_a_directory_that_is_listed_again_is_no_longer_held_by_what_came_before(reader: Reader) -> None:
@@ -202,7 +194,6 @@ def test_a_directory_that_is_listed_again_is_no_longer_held_by_what_came_before(
     for reader in (opened, indexed):
         for generation in (FIRST, SECOND):
             reader.lists(1, generation, 1.0)
-        for lister in (new_reader(), reader):
-            lasting = Holds([reader.lasting_holds(1.0, lister)])
-            assert not lasting.cover(1, 5, None), "it lists this one in each epoch"
-            assert lasting.cover(2, 5, None)
+        lasting = Holds([reader.lasting_holds(reader)])
+        assert not lasting.cover(1, 5, None), "it lists this one in each epoch"
+        assert lasting.cover(2, 5, None)

@@ -97,7 +97,7 @@ class Twins:
         """A reader lists everything or one directory, and a generation begins."""
         real, copy = self.readers[number % READERS]
         place = number // READERS % (1 + DIRECTORIES)
-        lasting_holds = Holds(reader.lasting_holds(NOW, real) for reader, _ in self.readers)
+        lasting_holds = Holds(reader.lasting_holds(real) for reader, _ in self.readers)
         generation = await self.cache.begin(lasting_holds, frozenset(map(self.node_id, self.opened & self.resident)))
         if self.simulated.generation:
             self.simulated.generation.opened_since.update(range(len(self.paths)))

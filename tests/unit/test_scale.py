@@ -246,7 +246,7 @@ def test_what_many_readers_hold_is_told_a_worker_in_few_bytes() -> None:
     for reader in readers:
         for directory in range(2000, 2200):
             reader.lists(directory, generation, 1.0)
-    lasting_holds = Holds(reader.lasting_holds(1, Reader(0, "0", "python")) for reader in readers)
+    lasting_holds = Holds(reader.lasting_holds(Reader(0, "0", "python")) for reader in readers)
     lasting_holds.merge()
     assert len(pickle.dumps(lasting_holds)) < 2 * 200 + 1000, "two bytes for each directory"
     assert all(lasting_holds.cover(directory, 10, None) for directory in range(2000, 2200))
