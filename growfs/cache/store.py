@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -440,16 +440,12 @@ class Store:
             mtime_ns, json.dumps([*seqs]),
         )  # fmt: skip
 
-    async def mark(self, delisted: Mapping[int, Sequence[int]], needed: Sequence[int]) -> bool:
-        """Mark cached files as delisted, and others as not delisted; False if some of the latter are gone.
-
-        delisted: by the generation that delists them.
-        """
+    async def mark(self, delisted: Sequence[int], generation: int, needed: Sequence[int]) -> bool:
+        """Mark cached files as delisted by a generation, and others as listed; False if some of these are gone."""
 
         def write(writer: sqlite3.Connection) -> bool:
-            for generation, ids in delisted.items():
-                query = "UPDATE resident SET delisted = ? WHERE id = ? AND delisted IS NULL"
-                writer.executemany(query, ((generation, id) for id in ids))
+            query = "UPDATE resident SET delisted = ? WHERE id = ? AND delisted IS NULL"
+            writer.executemany(query, ((generation, id) for id in delisted))
             relist = "UPDATE resident SET delisted = NULL WHERE id = ?"
             return writer.executemany(relist, ((id,) for id in needed)).rowcount == len(needed)
 

@@ -9,6 +9,7 @@ from functools import partial
 
 import trio
 from humanfriendly import format_timespan
+from pyroaring import BitMap64
 
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
@@ -20,7 +21,6 @@ from growfs.fuse.engine_choice import Engine
 from growfs.rotation.generations import Generations
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
-from growfs.rotation.rules import Generation
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher
@@ -60,8 +60,8 @@ class Totals:
     new_files: int
     """Of these, the files that no generation has listed."""
     delisted_bytes: int
-    held_bytes: dict[Generation, int]
-    """How much of the delisted bytes each hold keeps."""
+    held_bytes: list[int]
+    """How much of these each reader holds, if its files are of the mean size."""
     skipped: list[SkippedStatus]
 
 
@@ -97,15 +97,17 @@ class StatusSource:
     async def snapshot(self) -> MountStatus:
         """The current status."""
         readers = self.readers.active()
-        holds = {hold for reader in readers if (hold := self.readers.oldest_hold(reader))}
-        totals = await self.database.query_in_thread(partial(self._totals, holds))
+        held = list(map(self.readers.held_by, readers))
+        totals = await self.database.query_in_thread(partial(self._totals, held))
         return self._assemble(readers, totals)
 
-    def _totals(self, holds: set[Generation], query: Query) -> Totals:
+    def _totals(self, held: list[BitMap64], query: Query) -> Totals:
         hidden = self.generations.hidden(query)
-        held_bytes = {hold: self.generations.delisted_bytes(query, hold) for hold in holds}
         ((seen,),) = query("SELECT count(*) FROM usage")
-        return Totals(seen, *hidden, self.generations.delisted_bytes(query), held_bytes, Catalog.skipped(query))
+        sizes = self.generations.delisted(query)
+        bytes, delisted = sum(sizes.values()), BitMap64(sizes)
+        held_bytes = [bytes * each.intersection_cardinality(delisted) // max(1, len(delisted)) for each in held]
+        return Totals(seen, *hidden, bytes, held_bytes, Catalog.skipped(query))
 
     def _assemble(self, readers: list[Reader], totals: Totals) -> MountStatus:
         summary, cache = self.usage.summary, self.store.status(totals.delisted_bytes)
@@ -152,7 +154,10 @@ class StatusSource:
                 per_fetch=summary.opens_per_fetch,
             ),
             requests=dict(self.engine.requests),
-            readers=[self._reader(reader, totals, listed_share, summary.unread) for reader in readers],
+            readers=[
+                self._reader(reader, bytes, listed_share, summary.unread)
+                for reader, bytes in zip(readers, totals.held_bytes, strict=True)
+            ],
             skipped=[*totals.skipped, *self.drawer.skipped()],
             unpromised=self.prefetch.unpromised,
             warnings=[
@@ -167,8 +172,8 @@ class StatusSource:
             last_error_at=failure.at if failure else None,
         )
 
-    def _reader(self, reader: Reader, totals: Totals, listed_share: float, unread: Sequence[str]) -> ReaderStatus:
-        now, newest, oldest = trio.current_time(), reader.newest, self.readers.oldest_hold(reader)
+    def _reader(self, reader: Reader, held_bytes: int, listed_share: float, unread: Sequence[str]) -> ReaderStatus:
+        now, newest = trio.current_time(), reader.newest
         reads_by_path = newest is not None and reader.listed_at is None
         return ReaderStatus(
             pid=reader.pid,
@@ -179,7 +184,7 @@ class StatusSource:
             files_shown=reader.job.files_shown,
             files_opened=len(reader.files),
             opens=reader.opens,
-            held_bytes=totals.held_bytes.get(oldest, 0) if oldest else 0,
+            held_bytes=held_bytes,
             advice=None if reads_by_path else advice(reader, now, listed_share, unread),
         )
 
@@ -212,12 +217,12 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
     if reader.listed_at is None:
         if reader.waited:
             return "opens by name and never listed: it waits for each file that is not cached"
-        if hold := next(iter(reader.holds.all), None):
-            return (
-                f"opens by name and never listed, so all files of generation {hold.number} stay cached until it"
-                " ends: have it list in each epoch"
-            )
-        return None
+        if not reader.held:
+            return None
+        return (
+            "opens by name and never listed, so all files that were listed at its first open stay cached until it"
+            " ends: have it list in each epoch"
+        )
     if reader.generations == 1 and reader.opened_all and listed_share < 1:
         ago = format_timespan(round(now - reader.listed_at), max_units=1)
         files = reader.job.files_shown

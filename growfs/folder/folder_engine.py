@@ -30,7 +30,6 @@ from growfs.folder.layout import GENERATIONS, LINK, number_of
 from growfs.folder.trees import Tree
 from growfs.proc import users_of
 from growfs.rotation.generations import Generations
-from growfs.rotation.holds import DirectoryHolds, Holds
 from growfs.rotation.jobs import EPOCH_SHARE
 from growfs.rotation.rules import Generation, PassPosition
 from growfs.signal import Signal
@@ -127,8 +126,11 @@ class FolderEngine:
             trees.keep_inodes(self._trees_folder, name, inodes)
             # Its row may be gone. Then the files that a later generation showed are held, which is more.
             row = self._db.row("SELECT last_seq FROM generation WHERE number >= ? ORDER BY number", number)
+            last_seq = row[0] if row else self._store.last_seq
+            shown = "SELECT seq FROM resident WHERE seq <= ? AND (delisted IS NULL OR delisted > ?)"
+            listed = BitMap64(seq for (seq,) in self._db.rows(shown, last_seq, number))
             self._store.mirrors.append(path)
-            yield Tree(path, Generation(number, row[0] if row else self._store.last_seq, 0.0))
+            yield Tree(path, Generation(number, last_seq, 0.0, listed=listed))
 
     # As an engine.
 
@@ -176,9 +178,9 @@ class FolderEngine:
         for folder in filter(None, (self._trees_folder, self._top)):
             os.close(folder.fd)
 
-    def holds(self) -> Holds:
-        """The holds of the trees."""
-        return Holds(DirectoryHolds(tree.generation) for tree in self._trees)
+    def holds(self) -> BitMap64:
+        """The admissions of the files in the trees."""
+        return BitMap64().union(*(tree.generation.listed for tree in self._trees))
 
     # The command.
 
@@ -308,8 +310,8 @@ class FolderEngine:
             before = self._generations.number
             if not self._counter.is_counting and before:
                 await self._count_all()
-            kept = [DirectoryHolds(tree.generation) for tree in self._trees[:-1] if trees.is_locked(tree.path)]
-            await self._generations.begin(Holds(kept), self._usage.recently_opened(), part)
+            kept = (tree.generation.listed for tree in self._trees[:-1] if trees.is_locked(tree.path))
+            await self._generations.begin(BitMap64().union(*kept), self._usage.recently_opened(), part)
             if self._generations.number == before:
                 return
         generation = self._generations.current

@@ -6,6 +6,6 @@ that each job sees (`jobs`), and the readers with their holds. The daemon and th
 Invariants: what a process saw in a listing stays cached until it lists again, ends or falls silent; a directory keeps a
 file of each extension.
 
-Public modules: `rules`, `jobs`, `pass_order`, `parts`, `holds`, `reader`, `readers`, `generations`, `queries`,
-`eviction` for the simulation, and for workers `turnover`, `order_file` and `division`. So this file imports nothing.
+Public modules: `rules`, `jobs`, `pass_order`, `parts`, `reader`, `readers`, `generations`, `queries`, `eviction` for
+the simulation, and for workers `turnover`, `order_file` and `division`. So this file imports nothing.
 """

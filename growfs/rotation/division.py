@@ -24,12 +24,11 @@ from growfs.errors import GrowfsError
 from growfs.rotation.order_file import with_beats
 from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, divide
 from growfs.rotation.pass_order import group_of, groups_of, ids_of, share_number
-from growfs.rotation.rules import PartContents, PassPosition, hidden_below, with_parents
+from growfs.rotation.rules import PartContents, PassPosition, with_parents
 
 ROWS = 10_000
 """Ids that one query reads."""
 SIZES = "SELECT n.id, coalesce(n.size, 0) FROM json_each(?) wanted CROSS JOIN node n ON n.id = wanted.value"
-ADMISSIONS = "SELECT r.id, r.seq FROM json_each(?) wanted CROSS JOIN resident r ON r.id = wanted.value"
 
 
 # Divisions.
@@ -138,8 +137,6 @@ class Due:
     """The missing files without which each of the coming parts is not complete, and their sizes."""
     unneeded: array[int]
     """Cached files that are not needed any more, and may be evicted."""
-    left: array[int]
-    """Those that the newest generation lists: its readers may hold them."""
     needed_again: array[int]
     """Cached files that could be evicted until now."""
 
@@ -148,15 +145,13 @@ def find_due(
     catalog: Path,
     read: Sequence[PassPosition],
     coming: Sequence[PassPosition],
-    listed: BitMap64,
     share: tuple[int, int] | None,
     beat: Callable[[], None],
 ) -> Due:
     """The files to be cached while some parts are read, and others are to follow.
 
     read: the parts that are in use. coming: the parts to be cached besides them, the first one first. Their divisions
-    are stored. listed: the admissions that the newest generation lists. share: (number, of how many) of this node,
-    which comes before the files of other nodes.
+    are stored. share: (number, of how many) of this node, which comes before the files of other nodes.
     """
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")  # all queries see the same state
@@ -182,7 +177,6 @@ def find_due(
                 of_parts.append((of_part & BitMap64(sizes)) | of_always)
             needed |= of_part
         unneeded = resident - needed - let_go - pinned
-        left = BitMap64(id for id, seq in _rows(connection, ADMISSIONS, unneeded) if seq in listed)
         of_coming = of_parts[len(read) :]
         if share:
             first = of_coming[0] if of_coming else BitMap64()
@@ -193,8 +187,7 @@ def find_due(
             BitMap64(sizes),
             sum(sizes.values()),
             [{id: sizes[id] for id in ids} for ids in of_coming],
-            array("q", unneeded - left),
-            array("q", left),
+            array("q", unneeded),
             array("q", let_go & needed),
         )
 
@@ -279,8 +272,7 @@ def part_contents(catalog: Path, position: PassPosition, beat: Callable[[], None
             if id in listed:
                 names[parent].append((name, seq))
         folders = {folder: _in_order(entries) for folder, entries in names.items()}
-        hidden = hidden_below(listed, parents)
-        return PartContents(position, folders, files, bytes, cached & parts.streamed(position.part), left_out, hidden)
+        return PartContents(position, folders, files, bytes, cached & parts.streamed(position.part), left_out)
 
 
 def _in_order(entries: list[tuple[str, int]]) -> array[int]:

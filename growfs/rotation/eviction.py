@@ -10,49 +10,28 @@ import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from operator import attrgetter
 
-from growfs.rotation.holds import Holds
+from pyroaring import BitMap64
+
 from growfs.rotation.rules import CachedFile, Kind, LastOfKind
 
 
-def draw_candidates(delisted: Iterable[CachedFile], holds: Holds) -> Iterator[Sequence[CachedFile]]:
-    """The groups that a draw may evict, in order: those without a held file. delisted: in `rules.DELISTED_ORDER`."""
-    return (group for group in in_groups(delisted) if not _is_held(group, holds))
-
-
-def miss_candidates(
-    unlisted: Iterable[CachedFile],
-    delisted: Iterable[CachedFile],
-    listed: Iterable[CachedFile],
-    holds: Holds,
-    keep_held: bool = False,
+def candidates(
+    sorts: Sequence[Iterable[CachedFile]], held: BitMap64, takes_held: bool = False
 ) -> Iterator[Sequence[CachedFile]]:
-    """The groups that a miss may evict, in order; these are all of the given files.
+    """The groups that may be evicted, in order: those without a held file, and then the others, if it `takes_held`.
 
-    unlisted: groups that no generation listed, the last admitted first. delisted: in `rules.DELISTED_ORDER`; those
-    without a hold go first, so it is read twice. listed: the other groups, listed for longest first. keep_held: leave
-    out groups with a held file, for fetches that no reader waits for.
+    sorts: the files, each group as a whole in one of them; they are read again for the held ones. For a draw, these are
+    the delisted files. For others, first come the files that no generation listed, the last admitted first, then the
+    delisted ones, then those listed for longest. held: the admissions of the files that are held.
     """
-    if keep_held:
-        sorts = map(in_groups, (unlisted, delisted, listed))
-        yield from (group for group in itertools.chain(*sorts) if not _is_held(group, holds))
-        return
-    yield from in_groups(unlisted)
-    yield from draw_candidates(delisted, holds)
-    yield from (group for group in in_groups(delisted) if _is_held(group, holds))
-    yield from in_groups(listed)
+    for is_held in (False, True) if takes_held else (False,):
+        groups = in_groups(itertools.chain.from_iterable(sorts))
+        yield from (group for group in groups if any(file.seq in held for file in group) is is_held)
 
 
 def in_groups(files: Iterable[CachedFile]) -> Iterator[Sequence[CachedFile]]:
     """The groups of these files, which come one after the other. A file without a group is its own group."""
     return (tuple(group) for _, group in itertools.groupby(files, key=attrgetter("queue_position")))
-
-
-def _is_held(group: Iterable[CachedFile], holds: Holds) -> bool:
-    # A loop, not any(), which takes twice as long: a draw asks this of every delisted file.
-    for file in group:  # noqa: SIM110
-        if holds.cover(file.directory, file.seq, file.delisted):
-            return True
-    return False
 
 
 def evictable(

@@ -20,7 +20,6 @@ from pyroaring import BitMap64
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
-from growfs.rotation.holds import Holds
 from growfs.rotation.parts_in_use import PartsInUse
 from growfs.rotation.pass_order import groups_of
 from growfs.rotation.queries import Listed, least_bytes
@@ -243,7 +242,7 @@ class Generations:
         """Whether the next generation would show other files, or make room for some."""
         if self.current is None or self._store.last_seq > self.current.last_seq:
             return True
-        return not self.planner.changes_nothing(self._turnover(Holds(), frozenset()))
+        return not self.planner.changes_nothing(self._turnover(BitMap64(), frozenset()))
 
     def is_due_after(self, number: int) -> bool:
         """Whether the next one has to begin for a process that has read one (0: none), or it joins the newest."""
@@ -278,7 +277,7 @@ class Generations:
             await self.written.wait()
         return self.is_written
 
-    async def begin(self, lasting_holds: Holds, opened: frozenset[int], part: PassPosition | None = None) -> bool:
+    async def begin(self, lasting_holds: BitMap64, opened: frozenset[int], part: PassPosition | None = None) -> bool:
         """Freeze the set of cached files, less the delisted ones, as the set of listed files.
 
         lasting_holds: those that stay when a process lists it. opened: ids of files that were opened, although their
@@ -296,7 +295,7 @@ class Generations:
         return plan is not None
 
     async def _begin(
-        self, lasting_holds: Holds, opened: frozenset[int], part: PassPosition | None
+        self, lasting_holds: BitMap64, opened: frozenset[int], part: PassPosition | None
     ) -> GenerationPlan | None:
         number = self.last_number + 1
         frozen = await self._db.query_in_thread(lambda ask: list(ask(FROZEN_FILES)))
@@ -324,7 +323,7 @@ class Generations:
         self.began.notify()
         return plan
 
-    def _turnover(self, lasting_holds: Holds, opened: frozenset[int]) -> TurnoverInput:
+    def _turnover(self, lasting_holds: BitMap64, opened: frozenset[int]) -> TurnoverInput:
         store, demand = self._store, self.demand()
         short = store.bytes_short(0)
         lacking = demand.bytes if demand.files > 0 else 0
@@ -363,12 +362,6 @@ class Generations:
         return files, bytes, new
 
     @staticmethod
-    def delisted_bytes(ask: Query, hold: Generation | None = None) -> int:
-        """The size on disk of the files that are delisted and not yet evicted; with a hold, of those that could not be
-        evicted if every directory had it.
-        """
-        condition, values = "delisted IS NOT NULL", tuple[int, ...]()
-        if hold:
-            condition, values = "delisted > ? AND seq <= ?", (hold.number, hold.last_seq)
-        ((bytes,),) = ask(f"SELECT coalesce(sum(bytes), 0) FROM resident WHERE {condition}", *values)
-        return int(bytes)
+    def delisted(ask: Query) -> dict[int, int]:
+        """The sizes on disk of the files that are delisted and not yet evicted, by their admissions."""
+        return dict(ask("SELECT seq, bytes FROM resident WHERE delisted IS NOT NULL AND suffix IS NOT NULL"))

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
-from growfs.rotation.holds import EVERYWHERE
-from growfs.rotation.rules import Generation
+from growfs.rotation.rules import EVERYWHERE, Generation
 
 EPOCH_SHARE = 0.5
 """A job that has opened this share of its view since it last listed has had its epoch. Less is a look at a batch: then
@@ -41,10 +40,10 @@ class Job:
     """When it first listed its view."""
     opened: BitMap64 = field(default_factory=BitMap64)
     """The ids of its view that it has opened."""
+    listed_whole: BitMap64 = field(default_factory=BitMap64)
+    """The directories of its view that a process listed to the end."""
     _opened_since: BitMap64 = field(default_factory=BitMap64)
     """Those that it has opened since one of its processes last listed."""
-    _listed_whole: BitMap64 = field(default_factory=BitMap64)
-    """The directories of its view that a process listed to the end."""
 
     def has_opened(self, share: float) -> bool:
         """Whether it has opened this share of its view since one of its processes last listed."""
@@ -61,13 +60,13 @@ class Job:
             if self.files_shown:
                 self.unread = max(0.0, 1 - len(self.opened) / self.files_shown)
             self.view, self.files_shown, self.viewed_at = generation, 0, now
-            self.opened, self._listed_whole = BitMap64(), BitMap64()
+            self.opened, self.listed_whole = BitMap64(), BitMap64()
         self._opened_since = BitMap64()
 
     def is_shown(self, directory: int, generation: Generation, files: int) -> None:
         """Note that one of its processes has listed a directory (EVERYWHERE: all) to the end. files: shown to it."""
-        if generation is self.view and not (directory in self._listed_whole or EVERYWHERE in self._listed_whole):
-            self._listed_whole.add(directory)
+        if generation is self.view and not (directory in self.listed_whole or EVERYWHERE in self.listed_whole):
+            self.listed_whole.add(directory)
             if directory == EVERYWHERE:
                 self.files_shown = 0
             self.files_shown += files - generation.frozen_files(directory)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from pyroaring import BitMap64
+
 from growfs.cache.schema import Query
-from growfs.rotation.eviction import draw_candidates, evictable, in_groups, miss_candidates
-from growfs.rotation.holds import Holds
+from growfs.rotation.eviction import candidates, evictable, in_groups
 from growfs.rotation.rules import DELISTED_ORDER, LISTED_ORDER, CachedFile, Kind
 
 COLUMNS = {
@@ -123,27 +124,21 @@ class _Files:
         return Counter({(directory, suffix): count for directory, suffix, count in self.ask(query, *self.values)})
 
 
-def for_a_draw(ask: Query, holds: Holds, listed: Listed, in_use: Container[int], most: int) -> Iterator[CachedFile]:
-    """The files that a draw may evict, in order, out of the first `most` delisted files, in whole groups."""
-    delisted = _Files(ask, DELISTED, most)
-    return evictable(draw_candidates(delisted, holds), in_use, _counts(ask, delisted.kinds, listed.seq), *listed)
-
-
-def for_a_miss(
-    ask: Query, holds: Holds, listed: Listed, in_use: Container[int], most: int, keep_held: bool
+def may_go(
+    ask: Query, held: BitMap64, listed: Listed, in_use: Container[int], most: int, is_draw: bool, takes_held: bool
 ) -> Iterator[CachedFile]:
-    """The files that a miss may evict, in order: `most` of each sort in whole groups. keep_held: no held files."""
-    sorts = (
-        _Files(ask, UNLISTED, most, (listed.seq,)),
-        _Files(ask, DELISTED, most),
-        _Files(ask, LISTED, most, (listed.seq,)),
-    )
+    """The files that may be evicted, in order: `most` of each sort in whole groups, for a draw only delisted ones.
+
+    takes_held: also files that are held, for readers who wait.
+    """
+    sorts = [_Files(ask, DELISTED, most)]
+    if not is_draw:
+        sorts = [_Files(ask, UNLISTED, most, (listed.seq,)), *sorts, _Files(ask, LISTED, most, (listed.seq,))]
 
     def kinds() -> Counter[Kind]:
         return sum((files.kinds() for files in sorts), Counter())
 
-    in_order = miss_candidates(*sorts, holds, keep_held)
-    return evictable(in_order, in_use, _counts(ask, kinds, listed.seq), *listed)
+    return evictable(candidates(sorts, held, takes_held), in_use, _counts(ask, kinds, listed.seq), *listed)
 
 
 def of_these(ids: Sequence[int], in_use: Container[int], listed: Listed, ask: Query) -> list[int]:
@@ -172,20 +167,18 @@ def kept_bytes(keeps_last: bool, ask: Query) -> int:
     return int(bytes)
 
 
-def _counts(
-    ask: Query, candidates: Callable[[], Mapping[Kind, int]], shown_seq: int
-) -> Callable[[Kind], tuple[int, int]]:
+def _counts(ask: Query, kinds: Callable[[], Mapping[Kind, int]], shown_seq: int) -> Callable[[Kind], tuple[int, int]]:
     """A function that counts the (listed, cached) files of a kind, up to one more than the candidates: one is left
     then.
 
-    candidates: counts the candidates, when the first kind is counted. The last admitted files are read first, because
+    kinds: counts the candidates, when the first kind is counted. The last admitted files are read first, because
     the first ones may all be delisted.
     """
-    candidates = cache(candidates)
+    kinds = cache(kinds)
 
     def count(condition: str, kind: Kind, *values: int) -> int:
         query = f"SELECT 1 FROM resident WHERE parent = ? AND suffix = ? AND {condition} ORDER BY seq DESC LIMIT ?"
-        ((files,),) = ask(f"SELECT count(*) FROM ({query})", *kind, *values, candidates()[kind] + 1)
+        ((files,),) = ask(f"SELECT count(*) FROM ({query})", *kind, *values, kinds()[kind] + 1)
         return int(files)
 
     def counts(kind: Kind) -> tuple[int, int]:

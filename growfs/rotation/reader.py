@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
-from growfs.rotation.holds import EVERYWHERE, DirectoryHolds
 from growfs.rotation.jobs import EPOCH_SHARE, SHORT_EPOCH_SHARE, Job
-from growfs.rotation.rules import Generation
+from growfs.rotation.rules import EVERYWHERE, Generation
 
 
 @dataclass(eq=False, slots=True)
@@ -30,8 +29,8 @@ class Reader:
     """Its own job, or that of processes that started with it."""
     above: Reader | None = None
     """The nearest process with a view above it, of the same program: a data loader worker is shown what that is."""
-    holds: DirectoryHolds = field(default_factory=DirectoryHolds)
-    """Its current holds."""
+    held: BitMap64 = field(default_factory=BitMap64)
+    """The admissions of the files that it holds, because the last listing of their directory has shown them to it."""
     named: Generation | None = None
     """The newest generation of which it opened a folder by its path, and which it holds."""
     listed_at: float | None = None
@@ -60,6 +59,8 @@ class Reader:
     """The directories that it has listed, each once, since it, or a worker, last opened a file."""
     _listed: BitMap64 = field(default_factory=BitMap64)
     """The directories that it has listed in its last generation."""
+    _older: BitMap64 = field(default_factory=BitMap64)
+    """What it holds of the generations before, in directories that it has not listed in its last one."""
 
     @property
     def generation(self) -> int:
@@ -71,17 +72,11 @@ class Reader:
         """The newest generation that it has listed or opened."""
         return max(filter(None, (self.view, self.named)), key=lambda generation: generation.number, default=None)
 
-    @property
-    def all_holds(self) -> list[Generation]:
-        """Its holds, on whatever directories."""
-        return [*filter(None, (*self.holds.all, self.named))]
-
-    def lasting_holds(self, lister: Reader) -> DirectoryHolds:
-        """The holds that a process does not end when it lists again: all, unless that is this one, or one of its job
-        that was shown the same generation. Of these, those on directories that were not listed in that generation.
+    def lasting_holds(self, lister: Reader) -> BitMap64:
+        """What it still holds once a process has listed again: all, unless that is this one, or one of its job that was
+        shown the same generation. Then, what it was shown in directories that it has not listed in that generation.
         """
-        is_listers = self.job is lister.job and self.view is lister.view
-        return self.holds.before(self.generation) if is_listers else self.holds
+        return self._older if self.job is lister.job and self.view is lister.view else self.held
 
     @property
     def opened_all(self) -> bool:
@@ -119,8 +114,12 @@ class Reader:
             return view
         # Another directory or rank, or a worker. If nobody holds the directory, some of its files may be gone.
         viewers = (other for other in readers if other.job is job and other.view is view)
-        is_held = any(now <= other._may_walk_until or other.holds.get(directory) is view for other in viewers)
-        return view if is_held else newest
+        return view if any(other._holds_all_of(directory, now) for other in viewers) else newest
+
+    def _holds_all_of(self, directory: int, now: float) -> bool:
+        """Whether it holds all that its view lists in a directory."""
+        has_listed = any(each in self._listed and each in self.job.listed_whole for each in (directory, EVERYWHERE))
+        return now <= self._may_walk_until or (has_listed and bool(self.held))
 
     def _walks_on(self, directory: int, now: float) -> bool:
         """Whether listing a directory goes on with a walk, all of whose view is held."""
@@ -141,10 +140,10 @@ class Reader:
         return (job.has_opened_all and not self.above) or (by_time and now - self._busy_at > settle_s)
 
     def lists(self, directory: int, generation: Generation, now: float, settle_s: float = 0.0) -> None:
-        """Note that it lists a directory (EVERYWHERE: all), and from now on holds what that generation shows there.
+        """Note that it lists a directory (EVERYWHERE: all), which will show what a generation lists there.
 
-        settle_s: how long it also holds the rest of the view. Listing the same view after that does not renew this
-        hold: some files of the view may be gone.
+        settle_s: how long it holds all of the view. Listing the same view after that does not renew this hold: some
+        files of the view may be gone.
         """
         is_next = self.generation != generation.number
         is_again, has_opened = not is_next and self._lists_again(directory), not self._walk
@@ -160,17 +159,30 @@ class Reader:
         if self.job.view is None or generation.number >= self.job.view.number:  # otherwise it is behind the others
             self.job.lists(generation, now)
         if is_next:
-            self.files, self._listed = BitMap64(), BitMap64()
+            if generation.part:
+                self.held &= generation.listed
+            self.files, self._listed, self._older = BitMap64(), BitMap64(), BitMap64(self.held)
             self.generations += 1
         self._listed.add(directory)
-        self.holds.set(directory, generation)
-        if hidden := generation.hidden_below.get(directory):
-            self.holds.end(hidden)  # it cannot list them again: this listing does not show them
+        if directory == EVERYWHERE:
+            self.held, self._older = BitMap64(generation.listed), BitMap64()
+        elif hidden := generation.hidden_below.get(directory):  # this listing does not show them
+            self.held -= hidden
+            self._older -= hidden
         self.job.listers += self.listed_at is None
         if self.above and generation.number > self.above.generation:
             self.above._view_below = generation
         self.view, self._view_below = generation, None
         self.listed_at = self.active_at = now
+
+    def is_shown(self, seqs: Iterable[int], generation: Generation) -> None:
+        """Note that its listing of a directory has come to the files with these admissions: it holds those that the
+        generation lists, and no longer the others.
+        """
+        found = BitMap64(seqs)
+        self.held -= found
+        self._older -= found
+        self.held |= found & generation.listed
 
     def opened(
         self, id: int, generation: Generation | None, now: float, waited: bool = False, is_of_view: bool = True
@@ -191,8 +203,8 @@ class Reader:
             reader.active_at = now
             reader._walk.clear()
             reader = reader.above
-        if generation and not (generation.part or self.holds or self.named or self.job.listers):
-            self.holds.set(EVERYWHERE, generation)
+        if generation and not (generation.part or self.held or self.named or self.job.listers):
+            self.held |= generation.listed
 
     def closed(self, now: float) -> None:
         """Note that one of its files was closed."""
@@ -211,7 +223,7 @@ class Reader:
 
     def release(self) -> None:
         """End its holds. It still counts as a process that has listed."""
-        self.holds, self.named = DirectoryHolds(), None
+        self.held, self._older, self.named = BitMap64(), BitMap64(), None
         self._may_walk_until = -float("inf")
 
     def ended(self) -> None:
@@ -223,7 +235,7 @@ class Reader:
             self.job.ended(self.files)
 
 
-def holds_of(readers: Collection[Reader], now: float) -> list[DirectoryHolds]:
-    """The holds of these readers."""
-    all_of_views = {reader.view for reader in readers if reader.holds and reader.view and now <= reader._may_walk_until}
-    return [*(reader.holds for reader in readers), *map(DirectoryHolds, all_of_views)]
+def held_by(readers: Collection[Reader], now: float, whole: Iterable[Generation] = ()) -> BitMap64:
+    """The admissions of the files that these readers hold, and of those that some generations list."""
+    views = {reader.view for reader in readers if reader.view and now <= reader._may_walk_until}
+    return BitMap64().union(*(reader.held for reader in readers), *(each.listed for each in {*views, *whole}))

@@ -22,9 +22,8 @@ from pyroaring import BitMap64
 from growfs.errors import NotBegun, TooManyOpen
 from growfs.proc import Process, lineage, process, thread_group
 from growfs.rotation.generations import Generations
-from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Holds
-from growfs.rotation.reader import Reader, holds_of
-from growfs.rotation.rules import Generation, PassPosition
+from growfs.rotation.reader import Reader, held_by
+from growfs.rotation.rules import EVERYWHERE, Generation, PassPosition
 from growfs.signal import Signal
 from growfs.syscalls import pidfd_open
 
@@ -84,7 +83,7 @@ class Readers:
     def _release_silent(self, now: float) -> None:
         settle_s = self._generations.settle_s
         over = [generation for generation, until in self._held_until.items() if until < now]
-        holding = [reader for reader in self._readers.values() if reader.all_holds]
+        holding = [reader for reader in self._readers.values() if reader.held or reader.named]
         silent = [reader for reader in holding if reader.is_silent(now, self.hold_idle_s, settle_s)]
         for generation in over:
             del self._held_until[generation]
@@ -112,11 +111,13 @@ class Readers:
         return reader.next_view(directory, newest, now, settle_s, self._holding(), by_time)
 
     def listing(self, reader: Reader, directory: int) -> Generation:
-        """Note that a process lists a directory; returns the generation that it sees.
+        """Note that a process begins to list a directory; returns the generation that it sees, which is held as a whole
+        until `close_generation` (EVERYWHERE: as long as the reader holds it).
 
         It is the newest one if the next has not begun, although it is due.
         """
         generation = self._view(reader, directory) or self._generations.current or NOTHING
+        self._open_folders[generation] += directory != EVERYWHERE
         if reader.listed_at is None:
             self._threads.clear()  # from now on it is credited with the opens of its children
         now = trio.current_time()
@@ -169,10 +170,8 @@ class Readers:
     async def _begin_now(self, lister: Reader, part: PassPosition | None) -> bool:
         lasting = (other.lasting_holds(lister) for other in self._holding() if other.pid != FOREIGN)
         # Programs that read the newest generation may go on to the next one soon.
-        earlier = self._held_as_a_whole() - {self._generations.current}
-        lasting_holds = Holds([*lasting, *map(DirectoryHolds, earlier)])
-        await trio.to_thread.run_sync(lasting_holds.merge)  # a worker gets them
-        return await self._generations.begin(lasting_holds, self._recently_opened(), part)
+        earlier = (each.listed for each in self._held_as_a_whole() - {self._generations.current})
+        return await self._generations.begin(BitMap64().union(*lasting, *earlier), self._recently_opened(), part)
 
     def opener(self, tid: int) -> int:
         """The reader to credit with a thread's opens: the nearest of its process and ancestors that has listed.
@@ -209,7 +208,7 @@ class Readers:
                 reader = self._credited(pid, found)
         self._generations.note_opened(id)
         now = trio.current_time()
-        everybody = [each for each in self._holding() if each.holds] if pid == FOREIGN else []
+        everybody = [each for each in self._holding() if each.held] if pid == FOREIGN else []
         for each in [reader] if reader else everybody:
             each.opened(id, self._generations.current, now, False, self._generations.moves(id, each.job.view))
             each.closed(now)
@@ -228,8 +227,7 @@ class Readers:
 
     def named_generations(self) -> dict[int, Generation]:
         """The generations that are kept or held, by number, the first one first."""
-        of_readers = (hold for reader in self._readers.values() for hold in reader.holds.all if hold is not NOTHING)
-        found = {*self._generations.kept, *self._held_as_a_whole(), *of_readers}
+        found = {*self._generations.kept, *self._held_as_a_whole()} - {NOTHING}
         return {each.number: each for each in sorted(found, key=lambda each: each.number)}
 
     def open_generation(self, generation: Generation, tid: int) -> None:
@@ -253,7 +251,7 @@ class Readers:
         reader.active_at = now
 
     def close_generation(self, generation: Generation) -> None:
-        """Note that such a folder was closed by all processes that had it open."""
+        """Note that such a folder was closed by all processes that had it open, or that a listing has ended."""
         self._open_folders -= Counter([generation])  # which leaves out those that have none
         self.released.notify()
 
@@ -261,8 +259,8 @@ class Readers:
         self._held_until[generation] = max(until, self._held_until.get(generation, until))
 
     def _held_as_a_whole(self) -> set[Generation]:
-        """The generations that are held because they were opened by their path, or by unknown processes. A part of a
-        pass is held by open folders only: the rest is decided by `PartsInUse`.
+        """The generations that are held because they were opened by their path, are being listed, or were listed by
+        unknown processes. A part of a pass is held by open folders only: the rest is decided by `PartsInUse`.
         """
         now = trio.current_time()
         of_processes = (each.named for each in self._readers.values() if each.pid != FOREIGN)
@@ -274,17 +272,15 @@ class Readers:
 
     # What readers hold.
 
-    def holds(self) -> Holds:
-        """The holds of all readers, and those on the generations that are kept besides the newest."""
+    def holds(self) -> BitMap64:
+        """The admissions of the files that readers hold, and of those in generations that are kept or held."""
         readers = [reader for reader in self._holding() if reader.pid != FOREIGN]
-        now = trio.current_time()
-        whole = {*self._generations.kept[:-1], *self._held_as_a_whole()}
-        return Holds([*holds_of(readers, now), *map(DirectoryHolds, whole)])
+        return held_by(readers, trio.current_time(), {*self._generations.kept[:-1], *self._held_as_a_whole()})
 
-    def oldest_hold(self, reader: Reader) -> Generation | None:
-        """The hold of a reader on the earliest generation."""
-        holds = self._held_until if reader.pid == FOREIGN else reader.all_holds
-        return min(holds, key=lambda hold: hold.number, default=None)
+    def held_by(self, reader: Reader) -> BitMap64:
+        """The admissions of the files that a reader holds."""
+        whole = self._held_until if reader.pid == FOREIGN else filter(None, [reader.named])
+        return held_by([reader], trio.current_time(), whole)
 
     def _holding(self) -> Iterator[Reader]:
         """The readers whose holds count: not if another process lists for them, such as rank 0, which broadcasts the

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from growfs.rotation.holds import EVERYWHERE, Holds
+EVERYWHERE = 0
+"""Stands for all directories at once, when a file of .growfs/ lists them."""
 
 Kind = tuple[int, str]
 """(directory, extension): the listing keeps a file of each kind, so that no class folder is ever empty."""
@@ -85,8 +86,6 @@ class PartContents:
     """The ids of its files that the pass fetches for it, and that do not stay."""
     left_out: BitMap64
     """The ids of files of the part that are not cached: they could not be fetched."""
-    hidden_below: Mapping[int, BitMap64]
-    """As in Generation."""
 
 
 @dataclass(eq=False, slots=True)
@@ -107,7 +106,7 @@ class Generation:
     listed: BitMap64 = field(default_factory=BitMap64)
     """The admissions of the files and directories that it lists, and of some that are no longer cached."""
     hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
-    """The directories without a listed file, by the nearest directory above them that is listed."""
+    """The admissions of the files in directories that it does not list, by the nearest one above that it lists."""
     part: PartContents | None = None
     """What it lists, if it is a part of a pass."""
     frozen: dict[int, BitMap64] = field(default_factory=dict)
@@ -123,14 +122,6 @@ class Generation:
     """The ids of files opened by processes that listed it and have ended."""
     is_read: bool = False
     """Whether such processes have opened enough of the files that they were shown to have had their epoch."""
-
-    def covers(self, seq: int, delisted: int | None) -> bool:
-        """Whether who holds it holds the file with that admission, which a generation delists."""
-        return seq <= self.last_seq and (delisted is None or self.number < delisted)
-
-    def __reduce__(self) -> tuple[type[Generation], tuple[int, int, float]]:
-        """A worker gets what it holds, which takes few bytes."""
-        return Generation, (self.number, self.last_seq, self.began_at)
 
     @property
     def opened_share(self) -> float:
@@ -229,7 +220,7 @@ class FileGroup:
     """It was moved to the end of the queue before."""
 
 
-def file_groups(files: Iterable[CachedFile], lasting_holds: Holds, opened: Container[int]) -> Iterator[FileGroup]:
+def file_groups(files: Iterable[CachedFile], lasting_holds: BitMap64, opened: Container[int]) -> Iterator[FileGroup]:
     """The groups of files that come in queue order.
 
     lasting_holds: see TurnoverInput. opened: ids that count as opened, even if their rows do not say so.
@@ -239,7 +230,7 @@ def file_groups(files: Iterable[CachedFile], lasting_holds: Holds, opened: Conta
         size, is_held, is_opened = 0, False, False
         for file in group:
             size += file.bytes
-            is_held = is_held or lasting_holds.cover(file.directory, file.seq, file.delisted)
+            is_held = is_held or file.seq in lasting_holds
             is_opened = is_opened or bool(file.opened) or file.id in opened
         first = group[0]
         yield FileGroup(
@@ -349,8 +340,8 @@ class TurnoverInput:
     """The last admission that the current generation lists."""
     last_seq: int
     """The last admission that the next generation may list."""
-    lasting_holds: Holds
-    """The holds that stay when a process lists the generation that begins: those of other jobs."""
+    lasting_holds: BitMap64
+    """The admissions of files that stay held when a process lists the generation that begins: by other jobs."""
     opened_share: float = 1.0
     """The share of the current generation's files that were opened since it began. Nothing is delisted for readers that
     open nothing."""
@@ -468,13 +459,17 @@ def with_parents(directories: Iterable[int], parents: Mapping[int, int]) -> set[
     return found
 
 
-def hidden_below(listed: set[int], parents: Mapping[int, int]) -> dict[int, BitMap64]:
-    """The directories that are not listed, by the nearest directory above them that is."""
+def hidden_below(listed: set[int], parents: Mapping[int, int], files: Iterable[tuple[int, int]]) -> dict[int, BitMap64]:
+    """The files in directories that are not listed, by the nearest directory above that is.
+
+    files: (directory, admission) of each. Directories without a parent are listed.
+    """
     hidden = parents.keys() - listed
     below = defaultdict[int, BitMap64](BitMap64)
-    for directory in hidden:
-        above = parents[directory]
+    for directory, seq in files:
+        above = directory
         while above in hidden:
             above = parents[above]
-        below[above].add(directory)
+        if above != directory:
+            below[above].add(seq)
     return dict(below)

@@ -71,12 +71,13 @@ def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> G
         if by_generation is not None:
             delisted.add(id)
     listed = with_parents(plan.directories, parents)
+    files = connection.execute("SELECT parent, seq FROM resident WHERE suffix IS NOT NULL")
     return replace(
         plan,
         listed=plan.listed - BitMap64(seqs[id] for id in parents.keys() - listed),
         delisted=plan.delisted | BitMap64(seqs[id] for id in parents.keys() - listed - delisted),
         relisted=plan.relisted | BitMap64(seqs[id] for id in delisted & listed),
-        hidden_below=hidden_below(listed, parents),
+        hidden_below=hidden_below(listed, parents, files),
     )
 
 

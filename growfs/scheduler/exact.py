@@ -80,7 +80,7 @@ class Parts(Planner):
         first: Pass,
         part_size: CacheSize,
         start: PassPosition | None,
-        mark: Callable[[Sequence[int], Sequence[int], Sequence[int], Callable[[], bool]], Awaitable[bool]],
+        mark: Callable[[Sequence[int], Sequence[int], Callable[[], bool]], Awaitable[bool]],
         share_of_node: Callable[[], Awaitable[tuple[int, int]]] | None,
         generations: Callable[[], Generations],
         is_open: Callable[[Generation], bool],
@@ -212,9 +212,7 @@ class Parts(Planner):
                 await trio.sleep(RETRY_S)
                 continue
             share = await self._share_of_node() if self._share_of_node else None
-            newest = self._generations().current
-            listed = newest.listed if newest else BitMap64()
-            function = partial(find_due, self._db.path, read, ahead, listed, share)
+            function = partial(find_due, self._db.path, read, ahead, share)
             try:
                 due = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
             except GrowfsError as error:
@@ -223,7 +221,7 @@ class Parts(Planner):
                 continue
             if not self._is_window(window):
                 continue
-            marks = due.unneeded, due.left, due.needed_again
+            marks = due.unneeded, due.needed_again
             if not any(marks) or await self._mark(*marks, partial(self._is_window, window)):
                 break
             await trio.sleep(RETRY_S if self._store.refusal else 0)
@@ -486,7 +484,6 @@ class Parts(Planner):
             contents.files,
             listed,
             keeps_last=False,
-            hidden_below=contents.hidden_below,
             part=contents,
         )
 

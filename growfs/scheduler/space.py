@@ -27,6 +27,7 @@ from functools import partial
 
 import trio
 from humanfriendly import format_size
+from pyroaring import BitMap64
 
 from growfs import disk
 from growfs.cache.catalog import Node
@@ -37,8 +38,7 @@ from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError, NoRoom
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.generations import Generations
-from growfs.rotation.holds import Holds
-from growfs.rotation.queries import Listed, for_a_draw, for_a_miss, kept_bytes, of_these
+from growfs.rotation.queries import Listed, kept_bytes, may_go, of_these
 from growfs.scheduler.in_flight import DownloadGroup, Priority, SizeEstimate
 from growfs.scheduler.outage import PEERS_AGAIN_S, Outage
 from growfs.signal import Signal
@@ -150,13 +150,13 @@ class Space:
         outage: Outage,
         sizes: SizeEstimate,
         waiting: WaitingClaims,
-        holds: Callable[[], Holds],
+        holds: Callable[[], BitMap64],
         are_awaited: Callable[[Sequence[int]], bool] | None = None,
         peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
     ) -> None:
-        """holds: returns the current holds of readers. are_awaited: whether a draw must not evict these files yet,
-        because another node is about to draw some of them from this one. peers_of: returns the nodes that may have a
-        file, by its path.
+        """holds: returns the admissions of the files that readers hold. are_awaited: whether a draw must not evict
+        these files yet, because another node is about to draw some of them from this one. peers_of: returns the nodes
+        that may have a file, by its path.
         """
         self.rotated = Signal[[]]()
         self.resized = Signal[[]]()
@@ -409,19 +409,15 @@ class Space:
                     return await store.evict(allowed)
                 in_use |= opened
 
-    async def mark(
-        self, unneeded: Sequence[int], left: Sequence[int], needed: Sequence[int], is_current: Callable[[], bool]
-    ) -> bool:
+    async def mark(self, unneeded: Sequence[int], needed: Sequence[int], is_current: Callable[[], bool]) -> bool:
         """Allow files to be evicted for draws, and forbid it for others; False if some of these are gone already.
 
-        left: files that the newest generation lists, and that may go for readers who do not hold that. is_current:
-        whether that is still the generation that these files were found for; if not, nothing is marked.
+        is_current: whether that is still the generation that these files were found for; if not, nothing is marked.
         """
         async with self._by_what_is_listed() as is_known:
             if not (is_known and is_current()):
                 return False
-            number = self._generations.number
-            return await self._store.mark({number: unneeded, number + 1: left}, needed)
+            return await self._store.mark(unneeded, self._generations.number, needed)
 
     @asynccontextmanager
     async def _by_what_is_listed(self) -> AsyncIterator[bool]:
@@ -451,11 +447,11 @@ class Space:
 
         A thread reads the candidates and picks: finding that a hundred thousand files are held takes a second.
         """
-        holds, listed, in_use = self._holds(), self._generations.listed, self._store.open_files.ids
+        held, listed, in_use = self._holds(), self._generations.listed, self._store.open_files.ids
         for most in rows_max:
             while True:
                 chosen = await self._db.query_in_thread(
-                    partial(_pick, priority, holds, listed, in_use, most, need, ample)
+                    partial(_pick, priority, held, listed, in_use, most, need, ample)
                 )
                 opened = await self._opened(chosen)
                 if not opened:
@@ -488,11 +484,8 @@ class Space:
 
 
 def _pick(
-    priority: Priority, holds: Holds, listed: Listed, in_use: set[int], most: int, need: int, ample: int, ask: Query
+    priority: Priority, held: BitMap64, listed: Listed, in_use: set[int], most: int, need: int, ample: int, ask: Query
 ) -> list[int]:
     """The ids to evict. most: how many files of each sort are read."""
-    if priority is Priority.DRAW:
-        candidates = for_a_draw(ask, holds, listed, in_use, most)
-    else:
-        candidates = for_a_miss(ask, holds, listed, in_use, most, keep_held=priority is not Priority.READER)
-    return pick_victims(candidates, need, ample)
+    is_draw, takes_held = priority is Priority.DRAW, priority is Priority.READER
+    return pick_victims(may_go(ask, held, listed, in_use, most, is_draw, takes_held), need, ample)

@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pyroaring import BitMap64
+
 from growfs.remote.names import extension
-from growfs.rotation.eviction import draw_candidates, evictable, miss_candidates, pick_victims
-from growfs.rotation.holds import EVERYWHERE, Holds
+from growfs.rotation.eviction import candidates, evictable, pick_victims
 from growfs.rotation.pass_order import groups_of
-from growfs.rotation.reader import Reader, holds_of
+from growfs.rotation.reader import Reader, held_by
 from growfs.rotation.rules import (
+    EVERYWHERE,
     CachedFile,
     Generation,
     Kind,
@@ -192,7 +194,7 @@ class Rotating(Cache):
         self._largest = max((file.size for file in files if file.size <= limit), default=0)
         self._delisted: dict[int, list[CachedFile]] = {}
         self._listed_counts: Counter[Kind] = Counter()
-        self._holds: Holds | None = None
+        self._holds: BitMap64 | None = None
         self._keeps_last = True
         self._holds_until = 0.0
         self._refused: int | None = None
@@ -238,13 +240,13 @@ class Rotating(Cache):
         """Note that the holds of a reader have changed."""
         self._holds = None
 
-    def holds(self, now: float) -> Holds:
-        """The holds of all readers that are not silent."""
+    def holds(self, now: float) -> BitMap64:
+        """The admissions of the files that readers hold that are not silent."""
         if self._holds is None or now > self._holds_until:
             for reader in self.live:
-                if reader.holds and reader.is_silent(now, self._settings.hold_idle_s, self._settings.settle_s):
+                if reader.held and reader.is_silent(now, self._settings.hold_idle_s, self._settings.settle_s):
                     reader.release()
-            self._holds = Holds(holds_of(self.live, now))
+            self._holds = held_by(self.live, now)
             self._holds_until = now + min(self._settings.settle_s, HOLDS_S)
             self._refused = None
         return self._holds
@@ -266,6 +268,7 @@ class Rotating(Cache):
         if view is None:
             view = self._begin(reader, now)
         reader.lists(directory, view, now, settle_s)
+        reader.is_shown((self.cached[id].seq for id in self.folders[directory]), view)
         self.readers_changed()
         shown = self.listed(directory, view)
         reader.job.is_shown(directory, view, len(shown))
@@ -282,7 +285,7 @@ class Rotating(Cache):
             free=self.limit - self.used,
             shown_seq=self._shown_seq,
             last_seq=self.counter,
-            lasting_holds=Holds(reader.lasting_holds(lister) for reader in self.live),
+            lasting_holds=BitMap64().union(*(reader.lasting_holds(lister) for reader in self.live)),
             opened_share=self.generation.opened_share if self.generation else 0.0,
             is_first=self.generation is None,
             keeps_last=keeps_last(self._least_bytes(), self.limit),
@@ -332,16 +335,15 @@ class Rotating(Cache):
         """Evict until `need` bytes are free."""
         lacking = need - self.free
         if lacking > 0:
-            holds = self.holds(now)
-            delisted = itertools.chain.from_iterable(self._delisted.values())
+            held = self.holds(now)
+            sorts = [list(itertools.chain.from_iterable(self._delisted.values()))]
             if missed:
-                candidates = miss_candidates(self._unlisted(), list(delisted), self._listed(), holds)
+                sorts = [list(self._unlisted()), *sorts, list(self._listed())]
             elif self._refused is not None and lacking >= self._refused:
                 return False
-            else:
-                candidates = draw_candidates(delisted, holds)
+            in_order = candidates(sorts, held, takes_held=missed)
             victims = pick_victims(
-                evictable(candidates, self.busy, self._counts, self._shown_seq, self._keeps_last), lacking
+                evictable(in_order, self.busy, self._counts, self._shown_seq, self._keeps_last), lacking
             )
             for id in victims:
                 self.remove(id)

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from growfs.errors import UsageError
-from growfs.rotation.holds import EVERYWHERE
 from growfs.rotation.jobs import Job
 from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from growfs.rotation.reader import Reader
+from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import POLICIES, Cache, File, MountSettings, Replacing, Rotating
 
 WINDOW = 16
@@ -321,7 +321,7 @@ class SimReader:
         self._simulation.try_drawing()
 
     def _was_shown(self, id: int) -> bool:
-        if isinstance(self._simulation.cache, Rotating) and not self.reader.holds:
+        if isinstance(self._simulation.cache, Rotating) and not self.reader.held:
             return False  # its holds have ended because it was silent
         directory = self._simulation.files[id].directory
         return id in self._seen.get(directory, self._seen.get(EVERYWHERE, set()))

@@ -26,10 +26,9 @@ from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotBegun, NotHere, Stale, Unreadable
 from growfs.proc import thread_group
 from growfs.rotation.generations import Generations
-from growfs.rotation.holds import EVERYWHERE
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import Readers
-from growfs.rotation.rules import Generation, PassPosition
+from growfs.rotation.rules import EVERYWHERE, Generation, PassPosition
 from growfs.signal import Signal
 from growfs.status_and_metrics import MissStatus
 from growfs.syscalls import read_page_cache
@@ -97,6 +96,8 @@ class OpenDirectory:
     """The process that opened it, and to which it shows a generation of its choice; None below .growfs/."""
     generation: Generation | None = None
     """The generation that it shows; None before its first page, and if it shows virtual files."""
+    holds_all: bool = False
+    """Whether all of that is held because it is open: until it was listed to its end, or below .growfs/, is closed."""
     position: int = 0
     """The position of the last delivered entry."""
     pending: list[Entry] = field(default_factory=list)
@@ -285,7 +286,7 @@ class Vfs:
 
     def _open_named(self, id: int, generation: Generation, tid: int) -> int:
         self._readers.open_generation(generation, tid)
-        return self._new_directory(OpenDirectory(id, generation=generation))
+        return self._new_directory(OpenDirectory(id, generation=generation, holds_all=True))
 
     async def open_directory(self, id: int, tid: int) -> int:
         """As `try_open_directory`, but waits for the generation that its listing will show.
@@ -319,6 +320,7 @@ class Vfs:
             if directory.reader is None:
                 return True
             directory.generation = self._readers.listing(directory.reader, directory.id)
+            directory.holds_all = True
         if position != directory.position:
             directory.position = directory.scanned = position
         elif directory.pending:
@@ -326,7 +328,11 @@ class Vfs:
         generation = directory.generation
         find = part_entries if generation.part else visible_entries
         node, bits = node_of(directory.id), number_bits(directory.id)
-        directory.pending, scanned = find(self._store, node, directory.scanned, generation, SCAN_ROWS, self._started_ns)
+        directory.pending, seqs, scanned = find(
+            self._store, node, directory.scanned, generation, SCAN_ROWS, self._started_ns
+        )
+        if directory.reader:
+            directory.reader.is_shown(seqs, generation)
         if self._shows_links:
             directory.pending = self._as_links(node, directory.pending)
         if bits:
@@ -372,6 +378,7 @@ class Vfs:
             directory.files += sum(not entry.is_dir for entry in given)
         elif directory.reader and directory.generation and not directory.pending:
             directory.reader.job.is_shown(directory.id, directory.generation, directory.files)
+            self._end_hold(directory)
         return given
 
     def drop_entries(self, removed: Sequence[Removed]) -> None:
@@ -391,8 +398,11 @@ class Vfs:
 
     def close_directory(self, handle: int) -> None:
         """Release a directory's handle."""
-        directory = self._directories.pop(handle)
-        if number_bits(directory.id) and directory.generation:
+        self._end_hold(self._directories.pop(handle))
+
+    def _end_hold(self, directory: OpenDirectory) -> None:
+        if directory.holds_all and directory.generation:
+            directory.holds_all = False
             self._readers.close_generation(directory.generation)
 
     # Files.
@@ -565,24 +575,25 @@ class Vfs:
 
 def visible_entries(
     store: Store, parent: int, after_seq: int, generation: Generation, limit: int, mtime_ns: int
-) -> tuple[list[Entry], int | None]:
+) -> tuple[list[Entry], Sequence[int], int | None]:
     """Entries of a directory that a generation shows, admitted after after_seq, in the order of admission.
 
-    Reads at most `limit` rows. If the generation shows none of them, the second value is the admission to continue
-    after; otherwise it is None. mtime_ns: for files and directories without a time from the remote.
+    Reads at most `limit` rows; the second value has their admissions. If the generation shows none of them, the third
+    value is the admission to continue after; otherwise it is None. mtime_ns: for files and directories without a time
+    from the remote.
     """
     rows = store.entries(parent, after_seq, generation.last_seq, limit, mtime_ns)
     entries = [entry for entry in map(Entry._make, rows) if entry.position in generation.listed]
-    return entries, rows[-1][-1] if len(rows) == limit and not entries else None
+    return entries, [row[-1] for row in rows], rows[-1][-1] if len(rows) == limit and not entries else None
 
 
 def part_entries(
     store: Store, parent: int, after: int, generation: Generation, limit: int, mtime_ns: int
-) -> tuple[list[Entry], int | None]:
+) -> tuple[list[Entry], Sequence[int], int | None]:
     """As `visible_entries`, for a generation that is a part of a pass. Positions count the entries of the directory."""
     assert generation.part
     seqs = generation.part.folders.get(parent, ())[after : after + limit]
     rows = {row[-1]: row for row in store.entries_at(seqs, mtime_ns)}
     positions = enumerate(seqs, after + 1)
     entries = [Entry._make((*rows[seq][:-1], position)) for position, seq in positions if seq in rows]
-    return entries, after + len(seqs) if len(seqs) == limit and not entries else None
+    return entries, seqs, after + len(seqs) if len(seqs) == limit and not entries else None

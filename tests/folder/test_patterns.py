@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from growfs.rotation.holds import EVERYWHERE
+from growfs.rotation.rules import EVERYWHERE
 from tests.folder.conftest import Fill
 from tests.folder.readers import Reader, Readers
 from tests.fuse.mounted_world import FILE_BYTES, MountedWorld

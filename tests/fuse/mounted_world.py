@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from growfs.rotation.holds import EVERYWHERE
+from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import File
 from growfs.simulation.simulator import Process
 from tests.fuse.reader import Reader

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
 import trio
+from pyroaring import BitMap64
 
 from growfs.cache.catalog import Catalog
 from growfs.cache.store import Reservation
 from growfs.rotation.generations import Generations
-from growfs.rotation.holds import DirectoryHolds
 from growfs.rotation.reader import Reader
+from growfs.rotation.rules import Generation
 from growfs.scheduler.in_flight import Priority, SizeEstimate
 from growfs.scheduler.space import Space
 
@@ -21,12 +22,10 @@ from growfs.scheduler.space import Space
 def holds_of_everything_never_end(patch: pytest.MonkeyPatch) -> None:
     """A process that opens a file before it lists: what it held then counts as held by one that lists only once."""
 
-    def before(self: DirectoryHolds, generation: int) -> DirectoryHolds:
-        earlier = DirectoryHolds(self.everywhere)
-        earlier.directories = {hold: ids for hold, ids in self.directories.items() if hold.number < generation}
-        return earlier
+    def is_shown(self: Reader, seqs: Iterable[int], generation: Generation) -> None:
+        self.held |= BitMap64(seqs) & generation.listed
 
-    patch.setattr(DirectoryHolds, "before", before)
+    patch.setattr(Reader, "is_shown", is_shown)
 
 
 def guesses_are_final(patch: pytest.MonkeyPatch) -> None:

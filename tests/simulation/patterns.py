@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from growfs.rotation.holds import EVERYWHERE
 from growfs.rotation.jobs import Job
+from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import File
 from growfs.simulation.simulator import Process
 from tests.simulation.world import MINUTE, STEP_S, World, catalog

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from growfs.rotation.holds import EVERYWHERE
+from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import File
 from growfs.simulation.simulator import Process, SimReader
 from tests.simulation.statistics_of import dispersion, variation

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pyroaring import BitMap64
 
-from growfs.rotation.holds import EVERYWHERE, Holds
+from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.simulator import Process
 from tests.simulation.patterns import PATTERNS
 from tests.simulation.world import World
@@ -57,7 +58,7 @@ def test_no_listed_file_is_lost_and_the_listing_grows(name: str) -> None:
 )
 def test_without_holds_listed_files_are_lost(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the tests above detect a broken rule."""
-    monkeypatch.setattr(Holds, "cover", lambda *_: False)
+    monkeypatch.setattr("growfs.simulation.cache.held_by", lambda *_: BitMap64())
     assert run_pattern(name, opens=OPENS_FEW).simulation.gone > 0
 
 

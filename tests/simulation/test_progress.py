@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from growfs.rotation.holds import EVERYWHERE
 from growfs.rotation.jobs import Job
+from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import File
 from growfs.simulation.simulator import Process
 from tests.simulation.world import SIZE, World

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from pyroaring import BitMap64
 
 from growfs import disk
 from growfs.cache.catalog import Catalog, Changes, ListingDiff, Node
@@ -24,7 +25,6 @@ from growfs.errors import GrowfsError
 from growfs.remote import digest
 from growfs.remote.interface import Fetched, RemoteFile, Skipped
 from growfs.rotation.generations import Demand, Generations
-from growfs.rotation.holds import Holds
 from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.in_flight import InFlightTable, Priority, SizeEstimate
@@ -48,7 +48,7 @@ class LocalCache:
     space: Space
     sizes: SizeEstimate
     waiting: WaitingClaims
-    holds: Holds = field(default_factory=Holds)
+    holds: BitMap64 = field(default_factory=BitMap64)
     share: tuple[int, int] | None = None
     """(files, bytes) that the passes draw; None: all."""
     largest: int = 0
@@ -80,15 +80,15 @@ class LocalCache:
         self.store.count_dropped(changes)
         return changes
 
-    async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
+    async def reserve_by_rotation(self, size: int, holds: BitMap64) -> int | None:
         """Reserve for a draw, while readers have these holds; returns the bytes."""
         return await self.reserve(size, Priority.DRAW, holds)
 
-    async def reserve_by_eviction(self, size: int, holds: Holds) -> int | None:
+    async def reserve_by_eviction(self, size: int, holds: BitMap64) -> int | None:
         """Reserve for a miss, while readers have these holds; returns the bytes."""
         return await self.reserve(size, Priority.READER, holds)
 
-    async def reserve(self, size: int, priority: Priority, holds: Holds) -> int | None:
+    async def reserve(self, size: int, priority: Priority, holds: BitMap64) -> int | None:
         """Reserve for that priority, while readers have these holds; returns the bytes."""
         self.holds = holds
         reserved = await self.space.reserve_by_eviction(size, priority)
@@ -151,7 +151,7 @@ class LocalCache:
         return True
 
     async def begin(
-        self, lasting_holds: Holds | None = None, opened: frozenset[int] = frozenset()
+        self, lasting_holds: BitMap64 | None = None, opened: frozenset[int] = frozenset()
     ) -> Generation | None:
         """Begin a generation, and wait until its changes are committed; returns the current one.
 
@@ -161,7 +161,7 @@ class LocalCache:
         self.open_all()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(generations.run)
-            await generations.begin(lasting_holds or Holds(), opened)
+            await generations.begin(lasting_holds or BitMap64(), opened)
             if generations.number > before:
                 await generations.written.wait()
             nursery.cancel_scope.cancel()
@@ -190,7 +190,7 @@ class LocalCache:
         listed = deque[Entry]()
         passed: int | None = 0
         while passed is not None:
-            entries, passed = visible_entries(self.store, directory, passed, generation, at_once, 0)
+            entries, _, passed = visible_entries(self.store, directory, passed, generation, at_once, 0)
             listed += entries
             passed = entries[-1].position if entries else passed
         return listed

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from pyroaring import BitMap64
 
 from growfs.daemon.snapshot import OPENS_MIN, advice
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN
 from growfs.rotation.rules import Generation
 
-FIRST, SECOND = Generation(1, 10, 0.0), Generation(2, 20, 0.0)
+FIRST, SECOND = (Generation(number, 10, 0.0, listed=BitMap64([number])) for number in (1, 2))
 HOUR_S = 3600.0
 SHARE = 0.08
 """Of the data, what a generation shows."""
@@ -64,8 +65,8 @@ def releases(reader: Reader) -> None:
             [opens(100)],
             SHARE,
             (),
-            "opens by name and never listed, so all files of generation 1 stay cached until it ends: have it list in"
-            " each epoch",
+            "opens by name and never listed, so all files that were listed at its first open stay cached until it ends:"
+            " have it list in each epoch",
         ),
         ([opens(1), releases], SHARE, (), None),
         (

@@ -8,13 +8,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from pyroaring import BitMap64
 
 import growfs.cache.database
 from growfs.cache.cache_folder import DATABASE, FORMAT
 from growfs.cache.database import Database
 from growfs.cache.recovery import boot_id
 from growfs.cache.schema import Query, set_meta
-from growfs.rotation.holds import Holds
 from tests.unit.local_cache import open_local_cache
 
 GOLDEN = Path(__file__).with_name(f"format_{FORMAT}.sql")
@@ -77,7 +77,7 @@ async def test_rotation_continues_from_a_golden_cache(golden: Path) -> None:
     assert first
     assert first.number == 8
     assert cache.listed() == cache.resident() == {f"a/{name}" for name in NAMES}
-    assert await cache.reserve_by_rotation(1, Holds()) is not None
+    assert await cache.reserve_by_rotation(1, BitMap64()) is not None
     cache.close()
 
 

@@ -8,9 +8,8 @@ import pytest
 from pyroaring import BitMap64
 
 from growfs.cache.schema import PINNED
-from growfs.rotation.holds import DirectoryHolds, Holds
 from growfs.rotation.pass_order import group_of
-from growfs.rotation.queries import Listed, for_a_draw, kept_bytes
+from growfs.rotation.queries import Listed, kept_bytes, may_go
 from growfs.scheduler.in_flight import Priority
 from tests.unit.local_cache import LocalCache, file
 
@@ -90,7 +89,7 @@ async def test_a_group_that_is_fetched_again_in_part_stays_held_and_is_listed_as
     names = await pairs(cache, 8)
     first = await cache.begin()
     assert first
-    hold = Holds([DirectoryHolds(first)])
+    hold = first.listed
     cache.generations.turnover = 0.5
     cache.share = (1000, 1 << 40)
     await cache.shrink(18 * 4096)
@@ -121,7 +120,7 @@ async def test_a_group_that_is_larger_than_what_is_read_is_evicted_as_a_whole(ca
     delist, kept = "UPDATE resident SET delisted = 2 WHERE suffix IS NOT NULL AND id != ?", cache.node("a/other").id
     await cache.database.write(lambda writer: writer.execute(delist, (kept,)))
     for most in (1, 7, 20, 100):
-        chosen = for_a_draw(cache.database.rows, Holds(), Listed(cache.store.last_seq, True), (), most)
+        chosen = may_go(cache.database.rows, BitMap64(), Listed(cache.store.last_seq, True), (), most, True, False)
         assert {victim.id for victim in chosen} == {cache.node(path).id for path in paths}
 
 
@@ -131,8 +130,8 @@ async def test_a_miss_evicts_no_group_with_an_open_file(cache: LocalCache) -> No
     for jpg, _ in names[1:]:
         assert cache.store.open(cache.node(jpg).id)
     await cache.shrink(16 * BLOCK)
-    assert await cache.reserve_by_eviction(2 * BLOCK, Holds())
-    assert await cache.reserve_by_eviction(2 * BLOCK, Holds()) is None
+    assert await cache.reserve_by_eviction(2 * BLOCK, BitMap64())
+    assert await cache.reserve_by_eviction(2 * BLOCK, BitMap64()) is None
     assert cache.resident() == {name for pair in names[1:] for name in pair}
 
 
@@ -148,7 +147,8 @@ async def test_a_miss_evicts_a_group_of_which_a_file_is_held_as_a_whole(cache: L
     delist = "UPDATE resident SET delisted = 2 WHERE suffix IS NOT NULL AND queue_position > 3"
     await cache.database.write(lambda writer: writer.execute(delist))
     await cache.shrink(8 * BLOCK)
-    held = Holds([DirectoryHolds(directories={generation: BitMap64([cache.node("a").id])})])
+    of_a = "SELECT seq FROM resident WHERE parent = ?"
+    held = BitMap64(seq for (seq,) in cache.database.rows(of_a, cache.node("a").id))
     assert await cache.reserve_by_eviction(BLOCK, held)
     left = cache.resident()
     assert len(left) == 6
@@ -177,7 +177,7 @@ async def test_folders_that_are_groups_come_and_go(cache: LocalCache) -> None:
     shown = cache.listed()
     await cache.begin(opened=everything)
     assert cache.listed() != shown
-    assert await cache.reserve(4 * BLOCK, Priority.DRAW, Holds()) == 4 * BLOCK
+    assert await cache.reserve(4 * BLOCK, Priority.DRAW, BitMap64()) == 4 * BLOCK
     left = cache.resident()
     assert {sum(path in left for path in paths) for paths in folders} == {0, 4}
 

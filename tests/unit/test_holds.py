@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import pytest
+from pyroaring import BitMap64
 
-from growfs.rotation.holds import EVERYWHERE, Holds
 from growfs.rotation.reader import Reader
-from growfs.rotation.rules import Generation
+from growfs.rotation.rules import EVERYWHERE, Generation, PartContents, PassPosition
 
-FIRST, SECOND, THIRD = Generation(1, 10, 0.0), Generation(2, 20, 0.0), Generation(3, 30, 0.0)
+FILES = {1: [1, 2, 11], 2: [3, 4], 7: [5, 6, 12, 21], 8: [7, 13]}
+"""The admissions of the files of each directory."""
+
+
+def generation(number: int, *listed: int) -> Generation:
+    return Generation(number, max(listed), float(number), listed=BitMap64(listed))
+
+
+FIRST = generation(1, *range(1, 10))
+SECOND = generation(2, *range(3, 20))
+THIRD = generation(3, *range(5, 30))
 
 
 def new_reader() -> Reader:
     return Reader(4711, "99", "python")
+
+
+def lists(reader: Reader, directory: int, generation: Generation, now: float = 5.0) -> None:
+    """A reader lists a directory to its end."""
+    reader.lists(directory, generation, now)
+    if directory != EVERYWHERE:
+        reader.is_shown(FILES[directory], generation)
 
 
 @pytest.fixture
@@ -20,40 +37,75 @@ def reader() -> Reader:
     return new_reader()
 
 
-def holds(reader: Reader, *directories: int) -> dict[int, Generation]:
-    """What a reader holds of these directories and of everything."""
-    return {id: hold for id in (EVERYWHERE, *directories) if (hold := reader.holds.get(id))}
+def held(reader: Reader, *directories: int) -> list[int]:
+    """What a reader holds of some directories."""
+    return [seq for directory in directories for seq in FILES[directory] if seq in reader.held]
 
 
-def test_each_listed_directory_has_its_own_hold(reader: Reader) -> None:
-    reader.lists(7, FIRST, 5.0)
-    reader.lists(8, FIRST, 5.0)
-    assert holds(reader, 7, 8) == {7: FIRST, 8: FIRST}
+def test_what_each_directory_showed_last_is_held(reader: Reader) -> None:
+    lists(reader, 7, FIRST)
+    lists(reader, 8, FIRST)
+    assert held(reader, 7, 8) == [5, 6, 7]
+    lists(reader, 7, SECOND)
+    assert held(reader, 7, 8) == [5, 6, 12, 7]
+    lists(reader, 1, SECOND)
+    assert held(reader, 1) == [11]
+
+
+def test_a_listing_that_shows_a_directory_in_pages_holds_what_it_has_shown(reader: Reader) -> None:
+    lists(reader, 7, FIRST)
     reader.lists(7, SECOND, 6.0)
-    assert holds(reader, 7, 8) == {7: SECOND, 8: FIRST}
+    reader.is_shown(FILES[7][:1], SECOND)
+    assert held(reader, 7) == [5, 6], "the rest was shown by the last one"
+    reader.is_shown(FILES[7][1:], SECOND)
+    assert held(reader, 7) == [5, 6, 12]
 
 
 def test_a_listing_of_everything_replaces_all_holds(reader: Reader) -> None:
-    reader.lists(7, FIRST, 5.0)
-    reader.lists(EVERYWHERE, SECOND, 6.0)
-    assert holds(reader, 7, 8) == dict.fromkeys((EVERYWHERE, 7, 8), SECOND)
-    reader.lists(8, THIRD, 7.0)
-    assert holds(reader, 7, 8) == {EVERYWHERE: SECOND, 7: SECOND, 8: THIRD}
+    lists(reader, 1, FIRST)
+    lists(reader, EVERYWHERE, SECOND)
+    assert reader.held == SECOND.listed
+    lists(reader, 7, THIRD)
+    assert held(reader, 1, 2, 7, 8) == [11, 3, 4, 5, 6, 12, 21, 7, 13]
+
+
+def test_a_directory_that_is_not_listed_any_more_is_not_held(reader: Reader) -> None:
+    """If it comes and goes, the process cannot list it again."""
+    for directory in (7, 8):
+        lists(reader, directory, FIRST)
+    second = generation(2, *range(1, 20))
+    second.hidden_below = {7: BitMap64(FILES[8])}
+    lists(reader, 1, second)
+    assert held(reader, 7, 8) == [5, 6, 7]
+    lists(reader, 7, second)
+    assert held(reader, 7, 8) == [5, 6, 12]
+
+
+@pytest.mark.promise(47)
+def test_a_process_that_lists_the_next_part_holds_nothing_else(reader: Reader) -> None:
+    lists(reader, 1, FIRST)
+    lists(reader, 8, FIRST)
+    part = PartContents(PassPosition(1, 2), {}, 1, 1, BitMap64(), BitMap64())
+    lists(reader, 7, Generation(2, 20, 0.0, listed=BitMap64([5, 7]), part=part))
+    assert list(reader.held) == [5, 7]
 
 
 def test_an_open_without_a_listing_holds_everything_of_the_first_generation(reader: Reader) -> None:
     reader.opened(1, None, 4.0)
-    assert not reader.holds
+    assert not reader.held
     reader.opened(1, FIRST, 5.0)
     reader.opened(2, SECOND, 6.0)
-    assert holds(reader, 7, 8) == dict.fromkeys((EVERYWHERE, 7, 8), FIRST)
+    assert reader.held == FIRST.listed
+    lists(reader, 7, FIRST)
+    reader.held.clear()
+    assert FIRST.listed, "its holds are its own"
 
 
 def test_an_open_after_a_listing_holds_nothing_more(reader: Reader) -> None:
-    reader.lists(7, FIRST, 5.0)
+    lists(reader, 7, FIRST)
     reader.release()
     reader.opened(1, SECOND, 6.0)
-    assert not reader.holds
+    assert not reader.held
     assert reader.listed_at is not None, "release does not undo that it listed"
 
 
@@ -104,24 +156,6 @@ def test_the_unread_share_is_that_of_the_generation_before(reader: Reader) -> No
     assert reader.job.unread == 0
 
 
-def test_merged_holds_cover_the_same_files() -> None:
-    readers = [Reader(pid, "99", "python") for pid in range(6)]
-    for number, reader in enumerate(readers):
-        for directory in range(1, 8):
-            if directory % (number + 1) == 0:
-                reader.lists(directory, FIRST if directory < 5 else SECOND, 5.0)
-    readers[3].lists(EVERYWHERE, FIRST, 6.0)
-    readers[4].lists(EVERYWHERE, FIRST, 6.0)
-    readers[4].lists(3, THIRD, 7.0)
-    merged = Holds(reader.holds for reader in readers)
-    merged.merge()
-    for directory in range(10):
-        for seq in (10, 20, 30):
-            for delisted in (None, 2, 3):
-                held = any(Holds([reader.holds]).cover(directory, seq, delisted) for reader in readers)
-                assert merged.cover(directory, seq, delisted) is held
-
-
 def test_silence_begins_with_the_last_close(reader: Reader) -> None:
     reader.lists(7, FIRST, 0.0)
     assert not reader.is_silent(100.0, 100.0, 10.0)
@@ -136,64 +170,62 @@ def test_silence_begins_with_the_last_close(reader: Reader) -> None:
 
 
 def test_release_ends_all_holds(reader: Reader) -> None:
-    reader.lists(7, FIRST, 0.0)
+    lists(reader, 7, FIRST, 0.0)
     reader.release()
-    assert not reader.holds
-    reader.lists(7, FIRST, 1.0)
-    assert holds(reader, 7, 8) == {7: FIRST}
+    assert not reader.held
+    lists(reader, 7, FIRST, 1.0)
+    assert held(reader, 7) == [5, 6]
 
 
 # Holds that last.
 
 
-def lasting(reader: Reader, lists_now: bool = False) -> dict[int, Generation]:
-    """The holds of directories 1 and 2, and of everything, that a process does not end when it lists again."""
+def lasting(reader: Reader, lists_now: bool = False) -> list[int]:
+    """What it still holds of directories 1 and 2 once a process has listed again."""
     holds = reader.lasting_holds(reader if lists_now else new_reader())
-    return {directory: hold for directory in (EVERYWHERE, 1, 2) if (hold := holds.get(directory))}
+    return [seq for directory in (1, 2) for seq in FILES[directory] if seq in holds]
 
 
 def test_a_reader_may_keep_its_holds_when_another_one_lists(reader: Reader) -> None:
-    for generation in (FIRST, SECOND):
-        reader.lists(1, generation, 0.0)
-        reader.lists(2, generation, 0.0)
-        assert lasting(reader) == {1: generation, 2: generation}
-        assert lasting(reader, lists_now=True) == {}, "it is about to list again"
+    for generation, shown in ((FIRST, [1, 2, 3, 4]), (SECOND, [11, 3, 4])):
+        lists(reader, 1, generation)
+        lists(reader, 2, generation)
+        assert lasting(reader) == shown
+        assert lasting(reader, lists_now=True) == [], "it is about to list again"
 
 
 def test_a_reader_that_never_listed_is_expected_never_to_list(reader: Reader) -> None:
     reader.opened(7, FIRST, 0.0)
-    assert lasting(reader) == dict.fromkeys((EVERYWHERE, 1, 2), FIRST)
+    assert lasting(reader) == [1, 2, 3, 4]
 
 
 def test_the_ranks_of_the_job_that_lists_are_about_to_list_again(reader: Reader) -> None:
     rank, newcomer = new_reader(), new_reader()
     rank.job = newcomer.job = reader.job
     for one in (reader, rank):
-        one.lists(1, FIRST, 0.0)
+        lists(one, 1, FIRST)
     assert not rank.lasting_holds(reader)
-    reader.lists(1, SECOND, 0.0)
+    lists(reader, 1, SECOND)
     assert rank.lasting_holds(reader), "it has stayed behind"
 
 
 def test_a_directory_that_is_not_listed_again_stays_held(reader: Reader) -> None:
     """Validation, listed once, by a process that lists its training data again and again."""
     for directory in (1, 2):
-        reader.lists(directory, FIRST, 0.0)
-    assert lasting(reader, lists_now=True) == {}
-    reader.lists(2, SECOND, 1.0)
-    assert lasting(reader, lists_now=True) == {1: FIRST}
-    reader.lists(1, SECOND, 1.0)
-    assert lasting(reader, lists_now=True) == {}
+        lists(reader, directory, FIRST)
+    assert lasting(reader, lists_now=True) == []
+    lists(reader, 2, SECOND)
+    assert lasting(reader, lists_now=True) == [1, 2]
+    lists(reader, 1, SECOND)
+    assert lasting(reader, lists_now=True) == []
 
 
 def test_a_directory_that_is_listed_again_is_no_longer_held_by_what_came_before(reader: Reader) -> None:
     """A process opened a file, or read index.csv, before it listed directories in each epoch."""
     opened, indexed = new_reader(), new_reader()
     opened.opened(7, FIRST, 0.0)
-    indexed.lists(EVERYWHERE, FIRST, 0.0)
+    lists(indexed, EVERYWHERE, FIRST)
     for reader in (opened, indexed):
         for generation in (FIRST, SECOND):
-            reader.lists(1, generation, 1.0)
-        lasting = Holds([reader.lasting_holds(reader)])
-        assert not lasting.cover(1, 5, None), "it lists this one in each epoch"
-        assert lasting.cover(2, 5, None)
+            lists(reader, 1, generation)
+        assert lasting(reader, lists_now=True) == [3, 4], "it lists the other one in each epoch"

@@ -67,7 +67,7 @@ FILES = [file(f"a/{number:02}.bin", BLOCK) for number in range(40)]
 
 def begin(cache: LocalCache, parts: Parts, position: PassPosition, streamed: BitMap64 | None = None) -> Generation:
     """Begin the generation that is a part."""
-    contents = PartContents(position, {}, 1, 1, streamed or BitMap64(), BitMap64(), {})
+    contents = PartContents(position, {}, 1, 1, streamed or BitMap64(), BitMap64())
     generation = Generation(1, 1, trio.current_time(), files=1, part=contents)
     cache.generations.current = generation
     parts.note_begun()

@@ -17,7 +17,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.cache.catalog import Removed
 from growfs.proc import Process, process, thread_group
-from growfs.rotation.holds import EVERYWHERE
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
 from growfs.rotation.rules import Generation
@@ -62,10 +61,13 @@ def sleeper() -> subprocess.Popen[bytes]:
 
 
 async def lists(readers: Readers, pid: int, directory: int = 1) -> tuple[Reader, Generation]:
-    """The reader that lists, and the generation that it is shown."""
+    """The reader that lists, and the generation that it is shown, all of it in that directory."""
     reader = readers.reader_of(pid)
     await readers.begin(reader, directory)
-    return reader, readers.listing(reader, directory)
+    shown = readers.listing(reader, directory)
+    reader.is_shown(shown.listed, shown)
+    readers.close_generation(shown)
+    return reader, shown
 
 
 async def generation(readers: Readers, pid: int, directory: int = 1) -> int:
@@ -141,9 +143,10 @@ async def test_a_rank_sees_what_its_job_sees_however_late_it_lists(
 ) -> None:
     stranger = sleeper()
     monkeypatch.setattr(Process, "age_s", property(lambda _: trio.current_time()))  # it started before anybody listed
-    assert await generation(readers, ME) == 1
+    reader, shown = await lists(readers, ME)
+    reader.job.is_shown(1, shown, 1)
     mock_clock.jump(10 * SETTLE_S)
-    assert await generation(readers, stranger.pid) == 2
+    assert await generation(readers, stranger.pid) == shown.number + 1 == 2
     assert await generation(readers, other) == 1, "a child that runs the same program"
     stranger.kill()
     stranger.wait()
@@ -243,19 +246,28 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
 
 async def test_a_reader_holds_what_it_listed_until_it_ends(autojump_clock: MockClock, readers: Readers) -> None:
     child = sleeper()
-    _, shown = await lists(readers, child.pid, 7)
-    holds = readers.holds()
-    assert holds.cover(7, shown.last_seq, None)
-    assert holds.cover(7, shown.last_seq, shown.number + 1)
-    assert not holds.cover(7, shown.last_seq + 1, None)
-    assert not holds.cover(7, shown.last_seq, shown.number)
-    assert holds.cover(8, shown.last_seq, None), "it may be about to list more"
+    reader = readers.reader_of(child.pid)
+    await readers.begin(reader, 7)
+    shown = readers.listing(reader, 7)
+    other, file = shown.last_seq - 1, shown.last_seq
     await trio.sleep(SETTLE_S + 0.1)
-    holds = readers.holds()
-    assert holds.cover(7, shown.last_seq, None)
-    assert not holds.cover(8, shown.last_seq, None)
+    assert {other, file} <= {*readers.holds()}, "it is still listing"
+    readers.close_generation(shown)
+    assert not readers.holds()
+    reader.is_shown([file], shown)
+    assert {*readers.holds()} == {file}
     await end(readers, child)
-    assert not readers.holds().cover(7, shown.last_seq, None)
+    assert not readers.holds()
+
+
+async def test_a_reader_may_be_about_to_list_more(autojump_clock: MockClock, readers: Readers) -> None:
+    reader = readers.reader_of(ME)
+    await readers.begin(reader, 7)
+    shown = readers.listing(reader, 7)
+    readers.close_generation(shown)
+    assert readers.holds() == shown.listed
+    await trio.sleep(SETTLE_S + 0.1)
+    assert not readers.holds()
 
 
 @pytest.mark.promise(17)
@@ -290,7 +302,7 @@ async def test_an_open_without_any_listing_holds_everything_of_that_moment(
     opens(readers, other, waited=True)
     (reader,) = [reader for reader in readers.active() if reader.pid == other]
     assert (reader.opens, reader.waited, reader.listed_at) == (1, 1, None)
-    assert reader.holds.get(EVERYWHERE) is shown
+    assert reader.held == shown.listed
     await end(readers, child)
 
 
@@ -298,12 +310,12 @@ async def test_holds_end_after_a_long_silence(readers: Readers, autojump_clock: 
     _, shown = await lists(readers, ME, 7)
     number = opens(readers, ME)
     await trio.sleep(2 * HOLD_IDLE_S)
-    assert readers.holds().cover(7, shown.last_seq, None)  # it has a file open
+    assert shown.last_seq in readers.holds()  # it has a file open
     readers.closed(number)
     await trio.sleep(HOLD_IDLE_S)
-    assert readers.holds().cover(7, shown.last_seq, None)
+    assert shown.last_seq in readers.holds()
     await trio.sleep(10)
-    assert not readers.holds().cover(7, shown.last_seq, None)
+    assert shown.last_seq not in readers.holds()
     assert [reader.pid for reader in readers.active()] == [ME]
 
 
@@ -311,13 +323,13 @@ async def test_holds_end_after_a_long_silence(readers: Readers, autojump_clock: 
 async def test_what_unknown_readers_listed_is_held_for_a_while(readers: Readers, autojump_clock: MockClock) -> None:
     _, shown = await lists(readers, FOREIGN)
     await trio.sleep(HOLD_IDLE_S / 2)
-    assert readers.holds().cover(99, shown.last_seq, None)
-    assert not readers.holds().cover(99, shown.last_seq + 1, None), "it holds the generation that it listed, no other"
+    assert shown.last_seq in readers.holds()
+    assert shown.last_seq + 1 not in readers.holds(), "it holds the generation that it listed, no other"
     await lists(readers, FOREIGN)
     await trio.sleep(HOLD_IDLE_S - 10)
-    assert readers.holds().cover(99, shown.last_seq, None)
+    assert shown.last_seq in readers.holds()
     await trio.sleep(HOLD_IDLE_S)
-    assert not readers.holds().cover(99, shown.last_seq, None)
+    assert shown.last_seq not in readers.holds()
 
 
 # Generations that are opened by their path.
@@ -331,13 +343,13 @@ async def test_a_generation_is_held_while_a_folder_of_it_is_open(
     readers.release()
     readers.open_generation(first, FOREIGN)
     readers.release()
-    assert readers.holds().cover(99, first.last_seq, None)
+    assert first.last_seq in readers.holds()
     await readers.begin_number(2)
     await readers.begin_number(2)
     assert list(readers.named_generations()) == [1, 2], "the newest is kept"
     readers.close_generation(first)
     assert list(readers.named_generations()) == [2]
-    assert not readers.holds().cover(99, first.last_seq, 2)
+    assert first.last_seq not in readers.holds()
 
 
 async def test_a_process_holds_the_last_generation_that_it_opened_until_it_ends(
@@ -348,7 +360,7 @@ async def test_a_process_holds_the_last_generation_that_it_opened_until_it_ends(
     readers.open_generation(asked, child.pid)
     readers.close_generation(asked)
     await readers.begin_number(2)
-    assert readers.holds().cover(99, asked.last_seq, 2)
+    assert asked.last_seq in readers.holds()
     assert list(readers.named_generations()) == [1, 2]
     second = readers.named_generations()[2]
     readers.open_generation(second, child.pid)
@@ -440,9 +452,9 @@ async def test_with_rotation_always_only_readers_with_unopened_files_hold(cache:
     reader.job.is_shown(7, shown, 2)
     opens(readers, ME)
     opens(readers, ME)
-    assert readers.holds().cover(7, 0, None)
+    assert readers.holds()
     opens(readers, ME, FILE + 1)
-    assert not readers.holds().cover(7, 0, None)
+    assert not readers.holds()
 
 
 @pytest.mark.promise(6)

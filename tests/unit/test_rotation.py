@@ -10,14 +10,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 
 from growfs.rotation.eviction import pick_victims
-from growfs.rotation.holds import EVERYWHERE, DirectoryHolds, Holds
 from growfs.rotation.rules import (
     CachedFile,
     Delisting,
     FileGroup,
-    Generation,
     Kind,
     LastOfKind,
     TurnoverInput,
@@ -201,64 +200,9 @@ def test_the_queue_is_read_only_as_far_as_needed() -> None:
 def test_bytes_that_a_generation_delists(
     name: str, limit: int, share: float, largest: int, lacking: int, free: int, expected: int
 ) -> None:
-    turnover = TurnoverInput(limit, share, largest, lacking, free, 0, 0, Holds())
+    turnover = TurnoverInput(limit, share, largest, lacking, free, 0, 0, BitMap64())
     assert needed_bytes(turnover, 0) == (expected, expected)
     assert needed_bytes(replace(turnover, rotates=False), 0) == (max(0, -free), max(0, -free))
-
-
-# Generations, and what holds on them cover.
-
-FIRST, SECOND = Generation(1, 10, 0.0), Generation(2, 20, 0.0)
-
-
-def test_a_hold_covers_what_its_generation_showed() -> None:
-    hold = Generation(3, 100, 0.0)
-    assert hold.covers(100, None)
-    assert not hold.covers(101, None)
-    assert hold.covers(1, 4)
-    assert not hold.covers(1, 3)
-
-
-def directory_holds(holds: dict[int, Generation]) -> DirectoryHolds:
-    """What a process holds that has listed everything, and then directories, in these generations."""
-    held = DirectoryHolds()
-    for directory, hold in sorted(holds.items()):
-        held.set(directory, hold)
-    return held
-
-
-@pytest.mark.parametrize(
-    ("holds", "expected"),
-    [
-        ({}, None),
-        ({7: FIRST}, FIRST),
-        ({8: FIRST}, None),
-        ({EVERYWHERE: FIRST}, FIRST),
-        ({EVERYWHERE: FIRST, 7: SECOND}, SECOND),
-        ({EVERYWHERE: SECOND, 7: FIRST}, FIRST),
-    ],
-)
-def test_a_process_holds_its_last_listing(holds: dict[int, Generation], expected: Generation | None) -> None:
-    assert directory_holds(holds).get(7) == expected
-
-
-def test_readers_that_cannot_be_identified_hold_everything() -> None:
-    assert not Holds().cover(7, 1, None)
-
-
-@pytest.mark.promise(17)
-@given(
-    st.lists(
-        st.dictionaries(st.integers(0, 3), st.builds(Generation, st.integers(1, 5), st.integers(0, 9), st.just(0.0)))
-    ),
-    st.data(),
-)
-def test_holds_cover_what_any_process_holds(readers: list[dict[int, Generation]], data: st.DataObject) -> None:
-    directory, seq = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 9))
-    delisted = data.draw(st.none() | st.integers(1, 6))
-    last = [hold for holds in readers if (hold := holds.get(directory, holds.get(EVERYWHERE)))]
-    expected = any(hold.covers(seq, delisted) for hold in last)
-    assert Holds(map(directory_holds, readers)).cover(directory, seq, delisted) == expected
 
 
 def test_no_more_victims_are_read_than_are_needed() -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 
 from growfs.disk import BLOCK
-from growfs.rotation.holds import EVERYWHERE, Holds
-from growfs.rotation.reader import Reader, holds_of
+from growfs.rotation.reader import Reader, held_by
+from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import File, MountSettings, Rotating
 from tests.unit.local_cache import LocalCache, file, open_local_cache, run_in_memory
 
@@ -45,8 +46,8 @@ class Twins:
     def resident(self) -> set[int]:
         return set(self.simulated.cached)
 
-    def holds(self) -> Holds:
-        return Holds(holds_of([real for real, _ in self.readers], NOW))
+    def holds(self) -> BitMap64:
+        return held_by([real for real, _ in self.readers], NOW)
 
     def set_turnover(self, share: float) -> None:
         """Set the share that each generation delists."""
@@ -97,15 +98,25 @@ class Twins:
         """A reader lists everything or one directory, and a generation begins."""
         real, copy = self.readers[number % READERS]
         place = number // READERS % (1 + DIRECTORIES)
-        lasting_holds = Holds(reader.lasting_holds(real) for reader, _ in self.readers)
+        lasting_holds = BitMap64().union(*(reader.lasting_holds(real) for reader, _ in self.readers))
         generation = await self.cache.begin(lasting_holds, frozenset(map(self.node_id, self.opened & self.resident)))
         if self.simulated.generation:
             self.simulated.generation.opened_since.update(range(len(self.paths)))
         begun = self.simulated._begin(copy, NOW)
         assert generation
         assert (generation.number, generation.files) == (begun.number, begun.files)
-        real.lists(self.cache.node(f"d{place}").id if place else EVERYWHERE, generation, NOW)
+        directory = self.cache.node(f"d{place}").id if place else EVERYWHERE
+        real.lists(directory, generation, NOW)
+        real.is_shown(
+            [
+                seq
+                for seq, parent in self.cache.database.rows("SELECT seq, parent FROM resident")
+                if parent == directory
+            ],
+            generation,
+        )
         copy.lists(place, begun, NOW)
+        copy.is_shown([self.simulated.cached[id].seq for id in self.simulated.folders[place]], begun)
         self.simulated.readers_changed()
 
     async def release(self, number: int) -> None:
@@ -122,7 +133,9 @@ class Twins:
         """Reserve space for a missed file, which may evict more."""
         await self._reserve(1 + number % NEED_MAX, self.cache.reserve_by_eviction, missed=True)
 
-    async def _reserve(self, blocks: int, reserve: Callable[[int, Holds], Awaitable[int | None]], missed: bool) -> None:
+    async def _reserve(
+        self, blocks: int, reserve: Callable[[int, BitMap64], Awaitable[int | None]], missed: bool
+    ) -> None:
         before = self.resident
         reserved = await reserve(blocks * BLOCK, self.holds())
         assert self.simulated.make_room(blocks * BLOCK, NOW, missed) is (reserved is not None)

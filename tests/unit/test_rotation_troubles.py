@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from pyroaring import BitMap64
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs import disk
@@ -23,7 +24,6 @@ from growfs.errors import GrowfsError, RemoteError, Unreadable
 from growfs.remote.client_choice import ClientChoice
 from growfs.remote.interface import Fetched, RemoteFile
 from growfs.remote.rate_limits import SharedLimits
-from growfs.rotation.holds import DirectoryHolds, Holds
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import VersionUpdater
 from growfs.scheduler.fetcher import Fetcher
@@ -71,7 +71,7 @@ async def test_what_is_delisted_is_evicted_even_if_others_have_taken_more(
     for _ in range(3):
         newest = await cache.begin()
         assert newest
-        holds = Holds([DirectoryHolds(newest)])
+        holds = newest.listed
         found.append((await cache.reserve(SIZE, priority, holds), cache.store.resident_files))
     assert found == [(None, FILES - 2), (None, FILES - 4), (SIZE, FILES - 5)]
     cache.close()
@@ -85,7 +85,7 @@ async def test_a_draw_evicts_nothing_if_others_have_taken_more_than_the_cache(
     monkeypatch.setattr(disk, "room", lambda _: (SIZE, 1000))
     cache.store.min_free = (FILES + 1) * SIZE
     await cache.begin()
-    assert await cache.reserve_by_rotation(SIZE, Holds()) is None
+    assert await cache.reserve_by_rotation(SIZE, BitMap64()) is None
     assert cache.store.resident_files == FILES
     cache.close()
 
@@ -101,7 +101,7 @@ async def test_a_cache_that_grows_after_its_first_listing_lets_the_last_files_go
     await cache.admit(*paths[2:FILES], content=b"x" * SIZE)
     cache.generations.rotation = "never"  # so that the next generation need not be planned
     for _ in range(FILES):
-        assert await cache.reserve_by_eviction(SIZE, Holds()) == SIZE
+        assert await cache.reserve_by_eviction(SIZE, BitMap64()) == SIZE
     cache.give_back()
     await cache.admit(paths[-1], content=b"x" * SIZE)
     await cache.begin()
@@ -147,7 +147,7 @@ async def test_a_list_of_all_files_shows_one_generation_while_it_is_committed(tm
     await cache.database.write(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE name = '000.bin'"))
     async with trio.open_nursery() as nursery:
         cache.open_all()
-        await cache.generations.begin(Holds(), frozenset())
+        await cache.generations.begin(BitMap64(), frozenset())
         assert cache.generations.current
         rows = _listed(cache.database.path, cache.generations.current)
         expected, paths = cache.listed(), {next(rows)[0]}
@@ -236,7 +236,7 @@ async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path
     await cache.admit(*paths, content=b"x" * SIZE)
     shown = await cache.begin()
     assert shown
-    cache.holds = Holds([DirectoryHolds(shown)])
+    cache.holds = shown.listed
     fetcher = fetcher_of(cache)
     successor = cache.node("d/5.bin")._replace(version="v2")
     async with trio.open_nursery() as nursery:
@@ -247,7 +247,7 @@ async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path
         assert len(cache.resident()) == FILES
         await cache.begin()
         assert len(cache.listed()) == FILES - 1, "the next generation makes room, though the whole remote is cached"
-        cache.holds = Holds()
+        cache.holds = BitMap64()
         cache.store.space_freed.notify()
         while cache.node("d/5.bin").version != "v2":
             await cache.store.admitted.wait()
@@ -264,7 +264,7 @@ async def test_a_new_version_arrives_before_a_generation_is_decided_or_after_it_
     fetcher = fetcher_of(cache)
     before = cache.listed()
     cache.open_all()
-    await cache.generations.begin(Holds(), frozenset())
+    await cache.generations.begin(BitMap64(), frozenset())
     expected = cache.listed()
     cache.store.set_cache_size(CacheSize(bytes=2 * FILES * SIZE))
     delisted = cache.node(min(before - expected))
@@ -343,7 +343,7 @@ async def test_nothing_waits_any_longer_for_a_version_whose_service_failed(
     await cache.admit(*paths, content=b"x" * SIZE)
     shown = await cache.begin()
     assert shown
-    cache.holds = Holds([DirectoryHolds(shown)])
+    cache.holds = shown.listed
     sync = CatalogSync(RefusingPool(), cache.catalog, cache.store, Outage(answers), 0)  # type: ignore[arg-type]
     await sync.update_file(cache.node("d/5.bin"), file("d/5.bin", SIZE, "v2"))
     state = PrefetchState(StartCondition(), lambda: False, lambda: False, Outage(answers))

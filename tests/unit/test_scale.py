@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import trio
+from pyroaring import BitMap64
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import growfs.cache.store
@@ -34,7 +35,6 @@ from growfs.remote.interface import Page
 from growfs.rotation import order_file, queries
 from growfs.rotation import readers as readers_module
 from growfs.rotation.eviction import pick_victims
-from growfs.rotation.holds import DirectoryHolds, Holds
 from growfs.rotation.order_file import make_order
 from growfs.rotation.pass_order import Candidate, Order, Pass, draw_order, groups_of
 from growfs.rotation.reader import Reader
@@ -102,10 +102,10 @@ async def test_queries_of_the_answering_thread_scan_no_table(tmp_path: Path) -> 
     assert generation
     assert generation.files < FILES
     queries = record_queries(cache.database._reader)
-    held = Holds([DirectoryHolds(Generation(generation.number - 1, generation.last_seq, 0.0))])
+    held = BitMap64(range(generation.last_seq + 1))
     assert await cache.reserve_by_rotation(BLOCK, held) is None
-    assert await cache.reserve_by_rotation(BLOCK, Holds())
-    assert await cache.reserve_by_eviction(40 * BLOCK, Holds())
+    assert await cache.reserve_by_rotation(BLOCK, BitMap64())
+    assert await cache.reserve_by_eviction(40 * BLOCK, BitMap64())
     resident = sorted(cache.resident())
     cache.find(names[0])
     cache.node(resident[-1])
@@ -131,11 +131,11 @@ async def test_delisted_files_are_skipped_in_bounded_steps(tmp_path: Path) -> No
     passed: int | None = 0
     entries, steps = list[Entry](), 0
     while passed is not None:
-        entries, passed = visible_entries(cache.store, folder, passed, generation, 5, 0)
+        entries, _, passed = visible_entries(cache.store, folder, passed, generation, 5, 0)
         steps += 1
     assert steps > delisted // 5, "no step looks at more than five files"
     assert entries
-    assert visible_entries(cache.store, ROOT, 0, generation, 5, 0)[1] is None
+    assert visible_entries(cache.store, ROOT, 0, generation, 5, 0)[-1] is None
     cache.close()
 
 
@@ -220,36 +220,15 @@ def test_a_reader_of_many_directories_takes_few_bytes_for_each() -> None:
     assert taken < 5 * len(directories)
 
 
-async def test_a_draw_does_not_ask_each_of_many_readers_about_each_directory(
-    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    readers, asked, get = Readers(cache.generations, 3600, frozenset), 0, DirectoryHolds.get
-    directories, generation = range(2000, 2200), Generation(1, 10, 0.0)
-    for pid in range(1, 51):
-        reader = readers._readers[pid, ""] = Reader(pid, "", "python")
-        for directory in directories:
-            reader.lists(directory, generation, 1.0)
-
-    def counting(holds: DirectoryHolds, directory: int) -> Generation | None:
-        nonlocal asked
-        asked += 1
-        return get(holds, directory)
-
-    monkeypatch.setattr(DirectoryHolds, "get", counting)
-    held = readers.holds()
-    assert all(held.cover(directory, 10, 2) and not held.cover(directory, 11, None) for directory in directories)
-    assert asked <= 2 * len(directories)
-
-
 def test_what_many_readers_hold_is_told_a_worker_in_few_bytes() -> None:
     readers, generation = [Reader(pid, "99", "python") for pid in range(50)], Generation(1, 10, 0.0)
+    generation.listed.update(range(1, FILES))
     for reader in readers:
-        for directory in range(2000, 2200):
-            reader.lists(directory, generation, 1.0)
-    lasting_holds = Holds(reader.lasting_holds(Reader(0, "0", "python")) for reader in readers)
-    lasting_holds.merge()
-    assert len(pickle.dumps(lasting_holds)) < 2 * 200 + 1000, "two bytes for each directory"
-    assert all(lasting_holds.cover(directory, 10, None) for directory in range(2000, 2200))
+        reader.lists(1, generation, 1.0)
+        reader.is_shown(range(1, FILES), generation)
+    lasting_holds = BitMap64().union(*(reader.lasting_holds(Reader(0, "0", "python")) for reader in readers))
+    assert lasting_holds == generation.listed
+    assert len(pickle.dumps(lasting_holds)) < FILES / 8 + 1000, "a bit for each file"
 
 
 def commands(cache: LocalCache, fetch: Callable[[Node, str], Awaitable[None]]) -> FileCommands:
@@ -369,8 +348,8 @@ async def test_a_thread_picks_what_a_miss_evicts(tmp_path: Path, monkeypatch: py
         return pick_victims(candidates, need, ample)
 
     monkeypatch.setattr(space, "pick_victims", record_thread)
-    assert await cache.reserve_by_eviction(40 * BLOCK, Holds())
-    assert await cache.reserve_by_eviction(100 * BLOCK, Holds()) is None
+    assert await cache.reserve_by_eviction(40 * BLOCK, BitMap64())
+    assert await cache.reserve_by_eviction(100 * BLOCK, BitMap64()) is None
     assert threads
     assert threading.get_ident() not in threads
     cache.close()
@@ -651,7 +630,7 @@ async def test_one_commit_makes_room_for_all_misses_that_wait(tmp_path: Path, mo
     monkeypatch.setattr(cache.store, "evict", note)
     async with trio.open_nursery() as nursery:
         for _ in range(10):
-            nursery.start_soon(cache.reserve, 2 * BLOCK, Priority.READER, Holds())
+            nursery.start_soon(cache.reserve, 2 * BLOCK, Priority.READER, BitMap64())
     assert batches == [20]
     assert sum(reserved.bytes for reserved in cache.reserved) == 20 * BLOCK
     assert cache.space._may_draw

@@ -26,7 +26,6 @@ from growfs.cache.store import QUOTA_RETRY_S, Reservation
 from growfs.disk import BLOCK
 from growfs.errors import NoRoom, TooManyOpen
 from growfs.paths import StrPath
-from growfs.rotation.holds import Holds
 from growfs.rotation.rules import Generation
 from growfs.scheduler import space
 from growfs.scheduler.in_flight import Priority
@@ -288,7 +287,7 @@ async def evict_all(cache: LocalCache) -> list[str]:
     order: list[str] = []
     while True:
         before = cache.resident()
-        reserved = await cache.reserve_by_eviction(BLOCK, Holds())
+        reserved = await cache.reserve_by_eviction(BLOCK, BitMap64())
         if reserved is None:
             return order
         cache.give_back()
@@ -453,7 +452,7 @@ async def test_concurrent_reservations_evict_a_file_each(cache: LocalCache) -> N
     await fill(cache)
 
     async def reserve() -> None:
-        assert await cache.reserve_by_eviction(BLOCK, Holds())
+        assert await cache.reserve_by_eviction(BLOCK, BitMap64())
 
     async with trio.open_nursery() as nursery:
         for _ in range(4):

@@ -15,7 +15,6 @@ from pyroaring import BitMap64
 
 from growfs.cache.schema import FROZEN, PINNED
 from growfs.disk import BLOCK
-from growfs.rotation.holds import DirectoryHolds, Holds
 from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.scheduler.in_flight import Priority
 from tests.unit.local_cache import LocalCache, file, open_local_cache, run_in_memory
@@ -59,7 +58,9 @@ class TurnoverScene:
         done = await self.store.admit([replace(staged_file, group=tuple(map(self.id, group)))])
         assert done.admitted
 
-    async def begin(self, delist: int = 0, lasting_holds: Holds | None = None, opened: str | None = None) -> Generation:
+    async def begin(
+        self, delist: int = 0, lasting_holds: BitMap64 | None = None, opened: str | None = None
+    ) -> Generation:
         """Begin a generation that delists this many blocks; if not 0, at least two.
 
         opened: the names of the files that were opened; by default all.
@@ -151,7 +152,7 @@ async def test_the_files_shown_for_longest_are_delisted(scene: TurnoverScene) ->
     assert (scene.listed(), second.files) == ("3456", 4)
     assert scene.listed(first) == "123456"  # a reader of that generation still sees all
     assert scene.resident() == "123456"
-    assert scene.cache.generations.delisted_bytes(scene.cache.database.rows) == 2 * BLOCK
+    assert sum(scene.cache.generations.delisted(scene.cache.database.rows).values()) == 2 * BLOCK
 
 
 @pytest.mark.promise(18, 23)
@@ -163,7 +164,7 @@ async def test_pinned_and_frozen_files_are_never_delisted_or_evicted(scene: Turn
     for _ in range(3):
         await scene.begin(delist=5)
         assert scene.listed() == "13"
-        assert await scene.cache.reserve_by_rotation(scene.store.limit_bytes, Holds()) is None
+        assert await scene.cache.reserve_by_rotation(scene.store.limit_bytes, BitMap64()) is None
     assert {"1", "3"} <= set(scene.resident())
 
 
@@ -276,7 +277,7 @@ def test_show_files_always_lists_exactly_that_many(data: st.DataObject) -> None:
                 await scene.mark(name, PINNED)
                 pinned.add(name)
             if data.draw(st.booleans()):
-                await cache.reserve_by_rotation(data.draw(st.integers(1, 4)) * BLOCK, Holds())
+                await cache.reserve_by_rotation(data.draw(st.integers(1, 4)) * BLOCK, BitMap64())
                 cache.give_back()
                 assert len(cache.listed()) == show
         cache.database.close()
@@ -321,16 +322,14 @@ async def test_every_generation_shows_a_new_version_just_where_it_showed_the_old
 async def test_rotation_spares_held_files(scene: TurnoverScene) -> None:
     await show_all(scene, "123456")
     await scene.begin(delist=3)
-    folder, first = scene.cache.node("a").id, Generation(1, scene.row("2")[0], 0.0)
-    holds = Holds([DirectoryHolds(directories={first: BitMap64([folder])})])
+    holds = BitMap64(scene.row(name)[0] for name in "12")
     assert await scene.cache.reserve_by_rotation(2 * BLOCK, holds) is None
     assert scene.resident() == "123456"  # nothing is evicted where it would not be enough
     assert await scene.cache.reserve_by_rotation(BLOCK, holds) == BLOCK
     assert scene.resident() == "12456"
-    elsewhere = Holds([DirectoryHolds(directories={Generation(1, 1 << 40, 0.0): BitMap64([folder + 1])})])
-    assert await scene.cache.reserve_by_rotation(BLOCK, elsewhere) == BLOCK
-    later = Holds([DirectoryHolds(Generation(2, 1 << 40, 0.0))])
-    assert await scene.cache.reserve_by_rotation(BLOCK, later) == BLOCK
+    newest = scene.cache.generations.current
+    assert newest
+    assert await scene.cache.reserve_by_rotation(BLOCK, newest.listed) == BLOCK
 
 
 async def test_a_file_that_rotation_is_evicting_is_not_listed_again(
@@ -348,7 +347,7 @@ async def test_a_file_that_rotation_is_evicting_is_not_listed_again(
 
     async def rotate() -> None:
         monkeypatch.setattr(scene.store, "evict", slow_evict)
-        await scene.cache.reserve_by_rotation(BLOCK, Holds())
+        await scene.cache.reserve_by_rotation(BLOCK, BitMap64())
 
     async def begin() -> None:
         await scene.begin()
@@ -368,7 +367,7 @@ async def test_a_file_that_rotation_is_evicting_is_not_listed_again(
 async def test_a_delisted_file_is_not_drawn_again_in_this_pass(scene: TurnoverScene) -> None:
     await show_all(scene, "1234")
     await scene.begin(delist=2)
-    await scene.cache.reserve_by_rotation(BLOCK, Holds())
+    await scene.cache.reserve_by_rotation(BLOCK, BitMap64())
     assert scene.cache.node("a/1").drawn == 1
     query = "SELECT first_shown, last_shown FROM node WHERE id = ?"
     assert scene.cache.database.row(query, scene.id("1")) == (1, 1)
@@ -376,12 +375,12 @@ async def test_a_delisted_file_is_not_drawn_again_in_this_pass(scene: TurnoverSc
 
 @pytest.mark.promise(19)
 async def test_a_miss_evicts_in_the_order_of_the_rules(scene: TurnoverScene) -> None:
-    """Files not shown yet, newest first; delisted and not held; delisted and held; listed, oldest first."""
+    """Files not shown yet, newest first; delisted; listed, oldest first; and then in this order those that are held."""
     await show_all(scene, "1234567")
     await scene.begin(delist=4)
     await scene.remote(*"123456789")
     await scene.admit("8", "9")
-    holds = Holds([DirectoryHolds(Generation(1, scene.row("2")[0], 0.0))])
+    holds = BitMap64(scene.row(name)[0] for name in "126")
     gone = []
     while True:
         before = scene.resident()
@@ -389,8 +388,8 @@ async def test_a_miss_evicts_in_the_order_of_the_rules(scene: TurnoverScene) -> 
         if reserved is None:
             break
         gone.append("".join(sorted(set(before) - set(scene.resident()))))
-    assert gone == ["9", "8", "3", "4", "1", "2", "5", "6"]
-    assert scene.resident() == "7"
+    assert gone == ["9", "8", "3", "4", "5", "7", "1", "2"]
+    assert scene.resident() == "6"
 
 
 @pytest.mark.promise(17)
@@ -398,7 +397,7 @@ async def test_what_no_reader_waits_for_evicts_nothing_that_is_held(scene: Turno
     await show_all(scene, "1234")
     await scene.remote(*"12345")
     await scene.admit("5")
-    holds = Holds([DirectoryHolds(Generation(1, scene.row("3")[0], 0.0))])
+    holds = BitMap64(scene.row(name)[0] for name in "123")
     for left in ("1234", "123"):
         assert await scene.cache.reserve(BLOCK, Priority.DUE, holds)
         assert scene.resident() == left
@@ -422,7 +421,7 @@ async def test_a_disk_that_refuses_to_evict_is_logged_once_a_minute(
     monkeypatch.setattr(scene.store, "evict", refuse)
     for times in (1, 2):
         for _ in range(3):
-            assert await scene.cache.reserve_by_eviction(BLOCK, Holds()) is None
+            assert await scene.cache.reserve_by_eviction(BLOCK, BitMap64()) is None
         assert caplog.text.count("no room could be made: disk I/O error") == times
         mock_clock.jump(60)
 
@@ -433,7 +432,7 @@ async def test_if_the_disk_frees_less_than_the_files_took_more_are_evicted(
     await show_all(scene, "1234")
     store, bytes_short = scene.store, scene.store.bytes_short
     monkeypatch.setattr(store, "bytes_short", lambda need: bytes_short(need) + BLOCK * (store.evicted_files == 1))
-    assert await scene.cache.reserve_by_eviction(BLOCK, Holds())
+    assert await scene.cache.reserve_by_eviction(BLOCK, BitMap64())
     assert scene.resident() == "34"
 
 
@@ -442,7 +441,7 @@ async def test_a_listed_file_that_a_miss_evicts_may_be_drawn_again(scene: Turnov
     await scene.begin(delist=2)
     notified = []
     scene.store.returned_to_pass.connect(lambda: notified.append(True))
-    assert await scene.cache.reserve_by_eviction(3 * BLOCK, Holds())
+    assert await scene.cache.reserve_by_eviction(3 * BLOCK, BitMap64())
     assert scene.resident() == "4"
     assert notified
     assert [scene.cache.node(path(name)).drawn for name in "123"] == [1, 1, 0]
@@ -464,15 +463,6 @@ async def test_a_delisted_file_is_still_delisted_after_a_restart(scene: Turnover
     reopened.database.close()
 
 
-async def test_held_bytes_are_the_delisted_bytes_that_a_hold_covers(scene: TurnoverScene) -> None:
-    await show_all(scene, "1234")
-    await scene.begin(delist=2)
-    generations = scene.cache.generations
-    assert generations.delisted_bytes(scene.cache.database.rows, Generation(1, 1 << 40, 0.0)) == 2 * BLOCK
-    assert generations.delisted_bytes(scene.cache.database.rows, Generation(1, scene.row("1")[0], 0.0)) == BLOCK
-    assert generations.delisted_bytes(scene.cache.database.rows, Generation(2, 1 << 40, 0.0)) == 0
-
-
 # Groups are evicted as a whole.
 
 
@@ -489,7 +479,7 @@ async def delist_pairs(scene: TurnoverScene) -> None:
 
 async def test_rotation_evicts_a_group_as_a_whole(scene: TurnoverScene) -> None:
     await delist_pairs(scene)
-    assert await scene.cache.reserve_by_rotation(BLOCK, Holds())
+    assert await scene.cache.reserve_by_rotation(BLOCK, BitMap64())
     assert scene.resident() == "3456"
 
 
@@ -498,7 +488,7 @@ async def test_rotation_spares_a_group_one_of_whose_files_is_used(scene: Turnove
     await delist_pairs(scene)
     if why == "open":
         assert scene.store.open(scene.id("2"))
-    holds = Holds([DirectoryHolds(Generation(1, scene.row("1")[0], 0.0))] if why == "held" else [])
+    holds = BitMap64([scene.row("1")[0]] if why == "held" else [])
     assert await scene.cache.reserve_by_rotation(BLOCK, holds)
     assert scene.resident() == "1256"
 
@@ -517,8 +507,8 @@ async def test_a_partly_delisted_group_is_listed_whole_once_the_rest_is_admitted
 async def test_a_directory_not_listed_yet_keeps_a_file_as_well(scene: TurnoverScene) -> None:
     await scene.remote(*"123")
     await scene.admit(*"123")
-    assert await scene.cache.reserve_by_eviction(3 * BLOCK, Holds()) is None
-    assert await scene.cache.reserve_by_eviction(2 * BLOCK, Holds())
+    assert await scene.cache.reserve_by_eviction(3 * BLOCK, BitMap64()) is None
+    assert await scene.cache.reserve_by_eviction(2 * BLOCK, BitMap64())
     assert scene.resident() == "1"
 
 
@@ -531,7 +521,7 @@ async def test_files_are_listed_again_before_the_generation_is_committed(scene: 
     generations = scene.cache.generations
     generations.rotation = "never"
     written = [generations.is_written]
-    await generations.begin(Holds(), frozenset())
+    await generations.begin(BitMap64(), frozenset())
     assert scene.listed() == "1234"
     assert scene.row("1")[2] == 2
     written.append(generations.is_written)  # as long as this is False, nothing is evicted
@@ -552,11 +542,11 @@ async def test_a_miss_evicts_nothing_by_rows_that_a_generation_is_about_to_chang
     generations = scene.cache.generations
     generations.rotation, generations.turnover = "auto", 0.5
     scene.cache.open_all()
-    await generations.begin(Holds(), frozenset(map(scene.id, "12")))
+    await generations.begin(BitMap64(), frozenset(map(scene.id, "12")))
     assert scene.listed() == "2"
     assert scene.store.open(scene.id("1"))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.cache.reserve_by_eviction, BLOCK, Holds())
+        nursery.start_soon(scene.cache.reserve_by_eviction, BLOCK, BitMap64())
         await trio.testing.wait_all_tasks_blocked(0.1)
         nursery.start_soon(generations.run)
         await generations.written.wait()
@@ -570,7 +560,7 @@ async def test_files_are_delisted_before_the_generation_is_committed(scene: Turn
     generations, first = scene.cache.generations, scene.cache.generations.current
     generations.rotation, generations.turnover = "auto", 0.5
     scene.cache.open_all()
-    await generations.begin(Holds(), frozenset(map(scene.id, "1234")))
+    await generations.begin(BitMap64(), frozenset(map(scene.id, "1234")))
     assert scene.row("1")[2] is None
     assert scene.listed() == "34"
     assert scene.listed(first) == "1234"

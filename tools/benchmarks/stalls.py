@@ -36,11 +36,10 @@ from growfs.daemon.server import SWITCH_S
 from growfs.proc import Process
 from growfs.rotation import readers
 from growfs.rotation.generations import Demand, Generations
-from growfs.rotation.holds import EVERYWHERE
 from growfs.rotation.order_file import candidates
 from growfs.rotation.pass_order import Order, Pass, draw_order
 from growfs.rotation.readers import Readers
-from growfs.rotation.rules import GenerationPlan, TurnoverInput
+from growfs.rotation.rules import EVERYWHERE, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.in_flight import Counters, Priority, SizeEstimate
