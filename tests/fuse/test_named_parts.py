@@ -173,6 +173,16 @@ def test_a_rank_that_keeps_a_file_open_holds_up_the_others_for_a_limited_time(gr
     assert os.listdir(part(growfs, 2, 4))
 
 
+def test_a_part_that_a_rank_still_reads_keeps_no_other_part(growfs: Growfs, tmp_path: Path) -> None:
+    """Not even one that was cached before the rank began."""
+    mount(growfs, tmp_path / "remote", make_remote(tmp_path / "remote"), *ROOMY, "--start", "2/1")
+    until(lambda: growfs.status()["state"] == "ahead")
+    with opened(part(growfs, 2, 1)):
+        for number in (2, 3, 4):
+            assert read_all(part(growfs, 2, number))
+    assert waited_opens(growfs) == 0
+
+
 def test_a_part_goes_on_although_the_remote_deletes_its_files(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_remote(tmp_path / "remote")
     mount(growfs, tmp_path / "remote", tree, *ROOMY, "--refresh", "0.2s")
