@@ -269,10 +269,10 @@ class FolderEngine:
                 self._trees.remove(tree)
             is_ready = self._generations.planner.is_ready
             if ready := list(filter(is_ready, self._wanted)):  # meanwhile, trees end and make room
-                self._wanted.discard(ready[0])
                 try:
                     await self._begin(ready[0])
                 finally:
+                    self._wanted.discard(ready[0])  # of others that have asked meanwhile, too
                     self._finish()
             elif self._grows_by_itself():
                 await self._begin()

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -139,6 +140,31 @@ def test_all_ranks_get_one_generation(growfs: Fill, tmp_path: Path, readers: Rea
         until_replaced(growfs)
     for rank in ranks:
         rank.end()
+
+
+SLOW_TREES = """
+import time
+from growfs.folder import trees
+shown_files = trees.shown_files
+def shown_slowly(*arguments):
+    time.sleep(0.5)
+    return shown_files(*arguments)
+trees.shown_files = shown_slowly
+"""
+
+
+@pytest.mark.promise(44)
+def test_ranks_that_ask_while_a_generation_is_made_get_it(growfs: Fill, tmp_path: Path) -> None:
+    growfs.env["TEST_SETUP"] = SLOW_TREES
+    full(growfs, tmp_path)
+    newest = growfs.generations[-1]
+
+    def ask(delay_s: float) -> int:
+        time.sleep(delay_s)
+        return int(call(growfs.cache, "next", answer_s=None, after=newest, holds=False)["generation"])
+
+    with ThreadPoolExecutor(5) as threads:
+        assert list(threads.map(ask, (0.0, 0.1, 0.2, 0.3, 3.0))) == 5 * [newest + 1]
 
 
 @pytest.mark.promise(44)
