@@ -24,7 +24,7 @@ from growfs.errors import GrowfsError
 from growfs.rotation.order_file import with_beats
 from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, divide
 from growfs.rotation.pass_order import group_of, groups_of, ids_of, share_number
-from growfs.rotation.rules import PartContents, PassPosition, with_parents
+from growfs.rotation.rules import GenerationPlan, PartContents, PassPosition, with_parents
 
 ROWS = 10_000
 """Ids that one query reads."""
@@ -238,14 +238,14 @@ def _batches(ids: Iterable[int]) -> Iterator[str]:
 # The contents of a part.
 
 
-def part_contents(catalog: Path, position: PassPosition, beat: Callable[[], None]) -> PartContents:
-    """The contents of a part, as far as it is cached."""
+def plan_part(catalog: Path, position: PassPosition, last_seq: int, beat: Callable[[], None]) -> GenerationPlan:
+    """The generation that lists a part, as far as it is cached. last_seq: as in GenerationPlan."""
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")
         parts = _Parts(connection, position.pass_)
         ids = BitMap64(map(abs, itertools.chain(parts.always(), parts.of(position.part))))
         names = defaultdict[int, list[tuple[str, int]]](list)
-        files = bytes = 0
+        bytes = 0
         cached, left_out = BitMap64(), BitMap64()
         query = (
             "SELECT n.id, r.seq, n.parent, n.name, n.size FROM json_each(?) wanted"
@@ -259,7 +259,6 @@ def part_contents(catalog: Path, position: PassPosition, beat: Callable[[], None
                     continue
                 names[parent].append((name, seq))
                 cached.add(id)
-                files += 1
                 bytes += size
         rows = connection.execute(
             "SELECT r.id, r.seq, n.parent, n.name FROM resident r JOIN node n USING (id)"
@@ -272,7 +271,9 @@ def part_contents(catalog: Path, position: PassPosition, beat: Callable[[], None
             if id in listed:
                 names[parent].append((name, seq))
         folders = {folder: _in_order(entries) for folder, entries in names.items()}
-        return PartContents(position, folders, files, bytes, cached & parts.streamed(position.part), left_out)
+        part = PartContents(position, folders, bytes, cached & parts.streamed(position.part), left_out)
+        all_seqs = BitMap64().union(*map(BitMap64, folders.values()))
+        return GenerationPlan(last_seq, len(cached), all_seqs, keeps_last=False, part=part)
 
 
 def _in_order(entries: list[tuple[str, int]]) -> array[int]:

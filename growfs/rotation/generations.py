@@ -129,6 +129,7 @@ class Generations:
         self.current: Generation | None = None
         """The newest generation; None before the first listing of this mount."""
         self._refused = False
+        self._keeps_last = planner.keeps_last
         self._considered = (0, 0)
         """The last admission and the size that the cache could have when the last files were considered."""
         self._rotating = trio.Lock()
@@ -198,7 +199,7 @@ class Generations:
     @property
     def listed(self) -> Listed:
         """The facts that decide which files are the last of their kind."""
-        return Listed(self.shown_seq, (self.current or self.planner).keeps_last)
+        return Listed(self.shown_seq, self._keeps_last)
 
     async def reconsider_last_files(self) -> bool:
         """Let the last files of directories go if they take too much by now; returns whether that is new.
@@ -208,16 +209,17 @@ class Generations:
         now = self._store.last_seq, self._store.reachable_bytes
         if not self.listed.keeps_last or now == self._considered:  # it takes a second with a million files
             return False
-        decided, self._considered = self.current or self.planner, now
-        decided.keeps_last = keeps_last(await self._db.query_in_thread(least_bytes), now[1])
-        return not decided.keeps_last
+        self._considered = now
+        self._keeps_last = keeps_last(await self._db.query_in_thread(least_bytes), now[1])
+        return not self._keeps_last
 
     @property
     def is_over(self) -> bool:
-        """Whether any listing begins the next generation: this one has ended, or is empty although files are cached."""
-        if self.current is None:
-            return False
-        return self._store.resident_files > 0 and (self.current.is_over or not self.current.files)
+        """Whether any listing begins the next generation: there is none, it has ended, or is empty although files are
+        cached.
+        """
+        newest = self.current
+        return newest is None or newest.is_over or (self._store.resident_files > 0 and not newest.files)
 
     def end(self) -> None:
         """End the current generation. Called when training can start: earlier listings showed fewer files."""
@@ -247,7 +249,7 @@ class Generations:
     def is_due_after(self, number: int) -> bool:
         """Whether the next one has to begin for a process that has read one (0: none), or it joins the newest."""
         newest = self.current
-        if newest is None or self.is_over:
+        if self.is_over or newest is None:
             return True
         if newest.part and not number:  # a new process: no part goes by unread
             return newest.is_read
@@ -318,7 +320,7 @@ class Generations:
         self.kept = [*self.kept, generation][-self.keep :]
         for directory, seq in filter(lambda row: row[1] in generation.listed, frozen):
             generation.frozen.setdefault(directory, BitMap64()).add(seq)
-        self.shown_seq = plan.last_seq
+        self.shown_seq, self._keeps_last = plan.last_seq, plan.keeps_last
         self._unwritten = plan
         self.began.notify()
         return plan
@@ -353,7 +355,7 @@ class Generations:
         if generation is None:
             return store.resident_files, store.resident_content_bytes, store.resident_files
         if part := generation.part:
-            return store.resident_files - part.files, store.resident_content_bytes - part.bytes, 0
+            return store.resident_files - generation.files, store.resident_content_bytes - part.bytes, 0
         ((files, bytes, new),) = ask(
             "SELECT count(*), coalesce(sum(n.size), 0), coalesce(sum(r.seq > ?1), 0) FROM resident r"
             " JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND (r.seq > ?1 OR r.delisted <= ?2)",

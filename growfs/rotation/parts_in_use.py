@@ -30,8 +30,8 @@ class _Use:
 
 
 class PartsInUse:
-    """Owns these parts, in the order in which they were first opened. `opened` notifies of each more, and when all
-    of its streamed files were opened. Times are in seconds on any clock.
+    """Owns these parts, in the order in which they were first opened. `opened` notifies of each more. Times are in
+    seconds on any clock.
     """
 
     def __init__(self) -> None:
@@ -68,20 +68,12 @@ class PartsInUse:
             self._uses[part.position] = _Use(generation, part.streamed, unread or BitMap64(part.streamed), now)
             self.opened.notify()
 
-    @property
-    def has_read(self) -> bool:
-        """Whether all streamed files of one were opened."""
-        return any(use.streamed and not use.unopened for use in self._uses.values())
-
     def note_opened(self, id: int, now: float) -> None:
         """Note that a file was opened."""
         for use in self._uses.values():
             if id in use.streamed:
-                was_read = not use.unopened
                 use.unopened.discard(id)
                 use.active_at = now
-                if not (was_read or use.unopened):
-                    self.opened.notify()
 
     def note_gone(self, id: int) -> None:
         """Note that the remote has deleted or replaced a file: it cannot be opened any more."""

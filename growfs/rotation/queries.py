@@ -17,20 +17,8 @@ from growfs.cache.schema import Query
 from growfs.rotation.eviction import candidates, evictable, in_groups
 from growfs.rotation.rules import DELISTED_ORDER, LISTED_ORDER, CachedFile, Kind
 
-COLUMNS = {
-    "id": "r.id",
-    "directory": "r.parent",
-    "suffix": "r.suffix",
-    "bytes": "r.bytes",
-    "seq": "r.seq",
-    "queue_position": "r.queue_position",
-    "delisted": "r.delisted",
-    "opened": "r.opened",
-}
-FIELDS = ", ".join(f"{COLUMNS[field]} AS {field}" for field in CachedFile._fields)
+FIELDS = ", ".join(f"r.{field} AS {field}" for field in CachedFile._fields).replace("r.directory", "r.parent")
 """The columns of a CachedFile."""
-
-
 IS_PINNED = (
     "r.queue_position IN (SELECT o.queue_position FROM node p CROSS JOIN resident o USING (id) WHERE p.pinned > 0)"
 )
@@ -49,7 +37,7 @@ def _query(condition: str, order: str) -> str:
 
 
 def _columns(order: tuple[str, ...]) -> str:
-    return ", ".join(COLUMNS[field] for field in order)
+    return ", ".join(f"r.{field}" for field in order)
 
 
 # Each group is in exactly one of these sorts, as a whole, unless it has a pinned file.

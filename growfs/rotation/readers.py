@@ -104,7 +104,7 @@ class Readers:
         found = self._processes.get(reader)  # it may have ended: another process reads the directory that it has opened
         if reader.listed_at is None and found:
             self._join(reader, found)
-        if newest is None or self._generations.is_over or newest.is_over:
+        if self._generations.is_over or newest is None:
             return None
         now, settle_s = trio.current_time(), self._generations.settle_s
         by_time = newest.part is None or self._generations.counts_all

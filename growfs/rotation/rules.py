@@ -80,7 +80,6 @@ class PartContents:
     position: PassPosition
     folders: Mapping[int, Sequence[int]]
     """The files and folders in each folder, in the order of their names."""
-    files: int
     bytes: int
     streamed: BitMap64
     """The ids of its files that the pass fetches for it, and that do not stay."""
@@ -111,8 +110,6 @@ class Generation:
     """What it lists, if it is a part of a pass."""
     frozen: dict[int, BitMap64] = field(default_factory=dict)
     """The admissions of the files that were frozen or pinned when it began, by directory."""
-    keeps_last: bool = True
-    """Whether directories keep their last files: see the function of this name."""
     opened_since: BitMap64 = field(default_factory=BitMap64)
     """The ids opened since it began, by any process."""
     is_over: bool = False
@@ -143,9 +140,7 @@ def begin(number: int, plan: GenerationPlan, now: float, before: Generation | No
     """The generation that begins as planned, after the one before it."""
     if before and not before.files:
         before.is_over = True
-    return Generation(
-        number, plan.last_seq, now, plan.files, plan.listed, plan.hidden_below, plan.part, keeps_last=plan.keeps_last
-    )
+    return Generation(number, plan.last_seq, now, plan.files, plan.listed, plan.hidden_below, plan.part)
 
 
 # The last file of a kind.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,8 +34,7 @@ def plan_generation(
     catalog: Path, number: int, turnover: TurnoverInput, beat: Callable[[], None] = lambda: None
 ) -> GenerationPlan:
     """Decide what generation `number` lists. catalog: the database file. beat: called along the way."""
-    connection = read_only(catalog)
-    try:
+    with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")  # all queries see the same state
         counts, least, largest = _kinds(connection, turnover.last_seq)
         beat()
@@ -54,8 +54,6 @@ def plan_generation(
             delisted_bytes=sum(delisted.values()),
         )
         return _with_directories(connection, plan)
-    finally:
-        connection.close()
 
 
 def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> GenerationPlan:

@@ -27,7 +27,7 @@ from growfs.cache.database import Database
 from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, NoSuchName, NotMade, RemoteError, TimedOut, UsageError
-from growfs.rotation.division import divide_catalog, find_due, part_contents, read_division, save_division
+from growfs.rotation.division import divide_catalog, find_due, plan_part, read_division, save_division
 from growfs.rotation.generations import Generations, Planner
 from growfs.rotation.parts import Division, ExactPass
 from growfs.rotation.parts_in_use import PartsInUse
@@ -45,11 +45,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 """Pause before a pass that could not be divided is tried again, or files that could not be marked."""
-QUIET_S = 0.02
-"""How long nothing of a part that was read is open before it makes room, if no process waits for another part: a
-process opens one file after another."""
-POLL_S = 0.25
-"""How often it is checked whether a part that was not read makes room."""
+QUIET_S = 0.25
+"""How long nothing of a part that was read is open before it makes room, if no process waits for another part: others
+may read it, too. It is checked this often whether parts make room."""
 PARTS_CACHED = 2
 """The cache has room for the streamed files of this many parts."""
 
@@ -108,10 +106,10 @@ class Parts(Planner):
         self._read: PassPosition | None = None  # the last part of which a file was opened, also before a restart
         self._written: PassPosition | None = None  # the same, in the database
         self._waited_for = Counter[PassPosition]()
-        self._is_due_known = False
-        self._wanted, self._wanted_bytes = BitMap64(), 0
+        self._wanted = BitMap64()
+        self._missing: Share | None = None  # how much that is, as far as known
         self._lacking: dict[PassPosition, dict[int, int]] = {}  # of each part to come: files, and their sizes
-        self._moved_at = self._received_at = -math.inf  # when other parts were to be cached, and when bytes arrived
+        self._moved_at = -math.inf  # when bytes arrived, or other parts were to be cached
         self._failed = BitMap64()
         self._left_out = BitMap64()
         self._go_on(start)
@@ -184,7 +182,7 @@ class Parts(Planner):
     @property
     def missing(self) -> Share:
         """The files that are still to be fetched for the coming parts."""
-        return Share(len(self._wanted), self._wanted_bytes) if self._is_due_known else self.share
+        return self._missing or self.share
 
     outside = Share(0, 0)
 
@@ -225,10 +223,9 @@ class Parts(Planner):
             if not any(marks) or await self._mark(*marks, partial(self._is_window, window)):
                 break
             await trio.sleep(RETRY_S if self._store.refusal else 0)
-        self._wanted, self._wanted_bytes = due.lacking, due.bytes
+        self._wanted, self._missing = due.lacking, Share(len(due.lacking), due.bytes)
         self._failed -= self._wanted
         self._lacking = dict(zip(ahead, due.of_parts, strict=True))
-        self._is_due_known = True
         self._progressed.notify()
         return Order(
             frozen=due.always,
@@ -336,7 +333,7 @@ class Parts(Planner):
 
     def note_received(self, _: int) -> None:
         """Note that bytes have arrived."""
-        self._received_at = trio.current_time()
+        self._moved_at = trio.current_time()
 
     def note_finished(self, download: Download) -> None:
         """Note the outcome of a download."""
@@ -345,7 +342,7 @@ class Parts(Planner):
             self.changed.notify()  # it was opened by name, and may go again
         if is_cached and id in self._wanted:
             self._wanted.discard(id)
-            self._wanted_bytes -= size
+            self._missing = self._missing and self._missing - Share(1, size)
         if isinstance(download.error, (RemoteError, NotMade)):
             self._failed.add(id)
         elif not is_cached:
@@ -368,9 +365,8 @@ class Parts(Planner):
         division = self._divisions[number]
         pass_ = division.pass_
         catalog = {
-            "files": division.catalog.files, "bytes": division.catalog.bytes, "digest": division.catalog.digest,
-            "seed": pass_.seed, "cache_bytes": pass_.cache_bytes, "part_bytes": pass_.part_bytes,
-            "partition": self._first.partition, "group": pass_.group,
+            **division.catalog._asdict(), "seed": pass_.seed, "cache_bytes": pass_.cache_bytes,
+            "part_bytes": pass_.part_bytes, "partition": self._first.partition, "group": pass_.group,
         }  # fmt: skip
         return {"pass": number, "parts": len(division.parts), "catalog": catalog}
 
@@ -384,8 +380,7 @@ class Parts(Planner):
             elif not self._in_use:
                 await self._in_use.opened.wait()
             else:
-                with trio.move_on_after(QUIET_S if self._in_use.has_read else POLL_S):
-                    await self._in_use.opened.wait()
+                await trio.sleep(QUIET_S)
                 self._end_uses()
 
     def _end_uses(self) -> None:
@@ -446,10 +441,9 @@ class Parts(Planner):
             while not self.is_ready(part) and before == self._begun:
                 if not self.may_exist(part):
                     raise NoSuchName(str(_no_such_part(self._divisions[part.pass_], part)))
-                has_room = part in self._window()[1]
-                until = max(began, self._received_at if has_room else self._moved_at) + patience_s
+                until = max(began, self._moved_at) + patience_s
                 if trio.current_time() >= until:
-                    why = "nothing of it has arrived" if has_room else "others have had its room"
+                    why = "nothing has arrived" if part in self._window()[1] else "others have had its room"
                     raise TimedOut(f"part {part} is waited for, and {why} for {patience_s:g} s; see growfs status")
                 with trio.move_on_at(until):
                     await self._progressed.wait()
@@ -463,29 +457,24 @@ class Parts(Planner):
         if not self.is_ready(position):
             return None
         division = self._divisions[position.pass_]
-        function = partial(part_contents, self._db.path, position)
-        contents = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
+        function = partial(plan_part, self._db.path, position, turnover.last_seq)
+        plan = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
+        assert plan.part
         if not self.is_ready(position) or division is not self._divisions[position.pass_]:
             return None  # other parts come next, or the pass is divided again
-        if lost := contents.left_out - self._failed:
+        left_out = plan.part.left_out
+        if lost := left_out - self._failed:
             self._lacking[position] = dict.fromkeys(lost, 0)
             self.changed.notify()
             return None
-        self._left_out = contents.left_out | (self._left_out if position.part > 1 else BitMap64())
-        if contents.left_out:
+        self._left_out = left_out | (self._left_out if position.part > 1 else BitMap64())
+        if left_out:
             log.warning(
                 "part %s: %d files cannot be fetched and are left out of this pass, such as %s",
-                position, len(contents.left_out), self._path_of(contents.left_out.min()),
+                position, len(left_out), self._path_of(left_out.min()),
             )  # fmt: skip
-        log.info("part %s of %d: %d files", position, len(division.parts), contents.files)
-        listed = BitMap64().union(*map(BitMap64, contents.folders.values()))
-        return GenerationPlan(
-            turnover.last_seq,
-            contents.files,
-            listed,
-            keeps_last=False,
-            part=contents,
-        )
+        log.info("part %s of %d: %d files", position, len(division.parts), plan.files)
+        return plan
 
     def note_begun(self) -> None:
         """Note that a generation has begun."""
@@ -493,7 +482,7 @@ class Parts(Planner):
         assert begun
         self._lacking.pop(begun, None)
         self._revisions.pop(begun.pass_, None)
-        self._is_due_known = False
+        self._missing = None
         self._moved_at = trio.current_time()
         self.changed.notify()
         self._progressed.notify()

@@ -85,7 +85,7 @@ def test_a_directory_that_is_not_listed_any_more_is_not_held(reader: Reader) -> 
 def test_a_process_that_lists_the_next_part_holds_nothing_else(reader: Reader) -> None:
     lists(reader, 1, FIRST)
     lists(reader, 8, FIRST)
-    part = PartContents(PassPosition(1, 2), {}, 1, 1, BitMap64(), BitMap64())
+    part = PartContents(PassPosition(1, 2), {}, 1, BitMap64(), BitMap64())
     lists(reader, 7, Generation(2, 20, 0.0, listed=BitMap64([5, 7]), part=part))
     assert list(reader.held) == [5, 7]
 

@@ -14,7 +14,7 @@ FIRST, SECOND, THIRD = (PassPosition(1, part) for part in (1, 2, 3))
 
 def part(position: PassPosition, *streamed: int) -> Generation:
     """The generation that is a part with these streamed files."""
-    contents = PartContents(position, {}, 1, 1, BitMap64(streamed), BitMap64())
+    contents = PartContents(position, {}, 1, BitMap64(streamed), BitMap64())
     return Generation(position.part, 1, 0.0, files=1, part=contents)
 
 

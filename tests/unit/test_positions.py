@@ -67,7 +67,7 @@ FILES = [file(f"a/{number:02}.bin", BLOCK) for number in range(40)]
 
 def begin(cache: LocalCache, parts: Parts, position: PassPosition, streamed: BitMap64 | None = None) -> Generation:
     """Begin the generation that is a part."""
-    contents = PartContents(position, {}, 1, 1, streamed or BitMap64(), BitMap64())
+    contents = PartContents(position, {}, 1, streamed or BitMap64(), BitMap64())
     generation = Generation(1, 1, trio.current_time(), files=1, part=contents)
     cache.generations.current = generation
     parts.note_begun()
@@ -135,7 +135,7 @@ async def test_a_part_that_does_not_exist_or_does_not_come_is_not_waited_for_wit
     await parts.remaining(0)
     with pytest.raises(GrowfsError, match="no part 99"):
         await parts.wait(PassPosition(1, 99))
-    with pytest.raises(GrowfsError, match="nothing of it has arrived for 60 s"):
+    with pytest.raises(GrowfsError, match="nothing has arrived for 60 s"):
         await parts.wait(PassPosition(1, 3))
 
 
