@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -233,11 +233,23 @@ def fuse_device(mode: str = "666") -> Iterator[tuple[str, ...]]:
             yield prefix
 
 
-@contextmanager
-def start_growfs(growfs: Growfs, *arguments: object, stderr: int = subprocess.PIPE) -> Iterator[Process]:
+def script(words: Sequence[object], before: str = "") -> list[str]:
+    """The words, for a fork server, of the installed command, which starts the daemon before it reads its arguments.
+
+    before: what its process does first, as a shell might that starts it.
+    """
+    return ["-c", f"{before}\nimport sys, growfs\nsys.argv[1:] = {[*map(str, words)]!r}\ngrowfs.main()"]
+
+
+def start_growfs(growfs: Growfs, *arguments: object, stderr: int = subprocess.PIPE) -> AbstractContextManager[Process]:
     """Run `growfs ...` in the background; it is killed after the block."""
-    words = [*GROWFS[1:], *arguments]
-    process = forks_for(words).start(words, growfs.env, stdout=subprocess.PIPE, stderr=stderr, new_session=True)
+    return started([*GROWFS[1:], *arguments], growfs.env, stderr)
+
+
+@contextmanager
+def started(words: Sequence[object], env: Mapping[str, str], stderr: int = subprocess.PIPE) -> Iterator[Process]:
+    """Run a program by a fork server in the background; it is killed after the block."""
+    process = forks_for(words).start(words, env, stdout=subprocess.PIPE, stderr=stderr, new_session=True)
     try:
         yield process
     finally:

@@ -31,14 +31,14 @@ from tests.cli.support import (
     mark_environment,
     needs_root,
     processes_of,
+    script,
     start_growfs,
+    started,
     tmpfs,
 )
 from tests.forkserver import SETUP_VARIABLE
-from tests.harness import GROWFS, Growfs, make_tree, until
+from tests.harness import COMMAND_S, FORKS, Growfs, make_tree, until
 
-SCRIPT = [sys.executable, "-m", "growfs"]
-"""What the installed command does. It starts the daemon before it reads the command line."""
 TREE = {f"{folder}/{number}": b"x" * 1000 for folder in "abc" for number in range(4)}
 
 
@@ -204,11 +204,13 @@ def test_the_daemon_is_detached_from_the_terminal(growfs: Growfs, remote: Path) 
 
 
 def test_a_pipe_ends_when_mount_returns(growfs: Growfs, remote: Path) -> None:
-    flags = ["--cache-dir", str(growfs.cache_dir)]
-    command = [*SCRIPT, "mount", f"file://{remote}", str(growfs.mountpoint), *flags]
-    line = f"{shlex.join(command)} 2>&1 | cat"
-    done = subprocess.run(line, shell=True, capture_output=True, text=True, env=growfs.env, timeout=60, check=True)
-    local, engine = done.stdout.splitlines()
+    reading, writing = os.pipe()
+    with open(reading) as ours:
+        with open(writing, "w") as theirs:
+            words = script(growfs.mount_words(f"file://{remote}"))
+            mounting = FORKS.start(words, growfs.env, stdout=theirs, stderr=theirs)
+        local, engine = ours.read().splitlines()
+    assert mounting.wait(30) == 0
     assert local == f"{growfs.mountpoint}: 12 of 12 files cached, 120 KB of 120 KB"
     assert engine.startswith(f"{growfs.mountpoint}: ")
     assert mounted_at(growfs.mountpoint)
@@ -216,10 +218,8 @@ def test_a_pipe_ends_when_mount_returns(growfs: Growfs, remote: Path) -> None:
 
 def test_a_mount_from_a_working_directory_that_was_deleted(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
     for url, code in ((remote, 0), ("remote", 2)):
-        command = [*SCRIPT, "mount", str(url), str(growfs.mountpoint), "--cache-dir", str(growfs.cache_dir)]
-        (tmp_path / "gone").mkdir()
-        line = f"cd {tmp_path}/gone && rmdir ../gone && exec {shlex.join(command)}"
-        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=growfs.env, check=False)
+        gone = f"import os; path = {str(tmp_path / 'gone')!r}; os.mkdir(path); os.chdir(path); os.rmdir(path)"
+        done = FORKS.run(script(growfs.mount_words(url), gone), growfs.env, COMMAND_S)
         assert done.returncode == code, done.stderr
     assert_refused(done, "remote: is relative to the working directory, which was deleted", exit_code=2)
 
@@ -261,9 +261,8 @@ def test_a_job_of_several_nodes_is_pointed_to_its_options(growfs: Growfs, remote
 
 
 def test_few_descriptors_are_told_before_an_open_fails(growfs: Growfs, remote: Path) -> None:
-    command = [*SCRIPT, "mount", str(remote), str(growfs.mountpoint), "--cache-dir", str(growfs.cache_dir)]
-    line = f"ulimit -n 256 && exec {shlex.join(command)}"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=growfs.env, check=True)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))"
+    done = FORKS.run(script(growfs.mount_words(remote), limit), growfs.env, COMMAND_S)
     warning = "readers can have 128 files open at a time, as the daemon may open 256 (ulimit -n)"
     assert f"warning: {warning}" in done.stdout
     assert warning in growfs.run("status", growfs.mountpoint).stdout
@@ -281,8 +280,8 @@ def test_the_title_of_the_daemon_may_be_cut_mid_character(growfs: Growfs) -> Non
 
 
 def test_mount_works_with_closed_standard_descriptors(growfs: Growfs, remote: Path) -> None:
-    command = [*SCRIPT, "mount", f"file://{remote}", str(growfs.mountpoint), "--cache-dir", str(growfs.cache_dir)]
-    line = shlex.join(command)
+    command = [sys.executable, "-m", "growfs", *growfs.mount_words(f"file://{remote}")]
+    line = shlex.join(map(str, command))
     done = subprocess.run(["sh", "-c", f"{line} 0<&- 1>&- 2>&-"], env=growfs.env, timeout=60, check=False)
     assert done.returncode == 0
     assert len(growfs.names()) == 12
@@ -352,21 +351,28 @@ def test_an_interrupted_mount_leaves_nothing(growfs: Growfs, blocked: str, numbe
         until(lambda: leftovers(growfs) == [])
 
 
+AS_FIRST_PROCESS = """
+import ctypes, os
+ctypes.CDLL(None).unshare(0x20000000)  # CLONE_NEWPID
+if child := os.fork():
+    os.waitpid(child, 0)
+    os._exit(0)
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+"""
+
+
 def test_the_first_process_of_a_container_ends_at_sigterm_while_it_mounts(growfs: Growfs) -> None:
     """The kernel drops a signal to pid 1 of a pid namespace that has no handler for it."""
     needs_root()
     mark_environment(growfs)
-    with blocking_server({"a": b"x"}, "a") as server:
-        command = ["unshare", "--pid", "--fork", "--kill-child", *GROWFS, *growfs.mount_words(server.url)]
-        words = list(map(str, command))
-        with subprocess.Popen(words, env=growfs.env, stderr=subprocess.PIPE, text=True) as unshare:
-            until(lambda: "a" in server.requested)
-            (pid,) = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()
-            os.kill(int(pid), signal.SIGTERM)
-            try:
-                assert unshare.communicate(timeout=10)[1] == "growfs: interrupted\n"
-            finally:
-                unshare.kill()
+    with (
+        blocking_server({"a": b"x"}, "a") as server,
+        started(script(growfs.mount_words(server.url), AS_FIRST_PROCESS), growfs.env) as unshare,
+    ):
+        until(lambda: "a" in server.requested)
+        (pid,) = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()
+        os.kill(int(pid), signal.SIGTERM)
+        assert unshare.communicate(timeout=10)[1] == "growfs: interrupted\n"
         assert leftovers(growfs) == []
 
 
@@ -448,23 +454,20 @@ def test_a_foreground_mount_that_is_ended_before_it_is_ready_leaves_nothing(
 
 def test_signals_that_are_ignored_stay_so(growfs: Growfs) -> None:
     """As by nohup(1), and in the background jobs of a shell script."""
-    with blocking_server({"a/0": b"x"}, "a/0") as server:
-        words = map(str, [*SCRIPT, *growfs.mount_words(server.url), "--foreground"])
-        command = ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh", *words]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, env=growfs.env, text=True, start_new_session=True
-        ) as mounting:
-            try:
-                until(lambda: mounted_at(growfs.mountpoint))
-                for number in (signal.SIGINT, signal.SIGHUP):
-                    os.killpg(mounting.pid, number)
-                    assert not signal_is_caught(mounting.pid, number)
-                server.unblock()
-                assert mounting.stdout
-                assert "1 of 1 file" in mounting.stdout.readline()
-            finally:
-                mounting.terminate()
-            assert mounting.wait(30) == 0
+    ignore = "import signal as s; s.signal(s.SIGINT, s.SIG_IGN); s.signal(s.SIGHUP, s.SIG_IGN)"
+    with (
+        blocking_server({"a/0": b"x"}, "a/0") as server,
+        started(script([*growfs.mount_words(server.url), "--foreground"], ignore), growfs.env) as mounting,
+    ):
+        until(lambda: mounted_at(growfs.mountpoint))
+        for number in (signal.SIGINT, signal.SIGHUP):
+            os.killpg(mounting.pid, number)
+            assert not signal_is_caught(mounting.pid, number)
+        server.unblock()
+        assert mounting.stdout
+        assert "1 of 1 file" in mounting.stdout.readline()
+        mounting.terminate()
+        assert mounting.wait(30) == 0
 
 
 def test_a_daemon_that_is_ended_before_it_has_its_request(growfs: Growfs, remote: Path) -> None:
