@@ -45,12 +45,11 @@ PARQUET_COLUMNS = [
 
 @dataclass
 class InventoryBucket:
-    """The bucket that inventories of source are written to. put and delete change it; objects lists source."""
+    """The bucket that inventories of source are written to, by put; objects lists source."""
 
     source: S3Server
     name: str
     put: Callable[[str, bytes], None]
-    delete: Callable[[str], None]
     objects: Callable[[str], list[dict[str, Any]]]
 
     def write(
@@ -147,6 +146,5 @@ def inventories(moto_s3: S3Server) -> Iterator[InventoryBucket]:
             moto_s3,
             "growfs-inventory",
             lambda key, data: client.put_object(Bucket="growfs-inventory", Key=key, Body=data) and None,
-            lambda key: client.delete_object(Bucket="growfs-inventory", Key=key) and None,
             lambda prefix: client.list_objects_v2(Bucket=moto_s3.bucket, Prefix=prefix).get("Contents", []),
         )

@@ -17,6 +17,7 @@ from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.retries import Retries
 from growfs.remote.stores.fsspec import FsspecRemote
 from tests.inventories import InventoryBucket
+from tests.servers import S3Server
 
 ODD = "odd names/ä ü+&=%20%#?日本\"',.bin"
 WHEN = datetime(2024, 1, 2, 3, 4, 5, 678_000, timezone.utc)
@@ -31,12 +32,18 @@ def prefix() -> str:
     return f"tree-{uuid.uuid4().hex[:8]}"
 
 
+@pytest.fixture(scope="module")
+def bucket(rclone_s3: S3Server) -> InventoryBucket:
+    """Of a server that is quick, and has none of the objects that the inventories list."""
+    return InventoryBucket(rclone_s3, rclone_s3.bucket, rclone_s3.put, lambda _: [])
+
+
 def row(key: str, **more: Any) -> dict[str, Any]:
     return {"key": key, "size": 7, "last_modified_date": WHEN, "e_tag": "abc", **more}
 
 
-def listed(inventories: InventoryBucket, manifest: str, prefix: str = "") -> list[RemoteFile]:
-    remote = open_remote(inventories.source.spec(prefix, manifest=manifest), retries=Retries())
+def listed(bucket: InventoryBucket, manifest: str, prefix: str = "") -> list[RemoteFile]:
+    remote = open_remote(bucket.source.spec(prefix, manifest=manifest), retries=Retries())
     return sorted((file for page in remote.pages() for file in page.files), key=lambda file: file.path)
 
 
@@ -59,18 +66,18 @@ def test_an_inventory_agrees_with_a_listing(
 
 
 @KINDS
-def test_old_versions_and_deleted_files_are_omitted(inventories: InventoryBucket, kind: str) -> None:
+def test_old_versions_and_deleted_files_are_omitted(bucket: InventoryBucket, kind: str) -> None:
     rows = [row("a"), row("a", is_latest=False, e_tag="old"), row("b", is_delete_marker=True, size=None)]
-    manifest = inventories.write([*rows, row("folder/", size=0), row("c", is_latest=None, is_delete_marker=None)], kind)
+    manifest = bucket.write([*rows, row("folder/", size=0), row("c", is_latest=None, is_delete_marker=None)], kind)
     second = int(WHEN.timestamp()) * 10**9
-    assert listed(inventories, manifest) == [RemoteFile("a", 7, second, "abc"), RemoteFile("c", 7, second, "abc")]
+    assert listed(bucket, manifest) == [RemoteFile("a", 7, second, "abc"), RemoteFile("c", 7, second, "abc")]
 
 
 @KINDS
-def test_archived_objects_are_skipped(inventories: InventoryBucket, kind: str) -> None:
+def test_archived_objects_are_skipped(bucket: InventoryBucket, kind: str) -> None:
     classes = {"a": "STANDARD", "b": "GLACIER", "c": "DEEP_ARCHIVE"}
-    manifest = inventories.write([row(key, storage_class=name) for key, name in classes.items()], kind)
-    pages = list(open_remote(inventories.source.spec("", manifest=manifest)).pages())
+    manifest = bucket.write([row(key, storage_class=name) for key, name in classes.items()], kind)
+    pages = list(open_remote(bucket.source.spec("", manifest=manifest)).pages())
     assert [file.path for page in pages for file in page.files] == ["a"]
     skipped = {skipped.path: skipped.reason.partition(":")[0] for page in pages for skipped in page.skipped}
     assert skipped == {"b": "archived", "c": "archived"}
@@ -98,21 +105,21 @@ def test_a_stale_row_is_detected_by_the_fetch(
         max_size=40,
     )
 )
-def test_any_key_is_decoded(inventories: InventoryBucket, kind: str, keys: set[str]) -> None:
-    manifest = inventories.write([row(f"p/{key}") for key in keys], kind, parts=1)
+def test_any_key_is_decoded(bucket: InventoryBucket, kind: str, keys: set[str]) -> None:
+    manifest = bucket.write([row(f"p/{key}") for key in keys], kind, parts=1)
     if keys:
-        assert [file.path for file in listed(inventories, manifest, "p")] == sorted(keys)
+        assert [file.path for file in listed(bucket, manifest, "p")] == sorted(keys)
     else:
-        assert listed(inventories, manifest) == []
+        assert listed(bucket, manifest) == []
 
 
 @KINDS
 def test_a_listing_resumes_from_each_cursor(
-    inventories: InventoryBucket, kind: str, monkeypatch: pytest.MonkeyPatch
+    bucket: InventoryBucket, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 7)
-    manifest = inventories.write([row(f"{number}.bin") for number in range(26)], kind, parts=3)
-    remote = open_remote(inventories.source.spec(manifest=manifest), retries=Retries())
+    manifest = bucket.write([row(f"{number}.bin") for number in range(26)], kind, parts=3)
+    remote = open_remote(bucket.source.spec(manifest=manifest), retries=Retries())
     pages = list(remote.pages())
     assert len(pages) == 4
     assert len({file.path for page in pages for file in page.files}) == 26
@@ -123,11 +130,11 @@ def test_a_listing_resumes_from_each_cursor(
 
 @KINDS
 def test_an_error_midway_loses_no_file_and_rereads_no_finished_data_file(
-    inventories: InventoryBucket, kind: str, monkeypatch: pytest.MonkeyPatch
+    bucket: InventoryBucket, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 7)
     monkeypatch.setattr("growfs.remote.retries.DELAY_S_MIN", 0.0)
-    manifest = inventories.write([row(f"{number}.bin") for number in range(30)], kind, parts=3)
+    manifest = bucket.write([row(f"{number}.bin") for number in range(30)], kind, parts=3)
     real = FsspecRemote.as_file
     opened: list[str] = []
 
@@ -138,23 +145,23 @@ def test_an_error_midway_loses_no_file_and_rereads_no_finished_data_file(
         return real(self, path, **how)
 
     monkeypatch.setattr(FsspecRemote, "as_file", as_file)
-    files = listed(inventories, manifest)
+    files = listed(bucket, manifest)
     assert len(files) == len({file.path for file in files}) == 30
     assert opened == ["", first := opened[1], second := opened[2], third := opened[3], "", second, third]
     assert first not in (second, third)
 
 
-def test_the_newest_manifest_of_a_configuration_folder_is_used(inventories: InventoryBucket, prefix: str) -> None:
-    folder = f"inv/{inventories.source.bucket}/{prefix}"
+def test_the_newest_manifest_of_a_configuration_folder_is_used(bucket: InventoryBucket, prefix: str) -> None:
+    folder = f"inv/{bucket.source.bucket}/{prefix}"
     with pytest.raises(RemoteError, match="no such file or folder"):
-        listed(inventories, f"s3://{inventories.name}/{folder}/")
-    inventories.put(f"{folder}/hive/dt=2026-01-02-01-00/symlink.txt", b"s3://x")
+        listed(bucket, f"s3://{bucket.name}/{folder}/")
+    bucket.put(f"{folder}/hive/dt=2026-01-02-01-00/symlink.txt", b"s3://x")
     with pytest.raises(RemoteMissing, match=r"has no folder such as 2026-01-31T01-00Z with a manifest\.json"):
-        listed(inventories, f"s3://{inventories.name}/{folder}/")
+        listed(bucket, f"s3://{bucket.name}/{folder}/")
     for day in ("2026-01-02", "2026-01-09", "2025-12-31"):
-        inventories.write([row(day)], parts=1, folder=f"{folder}/{day}T01-00Z")
-    inventories.put(f"{folder}/2026-02-01T01-00Z/manifest.checksum", b"not yet")
-    assert [file.path for file in listed(inventories, f"s3://{inventories.name}/{folder}/")] == ["2026-01-09"]
+        bucket.write([row(day)], parts=1, folder=f"{folder}/{day}T01-00Z")
+    bucket.put(f"{folder}/2026-02-01T01-00Z/manifest.checksum", b"not yet")
+    assert [file.path for file in listed(bucket, f"s3://{bucket.name}/{folder}/")] == ["2026-01-09"]
 
 
 @pytest.mark.parametrize(
@@ -173,11 +180,11 @@ def test_the_newest_manifest_of_a_configuration_folder_is_used(inventories: Inve
     ],
 )
 def test_errors_name_what_is_wrong(
-    inventories: InventoryBucket, kind: str, rows: list[dict[str, Any]], changes: dict[str, Any], message: str
+    bucket: InventoryBucket, kind: str, rows: list[dict[str, Any]], changes: dict[str, Any], message: str
 ) -> None:
-    manifest = inventories.write(rows, kind, parts=1, **changes)
+    manifest = bucket.write(rows, kind, parts=1, **changes)
     with pytest.raises(RemoteError, match=message):
-        listed(inventories, manifest)
+        listed(bucket, manifest)
 
 
 @pytest.mark.parametrize(
@@ -188,22 +195,22 @@ def test_errors_name_what_is_wrong(
         ("Parquet", slice(-20), "is not a whole Parquet file"),
     ],
 )
-def test_truncated_data_files_are_refused(inventories: InventoryBucket, kind: str, at: slice, message: str) -> None:
-    manifest = inventories.write([row(str(number)) for number in range(100)], kind, parts=1, pack=lambda data: data[at])
+def test_truncated_data_files_are_refused(bucket: InventoryBucket, kind: str, at: slice, message: str) -> None:
+    manifest = bucket.write([row(str(number)) for number in range(100)], kind, parts=1, pack=lambda data: data[at])
     with pytest.raises(RemoteError, match=message):
-        listed(inventories, manifest)
+        listed(bucket, manifest)
 
 
-def test_a_manifest_that_is_no_inventory_is_refused(inventories: InventoryBucket) -> None:
-    inventories.put("some/manifest.json", b"[1, 2]")
+def test_a_manifest_that_is_no_inventory_is_refused(bucket: InventoryBucket) -> None:
+    bucket.put("some/manifest.json", b"[1, 2]")
     with pytest.raises(RemoteError, match=r"some/manifest\.json: is not a manifest\.json of an S3 Inventory"):
-        listed(inventories, f"s3://{inventories.name}/some/manifest.json")
+        listed(bucket, f"s3://{bucket.name}/some/manifest.json")
 
 
-def test_an_inventory_with_nothing_below_the_prefix_is_refused(inventories: InventoryBucket) -> None:
-    manifest = inventories.write([row("a"), row("train")])
+def test_an_inventory_with_nothing_below_the_prefix_is_refused(bucket: InventoryBucket) -> None:
+    manifest = bucket.write([row("a"), row("train")])
     with pytest.raises(RemoteMissing, match="has nothing below s3://growfs-test/train; check the prefix"):
-        listed(inventories, manifest, "train")
+        listed(bucket, manifest, "train")
 
 
 def test_an_inventory_is_accepted_only_for_a_bucket(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ Serve = Callable[[FakeBucket], S3Remote]
 def test_real_servers_are_listed_in_parallel(request: pytest.FixtureRequest, kind: str) -> None:
     server: S3Server = request.getfixturevalue(f"{kind}_s3")
     prefix = uuid4().hex
-    names = NAMES[:200]
+    names = NAMES[:120]
     for name in names:
         server.put(f"{prefix}/{name}", b"x")
     with proxy_to(server.endpoint_url) as proxy:
@@ -323,10 +323,10 @@ def test_a_plus_in_an_encoded_name_is_what_the_server_means(
 def test_a_response_that_is_no_listing_is_left_to_the_library(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    remote = serve(bucket := FakeBucket(NAMES))
+    remote = serve(bucket := FakeBucket(NAMES[:30]))
     real = bucket.answer
     monkeypatch.setattr(bucket, "answer", lambda query: real(query) if "Botocore" in query["agent"] else (200, body))
-    assert sorted(paths(remote.pages())) == NAMES
+    assert sorted(paths(remote.pages())) == sorted(NAMES[:30])
     assert remote._threads.library.gave_up.startswith("no listing: ")
 
 
