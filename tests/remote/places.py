@@ -104,7 +104,7 @@ KINDS = {
     "fake": Kind(_fake, has_library=False),
     "memory": Kind(_memory, has_library=False),
     "file": Kind(_local, "file", has_library=False),
-    "rclone": Kind(_in_bucket("rclone_s3"), "s3", is_quick=True),
+    "rclone": Kind(_in_bucket("rclone_s3"), "s3"),
     "moto": Kind(_in_bucket("moto_s3"), "s3", is_quick=True),
     "http": Kind(_simple_web, "http", is_quick=True, sizes_listed=False, has_ranges=False),
     "azure": Kind(_in_bucket("azure_store"), "az", unknown=lambda path: "\\" in path),  # which is a slash

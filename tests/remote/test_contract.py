@@ -48,7 +48,7 @@ CHANGED = ("a.bin", "train/cat/1.jpg")
 
 @dataclass
 class Filled:
-    """A Place with files, and a new client: a client remembers what the server cannot do."""
+    """A Place with files, and a client."""
 
     kind: Kind
     place: Place
@@ -81,7 +81,7 @@ def configured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture(scope="module")
-def stored(kind: Kind, kind_name: str, request: pytest.FixtureRequest) -> Filled:
+def filled(kind: Kind, kind_name: str, request: pytest.FixtureRequest) -> Filled:
     """A place with FILES, which tests do not change."""
     unknown = kind.unknown_to_library if kind_name.endswith(BY_LIBRARY) else ()
     files = frozenset(path for path in FILES if not kind.unknown(path) and path not in unknown)
@@ -89,11 +89,6 @@ def stored(kind: Kind, kind_name: str, request: pytest.FixtureRequest) -> Filled
     for path in files:
         place.put(path, FILES[path])
     return Filled(kind, place, files)
-
-
-@pytest.fixture
-def filled(stored: Filled) -> Filled:
-    return Filled(stored.kind, stored.place, stored.files)
 
 
 @pytest.fixture
