@@ -75,17 +75,6 @@ def mount(user: OtherUser, *flags: object) -> tuple[object, ...]:
     return ("mount", user.folder / "remote", user.folder / "mnt", *cache, *flags)
 
 
-def test_a_user_mounts_without_root(allowed: OtherUser) -> None:
-    done = allowed.run(*mount(allowed))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "2 of 2 files cached" in done.stdout
-    assert "complete" in allowed.run("status", allowed.folder / "mnt").stdout
-    (cache,) = cache_folders(allowed.folder / "cache")
-    assert cache.stat().st_uid == NOBODY
-    assert allowed.run("umount", allowed.folder / "mnt").returncode == 0
-    assert list((allowed.folder / "mnt").iterdir()) == []
-
-
 @pytest.mark.promise(17)
 def test_jobs_of_two_users_share_a_mount(growfs: Growfs) -> None:
     """Each has its own epochs, and nothing that one of them still reads is evicted for the other."""
@@ -107,24 +96,6 @@ def test_jobs_of_two_users_share_a_mount(growfs: Growfs) -> None:
 
 
 @pytest.mark.promise(4)
-def test_a_users_mount_is_private_without_allow_other(allowed: OtherUser) -> None:
-    assert allowed.run(*mount(allowed)).returncode == 0
-    done = allowed.run_as_root("ls", allowed.folder / "mnt" / "class0")
-    assert "Permission denied" in done.stderr, "not even root may: fuse(4), allow_other"
-    assert allowed.run("status", allowed.folder / "mnt").returncode == 0
-    assert allowed.run("umount", allowed.folder / "mnt").returncode == 0
-
-
-def test_root_may_control_a_users_daemon(allowed: OtherUser) -> None:
-    assert allowed.run(*mount(allowed)).returncode == 0
-    for command, expected in (("status", "complete"), ("list", "2 of 2 files cached"), ("umount", "")):
-        done = allowed.run_as_root(*GROWFS, command, *([] if command == "list" else [allowed.folder / "mnt"]))
-        assert (done.returncode, done.stderr) == (0, "")
-        assert expected in done.stdout
-    assert list((allowed.folder / "mnt").iterdir()) == []
-
-
-@pytest.mark.promise(4)
 def test_allow_other_needs_the_permission_in_fuse_conf(allowed: OtherUser) -> None:
     if "\nuser_allow_other" in Path("/etc/fuse.conf").read_text():
         pytest.skip("this machine permits it")
@@ -140,10 +111,8 @@ def test_roots_mount_can_be_read_by_all(beside_root: OtherUser) -> None:
     assert done.stdout == (beside_root.folder / "remote/class0/0000.bin").read_bytes()
 
 
-@pytest.mark.parametrize("command", ["status", "set"])
-def test_a_command_on_another_users_mount_is_refused(beside_root: OtherUser, command: str) -> None:
-    more = ["settle=1"] if command == "set" else []
-    assert_refused(beside_root.run(command, beside_root.folder / "mnt", *more), "belongs to another user")
+def test_a_command_on_another_users_mount_is_refused(beside_root: OtherUser) -> None:
+    assert_refused(beside_root.run("set", beside_root.folder / "mnt", "settle=1"), "belongs to another user")
 
 
 def test_list_marks_the_mount_of_another_user(beside_root: OtherUser) -> None:
@@ -160,29 +129,38 @@ def test_umount_of_another_users_mount_is_refused(beside_root: OtherUser) -> Non
     assert mounted_at(mountpoint)
 
 
-@pytest.mark.parametrize("command", ["stop", "umount"])
-def test_the_end_of_another_users_folder_is_refused(growfs: Growfs, nobody: OtherUser, command: str) -> None:
+def test_the_end_of_another_users_folder_is_refused(growfs: Growfs, nobody: OtherUser) -> None:
     folder, cache_dir = nobody.folder / "filled", nobody.folder / "cache-of-root"
     os.chown(nobody.folder, 0, 0)  # else that user could replace the cache, which is refused
     growfs.run("fill", nobody.folder / "remote", folder, "--cache-dir", cache_dir, "--cache-size", "1GB")
     (cache,) = cache_folders(cache_dir)
     for readable in (folder, cache_dir, cache):
         readable.chmod(0o755)
-    assert_refused(nobody.run(command, folder), f"{folder}: belongs to another user", "as root")
+    for command in ("stop", "umount"):
+        assert_refused(nobody.run(command, folder), f"{folder}: belongs to another user", "as root")
     growfs.run("stop", folder)
 
 
-@pytest.mark.promise(10)
-def test_a_user_without_the_capability_gets_libfuse_and_a_reason(allowed: OtherUser) -> None:
+@pytest.mark.promise(4, 10)
+def test_a_user_mounts_without_root_by_libfuse_and_only_root_may_control_it_too(allowed: OtherUser) -> None:
     refused = allowed.run(*mount(allowed, "--engine", "passthrough"))
     assert_refused(refused, "--engine passthrough: needs CAP_SYS_ADMIN", "mount as root", "--engine auto")
-    mounted = allowed.run(*mount(allowed))
-    assert mounted.returncode == 0
-    assert "note: --engine links reads at the speed of the disk" in mounted.stdout
+    done = allowed.run(*mount(allowed))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 of 2 files cached" in done.stdout
+    assert "note: --engine links reads at the speed of the disk" in done.stdout
+    (cache,) = cache_folders(allowed.folder / "cache")
+    assert cache.stat().st_uid == NOBODY
     status = json.loads(allowed.run("status", "--json", allowed.folder / "mnt").stdout)
-    assert status["engine"] == "libfuse"
+    assert (status["state"], status["engine"]) == ("complete", "libfuse")
     assert status["engine_reason"].startswith("no passthrough: needs CAP_SYS_ADMIN")
-    assert allowed.run("umount", allowed.folder / "mnt").returncode == 0
+    done = allowed.run_as_root("ls", allowed.folder / "mnt" / "class0")
+    assert "Permission denied" in done.stderr, "not even root may, without --allow-other: fuse(4)"
+    for command, expected in (("status", "complete"), ("list", "2 of 2 files cached"), ("umount", "")):
+        done = allowed.run_as_root(*GROWFS, command, *([] if command == "list" else [allowed.folder / "mnt"]))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert expected in done.stdout
+    assert list((allowed.folder / "mnt").iterdir()) == []
 
 
 @pytest.mark.promise(10)
