@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from growfs.workers.process import KEEP_PRIORITY_VARIABLE
-from tests.harness import engine, growfs
+from tests.harness import daemons_are_forked, engine, growfs
 from tests.inventories import inventories
 from tests.run_folder import RunFolder
 from tests.servers import certificate, http_folder, moto_s3, rclone_s3
@@ -18,6 +18,7 @@ __all__ = [
     "azure_store",
     "azurite",
     "certificate",
+    "daemons_are_forked",
     "engine",
     "gcs_endpoint",
     "google_store",

@@ -14,21 +14,23 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from growfs.cache.cache_folder import DATABASE
+from growfs.daemon import spawn
 from growfs.daemon.control_client import call
 from growfs.daemon.launch import stop
 from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from growfs.fuse.probe import why_not_passthrough
-from tests.forkserver import PRELOADED, PRELOADED_NETWORK, ForkServer
+from tests.forkserver import PRELOADED, PRELOADED_NETWORK, ForkServer, Process
 
 COMMAND_S = 100.0
 PAUSE_S_MIN, PAUSE_SHARE, PAUSE_S_MAX = 0.02, 0.25, 0.5
@@ -239,6 +241,19 @@ def growfs(tmp_path: Path) -> Iterator[Growfs]:
         log = command.log()
         if "Traceback" in log:
             pytest.fail(f"the log has a traceback:\n{log}")
+
+
+@pytest.fixture
+def daemons_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that this process starts, as those that commands start."""
+
+    def popen(words: list[str], env: Mapping[str, str] | None, **more: Any) -> Process:
+        process = FORKS.start(words[1:], env or os.environ, **more)
+        process.stdin = process.stdin.detach()  # type: ignore[union-attr]
+        return process
+
+    forking = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(spawn, "subprocess", forking)
 
 
 def scheduling_policy(tid: int = 0) -> int:

@@ -20,7 +20,6 @@ from tests.run_folder import RunFolder
 
 folder = RunFolder()
 command = Growfs(folder.path)
-command.starts_python = True
 command.mount(sys.argv[1])
 print(folder.path, flush=True)
 if sys.argv[2] == "killed":

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import growfs as package
-from growfs.daemon import spawn
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import mounted_at, mounts
 from tests.blocking_server import blocking_server
 from tests.cli.support import cache_folders, leftovers, processes_of
-from tests.forkserver import Process
-from tests.harness import FORKS, Growfs, files_below, make_tree, until
+from tests.harness import COMMAND_S, FORKS, Growfs, files_below, make_tree, until
 
-
-@pytest.fixture(autouse=True)
-def _daemons_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those that commands start."""
-
-    def popen(words: list[str], env: Mapping[str, str] | None, **more: Any) -> Process:
-        process = FORKS.start(words[1:], env or os.environ, **more)
-        process.stdin = process.stdin.detach()  # type: ignore[union-attr]
-        return process
-
-    forking = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
-    monkeypatch.setattr(spawn, "subprocess", forking)
+pytestmark = pytest.mark.usefixtures("daemons_are_forked")
 
 
 @pytest.fixture
@@ -195,8 +177,8 @@ assert os.path.ismount(mount.path)
 
 @pytest.mark.parametrize("files", ["open", "closed"])
 def test_the_end_of_the_interpreter_unmounts(growfs: Growfs, remote: Path, files: str) -> None:
-    command = [sys.executable, "-c", FORGETS_TO_UNMOUNT, str(remote), str(growfs.cache_dir), files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = ["-c", FORGETS_TO_UNMOUNT, str(remote), str(growfs.cache_dir), files]
+    done = FORKS.run(command, growfs.env, COMMAND_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert not [mount for mount in mounts() if mount.cache.parent == growfs.cache_dir]
     until(lambda: processes_of(growfs.cache_dir) == [])

@@ -14,6 +14,7 @@ from growfs.daemon.spawn import daemon_process, start_early
 from growfs.workers.fork_server import ForkServer
 
 END_S = 60
+pytestmark = pytest.mark.usefixtures("daemons_are_forked")
 
 
 @pytest.fixture(autouse=True)
