@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.support import assert_refused
 from tests.forkserver import SETUP_VARIABLE
-from tests.harness import Growfs
+from tests.harness import COMMAND_S, FORKS, Growfs
 from tests.needs import need
 
 HUGE = ("--data-size", "10PB", "--files", "100M", "--cache-size", "2TB", "--bandwidth", "1GB/s")
@@ -29,9 +29,14 @@ answers: dict[tuple[str, ...], str] = {}
 
 def plan(growfs: Growfs, *arguments: str) -> dict[str, dict[str, Any]]:
     """The rows of a plan, by policy."""
+    return {row["policy"]: row for row in json.loads(printed(growfs, *arguments, "--json"))}
+
+
+def printed(growfs: Growfs, *arguments: str) -> str:
+    """What a plan prints."""
     if arguments not in answers:
-        answers[arguments] = growfs.run("plan", *arguments, "--json").stdout
-    return {row["policy"]: row for row in json.loads(answers[arguments])}
+        answers[arguments] = growfs.run("plan", *arguments).stdout
+    return answers[arguments]
 
 
 def test_ten_petabytes_take_seconds(growfs: Growfs) -> None:
@@ -52,10 +57,9 @@ def test_turnover_limits_a_fast_link(growfs: Growfs) -> None:
     assert row["all_seen_days"] == pytest.approx(0.99 * 10e15 / (0.25 * 500e6) / DAY_S, rel=0.1)
 
 
-@pytest.mark.parametrize(("turnover", "repeats"), [("10%", 9), ("0.5", 1)])
-def test_opens_per_fetch_follow_from_the_turnover(growfs: Growfs, turnover: str, repeats: float) -> None:
-    row = plan(growfs, *SMALL, *READ, "--turnover", turnover)["growfs"]
-    assert row["repeats"] == pytest.approx(repeats, rel=0.1)
+def test_opens_per_fetch_follow_from_the_turnover(growfs: Growfs) -> None:
+    row = plan(growfs, *SMALL, *READ, "--turnover", "10%")["growfs"]
+    assert row["repeats"] == pytest.approx(9, rel=0.1)
 
 
 def test_opens_per_fetch_follow_from_a_slow_link(growfs: Growfs) -> None:
@@ -65,9 +69,9 @@ def test_opens_per_fetch_follow_from_a_slow_link(growfs: Growfs) -> None:
     assert row["repeats"] == pytest.approx(500 / 50, rel=0.1)
 
 
-@pytest.mark.parametrize("bandwidth", ["50MB/s", "250MB/s", "2GB/s"])
+@pytest.mark.parametrize("bandwidth", ["50MB/s", "2GB/s"])
 def test_no_policy_shows_more_than_the_link_delivers(growfs: Growfs, bandwidth: str) -> None:
-    rates = {"50MB/s": 50e6, "250MB/s": 250e6, "2GB/s": 2e9}
+    rates = {"50MB/s": 50e6, "2GB/s": 2e9}
     for row in plan(growfs, *SMALL[:-1], bandwidth, *READ).values():
         for point in row["points"]:
             assert point["seen"] * 1e12 <= point["remote_bytes"] * 1.001
@@ -105,14 +109,14 @@ def test_evicting_what_was_just_read_hardly_makes_one_reader_wait(growfs: Growfs
 
 def test_the_least_that_epochs_of_all_files_fetch_is_printed(growfs: Growfs) -> None:
     """800 GB of 1 TB do not fit; LRU saves 0.2 + 0.8 ln 0.8 = 2.1%."""
-    output = growfs.run("plan", *SMALL, *READ).stdout
+    output = printed(growfs, *SMALL, *READ)
     assert "an epoch of all files fetches at least 800 GB with any policy, 978.51 GB with LRU" in output
     rows = plan(growfs, *SMALL, *READ)
     assert [rows[policy]["whole_epoch_bytes"] for policy in ("mru", "growfs")] == [800 * 10**9, None]
 
 
 @pytest.mark.parametrize(
-    ("nodes", "cache", "first", "later"), [(8, "200GB", 1, 0), (1000, "2GB", 1, 0), (4, "40GB", 1, 1), (4, "2TB", 1, 0)]
+    ("nodes", "cache", "first", "later"), [(8, "200GB", 1, 0), (1000, "2GB", 1, 0), (4, "40GB", 1, 1)]
 )
 def test_nodes_that_feed_one_another_read_the_bucket_about_once(
     growfs: Growfs, nodes: int, cache: str, first: float, later: float
@@ -134,7 +138,7 @@ def test_the_plan_of_nodes_is_printed(growfs: Growfs) -> None:
     assert re.search(r"in two passes, each shows all files equally long, ±\d+%", output)
     (line,) = (line for line in output.splitlines() if "first pass, without" in line)
     assert "8 TB" in line
-    assert "nodes" not in growfs.run("plan", *TINY).stdout
+    assert "nodes" not in printed(growfs, *TINY)
     assert_refused(growfs.run("plan", *TINY, "--nodes", "0", check=False), "plan: --nodes", exit_code=2)
 
 
@@ -193,7 +197,7 @@ def test_the_passes_of_exact_are_printed(growfs: Growfs) -> None:
 
 def test_exact_is_mentioned_if_it_shows_all_data_sooner(growfs: Growfs) -> None:
     """Rotation reads each file four times before it has shown all of them."""
-    output = growfs.run("plan", *SMALL, *READ).stdout
+    output = printed(growfs, *SMALL, *READ)
     text = (
         "with --exact, a pass over all data takes 33 minutes and 20 seconds, and the reader hardly waits; see --exact"
     )
@@ -226,11 +230,19 @@ def test_invalid_arguments_are_refused_in_one_line(growfs: Growfs, arguments: tu
 
 def test_draw_writes_an_image(growfs: Growfs, tmp_path: Path) -> None:
     need("matplotlib")
-    image = tmp_path / "plan.png"
-    growfs.run("plan", *TINY, "--draw", image)
-    assert image.read_bytes().startswith(b"\x89PNG")
-    assert_refused(growfs.run("plan", *TINY, "--draw", tmp_path / "plan.xyz", check=False), "plan.xyz", exit_code=2)
-    assert_refused(growfs.run("plan", *TINY, "--draw", tmp_path / "no" / "x.png", check=False), "No such file")
+    program = """
+import sys, growfs
+*words, folder = sys.argv[1:]
+for name in ("plan.png", "plan.xyz", "no/x.png"):  # in one process, as matplotlib takes long to import
+    sys.argv[1:] = [*words, f"{folder}/{name}"]
+    try:
+        growfs.main()
+    except SystemExit as end:
+        print(end.code, file=sys.stderr)
+"""
+    done = FORKS.run(["-c", program, "plan", *TINY, "--draw", str(tmp_path)], growfs.env, COMMAND_S)
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert re.fullmatch(r"(0\n)?growfs: .*plan\.xyz.*\n2\ngrowfs: .*No such file.*\n1\n", done.stderr)
 
 
 def test_draw_without_matplotlib_names_the_extra(growfs: Growfs, tmp_path: Path) -> None:
