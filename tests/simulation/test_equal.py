@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 import pytest
@@ -60,8 +61,7 @@ def test_ranks_get_equal_listings(seed: int, filled: float, step_s: float) -> No
 
 
 @pytest.mark.promise(6)
-@pytest.mark.parametrize("phase_s", range(0, 130, 5))
-@pytest.mark.parametrize("filled", [0.1, 1.0])
+@pytest.mark.parametrize(("phase_s", "filled"), [*zip(range(0, 130, 5), itertools.cycle([0.1, 1.0]))])
 def test_keras_gets_equal_sets(phase_s: int, filled: float) -> None:
     """Its two listings begin at any time after another process began a generation."""
     world = World(downloads=2.0)

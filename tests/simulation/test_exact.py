@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from growfs.errors import GrowfsError
-from growfs.simulation.exact import HARDLY_WAITS, exact_advice, exact_hint, simulate_exact, simulate_larger
+from growfs.simulation.exact import HARDLY_WAITS, exact_advice, exact_hint, simulate_larger
+from growfs.simulation.exact import simulate_exact as simulate
 from growfs.simulation.plan import Workload, simulate_policy
 from growfs.units import CacheSize
 
+simulate_exact = cache(simulate)
 PART_SIZE = CacheSize(share=0.05)
 TB, GB, MB = 10**12, 10**9, 10**6
 MANY = Workload(3 * TB, 30_000, TB, bandwidth=100 * MB, read_rate=500 * MB)

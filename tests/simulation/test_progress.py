@@ -22,7 +22,7 @@ def shown(world: World) -> float:
 @pytest.mark.parametrize("listings", [1, 2, 3])
 def test_a_process_that_lists_no_more_holds_up_nobody(listings: int) -> None:
     """A notebook whose cell ran once, twice or three times, and that stays."""
-    world = World(opens=20_000)
+    world = World(opens=10_000)
     world.fill()
     notebook = world.simulation.reader()
     for _ in range(listings):
@@ -65,16 +65,16 @@ def test_who_opens_nothing_evicts_nothing() -> None:
 def test_what_is_evicted_is_in_proportion_to_what_is_opened() -> None:
     """A fifth of the cache for a read of all that is listed, which is at least three quarters of it."""
     for part in (1.0, 0.5, 0.1):
-        world = World(opens=10_000, downloads=5.0)
+        world = World(opens=4_000, downloads=5.0)
         world.fill()
         world.run(world.train(part=part, step_s=10.0))
         evicted = world.simulation.cache.evicted * SIZE
-        assert evicted < 0.2 / 0.75 * 10_000 * SIZE
+        assert evicted < 0.2 / 0.75 * 4_000 * SIZE
 
 
 @pytest.mark.promise(18)
 def test_jobs_that_start_one_after_another_hold_up_nobody() -> None:
-    world = World(opens=20_000)
+    world = World(opens=10_000)
     world.fill()
 
     def starts() -> Process:
@@ -103,7 +103,7 @@ def test_folders_that_are_samples_come_and_go(kinds: int) -> None:
         for sample in range(240)
         for kind in ("png", "json", "txt", "xml")[:kinds]
     ]
-    world = World(opens=40_000, files=files, share=0.58, downloads=5.0)
+    world = World(opens=20_000, files=files, share=0.58, downloads=5.0)
     world.fill()
     world.run(world.train())
     assert shown(world) == 1
