@@ -335,7 +335,7 @@ def test_the_processes_of_a_mount_ask_for_credentials_once(growfs: Growfs, bucke
         bucket.put("0")
         growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0", "--workers", 4)
         for issued in (1, 2):
-            for number in range(40):
+            for number in range(12):
                 bucket.put(f"{issued}/{number}")
             fill(growfs, bucket)
             assert issuer.issued == issued

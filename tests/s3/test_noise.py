@@ -39,7 +39,7 @@ def wait_for_all(growfs: Growfs, noise: Noise) -> None:
 @pytest.mark.parametrize("refused", [pytest.param(0.01, marks=pytest.mark.long), 0.05])
 def test_a_store_that_refuses_some_requests_is_used_in_full(growfs: Growfs, refused: float) -> None:
     growfs.env[SETUP_VARIABLE] = NOTHING_IS_CUT
-    noise = Noise(keys=1000, size=2000, refused=refused)
+    noise = Noise(keys=300, size=2000, refused=refused)
     with serving(noise) as (store, url):
         mount(growfs, url)
         wait_for_all(growfs, noise)
