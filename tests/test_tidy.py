@@ -140,12 +140,17 @@ def test_only_wiring_connects_components() -> None:
 
 def test_a_class_has_a_name_of_its_own() -> None:
     trees = modules().values()
-    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    names = Counter(node.name for tree in trees for node in nodes(tree) if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def calls(tree: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
+def calls(tree: ast.Module) -> Iterator[ast.Call]:
+    return (node for node in nodes(tree) if isinstance(node, ast.Call))
 
 
 def disk_calls(name: str) -> Iterator[str]:
@@ -179,7 +184,7 @@ def test_every_module_has_a_docstring() -> None:
 
 def test_no_bare_except() -> None:
     for name, tree in modules().items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             assert not (isinstance(node, ast.ExceptHandler) and node.type is None), f"{name}:{node.lineno}"
 
 

@@ -1,4 +1,4 @@
-"""The wheel, in a virtual environment that has nothing else, on a machine without a compiler."""
+"""The wheel, in a virtual environment that has only what it requires, on a machine without a compiler."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from growfs.fuse.engine_choice import PACKAGES
 from growfs.fuse.probe import why_not_passthrough
@@ -43,17 +45,34 @@ class Installed:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("wheel")
-    probe = ["--retries", "0", "--timeout", "10", "download", "--no-deps", "--dest", str(folder / "probe"), "trio"]
+    probe = ["--retries", "0", "--timeout", "10", "download", "--no-deps", "--dest", str(folder / "probe"), "hatchling"]
     if subprocess.run([*PIP, *probe], capture_output=True, check=False).returncode:
-        pytest.skip("pip reaches no package index here, so the wheel's dependencies cannot be installed")
+        pytest.skip("pip reaches no package index here, so it cannot install what builds the wheel")
     build = ["wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
     done = subprocess.run([*PIP, *build], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("growfs-*.whl")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     found = Installed(folder / "venv")
-    found.run(*PIP, "--python", found.python, "install", "--no-compile", "--quiet", wheel)
+    found.run(*PIP, "--python", found.python, "install", "--no-compile", "--no-deps", "--quiet", wheel)
+    (packages,) = folder.glob("venv/lib/python*/site-packages")
+    (growfs,) = metadata.distributions(path=[str(wheel)])
+    for needed in dependencies(growfs):
+        for top in {file.parts[0] for file in needed.files or () if ".." not in file.parts}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(str(needed.locate_file(top)))
     return found
+
+
+def dependencies(distribution: metadata.Distribution, extras: Iterable[str] = ()) -> Iterator[metadata.Distribution]:
+    """What pip would install with a distribution, as the environment of the tests has it."""
+    for requirement in map(Requirement, distribution.requires or ()):
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            needed = metadata.distribution(requirement.name)
+            assert requirement.specifier.contains(needed.version, prereleases=True)
+            yield needed
+            yield from dependencies(needed, requirement.extras)
 
 
 @pytest.fixture

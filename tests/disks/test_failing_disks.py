@@ -355,8 +355,8 @@ def test_a_quota_that_statvfs_does_not_tell_rotates_and_status_says_so(
     growfs: Growfs, disk_control: Path, tmp_path: Path
 ) -> None:
     """As users have on the file systems of a cluster. Half of what it allows is the room for the catalog."""
-    disk_control.write_text(f"write /cache {32 << 20}\n")
-    tree = make_tree(tmp_path / "remote", files=40, size=500_000)
+    disk_control.write_text(f"write /cache {16 << 20}\n")
+    tree = make_tree(tmp_path / "remote", files=15, size=500_000)
     growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "120MB")
     read_until_seen(growfs, tree, len(tree) - 1)
     until(lambda: "refuses to hold more of the cache" in (growfs.mountpoint / ".growfs/status").read_text())
