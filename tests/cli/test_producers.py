@@ -36,13 +36,10 @@ def test_a_later_try_of_a_failing_producer_succeeds(growfs: Growfs, tmp_path: Pa
 
 def test_another_producer_has_another_cache(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", 1, 1, 2000)
-    remote = tmp_path / "remote"
-    for more in ((), ("--producer", "growfs.producers:copy"), ("--producer", f"{FUNCTIONS}:backwards")):
-        growfs.mount(remote, *more)
-        complete(growfs)
+    backwards = ("--producer", f"{FUNCTIONS}:backwards")
+    for more in ((), ("--producer", "growfs.producers:copy"), backwards, (*backwards, "--rename", "{stem}")):
+        growfs.mount(tmp_path / "remote", "--no-wait", *more)
         growfs.umount()
-    growfs.mount(remote, "--producer", f"{FUNCTIONS}:backwards", "--rename", "{stem}")
-    growfs.umount()
     assert sum(path.is_dir() for path in growfs.cache_dir.iterdir()) == 4
 
 

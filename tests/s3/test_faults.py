@@ -355,11 +355,15 @@ def test_credentials_that_cannot_be_renewed_are_waited_for(
     issuer = Issuer()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         growfs.env.pop(name)
-    growfs.starts_python = kind == "sso"  # botocore says where its tokens are when it is imported
     with environment(kind, issuer, tmp_path) as env, ThreadPoolExecutor() as pool:
         growfs.env.update(env)
         bucket.proxy.fault = issuer.choose
-        growfs.env[SETUP_VARIABLE] = "from growfs.remote import retries; retries.DELAY_S_MIN = 0.01"
+        # The fork server imported botocore, which looks then where its tokens are, with another HOME.
+        growfs.env[SETUP_VARIABLE] = (
+            "from growfs.remote import retries; retries.DELAY_S_MIN = 0.01\n"
+            "import os.path; from botocore.credentials import SSOProvider\n"
+            "SSOProvider._SSO_TOKEN_CACHE_DIR = os.path.expanduser('~/.aws/sso/cache')"
+        )
         bucket.put("cached")
         growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0")
         until(lambda: growfs.names() == {"cached"})
