@@ -56,9 +56,9 @@ def names_below(folder: str) -> list[str]:
 
 
 JOBS = {
-    "one is slower": Job(3, 2, (1, 2), pause_s=(0, 0.01)),
+    "one is slower": Job(3, 2, (2, 3), pause_s=(0, 0.01)),
     "one comes late": Job(2, 1, (2,), stagger_s=1.0),
-    "one is killed, and goes on": Job(3, 2, (2,), pause_s=(0.01,), kill_after=12),
+    "one is killed, and goes on": Job(3, 2, (2,), pause_s=(0.01,), kill_after=6),
     "they meet after each file": Job(3, 1, (2,), meets=True),
 }
 
