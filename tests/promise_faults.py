@@ -39,7 +39,11 @@ FAULTS = {
         "test_a_large_virtual_file_is_shared_by_those_that_open_it",
     ),
     9: ("the death of the daemon", "tests/crash/test_trust.py", "test_a_dead_mount_is_detected_at_once"),
-    10: ("a daemon that is killed while files are open", UNMOUNT, "test_after_sigkill_every_new_open_fails"),
+    10: (
+        "a daemon that is killed while files are open",
+        UNMOUNT,
+        "test_after_sigkill_every_new_open_fails_and_open_files_outlive_the_next_mount",
+    ),
     11: (
         "an unmount while files are open and mapped",
         UNMOUNT,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import sqlite3
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -16,8 +14,9 @@ from typing import Any
 import pytest
 
 from growfs.fuse.mounting import mounted_at
+from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.reader import Reader
-from tests.harness import GROWFS, Growfs, make_tree, until
+from tests.harness import GROWFS, Growfs, forks_for, make_tree, until
 
 SIZE = 4096
 CAPACITY = 10
@@ -40,16 +39,26 @@ def full_cache(
     return tree
 
 
+IN_A_PID_NAMESPACE = f"""
+import ctypes, os, signal
+del os.environ["{SETUP_VARIABLE}"]
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x20000000):  # CLONE_NEWPID
+    raise OSError(ctypes.get_errno(), "unshare")
+if child := os.fork():
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+"""
+"""Runs a program in a pid namespace of its own, as `unshare --pid --fork --kill-child` does."""
+
+
 @contextmanager
 def mounted_in_a_pid_namespace(growfs: Growfs, url: object, *flags: object) -> Iterator[None]:
     """A mount whose daemon is in a pid namespace of its own, so that the processes of the test are outside it."""
-    command = ["unshare", "--pid", "--fork", "--kill-child", *GROWFS, *growfs.mount_words(url, *flags, "--foreground")]
-    with (
-        tempfile.TemporaryFile("w+") as output,
-        subprocess.Popen(
-            list(map(str, command)), env=growfs.env, stdout=output, stderr=output, start_new_session=True
-        ) as process,
-    ):
+    words = [*GROWFS[1:], *growfs.mount_words(url, *flags, "--foreground")]
+    env = {**growfs.env, SETUP_VARIABLE: IN_A_PID_NAMESPACE}
+    with tempfile.TemporaryFile("w+") as output:
+        process = forks_for(words).start(words, env, stdout=output, stderr=output, new_session=True)
         try:
             until(lambda: mounted_at(growfs.mountpoint) or process.poll() is not None)
             output.seek(0)
@@ -59,8 +68,7 @@ def mounted_in_a_pid_namespace(growfs: Growfs, url: object, *flags: object) -> I
             growfs.umount()
             process.wait(30)
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
+            process.kill()
 
 
 def wait_for_replacement(growfs: Growfs, capacity: int = CAPACITY) -> dict[str, Any]:

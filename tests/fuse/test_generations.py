@@ -40,22 +40,17 @@ def count(reader: Reader) -> int:
 
 
 @pytest.mark.promise(5, 6)
-def test_a_listing_is_frozen_for_everyone(grow: Grow, reader: Reader, other: Reader) -> None:
+def test_a_listing_is_frozen_for_everyone_across_all_directories(grow: Grow, reader: Reader, other: Reader) -> None:
     assert count(reader) == 4
     grow(8)
     assert count(reader) == 4
     assert count(other) == 4
-    reader.read("class0/" + min(reader.list("class0")))
-    assert count(other) == 4
-
-
-@pytest.mark.promise(6)
-def test_a_listing_is_frozen_across_all_directories(grow: Grow, reader: Reader, other: Reader) -> None:
     first = reader.list("class0")
     grow(12)
-    assert len(first) + len(reader.list("class1")) == 4
     assert reader.list("class0") == first
     assert reader.list() == other.list() == {"class0", "class1"}
+    reader.read(f"class0/{min(first)}")
+    assert count(other) == 4
 
 
 @pytest.mark.promise(6)
@@ -81,20 +76,13 @@ def test_the_second_rank_joins_the_generation_of_the_first(grow: Grow, reader: R
 
 
 @pytest.mark.promise(6, 17)
-@pytest.mark.parametrize("opens", ["forked_read", "spawned_read"])
-def test_an_open_by_a_child_counts_for_its_parent(grow: Grow, reader: Reader, opens: str) -> None:
-    shown = reader.list("class0")
-    grow(12)
-    getattr(reader, opens)(f"class0/{min(shown)}")
-    assert len(reader.list("class0")) == 6
-
-
-@pytest.mark.promise(6, 17)
-def test_an_open_by_a_worker_that_listed_counts_for_its_program(grow: Grow, reader: Reader) -> None:
-    reader.list("class0")
-    grow(12)
-    reader.forked_list_and_read("class0")
-    assert len(reader.list("class0")) == 6
+def test_an_open_by_a_child_counts_for_its_parent(grow: Grow, reader: Reader) -> None:
+    """Also by a worker that has listed."""
+    for files, opens in ((6, "forked_read"), (8, "spawned_read"), (10, "forked_list_and_read")):
+        shown = reader.list("class0")
+        grow(files)
+        getattr(reader, opens)("class0" if opens == "forked_list_and_read" else f"class0/{min(shown)}")
+        assert count(reader) == files
 
 
 @pytest.mark.promise(6)
@@ -138,19 +126,14 @@ def test_reading_files_or_index_counts_as_a_listing(growfs: Growfs, grow: Grow, 
 
 
 @pytest.mark.promise(6)
-def test_reading_status_or_log_is_no_listing(growfs: Growfs, grow: Grow, reader: Reader) -> None:
+def test_stat_and_reading_status_or_log_are_no_listings(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     for name in ("status", "status.json", "metrics", "log"):
         reader.lines(f".growfs/{name}")
     reader.list(".growfs")
-    assert growfs.status()["generation"] == 0
-    assert growfs.status()["readers"] == []
-
-
-@pytest.mark.promise(6)
-def test_stat_and_access_are_no_listings(growfs: Growfs, grow: Grow) -> None:
     for path in ("class0", "class0/0000.bin", "."):
         assert (growfs.mountpoint / path).exists()
     assert growfs.status()["generation"] == 0
+    assert growfs.status()["readers"] == []
 
 
 def test_status_names_the_readers(growfs: Growfs, grow: Grow, reader: Reader, other: Reader) -> None:
@@ -167,13 +150,8 @@ def test_status_names_the_readers(growfs: Growfs, grow: Grow, reader: Reader, ot
     grow(12)
     reader.list("class0")
     assert f"{reader.pid}" in (growfs.mountpoint / ".growfs/status").read_text()
-
-
-def test_a_reader_that_ended_is_forgotten(growfs: Growfs, grow: Grow) -> None:
-    with Reader(growfs.mountpoint) as reader:
-        reader.list("class0")
-        assert [row["pid"] for row in growfs.status()["readers"]] == [reader.pid]
-    until(lambda: growfs.status()["readers"] == [])
+    reader.kill()
+    until(lambda: [row["pid"] for row in growfs.status()["readers"]] == [other.pid])
 
 
 @pytest.mark.promise(6)

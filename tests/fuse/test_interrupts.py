@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -53,19 +53,14 @@ def waiting(growfs: Growfs, path: Path, *command: str) -> Iterator[subprocess.Po
 
 
 @pytest.mark.promise(3, 10)
-@only("passthrough", "libfuse")
-@pytest.mark.parametrize(
-    ("command", "number"),
-    [(CAT, signal.SIGKILL), (CAT, signal.SIGINT), (PYTHON, signal.SIGINT), (PYTHON, signal.SIGTERM)],
-    ids=["cat-SIGKILL", "cat-SIGINT", "python-SIGINT", "python-SIGTERM"],
-)
-def test_a_fatal_signal_ends_the_wait(
-    growfs: Growfs, server: BlockingServer, command: tuple[str, ...], number: signal.Signals
-) -> None:
+def test_a_fatal_signal_ends_the_wait(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
-    with waiting(growfs, path, *command) as process:
-        process.send_signal(number)
-        assert process.wait(30) == -number
+    for command, number in (
+        (CAT, signal.SIGKILL), (CAT, signal.SIGINT), (PYTHON, signal.SIGINT), (PYTHON, signal.SIGTERM)
+    ):  # fmt: skip
+        with waiting(growfs, path, *command) as process:
+            process.send_signal(number)
+            assert process.wait(30) == -number
     assert "0000.bin" in server.blocked
     growfs.umount()  # no process uses it any more
 
@@ -95,39 +90,30 @@ NAMESPACES = {
 
 @pytest.mark.promise(3, 21)
 @pytest.mark.parametrize(
-    ("engine", "namespace", "number"),
-    [
-        ("passthrough", "pid", signal.SIGINT),
-        ("passthrough", "mount", signal.SIGKILL),
-        ("passthrough", "user", signal.SIGINT),
-        ("passthrough", "all", signal.SIGKILL),
-        ("libfuse", "all", signal.SIGKILL),
-    ],
-    indirect=["engine"],
+    ("engine", "namespaces"), [("passthrough", NAMESPACES), ("libfuse", ["all"])], indirect=["engine"]
 )
 def test_a_fatal_signal_ends_the_wait_in_other_namespaces(
-    growfs: Growfs, server: BlockingServer, namespace: str, number: signal.Signals
+    growfs: Growfs, server: BlockingServer, namespaces: Iterable[str]
 ) -> None:
     """The signal is sent from outside, as `docker kill` does, to a process that is not the first of its namespace."""
     needs_root()
     (path,) = mount_blocked(server, 1, growfs)
     program = 'cat "$0"; echo "ended by $(($? - 128))"'
-    with ExitStack() as stack:
-        prefix = (
-            stack.enter_context(mount_namespace("", growfs.mountpoint)) if "--mount" in NAMESPACES[namespace] else ()
-        )
-        command = (*prefix, "unshare", *NAMESPACES[namespace], "sh", "-c", program)
-        outer = stack.enter_context(waiting(growfs, path, *command))
-        assert outer.stdout
-        (reader,) = (pid for pid in descendants(outer.pid) if Path(f"/proc/{pid}/comm").read_text() == "cat\n")
-        os.kill(reader, number)
-        assert outer.stdout.readline() == f"ended by {number.value}\n"
+    for namespace in namespaces:
+        words = NAMESPACES[namespace]
+        with ExitStack() as stack:
+            prefix = stack.enter_context(mount_namespace("", growfs.mountpoint)) if "--mount" in words else ()
+            outer = stack.enter_context(waiting(growfs, path, *prefix, "unshare", *words, "sh", "-c", program))
+            assert outer.stdout
+            (reader,) = (pid for pid in descendants(outer.pid) if Path(f"/proc/{pid}/comm").read_text() == "cat\n")
+            number = signal.SIGKILL if "--mount" in words else signal.SIGINT
+            os.kill(reader, number)
+            assert outer.stdout.readline() == f"ended by {number.value}\n"
     assert "0000.bin" in server.blocked
     growfs.umount()  # no process uses it any more
 
 
 @pytest.mark.promise(3)
-@only("passthrough", "libfuse")
 def test_a_handled_signal_does_not_end_the_wait(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     with waiting(growfs, path, *HANDLING) as process:
@@ -143,17 +129,15 @@ def test_a_handled_signal_does_not_end_the_wait(growfs: Growfs, server: Blocking
 
 @pytest.mark.promise(3)
 @only("passthrough")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_fatal_signal_after_a_handled_one_ends_the_wait(
-    growfs: Growfs, server: BlockingServer, number: signal.Signals
-) -> None:
+def test_a_fatal_signal_after_a_handled_one_ends_the_wait(growfs: Growfs, server: BlockingServer) -> None:
     """The kernel reports only the first signal (fs/fuse/dev.c, request_wait_answer)."""
     (path,) = mount_blocked(server, 1, growfs)
-    with waiting(growfs, path, *HANDLING) as process:
-        process.send_signal(signal.SIGWINCH)
-        growfs.status()  # by now the daemon has read the interrupt
-        process.send_signal(number)
-        assert process.wait(30) == -number
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        with waiting(growfs, path, *HANDLING) as process:
+            process.send_signal(signal.SIGWINCH)
+            growfs.status()  # by now the daemon has read the interrupt
+            process.send_signal(number)
+            assert process.wait(30) == -number
     assert "0000.bin" in server.blocked
 
 
@@ -172,7 +156,6 @@ def test_a_signal_to_one_waiting_process_does_not_affect_the_others(growfs: Grow
 
 
 @pytest.mark.promise(3)
-@only("passthrough", "libfuse")
 def test_a_hundred_waiting_opens_can_all_be_killed(growfs: Growfs, server: BlockingServer) -> None:
     paths = mount_blocked(server, 110, growfs)
     with subprocess.Popen(
@@ -184,6 +167,7 @@ def test_a_hundred_waiting_opens_can_all_be_killed(growfs: Growfs, server: Block
     assert server.blocked
 
 
+@only("either")
 def test_the_fetch_continues_after_its_reader_was_killed(growfs: Growfs, server: BlockingServer) -> None:
     """A fetch is not cancelled when the process that caused it ends."""
     (path,) = mount_blocked(server, 1, growfs)
@@ -198,22 +182,21 @@ def test_the_fetch_continues_after_its_reader_was_killed(growfs: Growfs, server:
 
 @pytest.mark.promise(3)
 @only("passthrough")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_an_interrupt_read_together_with_its_open_ends_the_wait(
-    growfs: Growfs, server: BlockingServer, number: signal.Signals
-) -> None:
+def test_an_interrupt_read_together_with_its_open_ends_the_wait(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     program = "import sys; print('ready', flush=True); open(sys.argv[1])"
-    os.kill(growfs.pid, signal.SIGSTOP)
-    with subprocess.Popen([sys.executable, "-S", "-c", program, path], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout
-            assert process.stdout.readline() == "ready\n"
-            until(lambda: "request_wait_answer" in Path(f"/proc/{process.pid}/wchan").read_text())
-            process.send_signal(number)
-        finally:
-            os.kill(growfs.pid, signal.SIGCONT)
-        assert process.wait(30) == (-number if number == signal.SIGKILL else -signal.SIGINT)
+    command = [sys.executable, "-S", "-c", program, path]
+    for number in (signal.SIGINT, signal.SIGKILL):
+        os.kill(growfs.pid, signal.SIGSTOP)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout
+                assert process.stdout.readline() == "ready\n"
+                until(lambda: "request_wait_answer" in Path(f"/proc/{process.pid}/wchan").read_text())  # noqa: B023
+                process.send_signal(number)
+            finally:
+                os.kill(growfs.pid, signal.SIGCONT)
+            assert process.wait(30) == -number
 
 
 @pytest.mark.long  # it takes FOREIGN_S
@@ -230,7 +213,7 @@ def test_a_signal_ends_the_wait_of_a_reader_that_the_daemon_cannot_see(growfs: G
         assert server.blocked
 
 
-@only("passthrough", "links")
+@only("passthrough")
 def test_each_waiting_open_of_readers_that_the_daemon_cannot_see_counts(growfs: Growfs, server: BlockingServer) -> None:
     server.files = {f"{name}.bin": b"1" for name in ("first", "second", "third")}
     server.blocked = {"second.bin", "third.bin"}

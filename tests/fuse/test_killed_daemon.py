@@ -29,8 +29,11 @@ def test_the_readers_of_a_killed_daemon_get_an_error(growfs: Growfs) -> None:
 
 
 @pytest.mark.promise(11)
-@only("passthrough", "libfuse")
-@pytest.mark.parametrize("command", ["umount", "umount --lazy", "mount"])
+@pytest.mark.parametrize(
+    ("engine", "command"),
+    [("passthrough", "umount"), ("passthrough", "umount --lazy"), ("passthrough", "mount"), ("libfuse", "umount")],
+    indirect=["engine"],
+)
 def test_a_command_ends_what_waits_for_a_daemon_that_was_killed_with_all_its_processes(
     growfs: Growfs, tmp_path: Path, command: str
 ) -> None:

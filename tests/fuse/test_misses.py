@@ -18,7 +18,7 @@ from growfs.scheduler.in_flight import TRIES_MAX
 from growfs.scheduler.stream_count import STREAMS_FIRST_SMALL
 from tests.blocking_server import BlockingServer
 from tests.forkserver import SETUP_VARIABLE
-from tests.fuse.conftest import only
+from tests.fuse.conftest import SHOW_FILES, only
 from tests.harness import ENGINES, Growfs, make_tree, until
 
 SIZE = 4096
@@ -84,37 +84,13 @@ def mount_full_cache(growfs: Growfs, tmp_path: Path, capacity: int, *flags: obje
 
 @pytest.mark.promise(3)
 @only(*ENGINES)
-def test_an_open_waits_for_its_file(growfs: Growfs, server: BlockingServer) -> None:
-    (path,) = mount_blocked(server, 1, growfs)
-    with ThreadPoolExecutor() as threads:
-        content = threads.submit(path.read_bytes)
-        until(lambda: growfs.status()["miss"]["files_total"] == 2)  # first.bin was one
-        assert not content.done()
-        assert path.stat().st_size == 4
-        server.unblock()
-        assert content.result(30) == b"0000"
-    assert growfs.status()["miss"]["wait_s_total"] > 0
-
-
-@pytest.mark.promise(3)
-def test_many_openers_cause_one_fetch(growfs: Growfs, server: BlockingServer) -> None:
-    (path,) = mount_blocked(server, 1, growfs)
-    with ThreadPoolExecutor(20) as threads:
-        contents = [threads.submit(path.read_bytes) for _ in range(20)]
-        until(lambda: growfs.status()["miss"]["files_total"] == 21)
-        server.unblock()
-        assert {content.result(30) for content in contents} == {b"0000"}
-    assert server.requests["0000.bin"] == 1
-
-
-@pytest.mark.promise(3)
-@only(*ENGINES)
-def test_a_hundred_waiting_opens_delay_no_other_request(growfs: Growfs, server: BlockingServer) -> None:
-    paths = mount_blocked(server, 131, growfs)
-    *opened, other = paths
+def test_a_hundred_opens_wait_and_delay_no_other_request(growfs: Growfs, server: BlockingServer) -> None:
+    """Twenty of them are of the same file, which is fetched once."""
+    *paths, other = mount_blocked(server, 111, growfs)
+    opened = [*paths, *20 * paths[:1]]
     with ThreadPoolExecutor(len(opened)) as threads:
         contents: list[Future[bytes]] = [threads.submit(path.read_bytes) for path in opened]
-        until(lambda: growfs.status()["miss"]["files_total"] == len(opened) + 1)
+        until(lambda: growfs.status()["miss"]["files_total"] == len(opened) + 1)  # first.bin was one
         script = "import os, sys; print(os.stat(sys.argv[1]).st_size, len(open(sys.argv[2]).read()), *os.listdir('.'))"
         done = subprocess.run(  # in a process of its own, which a timeout can end
             [sys.executable, "-c", script, other, growfs.mountpoint / "first.bin"],
@@ -123,7 +99,9 @@ def test_a_hundred_waiting_opens_delay_no_other_request(growfs: Growfs, server: 
         assert done.stdout.split() == ["4", str(SIZE), "first.bin"]
         assert not any(content.done() for content in contents)
         server.unblock()
-        assert [content.result(60) for content in contents] == [b"%04d" % number for number in range(len(opened))]
+        assert [content.result(60) for content in contents] == [path.stem.encode() for path in opened]
+    assert server.requests["0000.bin"] == 1
+    assert growfs.status()["miss"]["wait_s_total"] > 0
 
 
 @pytest.mark.promise(3, 14)
@@ -166,7 +144,7 @@ def test_with_on_miss_error_an_uncached_file_does_not_open(growfs: Growfs, tmp_p
 
 
 @pytest.mark.promise(3)
-@only(*ENGINES)
+@only(*SHOW_FILES)
 def test_a_remote_that_refuses_gives_eio_and_a_logged_reason(growfs: Growfs, server: BlockingServer) -> None:
     server.statuses = {"0000.bin": 403, "0001.bin": 404}
     denied, gone, _ = mount_blocked(server, 3, growfs)
@@ -194,17 +172,27 @@ def test_a_file_larger_than_the_cache_gives_efbig(growfs: Growfs, tmp_path: Path
     assert (growfs.mountpoint / "large.bin").read_bytes() == b"x" * 20 * SIZE
 
 
-@pytest.mark.promise(3)
-def test_a_miss_gives_enospc_while_every_file_is_open(growfs: Growfs, tmp_path: Path) -> None:
+@pytest.mark.promise(3, 19)
+def test_a_miss_gives_enospc_while_every_file_is_open_or_pinned(growfs: Growfs, tmp_path: Path) -> None:
+    """It waits for a close, and uses the space that this frees; it does not wait if no close could make room."""
     local, missing = mount_full_cache(growfs, tmp_path, 3, "--miss-timeout", "0.3")
     files = [path.open("rb") for path in local]
     assert error_of(missing[0]) == errno.ENOSPC
     assert "no room" in growfs.log()
-    files.pop().close()
-    growfs.run("set", growfs.mountpoint, "miss-timeout=60")
-    assert missing[0].read_bytes()
+    growfs.run("set", growfs.mountpoint, "miss-timeout=1h")
+    before = growfs.status()["miss"]["files_total"]
+    with ThreadPoolExecutor() as threads:
+        content = threads.submit(missing[0].read_bytes)
+        until(lambda: growfs.status()["miss"]["files_total"] > before)
+        assert not content.done()
+        files.pop().close()
+        assert len(content.result(30)) == SIZE
     for file in files:
         file.close()
+    growfs.run("pin", growfs.mountpoint, *(f"/{path}" for path in growfs.names()))
+    assert error_of(missing[1]) == errno.ENOSPC
+    growfs.run("unpin", growfs.mountpoint, "*")
+    assert missing[1].read_bytes()
 
 
 @pytest.mark.promise(3)
@@ -238,16 +226,6 @@ def test_a_reader_waits_for_room_as_long_as_if_it_were_alone(growfs: Growfs, tmp
 
 
 @pytest.mark.promise(3)
-def test_a_miss_gives_enospc_at_once_while_every_file_is_pinned(growfs: Growfs, tmp_path: Path) -> None:
-    """No close could make room, so it does not wait: the time-out is longer than that of this test."""
-    local, missing = mount_full_cache(growfs, tmp_path, 3, "--miss-timeout", "1h")
-    growfs.run("pin", growfs.mountpoint, *(f"/{path.relative_to(growfs.mountpoint)}" for path in local))
-    assert error_of(missing[0]) == errno.ENOSPC
-    growfs.run("unpin", growfs.mountpoint, "*")
-    assert missing[0].read_bytes()
-
-
-@pytest.mark.promise(3)
 def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path) -> None:
     """A worker finds the disk full, or the catalog does when the file is admitted; each time one byte is added here."""
     tries = {name: tmp_path / name for name in ("file", "catalog")}
@@ -274,19 +252,6 @@ def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path)
     assert missing[3].read_bytes()
 
 
-@pytest.mark.promise(19)
-def test_a_waiting_miss_uses_the_space_that_a_close_frees(growfs: Growfs, tmp_path: Path) -> None:
-    local, missing = mount_full_cache(growfs, tmp_path, 2)
-    files = [path.open("rb") for path in local]
-    with ThreadPoolExecutor() as threads:
-        content = threads.submit(missing[0].read_bytes)
-        until(lambda: growfs.status()["miss"]["files_total"] == 1)
-        assert not content.done()
-        files.pop().close()
-        assert len(content.result(30)) == SIZE
-    files.pop().close()
-
-
 @pytest.mark.promise(7, 19)
 def test_a_miss_never_evicts_the_last_file_of_a_directory(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=3, files=4, size=SIZE)
@@ -300,7 +265,7 @@ def test_a_miss_never_evicts_the_last_file_of_a_directory(growfs: Growfs, tmp_pa
     assert {path.parent.name for path in (growfs.cache / "files").rglob("*.bin")} == {"class0", "class1", "class2"}
 
 
-@only(*ENGINES)
+@only(*SHOW_FILES)
 def test_unmounting_does_not_wait_for_misses(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     errors: list[OSError] = []

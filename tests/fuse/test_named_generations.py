@@ -19,7 +19,7 @@ from growfs.vfs.generation_names import NUMBERS
 from growfs.vfs.virtual import CONTENTS_MAX
 from tests.folder.readers import Reader as Rank
 from tests.folder.readers import Readers
-from tests.fuse.conftest import only, opened
+from tests.fuse.conftest import SHOW_FILES, only, opened
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import (
     CAPACITY,
@@ -81,7 +81,7 @@ def assert_can_be_replaced(growfs: Growfs, files: set[str], after: int) -> None:
 
 
 @pytest.mark.promise(49)
-@only(*ENGINES)
+@only("either", "links")
 def test_a_generation_stays_the_same_while_a_folder_of_it_is_open(
     growfs: Growfs, tree: dict[str, bytes], reader: Reader
 ) -> None:
@@ -126,7 +126,7 @@ def test_files_are_the_same_in_every_generation_and_folders_are_not(
     assert os.readlink(f"/proc/{reader.pid}/cwd") == str(generation(growfs, 1) / "class0")
 
 
-@only(*ENGINES)
+@only(*SHOW_FILES)
 def test_current_names_the_newest_generation(growfs: Growfs, tree: dict[str, bytes], reader: Reader) -> None:
     current = growfs.mountpoint / ".growfs/current"
     assert not os.path.lexists(current)
@@ -138,17 +138,12 @@ def test_current_names_the_newest_generation(growfs: Growfs, tree: dict[str, byt
         os.listdir(generation(growfs, number + 1))
 
 
-def test_a_walk_of_growfs_ends(growfs: Growfs, tree: dict[str, bytes]) -> None:
+def test_a_walk_of_growfs_ends_and_other_names_are_no_generations(growfs: Growfs, tree: dict[str, bytes]) -> None:
     next_number(growfs)
     found = subprocess.run(["find", growfs.mountpoint / ".growfs"], capture_output=True, text=True, check=True)
     assert f"{TREES}/1/class0" in found.stdout
     assert "after" not in found.stdout
     assert os.readlink(growfs.mountpoint / ".growfs/current") == "generations/1", "it began no generation"
-
-
-@only(*ENGINES)
-def test_names_that_are_not_generations(growfs: Growfs, tree: dict[str, bytes]) -> None:
-    next_number(growfs)
     for name in ("0", "3", "-1", "1a", "x", "after-", "²"):
         with pytest.raises(FileNotFoundError):
             os.stat(generation(growfs, name))
@@ -190,23 +185,18 @@ def test_a_process_holds_the_generation_that_it_listed_until_it_ends(
 
 
 @pytest.mark.promise(49)
-@pytest.mark.parametrize("keep", [1, 3])
-def test_kept_generations_can_be_listed_again_after_a_restart(
-    growfs: Growfs, tree: dict[str, bytes], reader: Reader, keep: int
-) -> None:
-    growfs.umount()
-    flags = ("--cache-size", CAPACITY * SIZE, *HALF, "--settle", "0", "--keep-generations", keep)
-    remote = growfs.mountpoint.parent / "remote"
-    growfs.mount(remote, *flags)
+def test_kept_generations_can_be_listed_again_after_a_restart(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    flags = (*HALF, "--settle", "0", "--keep-generations", 3)
+    full_cache(growfs, tmp_path / "remote", *flags)
     next_number(growfs)
     for number in (1, 2, 3):
         rotate(growfs, reader, number)
     reader.end()
-    kept = [str(number) for number in range(5 - keep, 5)]
+    kept = ["2", "3", "4"]
     until(lambda: sorted(os.listdir(growfs.mountpoint / TREES)) == kept)
     before = {number: names(generation(growfs, number)) for number in kept}
     growfs.umount()
-    growfs.mount(remote, *flags)
+    growfs.mount(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, *flags)
     assert os.readlink(growfs.mountpoint / ".growfs/current") == "generations/4"
     assert sorted(os.listdir(growfs.mountpoint / TREES)) == kept
     assert {number: names(generation(growfs, number)) for number in kept} == before
@@ -234,7 +224,7 @@ def test_any_number_of_processes_may_ask_at_a_time(growfs: Growfs, tree: dict[st
             assert os.read(fd, 100) == b"1\n"
 
 
-@only(*ENGINES)
+@only("either", "links")
 def test_a_new_version_is_found_in_a_generation_that_has_ended(growfs: Growfs, tmp_path: Path) -> None:
     """Its name there may be a link to the earlier version, which leads nowhere once the new one is not cached."""
     make_tree(tmp_path / "remote", directories=1, files=3, size=SIZE)
@@ -364,15 +354,15 @@ def test_an_epoch_without_parts_is_the_next_generation(growfs: Growfs, tree: dic
     os.close(generation_module._held.pop(growfs.mountpoint).lock)
 
 
-def test_a_folder_that_is_no_mount_has_no_generation(growfs: Growfs, tmp_path: Path) -> None:
-    refused = growfs.run("next", tmp_path, check=False)
-    assert "is neither a mount nor a folder that growfs fill fills" in refused.stderr
-
-
-def test_a_mount_without_its_daemon_has_no_next_generation(growfs: Growfs, tree: dict[str, bytes]) -> None:
+def test_a_mount_without_its_daemon_has_no_next_generation(
+    growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]
+) -> None:
+    """Nor has a folder that is no mount."""
     growfs.kill()
     refused = growfs.run("next", growfs.mountpoint, check=False)
     assert "no generation can begin: Transport endpoint is not connected" in refused.stderr
+    refused = growfs.run("next", tmp_path, check=False)
+    assert "is neither a mount nor a folder that growfs fill fills" in refused.stderr
 
 
 # Processes that cannot be told apart.

@@ -58,36 +58,8 @@ def relist(growfs: Growfs) -> None:
     growfs.run("set", growfs.mountpoint, "refresh=0.1")
 
 
-@only(*SHOW_FILES)
 @pytest.mark.promise(2)
-def test_an_open_file_survives_eviction(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "remote", files=3, size=OLD_SIZE)
-    growfs.mount(tmp_path / "remote")
-    with opened_and_mapped(growfs.mountpoint / NAME) as (fd, mapped):
-        output = growfs.run("evict", growfs.mountpoint, "class0").stdout
-        assert output.startswith("2 files evicted")
-        assert "1 kept" in output
-        assert os.pread(fd, OLD_SIZE, 0) == mapped[:] == tree[NAME]
-
-
-@pytest.mark.promise(3, 6)
-@only("either")
-def test_evicted_files_leave_the_listing_but_still_open(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "remote", directories=1, files=3)
-    growfs.mount(tmp_path / "remote")
-    growfs.run("pause", growfs.mountpoint)
-    assert growfs.names() == set(tree)
-    growfs.run("evict", growfs.mountpoint, "*")
-    (left,) = growfs.names()
-    gone = growfs.mountpoint / min(set(tree) - {left})
-    assert gone.stat().st_size == len(tree[left])
-    fetched = growfs.status()["fetch"]["files_total"]
-    assert gone.read_bytes() == tree[str(gone.relative_to(growfs.mountpoint))]
-    assert growfs.status()["fetch"]["files_total"] == fetched + 1
-
-
-@pytest.mark.promise(2)
-def test_an_open_file_survives_replacement(growfs: Growfs, tmp_path: Path) -> None:
+def test_an_open_file_survives_replacements(growfs: Growfs, tmp_path: Path) -> None:
     old = make_tree(tmp_path / "remote", files=2, size=OLD_SIZE)[NAME]
     new = b"new" * OLD_SIZE
     growfs.mount(tmp_path / "remote")
@@ -109,18 +81,32 @@ def test_an_open_file_survives_replacement(growfs: Growfs, tmp_path: Path) -> No
         assert os.fstat(fd).st_ino == before.st_ino
         assert os.fstat(fd).st_size == OLD_SIZE
         assert growfs.status()["cache"]["orphan_bytes"] >= OLD_SIZE
+        fds, versions = [fd, os.open(file, os.O_RDONLY)], [old, new]
+        for number in (1, 2):
+            versions.append(bytes([number]) * (OLD_SIZE + number))
+            replace(tmp_path / "remote" / NAME, versions[-1])
+            until_size(file, OLD_SIZE + number)
+            fds.append(os.open(file, os.O_RDONLY))
+        assert [os.pread(each, len(new), 0) for each in fds] == versions
+        assert len({os.fstat(each).st_ino for each in fds}) == len(fds)
+        for each in fds[1:]:
+            os.close(each)
     until(lambda: growfs.status()["cache"]["orphan_bytes"] == 0)
 
 
 @only(*SHOW_FILES)
 @pytest.mark.promise(2, 29)
-def test_an_open_file_whose_cached_copy_was_deleted_opens_again(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "remote", directories=1, files=2, size=OLD_SIZE)
-    growfs.mount(tmp_path / "remote")
+def test_a_file_whose_cached_copy_was_deleted_or_forged_is_fetched_again(growfs: Growfs, tmp_path: Path) -> None:
+    """Also while it is open."""
+    tree = make_tree(tmp_path / "remote", directories=1, files=4, size=OLD_SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", "4")
     with opened_and_mapped(growfs.mountpoint / NAME) as (fd, mapped):
         (growfs.cache / "files" / NAME).unlink()
         assert (growfs.mountpoint / NAME).read_bytes() == os.pread(fd, OLD_SIZE, 0) == mapped[:] == tree[NAME]
-    assert (growfs.mountpoint / NAME).read_bytes() == tree[NAME]
+    (growfs.cache / "files" / "class0/0001.bin").unlink()
+    (growfs.cache / "files" / "class0/0002.bin").unlink()
+    (growfs.cache / "files" / "class0/0002.bin").write_bytes(b"forged")
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
 
 
 @pytest.mark.promise(1, 2)
@@ -153,34 +139,20 @@ def test_an_open_during_replacements_gets_one_whole_version(growfs: Growfs, tmp_
     assert len(found) > 1
 
 
-@pytest.mark.promise(2)
-def test_an_open_file_survives_several_replacements(growfs: Growfs, tmp_path: Path) -> None:
-    versions = [make_tree(tmp_path / "remote", directories=1, files=1, size=OLD_SIZE)[NAME]]
-    growfs.mount(tmp_path / "remote")
-    relist(growfs)
-    file = growfs.mountpoint / NAME
-    fds = [os.open(file, os.O_RDONLY)]
-    for number in range(1, 4):
-        versions.append(bytes([number]) * (OLD_SIZE + number))
-        replace(tmp_path / "remote" / NAME, versions[-1])
-        until_size(file, OLD_SIZE + number)
-        fds.append(os.open(file, os.O_RDONLY))
-    assert [os.pread(fd, 2 * OLD_SIZE, 0) for fd in fds] == versions
-    assert len({os.fstat(fd).st_ino for fd in fds}) == len(fds)
-    for fd in fds:
-        os.close(fd)
-
-
 @pytest.mark.promise(2, 16)
-def test_an_open_file_survives_deletion(growfs: Growfs, tmp_path: Path) -> None:
+def test_an_open_file_survives_eviction_and_deletion(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", files=2, size=OLD_SIZE)
-    growfs.mount(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote", "--wait-files", len(tree))
     file = growfs.mountpoint / NAME
     with opened_and_mapped(file) as (fd, mapped):
+        output = growfs.run("evict", growfs.mountpoint, "class0").stdout
+        assert output.startswith("1 file evicted")
+        assert "1 kept" in output
+        assert os.pread(fd, OLD_SIZE, 0) == mapped[:] == tree[NAME]
         (tmp_path / "remote" / NAME).unlink()
         relist(growfs)
         until(lambda: not file.exists())
-        assert growfs.names() == set(tree) - {NAME}
+        until(lambda: growfs.names() == set(tree) - {NAME})
         assert os.pread(fd, OLD_SIZE, 0) == mapped[:] == tree[NAME]
         assert os.fstat(fd).st_size == OLD_SIZE
     with pytest.raises(FileNotFoundError):
@@ -244,29 +216,24 @@ def test_a_remount_shows_the_new_version(growfs: Growfs, tmp_path: Path) -> None
     assert file.stat().st_ino != before.st_ino
 
 
-@pytest.mark.promise(16)
+@pytest.mark.promise(3, 6, 16)
 @only("either")
-def test_a_fetch_accepts_a_version_newer_than_the_catalogs(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=1, files=3)
+def test_evicted_files_leave_the_listing_but_still_open(growfs: Growfs, tmp_path: Path) -> None:
+    """A fetch accepts a version newer than the catalog's."""
+    tree = make_tree(tmp_path / "remote", directories=1, files=3)
     growfs.mount(tmp_path / "remote", "--refresh", "0")
     growfs.run("pause", growfs.mountpoint)
+    assert growfs.names() == set(tree)
     growfs.run("evict", growfs.mountpoint, "*")
     (left,) = growfs.names()
-    for path in sorted({f"class0/{number:04}.bin" for number in range(3)} - {left}):
-        replace(tmp_path / "remote" / path, b"changed since it was listed")
-        assert (growfs.mountpoint / path).read_bytes() == b"changed since it was listed"
-        assert (growfs.mountpoint / path).stat().st_size == len(b"changed since it was listed")
-
-
-@only(*SHOW_FILES)
-@pytest.mark.promise(29)
-def test_a_file_whose_cached_copy_was_tampered_with_is_fetched_again(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "remote", directories=1, files=3)
-    growfs.mount(tmp_path / "remote")
-    (growfs.cache / "files" / "class0/0000.bin").unlink()
-    (growfs.cache / "files" / "class0/0001.bin").unlink()
-    (growfs.cache / "files" / "class0/0001.bin").write_bytes(b"forged")
-    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+    gone, changed = sorted(set(tree) - {left})
+    replace(tmp_path / "remote" / changed, b"changed since it was listed")
+    fetched = growfs.status()["fetch"]["files_total"]
+    assert (growfs.mountpoint / gone).stat().st_size == len(tree[gone])
+    assert (growfs.mountpoint / gone).read_bytes() == tree[gone]
+    assert (growfs.mountpoint / changed).read_bytes() == b"changed since it was listed"
+    assert (growfs.mountpoint / changed).stat().st_size == len(b"changed since it was listed")
+    assert growfs.status()["fetch"]["files_total"] == fetched + 2
 
 
 @pytest.mark.promise(1, 3)

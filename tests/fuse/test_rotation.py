@@ -252,7 +252,7 @@ def test_a_reader_that_listed_once_keeps_all_its_files(
     growfs.run("set", growfs.mountpoint, f"cache-size={2 * CAPACITY * SIZE}")
     growfs.until_cached(2 * CAPACITY)
     seen: set[str] = set()
-    for number in range(10):
+    for number in range(5):
         seen |= epoch(other)
         reader.read_in_children(shuffled(mine, number))
         if mount_status(growfs)["generation"] > 2:
@@ -268,7 +268,7 @@ def test_a_reader_that_listed_once_keeps_all_its_files(
 
 
 @pytest.mark.promise(17)
-@pytest.mark.parametrize("end", ["lists again", "ends", "release"])
+@pytest.mark.parametrize("end", ["lists again", "ends"])
 def test_a_hold_lasts_until(growfs: Growfs, rotating: set[str], reader: Reader, other: Reader, end: str) -> None:
     mine, cached = epoch(reader), local(growfs)
     next_generation(growfs, other)
@@ -282,10 +282,8 @@ def test_a_hold_lasts_until(growfs: Growfs, rotating: set[str], reader: Reader, 
         until(lambda: not local(growfs) & {path for path in mine if path.startswith("class0")})
         assert local(growfs) >= {path for path in mine if path.startswith("class1")}
         reader.walk("class1")
-    elif end == "ends":
-        reader.kill()
     else:
-        growfs.run("release", growfs.mountpoint)
+        reader.kill()
     wait_for_replacement(growfs)
     assert waited_opens(growfs) == 0
 
@@ -394,30 +392,30 @@ def test_turnover_can_be_changed_while_mounted(growfs: Growfs, rotating: set[str
 def test_the_admission_order_depends_only_on_the_seed(growfs: Growfs, tmp_path: Path) -> None:
     """For any number of workers, and across a crash in the middle of rotation."""
     orders: list[list[str]] = []
-    for run, (workers, crashes) in enumerate([(1, False), (8, False), (8, True)]):
+    for run, (workers, crashes) in enumerate([(1, False), (8, True)]):
         growfs.cache_dir = tmp_path / f"cache{run}"
         flags = *HALF, "--seed", "7", "--workers", workers
-        full_cache(growfs, tmp_path / "remote", *flags, files=24, capacity=6)
+        full_cache(growfs, tmp_path / "remote", *flags, files=16, capacity=4)
         order: list[str] = []
         with Reader(growfs.mountpoint) as reader:
-            while len(order) < 24:
+            while len(order) < 16:
                 order += [name for name in admissions(growfs) if name not in order]
                 reader.walk()
-                if crashes and 6 < len(order) < 15:
+                if crashes and 4 < len(order) < 9:
                     growfs.kill()
-                    growfs.mount(tmp_path / "remote", "--cache-size", 6 * SIZE, *flags)
+                    growfs.mount(tmp_path / "remote", "--cache-size", 4 * SIZE, *flags)
                     order += [name for name in admissions(growfs) if name not in order]
                 reader.read_all(reader.walk())
-                growfs.until_cached(6)
+                growfs.until_cached(4)
         orders.append(order)
         growfs.umount()
-    assert orders[0] == orders[1] == orders[2]
+    assert orders[0] == orders[1]
 
 
 # Advice in status.
 
 
-def test_status_advises_a_reader_that_lists_once(
+def test_status_advises_a_reader_that_lists_once_and_one_that_opens_by_name(
     growfs: Growfs, rotating: set[str], reader: Reader, other: Reader
 ) -> None:
     mine = reader.walk()
@@ -429,13 +427,9 @@ def test_status_advises_a_reader_that_lists_once(
     assert often in advice(growfs, reader)
     assert advice(growfs, reader).endswith(f"; it sees {len(mine) / FILES:.0%} of the data")
     assert advice(growfs, reader) in (growfs.mountpoint / ".growfs/status").read_text()
-
-
-def test_status_advises_a_reader_that_opens_by_name(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
-    reader.read_all(shuffled(rotating))
-    assert "% of its opens waited for a download: take file names from a listing or .growfs/index.csv" in advice(
-        growfs, reader
-    )
+    other.read_all(shuffled(rotating))
+    named = "% of its opens waited for a download: take file names from a listing or .growfs/index.csv"
+    assert named in advice(growfs, other)
     assert waited_opens(growfs) >= FILES - CAPACITY
 
 

@@ -51,7 +51,7 @@ def test_frozen_files_come_first_and_stay(growfs: Growfs, tmp_path: Path, reader
     seen: set[str] = set()
     epoch(reader)
     epoch(reader)
-    while len(seen) < 40:
+    while len(seen) < 24:
         wait_for_replacement(growfs)
         shown = epoch(reader)
         assert frozen < shown
@@ -128,7 +128,7 @@ def test_a_validation_set_that_rotates_is_pointed_out(growfs: Growfs, tmp_path: 
 # --group.
 
 
-def make_pairs(remote: Path, directories: int = 2, count: int = 12) -> set[str]:
+def make_pairs(remote: Path, directories: int = 2, count: int = 7) -> set[str]:
     """Make `count` pairs of x.jpg and x.json in each directory; returns their paths without the extensions."""
     for suffix in (".jpg", ".json"):
         make_tree(remote, directories=directories, files=count, size=SIZE, suffix=suffix)
@@ -237,13 +237,13 @@ def test_a_group_that_never_fits_blocks_no_other_file(growfs: Growfs, tmp_path: 
 def test_folders_that_are_samples_come_and_go_as_a_whole(
     growfs: Growfs, tmp_path: Path, reader: Reader, exact: tuple[str, ...]
 ) -> None:
-    make_tree(tmp_path / "remote", directories=20, files=6, size=SIZE)
-    flags = "--cache-size", 40 * SIZE, "--group", "{parent}", *(exact or HALF)
+    make_tree(tmp_path / "remote", directories=10, files=4, size=SIZE)
+    flags = "--cache-size", 16 * SIZE, "--group", "{parent}", *(exact or HALF)
     growfs.mount(tmp_path / "remote", *flags)
     seen = set[str]()
-    while len(seen) < 120:
+    while len(seen) < 40:
         names = reader.walk()
-        assert set(Counter(name.partition("/")[0] for name in names).values()) == {6}
+        assert set(Counter(name.partition("/")[0] for name in names).values()) == {4}
         reader.read_all(names)
         seen |= names
 
@@ -259,7 +259,7 @@ def test_every_generation_lists_exactly_the_requested_number_of_files(
     flags = "--show-files", "7", "--rotation", rotation, "--turnover", "30%"
     full_cache(growfs, tmp_path / "remote", *flags)
     seen: set[str] = set()
-    for _ in range(8) if rotation == "never" else itertools.count():
+    for _ in range(4) if rotation == "never" else itertools.count():
         shown = reader.walk()
         assert shown == epoch(other)
         assert len(shown) == 7
@@ -277,7 +277,7 @@ def test_every_generation_lists_whole_groups_if_these_make_up_the_number(
     growfs: Growfs, tmp_path: Path, reader: Reader
 ) -> None:
     stems = make_pairs(tmp_path / "remote")
-    flags = "--cache-size", 30 * SIZE, "--group", "{stem}", "--settle", "0", *HALF
+    flags = "--cache-size", 20 * SIZE, "--group", "{stem}", "--settle", "0", *HALF
     done = growfs.mount(tmp_path / "remote", *flags, "--show-files", 15, check=False)
     assert is_refusal(done, "--show-files 15", "each group (--group) has 2 files; show 14 files")
     growfs.mount(tmp_path / "remote", *flags, "--show-files", 14)
@@ -288,7 +288,7 @@ def test_every_generation_lists_whole_groups_if_these_make_up_the_number(
         assert not unpaired(names)
         seen |= {name.partition(".")[0] for name in names}
     growfs.umount()
-    for number in range(6):
+    for number in range(3):
         (tmp_path / f"remote/class0/{number:04}.txt").write_bytes(b"x" * SIZE)
     done = growfs.mount(tmp_path / "remote/class0", *flags, "--show-files", 14, check=False)
     assert is_refusal(done, "--show-files 14", "groups (--group) have 2 to 3 files")

@@ -15,7 +15,7 @@ from tests.fuse.mounted_world import MountedWorld
 from tests.harness import ENGINES, Growfs
 from tests.simulation.patterns import PATTERNS
 
-OPENS = 150
+OPENS = 80
 LISTS_FOR_LONG = (
     "Keras lists twice while the cache fills",
     "a notebook looks at a batch before it lists the validation set",

@@ -42,5 +42,5 @@ TestInProcess.settings = settings(
 
 TestPassthrough, TestLibfuse = PassthroughMachine.TestCase, LibfuseMachine.TestCase
 TestPassthrough.settings = TestLibfuse.settings = settings(
-    max_examples=max(2, settings().max_examples // 200), stateful_step_count=15, derandomize=True
+    max_examples=max(2, settings().max_examples // 200), stateful_step_count=10, derandomize=True
 )
