@@ -40,7 +40,7 @@ def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server) -> None:
         growfs.mount(
             f"s3://{rclone_s3.bucket}/tfrecord", "--cache-size", 3 * each, "--settle", "1h", "--rotation", "never"
         )
-        for files in (3, 6, 12):
+        for files in (3, 12):
             growfs.resize(files, each)
             epoch = training.step()
             assert len(epoch["records"]) == files
@@ -77,7 +77,7 @@ def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path, start: str) -> 
         pictures = images(tmp_path / "remote", classes=6, each=5)
         growfs.mount(tmp_path / "remote", "--cache-size", 12 * BLOCK, "--settle", "1h", "--rotation", "never")
         classes = {name: number for number, name in enumerate(sorted(os.listdir(tmp_path / "remote")))}
-        for files in (12, 20, 30):
+        for files in (12, 30):
             growfs.resize(files, BLOCK)
             epoch = training.step(start)
             assert epoch["class_to_idx"] == classes
@@ -118,7 +118,7 @@ def test_pandas_over_the_index(growfs: Growfs, tmp_path: Path) -> None:
     with Program("pandas_index.py", growfs.mountpoint) as training:
         tree = make_tree(tmp_path / "remote", directories=2, files=6, size=1000)
         growfs.mount(tmp_path / "remote", "--cache-size", 4 * BLOCK, "--settle", "1h", "--rotation", "never")
-        for files in (4, 8, 12):
+        for files in (4, 12):
             growfs.resize(files, BLOCK)
             rows = training.step()
             assert len(rows) == files

@@ -185,14 +185,14 @@ def test_the_fetch_continues_after_its_reader_was_killed(growfs: Growfs, server:
 def test_an_interrupt_read_together_with_its_open_ends_the_wait(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     program = "import sys; print('ready', flush=True); open(sys.argv[1])"
-    command = [sys.executable, "-S", "-c", program, path]
+    command = [sys.executable, "-S", "-c", program, str(path)]
     for number in (signal.SIGINT, signal.SIGKILL):
         os.kill(growfs.pid, signal.SIGSTOP)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout
                 assert process.stdout.readline() == "ready\n"
-                until(lambda: "request_wait_answer" in Path(f"/proc/{process.pid}/wchan").read_text())  # noqa: B023
+                until(lambda: "request_wait_answer" in Path(f"/proc/{process.pid}/wchan").read_text())
                 process.send_signal(number)
             finally:
                 os.kill(growfs.pid, signal.SIGCONT)

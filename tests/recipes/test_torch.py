@@ -40,8 +40,8 @@ def mount_some(growfs: Growfs, remote: Path) -> None:
 
 
 def check_growth(recipe: Recipe, growfs: Growfs) -> None:
-    """Grow the cache to 12, 20 and 30 pictures: each epoch reads every cached picture, and nothing is missed."""
-    for files in (12, 20, 30):
+    """Grow the cache from 12 to 30 pictures: each epoch reads every cached picture, and nothing is missed."""
+    for files in (12, 30):
         growfs.resize(files, BLOCK)
         recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
     epochs = recipe.epochs
@@ -61,7 +61,7 @@ def test_imagefolder_rebuilt_each_epoch_sees_more(growfs: Growfs, tmp_path: Path
 
 def test_imagefolder_rebuilt_each_epoch_sees_all_with_a_small_cache(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision")
-    growfs.mount(pictures(tmp_path / "remote"), "--cache-size", 12 * BLOCK, "--turnover", "30%")
+    growfs.mount(pictures(tmp_path / "remote"), "--cache-size", 12 * BLOCK, "--turnover", "50%")
     with running("torch_imagefolder.py", growfs, "--workers", 0) as recipe:
         recipe.until(lambda epoch: epoch.count("seen in all") == 30)
         assert max(epoch.files for epoch in recipe.epochs) <= 12
@@ -94,7 +94,7 @@ def test_persistent_workers_list_again(growfs: Growfs, rclone_s3: S3Server, tmp_
     growfs.mount(f"s3://{rclone_s3.bucket}/persistent", "--cache-size", 5 * each, *ONLY_GROWTH)
     growfs.resize(5, each)
     with running("torch_shards.py", growfs, "--workers", 2) as recipe:
-        for files in (5, 9, 12):
+        for files in (5, 12):
             growfs.resize(files, each)
             recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
         # No file is read by both workers.
@@ -107,14 +107,14 @@ def test_persistent_workers_list_again(growfs: Growfs, rclone_s3: S3Server, tmp_
 
 def test_the_prefetcher_reports_both_wait_times(growfs: Growfs, tmp_path: Path) -> None:
     need("torch")
-    recipe_data.volumes(tmp_path / "remote", 10, 20)
+    recipe_data.volumes(tmp_path / "remote", 4, 20)
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
-    with running("torch_prefetch.py", growfs, "--crops", 8, "--workers", 1, epochs=4) as recipe:
+    with running("torch_prefetch.py", growfs, "--crops", 8, "--workers", 1, epochs=2) as recipe:
         recipe.finish()
         epochs = recipe.epochs
-        assert [epoch.about.split()[-1] for epoch in epochs] == ["plain", "prefetched"] * 2
-        assert {(epoch.files, epoch.samples) for epoch in epochs} == {(10, 80)}
+        assert [epoch.about.split()[-1] for epoch in epochs] == ["plain", "prefetched"]
+        assert {(epoch.files, epoch.samples) for epoch in epochs} == {(4, 32)}
         assert re.fullmatch(r"wait per step: [\d.]+ ms plain, [\d.]+ ms prefetched\n", recipe.lines[-1])
         assert misses(growfs) == 0
 
@@ -180,7 +180,7 @@ def test_nodes_read_disjoint_shares_of_equal_size(growfs: Growfs, tmp_path: Path
             running("torch_nodes.py", growfs, *arguments, env={**job, "RANK": 0}) as first,
             running("torch_nodes.py", other, *arguments, env={**job, "RANK": 1}),
         ):
-            first.until(lambda _: sum(epoch.count("new") for epoch in first.epochs) >= 40)  # of 60
+            first.until(lambda _: sum(epoch.count("new") for epoch in first.epochs) >= 30)  # of 60
             for epoch in first.epochs:
                 assert "10 and 10 on each node" in epoch.about
                 assert (epoch.files, epoch.samples) == (20, 20)
@@ -200,22 +200,28 @@ def test_the_nodes_recipe_without_torchrun_prints_how_to_start_it(tmp_path: Path
     assert "torchrun" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("coco_listed.py", []),
-        ("lightning_reload.py", []),
-        ("numpy_volumes.py", []),
-        ("torch_imagefolder.py", []),
-        ("torch_prefetch.py", ["--workers", "0"]),
-        ("torch_shards.py", ["--workers", "0"]),
-    ],
-)
-def test_a_folder_that_lists_nothing_is_named(tmp_path: Path, name: str, options: list[str]) -> None:
+LIST_NOTHING = """
+import runpy, sys
+_, folder, *paths = sys.argv
+for path in paths:
+    sys.argv = [path, folder, *(["--workers", "0"] if "shards" in path or "prefetch" in path else [])]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as error:
+        print(error)
+"""
+
+
+def test_a_folder_that_lists_nothing_is_named(tmp_path: Path) -> None:
     need("torchvision", "lightning")
-    done = FORKS.run([str(RECIPES / name), str(tmp_path), *options], dict(ENV), START_S)
-    assert done.returncode == 1
-    assert f"{tmp_path} lists no " in done.stderr.splitlines()[-1]
+    names = "coco_listed", "lightning_reload", "numpy_volumes", "torch_imagefolder", "torch_prefetch", "torch_shards"
+    (tmp_path / "program.py").write_text(LIST_NOTHING)
+    (tmp_path / "empty").mkdir()
+    words = [tmp_path / "program.py", tmp_path / "empty", *(RECIPES / f"{name}.py" for name in names)]
+    done = FORKS.run(list(map(str, words)), dict(ENV), START_S)
+    printed = done.stdout.splitlines()
+    assert len(printed) == len(names), done.stderr
+    assert all(f"{tmp_path / 'empty'} lists no " in line for line in printed), printed
 
 
 def test_lightning_reloads_and_sees_more(growfs: Growfs, tmp_path: Path) -> None:
@@ -241,7 +247,7 @@ def test_yolo_lists_again_and_finds_every_label(growfs: Growfs, tmp_path: Path) 
     growfs.mount(tmp_path / "remote", "--cache-size", frozen + 4 * each, *flags, *ONLY_GROWTH)
     arguments = "--classes", 2, "--size", 64, "--batch", 4, "--workers", 0
     with running("yolo_relist.py", growfs, *arguments) as recipe:
-        for files in (4, 7, 10):
+        for files in (4, 10):
             growfs.run("set", growfs.mountpoint, f"cache-size={frozen + files * each}")
             recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
         assert {epoch.count("backgrounds") for epoch in recipe.epochs} == {0}
@@ -255,7 +261,7 @@ def test_coco_annotations_of_what_is_listed(growfs: Growfs, tmp_path: Path) -> N
     flags = "--freeze", "annotations/**", *ONLY_GROWTH
     growfs.mount(tmp_path / "remote", "--cache-size", (kept + 4) * BLOCK, *flags)
     with running("coco_listed.py", growfs, "--split", "train", "--workers", 0) as recipe:
-        for files in (4, 8, 12):
+        for files in (4, 12):
             growfs.run("set", growfs.mountpoint, f"cache-size={(kept + files) * BLOCK}")
             recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
         assert all(epoch.samples == epoch.files and epoch.count("boxes") == 2 * epoch.files for epoch in recipe.epochs)

@@ -74,7 +74,7 @@ def recipe(heading: str, values: Mapping[str, object] = NO_VALUES, number: int =
 
 
 class Program:
-    """A running program, in a folder of its own. is_forked: not with TensorFlow, as in running.NOT_FORKED."""
+    """A running program, in a folder of its own. is_forked: not with Keras, as in running.NOT_FORKED."""
 
     def __init__(
         self, code: str, folder: Path, env: Mapping[str, object] = NO_VALUES, *, is_forked: bool = True
@@ -168,7 +168,7 @@ def test_tf_data(growfs: Growfs, tmp_path: Path) -> None:
         (remote / f"{number:03}.tfrecord").write_bytes(tfrecord([b"record"] * 3))
     growfs.mount(remote, *EXACT)
     code = recipe("tf.data", {"DATA": str(growfs.mountpoint), **ONE_PASS, "EPOCHS": 3})
-    found = [re.findall(r"\d+", line) for line in Program(code, tmp_path / "run", is_forked=False).lines()]
+    found = [re.findall(r"\d+", line) for line in Program(code, tmp_path / "run").lines()]
     assert len(found) == 2 * PARTS
     assert sum(int(files) for files, _ in found) == 2 * FILES
     assert sum(int(records) for _, records in found) == 2 * 3 * FILES
