@@ -55,7 +55,7 @@ def test_ranks_with_offsets_see_equal_lists(growfs: Growfs, tree: dict[str, byte
     with ExitStack() as stack, ThreadPoolExecutor(RANKS) as threads:
         ranks = [stack.enter_context(Reader(growfs.mountpoint)) for _ in range(RANKS)]
         shown: set[str] = set()
-        for number in range(4):
+        for number in range(5):
             listed = []
             for place, rank in enumerate(ranks):
                 if number:  # one rank after another ends its epoch, and lists at once
@@ -268,13 +268,13 @@ def test_epochs_of_many_kinds(growfs: Growfs, tree: dict[str, bytes], reader: Re
 
 
 @pytest.mark.promise(7)
-def test_a_hundred_and_fifty_directories(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
-    make_tree(tmp_path / "remote", directories=150, files=2, size=100)
-    growfs.mount(tmp_path / "remote", "--cache-size", 200 * SIZE, *HALF)
-    growfs.until_cached(200)
+def test_a_hundred_and_thirty_directories(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    make_tree(tmp_path / "remote", directories=130, files=3, size=100)
+    growfs.mount(tmp_path / "remote", "--cache-size", 270 * SIZE, *HALF)
+    growfs.until_cached(270)
     seen: set[str] = set()
-    while len(seen) <= 200:
+    while len(seen) <= 270:
         shown = epoch(reader)
-        assert len({Path(name).parent for name in shown}) == 150
+        assert len({Path(name).parent for name in shown}) == 130
         seen |= shown
     assert waited_opens(growfs) == 0

@@ -23,7 +23,7 @@ from tests.fuse.conftest import opened
 from tests.fuse.test_lifecycle import ended
 from tests.harness import Growfs, make_tree, until
 
-NAME = "class0/0000.bin"
+NAME, OTHER = "class0/0000.bin", "class1/0000.bin"
 SIZE = 300_000
 GONE = {errno.ENOTCONN, errno.ECONNABORTED}
 """The errors of an open without a daemon; the second occurs while the kernel is still tearing the mount down."""
@@ -103,7 +103,7 @@ def test_a_busy_mount_is_not_unmounted_and_keeps_working(growfs: Growfs, digest:
             refused = growfs.run("umount", growfs.mountpoint, check=False)
             assert refused.returncode == 1
             assert f"({holder.pid})" in refused.stderr
-            assert len((growfs.mountpoint / "class1/0000.bin").read_bytes()) == SIZE
+            assert len((growfs.mountpoint / OTHER).read_bytes()) == SIZE
             assert holder.read() == ([digest], 0)
     growfs.umount()
 
@@ -142,16 +142,16 @@ def test_after_a_lazy_umount_an_open_folder_still_reaches_its_files(growfs: Grow
 def test_a_signal_stops_it_cleanly_even_while_files_are_open(
     growfs: Growfs, digest: str, engine: str, tmp_path: Path
 ) -> None:
-    for number in (signal.SIGTERM, signal.SIGQUIT):
-        pid = growfs.pid
-        with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
+    for number, name in ((signal.SIGTERM, NAME), (signal.SIGQUIT, OTHER)):  # nothing of it was read before
+        pid, digest = growfs.pid, hashlib.sha256((tmp_path / "remote" / name).read_bytes()).hexdigest()
+        with held(growfs.mountpoint / name, "descriptor", "mapping") as holder:
             os.kill(pid, number)
             until(lambda pid=pid: ended(pid))  # type: ignore[misc]
             assert not mounted_at(growfs.mountpoint)
             assert os.listdir(growfs.mountpoint) == []
             assert holder.read() == read_without_daemon(engine, digest)
             growfs.mount(tmp_path / "remote")
-            assert hashlib.sha256((growfs.mountpoint / NAME).read_bytes()).hexdigest() == digest
+            assert hashlib.sha256((growfs.mountpoint / name).read_bytes()).hexdigest() == digest
             assert growfs.status()["fetch"]["files_total"] == 0
     assert "did not stop cleanly" not in growfs.log()
 
@@ -161,18 +161,17 @@ def test_after_sigkill_every_new_open_fails_and_open_files_outlive_the_next_moun
     growfs: Growfs, digest: str, engine: str, tmp_path: Path
 ) -> None:
     """As do pages in the page cache."""
-    (growfs.mountpoint / "class1/0000.bin").stat()
     path = growfs.mountpoint / NAME
     with (
         held(path, "descriptor", "mapping") as first,
         held(path, "descriptor", "mapping") as second,
-        opened(path) as fd,
+        opened(growfs.mountpoint / OTHER) as fd,
         mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped,
     ):
         page = mapped[:4096]
         growfs.kill()
         assert mapped[:4096] == page == os.pread(fd, 4096, 0)
-        for name in (NAME, "class1/0000.bin", "class1", ".growfs/status", "nothing"):
+        for name in (NAME, OTHER, "class1", ".growfs/status", "nothing"):
             with pytest.raises(OSError, match=r".") as refused:
                 os.open(growfs.mountpoint / name, os.O_RDONLY)
             assert refused.value.errno in GONE
