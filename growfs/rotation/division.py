@@ -24,7 +24,7 @@ from growfs.errors import GrowfsError
 from growfs.rotation.order_file import with_beats
 from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, divide
 from growfs.rotation.pass_order import group_of, groups_of, ids_of, share_number
-from growfs.rotation.rules import GenerationPlan, PartContents, PassPosition, with_parents
+from growfs.rotation.rules import Generation, GenerationPlan, PartContents, PassPosition, with_parents
 
 ROWS = 10_000
 """Ids that one query reads."""
@@ -238,8 +238,10 @@ def _batches(ids: Iterable[int]) -> Iterator[str]:
 # The contents of a part.
 
 
-def plan_part(catalog: Path, position: PassPosition, last_seq: int, beat: Callable[[], None]) -> GenerationPlan:
-    """The generation that lists a part, as far as it is cached. last_seq: as in GenerationPlan."""
+def plan_part(
+    catalog: Path, number: int, position: PassPosition, last_seq: int, beat: Callable[[], None]
+) -> GenerationPlan:
+    """The generation that lists a part, as far as it is cached. number, last_seq: of the generation."""
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")
         parts = _Parts(connection, position.pass_)
@@ -273,7 +275,7 @@ def plan_part(catalog: Path, position: PassPosition, last_seq: int, beat: Callab
         folders = {folder: _in_order(entries) for folder, entries in names.items()}
         part = PartContents(position, folders, bytes, cached & parts.streamed(position.part), left_out)
         all_seqs = BitMap64().union(*map(BitMap64, folders.values()))
-        return GenerationPlan(last_seq, len(cached), all_seqs, keeps_last=False, part=part)
+        return GenerationPlan(Generation(number, last_seq, 0.0, len(cached), all_seqs, part=part), keeps_last=False)
 
 
 def _in_order(entries: list[tuple[str, int]]) -> array[int]:

@@ -23,7 +23,7 @@ from growfs.cache.store import Store
 from growfs.rotation.parts_in_use import PartsInUse
 from growfs.rotation.pass_order import groups_of
 from growfs.rotation.queries import Listed, least_bytes
-from growfs.rotation.rules import Generation, GenerationPlan, PassPosition, TurnoverInput, begin, keeps_last
+from growfs.rotation.rules import Generation, GenerationPlan, PassPosition, TurnoverInput, keeps_last
 from growfs.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -303,24 +303,25 @@ class Generations:
         frozen = await self._db.query_in_thread(lambda ask: list(ask(FROZEN_FILES)))
         turnover = self._turnover(lasting_holds, opened)
         if self.planner.changes_nothing(turnover):
-            last_seq, files = turnover.last_seq, self._store.resident_files
-            listed = BitMap64(range(1, last_seq + 1))
-            plan = GenerationPlan(last_seq, files, listed, keeps_last=self.listed.keeps_last)
+            listed = BitMap64(range(1, turnover.last_seq + 1))
+            every = Generation(number, turnover.last_seq, files=self._store.resident_files, listed=listed)
+            plan = GenerationPlan(every, keeps_last=self.listed.keeps_last)
         elif (planned := await self.planner.plan(number, turnover, part)) is None:
             return None
         else:
             plan = planned
-        if self.show_files is not None and plan.files < self.show_files:
+        generation = plan.generation
+        if self.show_files is not None and generation.files < self.show_files:
             log.warning(
-                "--show-files asks for %d files, and %d are here: no new generation", self.show_files, plan.files
+                "--show-files asks for %d files, and %d are here: no new generation", self.show_files, generation.files
             )
             return plan
-        self.last_number = number
-        self.current = generation = begin(number, plan, trio.current_time(), self.current)
+        generation.begins(trio.current_time(), self.current)
+        self.last_number, self.current = number, generation
         self.kept = [*self.kept, generation][-self.keep :]
         for directory, seq in filter(lambda row: row[1] in generation.listed, frozen):
             generation.frozen.setdefault(directory, BitMap64()).add(seq)
-        self.shown_seq, self._keeps_last = plan.last_seq, plan.keeps_last
+        self.shown_seq, self._keeps_last = generation.last_seq, plan.keeps_last
         self._unwritten = plan
         self.began.notify()
         return plan

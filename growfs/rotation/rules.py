@@ -98,7 +98,7 @@ class Generation:
 
     number: int
     last_seq: int
-    began_at: float
+    began_at: float = 0.0
     """In seconds, on any clock."""
     files: int = 0
     """The number of files that it lists."""
@@ -130,17 +130,16 @@ class Generation:
         directories = self.frozen if directory == EVERYWHERE else (directory,)
         return sum(len(self.frozen.get(each, ())) for each in directories)
 
+    def begins(self, now: float, before: Generation | None) -> None:
+        """Note that it begins, after the one before it."""
+        self.began_at = now
+        if before and not before.files:
+            before.is_over = True
+
     def note_read(self, opened: BitMap64, enough: float) -> None:
         """Note that a process has ended that opened these of its files. enough: how many are an epoch."""
         self.opened |= opened
         self.is_read = self.is_read or len(self.opened) >= max(1, enough)
-
-
-def begin(number: int, plan: GenerationPlan, now: float, before: Generation | None) -> Generation:
-    """The generation that begins as planned, after the one before it."""
-    if before and not before.files:
-        before.is_over = True
-    return Generation(number, plan.last_seq, now, plan.files, plan.listed, plan.hidden_below, plan.part)
 
 
 # The last file of a kind.
@@ -354,25 +353,19 @@ class TurnoverInput:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """The next generation: the last admission that it lists, how many files it lists, and what changes.
+    """The next generation, and what changes with it.
 
-    listed, hidden_below: as in Generation. delisted, relisted: the admissions that it delists and lists again.
-    requeued: those that get a later place in the queue, in groups; a negative one is in the same group as the one
-    before it. keeps_last: see the function of this name.
+    delisted, relisted: the admissions that it delists and lists again. requeued: those that get a later place in the
+    queue, in groups; a negative one is in the same group as the one before it. keeps_last: see the function of this
+    name. directories: those that contain its files.
     """
 
-    last_seq: int
-    files: int
-    listed: BitMap64
+    generation: Generation
     delisted: BitMap64 = field(default_factory=BitMap64)
     relisted: BitMap64 = field(default_factory=BitMap64)
     requeued: Sequence[int] = ()
     keeps_last: bool = True
     directories: Collection[int] = ()
-    """The directories that contain its files."""
-    hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
-    part: PartContents | None = None
-    """What it lists, if it is a part of a pass."""
 
 
 def next_generation(
@@ -406,16 +399,9 @@ def next_generation(
     newly_delisted = BitMap64(seq for seq in chosen.delisted if seq not in delisted)
     relisted = BitMap64(set(delisted).difference(chosen.delisted))
     requeued = array("q", (-seq if place else seq for seqs in chosen.requeued for place, seq in enumerate(seqs)))
-    return GenerationPlan(
-        last_seq,
-        files,
-        BitMap64(range(1, last_seq + 1)) - BitMap64(chosen.delisted),
-        newly_delisted,
-        relisted,
-        requeued,
-        turnover.keeps_last,
-        keep.directories,
-    )
+    listed = BitMap64(range(1, last_seq + 1)) - BitMap64(chosen.delisted)
+    generation = Generation(number, last_seq, files=files, listed=listed)
+    return GenerationPlan(generation, newly_delisted, relisted, requeued, turnover.keeps_last, keep.directories)
 
 
 def needed_bytes(turnover: TurnoverInput, delisted_bytes: int) -> tuple[int, int]:

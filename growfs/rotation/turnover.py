@@ -61,7 +61,7 @@ def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> G
     if plan.keeps_last and connection.execute(DELISTED_DIRECTORY).fetchone() is None:
         return plan
     rows = connection.execute(
-        "SELECT id, seq, parent, delisted FROM resident WHERE suffix IS NULL AND seq <= ?", (plan.last_seq,)
+        "SELECT id, seq, parent, delisted FROM resident WHERE suffix IS NULL AND seq <= ?", (plan.generation.last_seq,)
     )
     parents, seqs, delisted = dict[int, int](), dict[int, int](), set[int]()
     for id, seq, parent, by_generation in rows:
@@ -70,12 +70,12 @@ def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> G
             delisted.add(id)
     listed = with_parents(plan.directories, parents)
     files = connection.execute("SELECT parent, seq FROM resident WHERE suffix IS NOT NULL")
+    plan.generation.listed -= BitMap64(seqs[id] for id in parents.keys() - listed)
+    plan.generation.hidden_below = hidden_below(listed, parents, files)
     return replace(
         plan,
-        listed=plan.listed - BitMap64(seqs[id] for id in parents.keys() - listed),
         delisted=plan.delisted | BitMap64(seqs[id] for id in parents.keys() - listed - delisted),
         relisted=plan.relisted | BitMap64(seqs[id] for id in delisted & listed),
-        hidden_below=hidden_below(listed, parents, files),
     )
 
 

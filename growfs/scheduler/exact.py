@@ -457,12 +457,13 @@ class Parts(Planner):
         if not self.is_ready(position):
             return None
         division = self._divisions[position.pass_]
-        function = partial(plan_part, self._db.path, position, turnover.last_seq)
+        function = partial(plan_part, self._db.path, number, position, turnover.last_seq)
         plan = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
-        assert plan.part
+        generation = plan.generation
+        assert generation.part
         if not self.is_ready(position) or division is not self._divisions[position.pass_]:
             return None  # other parts come next, or the pass is divided again
-        left_out = plan.part.left_out
+        left_out = generation.part.left_out
         if lost := left_out - self._failed:
             self._lacking[position] = dict.fromkeys(lost, 0)
             self.changed.notify()
@@ -473,7 +474,7 @@ class Parts(Planner):
                 "part %s: %d files cannot be fetched and are left out of this pass, such as %s",
                 position, len(left_out), self._path_of(left_out.min()),
             )  # fmt: skip
-        log.info("part %s of %d: %d files", position, len(division.parts), plan.files)
+        log.info("part %s of %d: %d files", position, len(division.parts), generation.files)
         return plan
 
     def note_begun(self) -> None:

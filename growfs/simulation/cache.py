@@ -24,7 +24,6 @@ from growfs.rotation.rules import (
     Generation,
     Kind,
     TurnoverInput,
-    begin,
     delisted_key,
     keeps_last,
     listed_key,
@@ -303,14 +302,15 @@ class Rotating(Cache):
             self.counter += 1
             for id in map(ids.__getitem__, group):
                 self.cached[id] = self.cached[id]._replace(queue_position=self.counter)
-        shown = [file for file in self.cached.values() if file.seq <= plan.last_seq]
+        shown = [file for file in self.cached.values() if file.seq <= plan.generation.last_seq]
         self._refused = None
         self._delisted = {}
         for file in sorted([file for file in shown if file.delisted is not None], key=delisted_key):
             self._delisted.setdefault(file.queue_position, []).append(file)
         self._listed_counts = Counter(file.kind for file in shown if file.delisted is None)
         self._keeps_last = plan.keeps_last
-        self.generation = begin(number, plan, now, self.generation)
+        plan.generation.begins(now, self.generation)
+        self.generation = plan.generation
         return self.generation
 
     def _least_bytes(self) -> int:
