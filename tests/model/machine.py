@@ -299,6 +299,12 @@ class Machine(RuleBasedStateMachine):
         self.readers.append(reader)
         return reader
 
+    def _start_job(self) -> ReaderState:
+        """Start a process whose job has listed nothing: after --settle, a twentieth of its view is an epoch."""
+        if not self.driver.has_jobs:
+            self._end_readers()
+        return self._start()
+
     def _some_reader(self, data: st.DataObject) -> ReaderState:
         if not self.readers:
             return self._start()
@@ -514,7 +520,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def look_at_a_batch(self) -> None:
         """Keras lists, may read a few files, and lists again: it has to find the same."""
-        reader = self._start()
+        reader = self._start_job()
         listed = sorted(self._moving(self._walk(reader)))
         generation = self.generation
         for path in listed[: (len(listed) - 1) // 2]:
@@ -549,7 +555,7 @@ class Machine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 1000), works=st.booleans())
     def list_at_each_sample(self, seed: int, works: bool) -> None:
         """A program, or a worker of it, lists before it opens each file: it sees one generation in an epoch."""
-        program, other = self._start(), self._start()
+        program, other = self._start_job(), self._start()
         listed = self._walk(program)
         generation = self.generation
         reader = self._fork(program) if works and self.driver.has_jobs else program
@@ -799,6 +805,8 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def what_is_held_is_there(self) -> None:
         """Unless the cache was made smaller: what exceeds that goes as soon as it can."""
+        if not self.driver.keeps_last:
+            self.kinds = {}
         if self.excess:
             self._forgive_evictions()
         self.excess = self._used() > self.limit
