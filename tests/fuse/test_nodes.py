@@ -509,9 +509,9 @@ def test_a_mount_without_peers_gets_none_later(growfs: Growfs, tmp_path: Path) -
 @pytest.mark.promise(47)
 def test_nodes_with_the_same_parts_get_files_from_each_other(nodes: Nodes) -> None:
     """With --exact. Each node owns half of the files, and the other one gets them from it if it has them by then."""
-    tree = make_tree(nodes.remote, directories=2, files=200, size=BLOCK)
+    tree = make_tree(nodes.remote, directories=2, files=80, size=BLOCK)
     flags = "--exact", "--cache-size", len(tree) * BLOCK // 2, "--part-size", "60%", "--no-wait"
-    slow = "--bandwidth", "400kB/s"  # the other node is faster than the remote
+    slow = "--bandwidth", "160kB/s"  # the other node is faster than the remote
     running = [nodes.start(number, *flags, *slow) for number in (0, 1)]
     with ExitStack() as stack:
         readers = [stack.enter_context(Reader(node.mountpoint)) for node in running]
