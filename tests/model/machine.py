@@ -805,8 +805,6 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def what_is_held_is_there(self) -> None:
         """Unless the cache was made smaller: what exceeds that goes as soon as it can."""
-        if not self.driver.keeps_last:
-            self.kinds = {}
         if self.excess:
             self._forgive_evictions()
         self.excess = self._used() > self.limit
