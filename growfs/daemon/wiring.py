@@ -147,7 +147,7 @@ def _build(
         database,
         store,
         parts or RotationPlanner(workers, store, database),
-        lambda: Demand(order.missing.files, order.missing.bytes, waiting.largest, waiting.versions),
+        lambda: Demand(order.missing.disk_bytes, waiting.largest, waiting.versions),
         rotation=options.rotation,
         turnover=options.turnover,
         show_files=options.show_files,

@@ -47,10 +47,8 @@ FROZEN_FILES = "SELECT r.parent, r.seq FROM node n JOIN resident r USING (id) WH
 class Demand:
     """The data still to be cached, for which a generation makes room."""
 
-    files: int
-    """Files that the passes of this mount will draw and that are not cached."""
     bytes: int
-    """Their total size."""
+    """What the files that the passes of this mount will draw, and that are not cached, will take on disk."""
     largest: int
     """Bytes of the largest draw that waits for room."""
     versions: int
@@ -329,12 +327,11 @@ class Generations:
     def _turnover(self, lasting_holds: BitMap64, opened: frozenset[int]) -> TurnoverInput:
         store, demand = self._store, self.demand()
         short = store.bytes_short(0)
-        lacking = demand.bytes if demand.files > 0 else 0
         return TurnoverInput(
             limit=min(store.limit_bytes, store.used_bytes + max(0, -short)),  # the disk may have less space than that
             turnover=self.turnover,
             largest=demand.largest,
-            lacking=lacking + demand.versions,
+            lacking=demand.bytes + demand.versions,
             # Files in flight were not listed yet, so nothing has to be delisted for them. If other data fills the disk,
             # nothing is delisted to make up for it: that would be all files.
             free=max(0, store.reserved_bytes - short),

@@ -55,6 +55,11 @@ class Share:
     def __sub__(self, other: Share) -> Share:
         return Share(self.files - other.files, self.bytes - other.bytes)
 
+    @property
+    def disk_bytes(self) -> int:
+        """About how much these files take on disk: as if all were as large as their mean."""
+        return self.files * disk.allocation(-(-self.bytes // self.files)) if self.files > 0 else 0
+
 
 class DrawOrder(Protocol):
     """Decides which files are drawn, in which order."""

@@ -61,6 +61,17 @@ def delisted_files(growfs: Growfs) -> int:
 # One reader that lists each epoch.
 
 
+@pytest.mark.promise(18)
+def test_files_smaller_than_a_block_rotate_as_fast_as_others(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=FILES // 2, size=100)
+    growfs.mount(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, *HALF)
+    growfs.until_cached(CAPACITY)
+    first = epoch(reader)
+    epoch(reader)
+    wait_for_replacement(growfs)
+    assert len(reader.walk() - first) >= TURNOVER
+
+
 @pytest.mark.promise(18, 20)
 def test_each_epoch_shows_new_files_until_all_were_seen(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
     seen = epoch(reader)

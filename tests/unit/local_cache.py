@@ -29,7 +29,7 @@ from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.in_flight import InFlightTable, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.rotating import RotationPlanner
+from growfs.scheduler.rotating import RotationPlanner, Share
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.units import CacheSize
 from growfs.vfs.attributes import Entry
@@ -105,7 +105,7 @@ class LocalCache:
         """What is still to be cached: all, unless a test has said less; and what waits for room."""
         files, bytes = self.share or (self.catalog.files, self.catalog.bytes)
         files, bytes = files - self.store.resident_files, bytes - self.store.resident_content_bytes
-        return Demand(files, bytes, max(self.largest, self.waiting.largest), self.waiting.versions)
+        return Demand(Share(files, bytes).disk_bytes, max(self.largest, self.waiting.largest), self.waiting.versions)
 
     def in_flight(self, template: str | None = None) -> InFlightTable:
         """A table of downloads for this cache. template: of its groups."""
