@@ -551,12 +551,14 @@ def test_a_folder_that_another_cache_fills_stays_as_it_is(growfs: Fill, tmp_path
     reader = readers.new()
     reader.next_generation(growfs.mountpoint)
     shown = reader.names()
-    for refusal in ("another growfs fills it", "is filled from another cache"):
+    for is_running in (True, False):
+        if not is_running:
+            stop(growfs.mountpoint)
+        refusal = "another growfs fills it" if is_running else "is filled from another cache"
         for url, *flags in ((tmp_path / "other",), (tmp_path / "remote", "--cache-dir", tmp_path / "cache2")):
             assert refusal in growfs.fill(url, *flags, check=False)
             assert reader.names() == shown
             assert all(reader.read(name) == SIZE for name in shown)
-        stop(growfs.mountpoint)
     reader.end()
 
 
@@ -578,11 +580,7 @@ def test_without_inotify_what_is_shown_counts_as_read(growfs: Fill, tmp_path: Pa
 
 @pytest.mark.promise(50)
 def test_a_generation_is_asked_for_by_its_number(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
-    """An epoch without parts is the next one."""
     full(growfs, tmp_path, "--settle", "0", "--turnover", "50%")
-    (before,), (after,) = api.epoch(growfs.mountpoint), api.epoch(growfs.mountpoint)
-    assert before != after == growfs.current
-    generation._held.pop(growfs.mountpoint).end()
     first, second = readers.new(), readers.new()
     newest = int(growfs.current.name)
     for number in range(newest + 1, newest + 4):
@@ -594,6 +592,9 @@ def test_a_generation_is_asked_for_by_its_number(growfs: Fill, tmp_path: Path, r
             first.next_generation(growfs.mountpoint, number)
     first.end()
     second.end()
+    (before,), (after,) = api.epoch(growfs.mountpoint), api.epoch(growfs.mountpoint)  # without parts, the next one
+    assert before != after == growfs.current
+    generation._held.pop(growfs.mountpoint).end()
 
 
 def test_the_shell_reads_while_a_command_runs(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
