@@ -381,7 +381,7 @@ class FolderEngine:
             for place, tree in enumerate(ending)
             if (tree.is_claimed or len(self._trees) - place > self._generations.keep)
             and now >= tree.unused_at
-            and tree.part not in self._generations.parts
+            and tree.part not in set(self._generations.parts)
             and not trees.is_locked(tree.path)
         ]
 

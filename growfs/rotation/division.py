@@ -52,7 +52,7 @@ def save_division(writer: sqlite3.Connection, division: Division, ids: array[int
     """Store a division, and delete those of all passes but this one and the `kept` ones."""
     number = division.pass_.number
     set_meta(writer, _key(number), json.dumps(asdict(division)))
-    set_meta(writer, _ids_key(number), ids.tobytes())
+    set_meta(writer, f"{_key(number)} ids", ids.tobytes())
     old = (
         "DELETE FROM meta WHERE key GLOB 'division *'"
         " AND CAST(substr(key, 10) AS INTEGER) NOT IN (SELECT value FROM json_each(?))"
@@ -60,28 +60,20 @@ def save_division(writer: sqlite3.Connection, division: Division, ids: array[int
     writer.execute(old, (json.dumps([number, *kept]),))
 
 
-def _division(text: str) -> Division:
-    values = json.loads(text)
-    pass_ = values["pass_"]
-    pass_["share"] = pass_["share"] and tuple(pass_["share"])
-    values["pass_"] = ExactPass(**pass_)
-    values["catalog"] = CatalogDigest(*values["catalog"])
-    values["parts"] = tuple(PartBounds(*bounds) for bounds in values["parts"])
-    return Division(**values)
-
-
 def _key(number: int) -> str:
     return f"division {number}"
-
-
-def _ids_key(number: int) -> str:
-    return f"division {number} ids"
 
 
 def read_division(ask: Query, number: int) -> Division | None:
     """The division of a pass; None if none is stored."""
     for (text,) in ask("SELECT value FROM meta WHERE key = ?", _key(number)):
-        return _division(text)
+        values = json.loads(text)
+        pass_ = values["pass_"]
+        pass_["share"] = pass_["share"] and tuple(pass_["share"])
+        values["pass_"] = ExactPass(**pass_)
+        values["catalog"] = CatalogDigest(*values["catalog"])
+        values["parts"] = tuple(PartBounds(*bounds) for bounds in values["parts"])
+        return Division(**values)
     return None
 
 
@@ -93,7 +85,7 @@ class _Parts:
         assert division
         self.division = division
         self._connection = connection
-        (ids,) = connection.execute("SELECT value FROM meta WHERE key = ?", (_ids_key(number),)).fetchone()
+        (ids,) = connection.execute("SELECT value FROM meta WHERE key = ?", (f"{_key(number)} ids",)).fetchone()
         self._ids = memoryview(ids).cast("q")
 
     def of(self, part: int) -> Sequence[int]:
@@ -222,11 +214,7 @@ def _incomplete(ids: Iterable[int], lacking: Container[int]) -> Iterator[int]:
 
 def _sizes(connection: sqlite3.Connection, ids: BitMap64) -> dict[int, int]:
     """The sizes of the files that are still in the catalog."""
-    return dict(_rows(connection, SIZES, ids))
-
-
-def _rows(connection: sqlite3.Connection, query: str, ids: Iterable[int]) -> Iterator[tuple[int, int]]:
-    return itertools.chain.from_iterable(connection.execute(query, (text,)) for text in _batches(ids))
+    return dict(itertools.chain.from_iterable(connection.execute(SIZES, (text,)) for text in _batches(ids)))
 
 
 def _batches(ids: Iterable[int]) -> Iterator[str]:

@@ -289,31 +289,29 @@ class Generations:
             log.warning("generation %d cannot be written: no new one", self.number)
             return True
         async with self._rotating:  # evictions under way are complete, and none begins
-            plan = await self._begin(lasting_holds, opened, part)
-        if plan:
+            has_begun = await self._begin(lasting_holds, opened, part)
+        if has_begun:
             self._store.space_freed.notify()
-        return plan is not None
+        return has_begun
 
-    async def _begin(
-        self, lasting_holds: BitMap64, opened: frozenset[int], part: PassPosition | None
-    ) -> GenerationPlan | None:
+    async def _begin(self, lasting_holds: BitMap64, opened: frozenset[int], part: PassPosition | None) -> bool:
         number = self.last_number + 1
         frozen = await self._db.query_in_thread(lambda ask: list(ask(FROZEN_FILES)))
         turnover = self._turnover(lasting_holds, opened)
         if self.planner.changes_nothing(turnover):
             listed = BitMap64(range(1, turnover.last_seq + 1))
             every = Generation(number, turnover.last_seq, files=self._store.resident_files, listed=listed)
-            plan = GenerationPlan(every, keeps_last=self.listed.keeps_last)
-        elif (planned := await self.planner.plan(number, turnover, part)) is None:
-            return None
+            plan: GenerationPlan | None = GenerationPlan(every, keeps_last=self.listed.keeps_last)
         else:
-            plan = planned
+            plan = await self.planner.plan(number, turnover, part)
+        if plan is None:
+            return False
         generation = plan.generation
         if self.show_files is not None and generation.files < self.show_files:
             log.warning(
                 "--show-files asks for %d files, and %d are here: no new generation", self.show_files, generation.files
             )
-            return plan
+            return True
         generation.begins(trio.current_time(), self.current)
         self.last_number, self.current = number, generation
         self.kept = [*self.kept, generation][-self.keep :]
@@ -322,7 +320,7 @@ class Generations:
         self.shown_seq, self._keeps_last = generation.last_seq, plan.keeps_last
         self._unwritten = plan
         self.began.notify()
-        return plan
+        return True
 
     def _turnover(self, lasting_holds: BitMap64, opened: frozenset[int]) -> TurnoverInput:
         store, demand = self._store, self.demand()

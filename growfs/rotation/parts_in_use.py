@@ -42,9 +42,6 @@ class PartsInUse:
     def __len__(self) -> int:
         return len(self._uses)
 
-    def __contains__(self, position: object) -> bool:
-        return position in self._uses
-
     def __iter__(self) -> Iterator[PassPosition]:
         return iter(self._uses)
 

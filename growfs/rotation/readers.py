@@ -164,14 +164,15 @@ class Readers:
         while is_due():
             await self._generations.planner.wait(part)  # not in the lock: others may begin other parts meanwhile
             async with self._beginning:
-                if not is_due() or await self._begin_now(lister or Reader(FOREIGN, "0", ""), part):
+                if not is_due():
                     return
-
-    async def _begin_now(self, lister: Reader, part: PassPosition | None) -> bool:
-        lasting = (other.lasting_holds(lister) for other in self._holding() if other.pid != FOREIGN)
-        # Programs that read the newest generation may go on to the next one soon.
-        earlier = (each.listed for each in self._held_as_a_whole() - {self._generations.current})
-        return await self._generations.begin(BitMap64().union(*lasting, *earlier), self._recently_opened(), part)
+                by = lister or Reader(FOREIGN, "0", "")
+                lasting = (other.lasting_holds(by) for other in self._holding() if other.pid != FOREIGN)
+                # Programs that read the newest generation may go on to the next one soon.
+                earlier = (each.listed for each in self._held_as_a_whole() - {self._generations.current})
+                held = BitMap64().union(*lasting, *earlier)
+                if await self._generations.begin(held, self._recently_opened(), part):
+                    return
 
     def opener(self, tid: int) -> int:
         """The reader to credit with a thread's opens: the nearest of its process and ancestors that has listed.
