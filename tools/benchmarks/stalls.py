@@ -129,7 +129,7 @@ class Scene:
         )
 
     def _demand(self) -> Demand:
-        return Demand(self.catalog.files, self.catalog.bytes, 0, 0)
+        return Demand(self.catalog.bytes, 0, 0)
 
     async def _probe(self, repeats: bool) -> None:
         """A probe of a remote that is not away."""
