@@ -327,7 +327,7 @@ class ReaderStatus(Section):
     files_shown: int = field(metadata=figure("files that its job listed in that generation, without frozen ones"))
     files_opened: int = field(metadata=figure("of these, files that it opened"))
     opens: int = field(metadata=figure("its opens"))
-    held_bytes: int = field(metadata=figure("disk space of outgoing files that its hold keeps from eviction", "bytes"))
+    held_bytes: int = field(metadata=figure("disk space of outgoing files that it holds, by their mean size", "bytes"))
     advice: str | None = field(metadata=figure("how to read without waiting, or to see more files; or null"))
 
 
