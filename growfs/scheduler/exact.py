@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 """Pause before a pass that could not be divided is tried again, or files that could not be marked."""
-QUIET_S = 0.25
+QUIET_S = 0.05
 """How long nothing of a part that was read is open before it makes room, if no process waits for another part: others
 may read it, too. It is checked this often whether parts make room."""
 PARTS_CACHED = 2
