@@ -19,6 +19,7 @@ from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.supervisor import Supervisor
 from growfs.fuse.engine_choice import Engine
 from growfs.rotation.generations import Generations
+from growfs.rotation.queries import delisted_sizes
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
 from growfs.scheduler.drawer import Drawer
@@ -104,8 +105,10 @@ class StatusSource:
     def _totals(self, held: list[BitMap64], query: Query) -> Totals:
         hidden = self.generations.hidden(query)
         ((seen,),) = query("SELECT count(*) FROM usage")
-        sizes = self.generations.delisted(query)
-        bytes, delisted = sum(sizes.values()), BitMap64(sizes)
+        bytes, delisted = 0, BitMap64()
+        for seq, size in delisted_sizes(query):  # one by one: there may be hundreds of thousands
+            bytes += size
+            delisted.add(seq)
         held_bytes = [bytes * each.intersection_cardinality(delisted) // max(1, len(delisted)) for each in held]
         return Totals(seen, *hidden, bytes, held_bytes, Catalog.skipped(query))
 

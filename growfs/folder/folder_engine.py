@@ -376,12 +376,13 @@ class FolderEngine:
         now = trio.current_time()
         is_past = self._trees and self._trees[-1].part and self._trees[-1].generation.is_over
         ending = self._trees if is_past else self._trees[:-1]
+        in_use = set(self._generations.parts)
         return [
             tree
             for place, tree in enumerate(ending)
             if (tree.is_claimed or len(self._trees) - place > self._generations.keep)
             and now >= tree.unused_at
-            and tree.part not in set(self._generations.parts)
+            and tree.part not in in_use
             and not trees.is_locked(tree.path)
         ]
 

@@ -52,7 +52,7 @@ def save_division(writer: sqlite3.Connection, division: Division, ids: array[int
     """Store a division, and delete those of all passes but this one and the `kept` ones."""
     number = division.pass_.number
     set_meta(writer, _key(number), json.dumps(asdict(division)))
-    set_meta(writer, f"{_key(number)} ids", ids.tobytes())
+    set_meta(writer, _ids_key(number), ids.tobytes())
     old = (
         "DELETE FROM meta WHERE key GLOB 'division *'"
         " AND CAST(substr(key, 10) AS INTEGER) NOT IN (SELECT value FROM json_each(?))"
@@ -62,6 +62,10 @@ def save_division(writer: sqlite3.Connection, division: Division, ids: array[int
 
 def _key(number: int) -> str:
     return f"division {number}"
+
+
+def _ids_key(number: int) -> str:
+    return f"{_key(number)} ids"
 
 
 def read_division(ask: Query, number: int) -> Division | None:
@@ -85,7 +89,7 @@ class _Parts:
         assert division
         self.division = division
         self._connection = connection
-        (ids,) = connection.execute("SELECT value FROM meta WHERE key = ?", (f"{_key(number)} ids",)).fetchone()
+        (ids,) = connection.execute("SELECT value FROM meta WHERE key = ?", (_ids_key(number),)).fetchone()
         self._ids = memoryview(ids).cast("q")
 
     def of(self, part: int) -> Sequence[int]:

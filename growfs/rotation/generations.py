@@ -358,8 +358,3 @@ class Generations:
             generation.last_seq, generation.number,
         )  # fmt: skip
         return files, bytes, new
-
-    @staticmethod
-    def delisted(ask: Query) -> dict[int, int]:
-        """The sizes on disk of the files that are delisted and not yet evicted, by their admissions."""
-        return dict(ask("SELECT seq, bytes FROM resident WHERE delisted IS NOT NULL AND suffix IS NOT NULL"))

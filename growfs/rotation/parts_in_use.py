@@ -90,9 +90,9 @@ class PartsInUse:
         quiet_s: how long nothing of a part was open that was read. silence_s: the same for one that was not read; None
         if no process waits for its room. open_ids: the files that are open. is_open: whether a folder of a part is.
         """
-        ended = list[PassPosition]()
+        ended, opened = list[PassPosition](), BitMap64(open_ids)
         for position, use in list(self._uses.items()):
-            if is_open(use.generation) or not use.streamed.isdisjoint(BitMap64(open_ids)):
+            if is_open(use.generation) or not use.streamed.isdisjoint(opened):
                 use.active_at = now
             is_read = bool(use.streamed) and not use.unopened
             is_silent = silence_s is not None and not ended and now - use.active_at > silence_s

@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -136,6 +136,11 @@ def of_these(ids: Sequence[int], in_use: Container[int], listed: Listed, ask: Qu
     groups = sorted(in_groups(files), key=lambda group: min(places.get(file.id, len(places)) for file in group))
     counts = _counts(ask, lambda: Counter(file.kind for file in files), listed.seq)
     return [file.id for file in evictable(groups, in_use, counts, *listed)]
+
+
+def delisted_sizes(ask: Query) -> Iterable[tuple[int, int]]:
+    """The admission and the size on disk of each file that is delisted and not yet evicted."""
+    return ask("SELECT seq, bytes FROM resident WHERE delisted IS NOT NULL AND suffix IS NOT NULL")
 
 
 def least_bytes(ask: Query, without: Container[Kind] = ()) -> int:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pyroaring import BitMap64
 
-from growfs.cache.schema import read_only
-from growfs.rotation.queries import DELISTABLE, DELISTED, FIELDS, IS_PINNED, KINDS, group_has
+from growfs.cache.schema import query_of, read_only
+from growfs.rotation.queries import DELISTABLE, DELISTED, FIELDS, IS_PINNED, KINDS, delisted_sizes, group_has
 from growfs.rotation.rules import (
     CachedFile,
     GenerationPlan,
@@ -41,9 +41,7 @@ def plan_generation(
         if turnover.show_files is not None:
             turnover = replace(turnover, last_seq=_last_of_exactly(connection, turnover, turnover.show_files))
             counts, least, _ = _kinds(connection, turnover.last_seq)
-        delisted = dict(
-            connection.execute("SELECT seq, bytes FROM resident WHERE delisted IS NOT NULL AND suffix IS NOT NULL")
-        )
+        delisted = dict(delisted_sizes(query_of(connection)))
         plan = next_generation(
             number,
             replace(turnover, largest=max(largest, turnover.largest), keeps_last=keeps_last(least, turnover.limit)),

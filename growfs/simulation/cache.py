@@ -336,11 +336,11 @@ class Rotating(Cache):
         lacking = need - self.free
         if lacking > 0:
             held = self.holds(now)
+            if not missed and self._refused is not None and lacking >= self._refused:
+                return False
             sorts = [list(itertools.chain.from_iterable(self._delisted.values()))]
             if missed:
                 sorts = [list(self._unlisted()), *sorts, list(self._listed())]
-            elif self._refused is not None and lacking >= self._refused:
-                return False
             in_order = candidates(sorts, held, takes_held=missed)
             victims = pick_victims(
                 evictable(in_order, self.busy, self._counts, self._shown_seq, self._keeps_last), lacking

@@ -15,6 +15,7 @@ from pyroaring import BitMap64
 
 from growfs.cache.schema import FROZEN, PINNED
 from growfs.disk import BLOCK
+from growfs.rotation.queries import delisted_sizes
 from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.scheduler.in_flight import Priority
 from tests.unit.local_cache import LocalCache, file, open_local_cache, run_in_memory
@@ -152,7 +153,7 @@ async def test_the_files_shown_for_longest_are_delisted(scene: TurnoverScene) ->
     assert (scene.listed(), second.files) == ("3456", 4)
     assert scene.listed(first) == "123456"  # a reader of that generation still sees all
     assert scene.resident() == "123456"
-    assert sum(scene.cache.generations.delisted(scene.cache.database.rows).values()) == 2 * BLOCK
+    assert sum(size for _, size in delisted_sizes(scene.cache.database.rows)) == 2 * BLOCK
 
 
 @pytest.mark.promise(18, 23)
