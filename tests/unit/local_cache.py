@@ -49,8 +49,8 @@ class LocalCache:
     sizes: SizeEstimate
     waiting: WaitingClaims
     holds: BitMap64 = field(default_factory=BitMap64)
-    share: tuple[int, int] | None = None
-    """(files, bytes) that the passes draw; None: all."""
+    share: Share | None = None
+    """What the passes draw; None: all."""
     largest: int = 0
     """Bytes of a draw that waits for room."""
     reserved: list[Reservation] = field(default_factory=list)
@@ -102,10 +102,13 @@ class LocalCache:
             self.reserved.pop().release()
 
     def demand(self) -> Demand:
-        """What is still to be cached: all, unless a test has said less; and what waits for room."""
-        files, bytes = self.share or (self.catalog.files, self.catalog.bytes)
-        files, bytes = files - self.store.resident_files, bytes - self.store.resident_content_bytes
-        return Demand(Share(files, bytes).disk_bytes, max(self.largest, self.waiting.largest), self.waiting.versions)
+        """What is still to be cached: all, unless a test has said otherwise; and what waits for room."""
+        if self.share:
+            bytes = (self.share - Share(self.store.resident_files, self.store.resident_content_bytes)).disk_bytes
+        else:
+            query = "SELECT size FROM node LEFT JOIN resident USING (id) WHERE is_dir = 0 AND resident.id IS NULL"
+            bytes = sum(disk.allocation(size or 0) for (size,) in self.database.rows(query))
+        return Demand(bytes, max(self.largest, self.waiting.largest), self.waiting.versions)
 
     def in_flight(self, template: str | None = None) -> InFlightTable:
         """A table of downloads for this cache. template: of its groups."""

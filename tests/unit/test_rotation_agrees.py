@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
@@ -180,6 +180,7 @@ NUMBERS = st.integers(0, FILES - 1)
     listings=st.lists(NUMBERS, min_size=2, max_size=5),
     events=st.lists(st.tuples(st.sampled_from(EVENTS), NUMBERS), min_size=3, max_size=30),
 )
+@example(sizes=[*[1] * (FILES - 1), 2], limit=14, turnover=0.6, listings=[0, 0], events=[(Twins.fill, 0)] * 3)
 def test_the_mount_and_the_simulation_list_and_evict_the_same(
     sizes: list[int],
     limit: int,

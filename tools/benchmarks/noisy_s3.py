@@ -112,6 +112,8 @@ class NoisyS3:
     def __init__(self, noise: Noise) -> None:
         self.noise = noise
         self.counters = Counters()
+        self.gets: list[int] = []
+        """The numbers of the objects that were requested, whole or in part, in that order."""
         self.away: Away | None = None
         self._random = random.Random(1)
 
@@ -191,6 +193,7 @@ class NoisyS3:
         if method == "HEAD":
             await stream.send_all(head)
             return
+        self.gets.append(number)
         stalls = self._random.random() < self.noise.stalled
         self.counters.stalled += stalls
         rate = self.noise.connection_bytes_per_s
