@@ -213,8 +213,11 @@ def _lines_of_start(status: MountStatus, options: Options) -> Iterator[str]:
     yield f"{status.mountpoint}: {engine(status)}"
     if status.state is not MountState.COMPLETE:
         yield f"{status.mountpoint}: waited for {status.waited_for}; now {state_text(status)}"
-    if options.engine == "auto" and status.engine == "libfuse" and not options.allow_other:
-        yield "note: --engine links reads at the speed of the disk, but programs see symbolic links"
+    if options.engine == "auto":
+        if status.engine == "links":
+            yield "note: programs see symbolic links; if one of them needs plain files, pass --engine libfuse"
+        elif status.engine == "libfuse" and not options.allow_other:
+            yield "note: --engine links reads at the speed of the disk, but programs see symbolic links"
     if status.metrics_url:
         yield f"{status.mountpoint}: metrics at {status.metrics_url}"
     if status.unpromised:

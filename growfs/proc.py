@@ -96,6 +96,19 @@ def is_killed(pid: int) -> bool:
     return False
 
 
+def sees(pid: int, folder: Path) -> bool:
+    """Whether a process finds that folder at its path: it may have another root or mounts. True if nobody can tell."""
+    root = f"/proc/{pid}/root"
+    try:
+        os.stat(root)
+        seen, own = os.stat(f"{root}{folder}"), os.stat(folder)
+    except FileNotFoundError as error:
+        return str(error.filename) == root
+    except OSError:
+        return True
+    return (seen.st_dev, seen.st_ino) == (own.st_dev, own.st_ino)
+
+
 def lineage(found: Process) -> Iterator[Process]:
     """A process and its ancestors, without the first process of the system."""
     current: Process | None = found

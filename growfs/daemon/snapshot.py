@@ -169,7 +169,7 @@ class StatusSource:
                 *self.prefetcher.warnings,
                 *(self.parts.warnings if self.parts else []),
                 *(_warnings_of_jobs(readers) if self.parts else []),
-                *filter(None, [self.store.open_files.warning]),
+                *filter(None, [self.store.open_files.warning, self.engine.warning]),
             ],
             last_error=str(failure.error) if failure else None,
             last_error_at=failure.at if failure else None,

@@ -99,7 +99,7 @@ def _build(
         metrics = MetricsServer(listening("--metrics-addr", *options.metrics_addr), snapshot)
     if options.peer_addr:
         listening("--peer-addr", *options.peer_addr).close()  # fails early; a worker does the listening
-    choice = None if request.fills else EngineChoice(options.engine, folder.path)
+    choice = None if request.fills else EngineChoice(options.engine, folder.path, options.allow_other)
     shows_links = choice is not None and choice.shows_links
     if shows_links and options.allow_other:
         raise UsageError(

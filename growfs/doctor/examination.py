@@ -168,7 +168,7 @@ class Examination:
             self._on_phase(f"writing and reading below {self._cache.folder}")
         yield from self._cache.checks(self._measure_s)
         if self._cache.usable and not self.named(Level.FAILURE):
-            check, self._engine = check_engine(self._options.engine, self._cache.folder)
+            check, self._engine = check_engine(self._options.engine, self._cache.folder, self._options.allow_other)
             yield check
         if self._mountpoint:
             yield self._check_mountpoint(self._mountpoint)

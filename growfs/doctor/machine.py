@@ -51,10 +51,10 @@ def check_machine(allow_other: bool) -> Iterator[Check]:
     yield from _check_limits()
 
 
-def check_engine(requested: str, folder: Path) -> tuple[Check, str]:
+def check_engine(requested: str, folder: Path, allow_other: bool) -> tuple[Check, str]:
     """The engine that a mount with its cache in folder would use, by trying it. Also returns its name; "" if none."""
     try:
-        choice = EngineChoice(requested, folder)
+        choice = EngineChoice(requested, folder, allow_other)
     except GrowfsError as error:
         return Check.failed("engine", error), ""
     except OSError as error:
@@ -64,9 +64,10 @@ def check_engine(requested: str, folder: Path) -> tuple[Check, str]:
         return ok("engine", f"passthrough: {choice.reason}; libfuse {other}"), "passthrough"
     if requested == choice.name:
         return ok("engine", f"{choice.name}: {choice.reason}"), choice.name
-    text, _, remedy = choice.reason.partition("; ")
     if choice.shows_links:
-        return warning("engine", f"links: programs see symbolic links; {text}", remedy), choice.name
+        seen = "programs see symbolic links, and a container needs the cache directory under the same path"
+        return ok("engine", f"links: {seen} ({choice.reason})"), choice.name
+    text, _, remedy = choice.reason.partition("; ")
     links = "pass --engine links (the speed of the disk, but programs see symbolic links)"
     remedy = f"{remedy}, or {links}" if remedy else links
     return warning("engine", f"libfuse, which reads slower; {text}", remedy), choice.name

@@ -78,6 +78,7 @@ class FolderEngine:
         self.folder = self._top.path  # the path in /proc of files open there
         trees.claim(self._top, store.folder)  # before changing anything there
         self.requests: Counter[str] = Counter()
+        self.warning: str | None = None
         self.opens = Opens()
         self.file_opened = Signal[[int]]()
         self.released = Signal[[]]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -25,11 +26,13 @@ PACKAGES = "apt install fuse3 libfuse3-dev pkg-config gcc python3-dev"
 class Engine(Protocol):
     """Shows readers the cached files, as a mount does.
 
-    requests: how many requests of each kind the kernel has sent, if that is known.
+    requests: how many requests of each kind the kernel has sent, if that is known. warning: why a reader could not
+    open cached files, if that was noticed.
     """
 
     name: str
     requests: Counter[str]
+    warning: str | None
 
     def mount(self, spec: MountSpec) -> None:
         """Attach to the mountpoint. Raises GrowfsError."""
@@ -55,14 +58,15 @@ class KernelEngine(Engine, Protocol):
 
 
 class EngineChoice:
-    """The requested engine, or with "auto" the fastest engine that works for files in folder and shows plain files.
+    """The requested engine, or with "auto" the fastest engine that works for files in folder and for all readers.
 
-    name: its name. reason: why it was chosen, as text. create: creates it for a vfs. Raises GrowfsError if the
-    requested engine does not work, or the chosen one is libfuse and pyfuse3 does not work.
+    allow_other: other users are to read the mount. name: its name. reason: why it was chosen, as text. create: creates
+    it for a vfs. Raises GrowfsError if the requested engine does not work, or the chosen one is libfuse and pyfuse3
+    does not work.
     """
 
-    def __init__(self, requested: str, folder: Path) -> None:
-        self.name, self.reason, stack_depth = _choose(requested, folder)
+    def __init__(self, requested: str, folder: Path, allow_other: bool) -> None:
+        self.name, self.reason, stack_depth = _choose(requested, folder, allow_other)
         self.create: Callable[[Vfs], KernelEngine]
         if self.name == PassthroughEngine.name:
             self.create = partial(PassthroughEngine, stack_depth=stack_depth)
@@ -75,7 +79,7 @@ class EngineChoice:
         return self.name == LinksEngine.name
 
 
-def _choose(requested: str, folder: Path) -> tuple[str, str, int]:
+def _choose(requested: str, folder: Path, allow_other: bool) -> tuple[str, str, int]:
     """(the name of the engine, the reason for it, its stack depth if it is passthrough)."""
     if requested == LinksEngine.name:
         return requested, "each cached file is a symbolic link to itself in the cache", 0
@@ -87,7 +91,8 @@ def _choose(requested: str, folder: Path) -> tuple[str, str, int]:
             return PassthroughEngine.name, "the kernel reads the cached files itself", stack_depth
     if requested == PassthroughEngine.name:
         raise GrowfsError(f"--engine passthrough: {why_not}; or leave the choice to --engine auto")
-    return LIBFUSE if has_pyfuse3() else LinksEngine.name, f"no passthrough: {why_not}", 0
+    others_read = allow_other or (os.geteuid() == 0 and has_pyfuse3())  # only this user and root can follow links
+    return LIBFUSE if others_read else LinksEngine.name, f"no passthrough: {why_not}", 0
 
 
 def _load_libfuse(reason: str) -> Callable[[Vfs], KernelEngine]:

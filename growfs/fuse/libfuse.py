@@ -66,6 +66,7 @@ class LibfuseEngine(pyfuse3.Operations):
     def __init__(self, vfs: Vfs) -> None:
         super().__init__()
         self.requests: Counter[str] = Counter()  # empty: pyfuse3 does not report all requests
+        self.warning: str | None = None
         self._vfs = vfs
         self._cpu_latency = CpuLatencyRequest()
         self._mounted: MountRow | None = None

@@ -14,6 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from growfs import proc
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol
 from growfs.fuse.mounting import MountSpec
@@ -53,6 +55,7 @@ class LinksEngine(PassthroughEngine):
 
     def __init__(self, vfs: Vfs) -> None:
         super().__init__(vfs, stack_depth=0)
+        self._cache: Path
         self._counter: OpenCounter
         self._to_recheck: set[int] = set()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -62,6 +65,7 @@ class LinksEngine(PassthroughEngine):
 
     def mount(self, spec: MountSpec) -> None:
         """Attach to the mountpoint, for this user alone, and begin the session. Raises GrowfsError."""
+        self._cache = spec.cache
         self._counter = OpenCounter(self._count_open, self._recheck, processes_in=spec.cache)
         try:
             super().mount(replace(spec, allow_other=False))
@@ -146,6 +150,7 @@ class LinksEngine(PassthroughEngine):
 
     def _opendir(self, request: FuseRequest) -> None:
         """First count the files that the reader has opened: they decide what it is shown."""
+        self._notice_blind(request.tid)
         self._counter.count_now()
         if not self._counter.is_counting:
             self._vfs.count_all()
@@ -164,6 +169,7 @@ class LinksEngine(PassthroughEngine):
         if self._vfs.names.is_own(request.nodeid):
             super()._read_link(request)
             return
+        self._notice_blind(request.tid)
         link = self._vfs.link(request.nodeid)
         if self._counter.is_counting and not self._counter.is_watched(TREE, link.directory):
             self._counter.watch(TREE, {link.directory: Path(link.target).parent})
@@ -176,6 +182,16 @@ class LinksEngine(PassthroughEngine):
     async def _read_link_later(self, request: FuseRequest) -> None:
         link = await self._vfs.settled_link(request.nodeid)
         self._reply(request, os.fsencode(link.target))
+
+    def _notice_blind(self, pid: int) -> None:
+        """Warn, once, if a process cannot follow links. Kept links are followed without a request, so look early."""
+        if self.warning is None and not proc.sees(pid, self._cache):
+            with suppress(OSError):
+                self.warning = (
+                    f"{proc.name_of(pid)} does not see {self._cache}, so it finds no file behind the links; make that"
+                    f" folder visible in its container under the same path, read-only, or mount with --engine libfuse"
+                )
+                log.warning("%s", self.warning)
 
     def _backing_id(self, id: int, handle: int) -> int:
         """None: the reader of this file has waited for it, and next time its name is a link."""

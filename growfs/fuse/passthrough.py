@@ -60,6 +60,7 @@ class PassthroughEngine:
 
     def __init__(self, vfs: Vfs, stack_depth: int) -> None:
         self.requests: Counter[str] = Counter()
+        self.warning: str | None = None
         self._vfs = vfs
         self._stack_depth = stack_depth
         self._session: Session

@@ -144,13 +144,21 @@ def test_a_kernel_that_is_too_old_is_reported(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.promise(10)
-@pytest.mark.parametrize(("has_pyfuse3", "name"), [(True, "libfuse"), (False, "links")])
-def test_auto_without_passthrough_shows_links_only_if_nothing_else_works(
-    has_pyfuse3: bool, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("uid", "has_pyfuse3", "allow_other", "name"),
+    [
+        *[(1000, True, False, "links"), (1000, False, False, "links"), (1000, True, True, "libfuse")],
+        *[(0, True, False, "libfuse"), (0, False, False, "links"), (0, True, True, "libfuse")],
+    ],
+)
+def test_auto_without_passthrough_shows_links_to_the_user_who_mounts(
+    uid: int, has_pyfuse3: bool, allow_other: bool, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Others cannot follow them, and may read the mount of root."""
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
     monkeypatch.setattr(engine_choice, "why_not_passthrough", lambda *_: "a reason")
     monkeypatch.setattr(engine_choice, "has_pyfuse3", lambda: has_pyfuse3)
-    choice = EngineChoice("auto", tmp_path)
+    choice = EngineChoice("auto", tmp_path, allow_other)
     assert (choice.name, choice.shows_links) == (name, name == "links")
     assert choice.reason.startswith("no passthrough: a reason")
 

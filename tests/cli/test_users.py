@@ -142,17 +142,19 @@ def test_the_end_of_another_users_folder_is_refused(growfs: Growfs, nobody: Othe
 
 
 @pytest.mark.promise(4, 10)
-def test_a_user_mounts_without_root_by_libfuse_and_only_root_may_control_it_too(allowed: OtherUser) -> None:
+def test_a_user_mounts_without_root_by_links_and_only_root_may_control_it_too(allowed: OtherUser) -> None:
     refused = allowed.run(*mount(allowed, "--engine", "passthrough"))
     assert_refused(refused, "--engine passthrough: needs CAP_SYS_ADMIN", "mount as root", "--engine auto")
-    done = allowed.run(*mount(allowed))
+    done = allowed.run(*mount(allowed, "--wait-files", 2))
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 of 2 files cached" in done.stdout
-    assert "note: --engine links reads at the speed of the disk" in done.stdout
+    assert "note: programs see symbolic links" in done.stdout
+    read = allowed.run_program("sh", "-c", f"find {allowed.folder}/mnt -type l | xargs cat | wc -c")
+    assert (read.stdout, read.stderr) == ("20000\n", "")
     (cache,) = cache_folders(allowed.folder / "cache")
     assert cache.stat().st_uid == NOBODY
     status = json.loads(allowed.run("status", "--json", allowed.folder / "mnt").stdout)
-    assert (status["state"], status["engine"]) == ("complete", "libfuse")
+    assert (status["state"], status["engine"]) == ("complete", "links")
     assert status["engine_reason"].startswith("no passthrough: needs CAP_SYS_ADMIN")
     done = allowed.run_as_root("ls", allowed.folder / "mnt" / "class0")
     assert "Permission denied" in done.stderr, "not even root may, without --allow-other: fuse(4)"
@@ -161,6 +163,15 @@ def test_a_user_mounts_without_root_by_libfuse_and_only_root_may_control_it_too(
         assert (done.returncode, done.stderr) == (0, "")
         assert expected in done.stdout
     assert list((allowed.folder / "mnt").iterdir()) == []
+
+
+@pytest.mark.promise(10)
+def test_a_user_whose_programs_need_plain_files_mounts_by_libfuse(allowed: OtherUser) -> None:
+    done = allowed.run(*mount(allowed, "--engine", "libfuse", "--wait-files", 2))
+    assert (done.returncode, done.stderr) == (0, "")
+    read = allowed.run_program("sh", "-c", f"find {allowed.folder}/mnt -type f | xargs cat | wc -c")
+    assert (read.stdout, read.stderr) == ("20000\n", "")
+    assert allowed.run("umount", allowed.folder / "mnt").returncode == 0
 
 
 @pytest.mark.promise(10)

@@ -7,9 +7,9 @@ import os
 import random
 import shutil
 import sqlite3
+import subprocess
 import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -20,7 +20,7 @@ import trio
 from growfs.errors import Unreadable
 from growfs.fuse.links import LinksEngine
 from growfs.vfs.open_counter import OpenCounter
-from tests.cli.support import NOBODY, fuse_device, needs_root, other_user
+from tests.cli.support import namespace, needs_root
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import opened
 from tests.fuse.reader import Reader
@@ -272,26 +272,6 @@ def test_after_sigkill_the_next_mount_shows_what_is_cached(growfs: Growfs, tmp_p
     assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
 
 
-def test_an_ordinary_user_mounts_with_links() -> None:
-    with ExitStack() as stack:
-        user = stack.enter_context(other_user())
-        tree = make_tree(user.folder / "remote", files=10, size=SIZE)
-        (user.folder / "mnt").mkdir()
-        os.chown(user.folder / "mnt", NOBODY, NOBODY)
-        user.before = stack.enter_context(fuse_device())
-        done = user.run(
-            *("mount", user.folder / "remote", user.folder / "mnt", "--cache-dir", user.folder / "cache"),
-            *("--cache-size", "100MB", "--engine", "links", "--wait-files", len(tree)),
-        )
-        assert done.returncode == 0, done.stderr
-        assert "links engine" in done.stdout + done.stderr
-        found = user.run_program("sh", "-c", f"cd {user.folder}/mnt && find -L . -type f ! -path './.growfs/*' | wc -l")
-        assert int(found.stdout) == len(tree), found.stderr
-        summed = user.run_program("sh", "-c", f"cat {user.folder}/mnt/class*/*.bin | wc -c")
-        assert int(summed.stdout) == sum(map(len, tree.values()))
-        assert user.run("umount", user.folder / "mnt").returncode == 0
-
-
 UNSEEN = """
 import errno
 import growfs.vfs.file_events
@@ -328,6 +308,26 @@ def test_other_users_are_not_let_in(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", files=1)
     done = growfs.mount(tmp_path / "remote", "--allow-other", check=False)
     assert "other users cannot follow links" in done.stderr
+
+
+@pytest.mark.promise(10)
+def test_a_reader_that_does_not_see_the_cache_is_noticed(growfs: Growfs, tmp_path: Path) -> None:
+    """As in a container. One that sees it is not; nor one that is in another mount namespace by itself."""
+    tree = make_tree(tmp_path / "remote", directories=1, files=4, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", 4)
+    path = min(tree)
+    read = ["cat", str(growfs.mountpoint / path)]
+    with namespace("", growfs.mountpoint) as prefix:
+        assert subprocess.run([*prefix, *read], capture_output=True, check=True).stdout == tree[path]
+        assert growfs.status()["warnings"] == []
+    with namespace(f"mount -t tmpfs tmpfs {growfs.cache}", growfs.mountpoint) as prefix:
+        assert subprocess.run([*prefix, *read], capture_output=True, check=False).returncode == 1
+        assert growfs.status()["warnings"] == [], "the kernel has kept the link"
+        subprocess.run([*prefix, "ls", str(growfs.mountpoint)], capture_output=True, check=True)
+    (warning,) = growfs.status()["warnings"]
+    assert warning.startswith("ls (")
+    assert f" does not see {growfs.cache}, " in warning
+    assert warning in growfs.log()
 
 
 async def test_a_disk_that_fails_ends_neither_the_counter_nor_the_mount(tmp_path: Path) -> None:
