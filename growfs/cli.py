@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import socket
@@ -12,6 +13,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from difflib import get_close_matches
 from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,15 +25,17 @@ from click.core import ParameterSource
 import growfs
 from growfs.client import completion
 from growfs.client.progress import Bar
-from growfs.daemon.status_text import brief, engine, files, printable, render, state_text
+from growfs.daemon.status_text import brief, engine, files, printable, render, size_text, state_text
 from growfs.errors import GrowfsError, UsageError
 from growfs.proc import not_ignored
 from growfs.status_and_metrics import MountState, MountStatus
 
 if TYPE_CHECKING:
+    from growfs.client.caches import CacheInfo
     from growfs.daemon.options import Options
 
 FOLDER, MOUNTPOINT = completion.Folder(), completion.Mountpoint()
+CACHE_DIR = click.argument("cache_dir", envvar="GROWFS_CACHE_DIR", required=False, type=FOLDER)
 LIST_S = 5.0
 """How long the daemons may take to answer `growfs list`."""
 
@@ -40,7 +45,7 @@ SECTIONS = {
     "Plan and check": ("doctor", "plan", "verify"),
     "Change a mount": ("set", "pause", "resume", "release"),
     "Choose files": ("fetch", "pin", "unpin", "evict"),
-    "Without a mount": ("fill", "stop"),
+    "Without a mount": ("fill", "stop", "cache"),
     "Kubernetes": ("csi",),
 }
 """The subcommands, as `growfs --help` lists them."""
@@ -72,7 +77,7 @@ class CommandGroup(click.Group):
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("growfs: interrupted", err=True)
-            ctx.exit(1)
+            ctx.exit(128 + signal.SIGINT)  # as a shell reports it
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -105,10 +110,25 @@ class MountCommand(click.Command):
         from growfs.daemon.options import read_file
 
         launch.hide_secrets()
-        config, own = ctx.params.pop("config"), {parameter.name for parameter in self.params}
+        _note_unread_variables({f"GROWFS_{parameter.name}".upper() for parameter in self.get_params(ctx)})
+        config = ctx.params.pop("config") or _default_config()
+        own = {parameter.name for parameter in self.params}
         given = {name: value for name, value in ctx.params.items() if name in own or value not in (None, ())}
-        ctx.params = (read_file(config) if config else {}) | given
-        return super().invoke(ctx)
+        in_file = read_file(config) if config else {}
+        ctx.params = in_file | given
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            flag, _, reason = str(error).partition(": ")
+            key = flag.removeprefix("--")
+            name = key.replace("-", "_")
+            if ctx.get_parameter_source(name) is ParameterSource.ENVIRONMENT:
+                source = f"GROWFS_{name.upper()}"
+            elif name in in_file and name not in given:
+                source = f"--config {config}: {key}"
+            else:
+                raise
+            raise UsageError(f"{source}: {reason}") from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
@@ -123,6 +143,22 @@ class MountCommand(click.Command):
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+def _default_config() -> Path | None:
+    path = Path(click.get_app_dir("growfs"), "config.toml")
+    return path if path.exists() else None
+
+
+def _note_unread_variables(options: set[str]) -> None:
+    """Name the variables that look like options and are not, but for those that Kubernetes sets for its services."""
+    from growfs.client.generation import VARIABLE
+
+    for name in sorted(os.environ.keys() - options - {VARIABLE, "GROWFS_FAULT"}):
+        if name.startswith("GROWFS_") and not re.search(r"_SERVICE_(HOST|PORT)|_PORT($|_\d)", name):
+            (similar,) = get_close_matches(name, options, 1) or [""]
+            hint = similar and f"; is {similar} meant?"
+            click.echo(f"note: the variable {name} is not an option of growfs{hint}", err=True)
 
 
 @cache
@@ -348,7 +384,8 @@ def next_(path: Path, command: tuple[str, ...]) -> None:
 
 
 @main.command("list")
-def list_() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(as_json: bool) -> None:
     """List the growfs mounts of this machine."""
     from growfs.daemon.running import Running, running, state_of
 
@@ -362,10 +399,100 @@ def list_() -> None:
     deadline = time.monotonic() + LIST_S
     for thread in asked.values():
         thread.start()
+    rows = []
     for mount, thread in asked.items():
         thread.join(max(0.0, deadline - time.monotonic()))
         state = states.get(mount, f"its daemon has not answered for {LIST_S:g} s; see {mount.cache}/log")
-        click.echo(printable(f"{mount.mountpoint}  {mount.cache}  {state}"))
+        rows.append({"mountpoint": str(mount.mountpoint), "cache": str(mount.cache), "state": state})
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        _show_table(rows)
+
+
+def _show_table(rows: list[dict[str, Any]]) -> None:
+    """Print rows below a line of their keys."""
+    if not rows:
+        return
+    head = [name.replace("_", " ").upper() for name in rows[0]]
+    table = [head, *([printable(cell) for cell in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+@main.group("cache")
+def cache_() -> None:
+    """List and remove caches, which stay when their mounts end."""
+
+
+@cache_.command("list")
+@CACHE_DIR
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_caches(cache_dir: Path | None, as_json: bool) -> None:
+    """List the caches in CACHE_DIR.
+
+    By default, that of `growfs mount`. The last used cache is the first.
+    """
+    from growfs.client.caches import caches
+
+    found = caches(cache_dir or _default_cache_dir())
+    if as_json:
+        click.echo(json.dumps([asdict(row) | {"path": str(row.path)} for row in found], indent=1))
+    else:
+        _show_table([_cache_row(row) for row in found])
+
+
+def _default_cache_dir() -> Path:
+    from growfs.daemon.options import DEFAULT_CACHE_DIR
+
+    return Path(DEFAULT_CACHE_DIR).expanduser()
+
+
+def _cache_row(cache: CacheInfo) -> dict[str, str]:
+    return {
+        "cache": str(cache.path),
+        "url": cache.url or "unknown",
+        "size": "unknown" if cache.bytes is None else size_text(cache.bytes),
+        "last_used": time.strftime("%Y-%m-%d", time.localtime(cache.used_at)),
+        "in_use": "no" if cache.mountpoint is None else cache.mountpoint or "yes",
+    }
+
+
+@cache_.command("remove")
+@click.argument("caches", metavar="CACHE...", nargs=-1, required=True, type=FOLDER)
+def remove_caches(caches: tuple[Path, ...]) -> None:
+    """Remove caches, given by their paths."""
+    from growfs.client.caches import remove
+
+    for path in caches:
+        remove(path)
+        click.echo(f"removed {printable(path)}")
+
+
+@cache_.command("prune")
+@CACHE_DIR
+@click.option("--unused-for", metavar="TIME", default="30d", show_default=True, help="Keep those used since then.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def prune(cache_dir: Path | None, unused_for: str, yes: bool) -> None:
+    """Remove the caches that were not used for long.
+
+    Also removes the logs of mounts that failed before that.
+    """
+    from growfs.client.caches import remove, unused
+    from growfs.units import parsed, seconds
+
+    cache_dir = cache_dir or _default_cache_dir()
+    caches, logs = unused(cache_dir, parsed("cache prune: --unused-for", seconds, unused_for))
+    if not caches and not logs:
+        click.echo(f"nothing in {printable(cache_dir)} is unused for {unused_for}")
+        return
+    _show_table([_cache_row(row) for row in caches])
+    for log in logs:
+        click.echo(printable(log))
+    if yes or click.confirm("Remove these?"):
+        for path in (*(row.path for row in caches), *logs):
+            remove(path)
 
 
 def _pattern(mountpoint: Path, glob: str) -> str:
@@ -517,7 +644,6 @@ def release(mountpoint: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(exact: bool, part_size: str | None, draw: Path | None, as_json: bool, **given: str | None) -> None:
     """Predict the coverage and the traffic of a cache size."""
-    from dataclasses import asdict
 
     from rich.console import Console
 

@@ -55,6 +55,7 @@ MAY_TOUCH_DISK = {
     ("growfs.client.verify", "link"): "another name of a cached file, in partial/",
     ("growfs.client.verify", "unlink"): "the same; the next mount removes one that is left over",
     ("growfs.client.mount", "rmdir"): "a temporary mountpoint, outside of the cache",
+    ("growfs.daemon.server", "rmdir"): "a mountpoint that was made for nothing",
     ("growfs.client.node_mount", "mkdir"): "the mountpoint, outside of the cache",
     ("growfs.client.node_mount", "write_text"): "files for the command that mounts, in a temporary folder",
     ("growfs.doctor.cache_disk", "link"): "tries a link, in a temporary folder",

@@ -36,6 +36,8 @@ DATABASE = "catalog.sqlite"
 CACHE_TABLES = frozenset({"meta", "node", "resident"})
 """Tables that every format has."""
 LOCK = "lock"
+URL = "url.json"
+"""The file with the URL of the remote, without secrets, for people."""
 ANNOUNCED = "daemon.json"
 ANNOUNCED_BYTES_MAX = 1 << 16
 ANNOUNCED_TYPES = {"pid": int, "mountpoint": str, "url": str, "version": str, "format": int}
@@ -128,6 +130,7 @@ class CacheFolder:
             "version": __version__,
             "format": FORMAT,
         }
+        disk.write_text("ANNOUNCE", self.path / URL, json.dumps(url))
         disk.write_text("ANNOUNCE", self.path / ANNOUNCED, json.dumps(daemon) + "\n")
 
     def note_end(self) -> None:
@@ -317,20 +320,27 @@ def _is_tagged(cache_dir: Path) -> bool:
     return tag.exists() and tag.stat().st_size > 0  # empty after a power loss
 
 
+def open_database(database: Path) -> sqlite3.Connection:
+    """Open a database for reading. Creates none of SQLite's files. Raises sqlite3.Error."""
+    import sqlite3
+
+    # The write-ahead log left by a crash counts as well. Without a log, there is no writer.
+    how = "mode=ro" if database.with_name(f"{DATABASE}-wal").exists() else "immutable=1"
+    return sqlite3.connect(f"{database.as_uri()}?{how}", uri=True)
+
+
 def other_format(cache: Path) -> str:
     """A message about a cache of another format; empty if the format is current, or there is no database yet.
 
     Creates none of SQLite's files. Raises Unreadable, and GrowfsError if it is not a cache of growfs.
     """
-    import sqlite3  # most commands do not need it
-
     database = cache.absolute() / DATABASE
     if not os.path.exists(database):  # Path.exists raises for another user's cache that is not accessible
         return ""
-    # The write-ahead log left by a crash counts as well. Without a log, there is no writer.
-    how = "mode=ro" if database.with_name(f"{DATABASE}-wal").exists() else "immutable=1"
+    import sqlite3  # most commands do not need it
+
     try:
-        with closing(sqlite3.connect(f"{database.as_uri()}?{how}", uri=True)) as connection:
+        with closing(open_database(database)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             (number,) = connection.execute("PRAGMA user_version").fetchone()
     except sqlite3.DatabaseError as error:

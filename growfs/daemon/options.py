@@ -484,9 +484,10 @@ def read_file(path: Path) -> dict[str, Any]:
     except ValueError as error:  # no TOML, or no UTF-8
         raise UsageError(f"--config {path}: {error}") from None
     known = {row.name.replace("_", "-"): row.name for row in fields(Options)}
-    if unknown := sorted(set(content) - set(known)):
+    given = {key.replace("_", "-"): value for key, value in content.items()}
+    if unknown := sorted(set(given) - set(known)):
         raise UsageError(f"--config {path}: no such option: {', '.join(unknown)}; the options are {', '.join(known)}")
-    options = {known[key]: value for key, value in content.items()}
+    options = {known[key]: value for key, value in given.items()}
     if isinstance(table := options.get("storage_option"), dict):
         options["storage_option"] = storage_option_texts(table)
     return options

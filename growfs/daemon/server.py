@@ -12,14 +12,15 @@ import json
 import logging
 import os
 import pickle
+import platform
 import resource
 import signal
 import sqlite3
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from growfs.daemon.log_file import LogFile, OutputFormatter
 from growfs.daemon.options import MountRequest
 from growfs.daemon.running import in_use
 from growfs.daemon.spawn import TITLE
+from growfs.daemon.status_text import printable
 from growfs.daemon.supervisor import cause
 from growfs.daemon.wiring import Components, build
 from growfs.errors import GrowfsError
@@ -51,6 +53,7 @@ from growfs.proc import not_ignored, set_title
 from growfs.remote.names import redact
 from growfs.remote.wrappers.producer_pool import check
 from growfs.syscalls import check_descriptors, check_kernel
+from growfs.version import __version__
 from growfs.workers import process
 from growfs.workers.fork_server import ForkServer
 from growfs.workers.pool import WorkerPool
@@ -154,6 +157,18 @@ def _line(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
+@contextmanager
+def _folder_of(mountpoint: Path, launcher: Launcher) -> Iterator[None]:
+    """Remove a folder that was created for a mount that failed: a program would find it empty, and train on nothing."""
+    is_new = not os.path.lexists(mountpoint)
+    try:
+        yield
+    finally:
+        if is_new and not launcher.finished:
+            with suppress(OSError):
+                os.rmdir(mountpoint)
+
+
 def run(fd: int, fork_server: ForkServer) -> None:
     """Serve one mount until it is unmounted. fd: see the module."""
     launcher = Launcher(fd)
@@ -169,7 +184,8 @@ def run(fd: int, fork_server: ForkServer) -> None:
     sys.setswitchinterval(SWITCH_S)
     process.tune_gc()
     try:
-        serve(request, url, launcher, fork_server)
+        with _folder_of(request.mountpoint, launcher):
+            serve(request, url, launcher, fork_server)
     except GrowfsError as error:
         launcher.fail(error=str(error), exit_code=error.exit_code)
         sys.exit(error.exit_code)
@@ -204,6 +220,9 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
             launcher.report(note=other)
             folder.empty()
         log_file = _start_log(folder)
+        machine = f"Python {platform.python_version()}, Linux {platform.release()}"
+        changed = "".join(f" {flag} {value}" for flag, value in request.options.changed().items())
+        log.info("growfs %s, %s: %s", __version__, machine, printable(f"{url} on {request.mountpoint}{changed}"))
         if other:
             log.warning("%s", other)
         if confined is not None:

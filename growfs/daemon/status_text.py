@@ -29,12 +29,12 @@ def figures(status: MountStatus) -> Iterator[Line]:
     partition = f" (partition {status.partition})" if status.partition else ""
     failed = f", {fetch.failed:,} failed" if fetch.failed else ""
     late = f"; {fetch.late_file} arrives slowly" if fetch.late_file else ""
-    yield "remote", f"{status.url}: {files(remote.files)}, {_size(remote.bytes)}{known}{silence(remote)}"
+    yield "remote", f"{status.url}: {files(remote.files)}, {size_text(remote.bytes)}{known}{silence(remote)}"
     yield "mounted", f"{status.mountpoint} by pid {status.pid}, {engine(status)}"
     yield "state", state_text(status)
     yield (
         "cached",
-        f"{files(cache.files)} ({share:.1%} of the remote), {_size(cache.bytes)} of {_size(cache.limit_bytes)}",
+        f"{files(cache.files)} ({share:.1%} of the remote), {size_text(cache.bytes)} of {size_text(cache.limit_bytes)}",
     )
     if status.exact:
         yield "pass", pass_text(status.exact)
@@ -45,7 +45,8 @@ def figures(status: MountStatus) -> Iterator[Line]:
     )
     yield (
         "fetched",
-        f"{files(fetch.files_total)}, {_size(fetch.bytes_total)}, now {_size(fetch.bytes_per_s)}/s{failed}{late}",
+        f"{files(fetch.files_total)}, {size_text(fetch.bytes_total)}, now {size_text(fetch.bytes_per_s)}/s"
+        f"{failed}{late}",
     )
     others = fetch.library_files_total if fetch.client == "growfs" else 0
     left = f"; {files(others)} fetched by the library" if others else ""
@@ -53,7 +54,7 @@ def figures(status: MountStatus) -> Iterator[Line]:
     yield "misses", f"{miss.files_total:,}, waited {miss.wait_s_total:.1f} s in total"
     yield "opens", f"{opens.mean:.2f} per file ({opens.min} to {opens.max}), {opens.per_fetch:.2f} per fetch"
     if peers := status.peers:
-        traffic = f"{_size(fetch.peer_bytes_total)} received, {_size(peers.sent_bytes_total)} sent"
+        traffic = f"{size_text(fetch.peer_bytes_total)} received, {size_text(peers.sent_bytes_total)} sent"
         yield "nodes", f"{peers.answering + 1} of {peers.nodes} answer, {traffic}"
 
 
@@ -73,7 +74,7 @@ def pass_text(exact: ExactStatus) -> str:
     """The position in the passes of --exact."""
     text = _part_text(exact)
     if exact.missing_files:
-        text += f"; {files(exact.missing_files)} ({_size(exact.missing_bytes)}) of the next part to come"
+        text += f"; {files(exact.missing_files)} ({size_text(exact.missing_bytes)}) of the next part to come"
     if exact.waited_for:
         in_use = f" while {exact.in_use} {'are' if ',' in exact.in_use else 'is'} in use" if exact.in_use else ""
         waiting = f"{exact.waiting} processes wait" if exact.waiting > 1 else "a process waits"
@@ -91,7 +92,7 @@ def _listed_text(status: MountStatus) -> str:
     if new:
         next_one = "generation" if status.engine == "folder" else "listing"
         text += f"; {new:,} new file{'s wait' if new > 1 else ' waits'} for the next {next_one}"
-    return f"{text}; {_size(outgoing)} outgoing" if outgoing else text
+    return f"{text}; {size_text(outgoing)} outgoing" if outgoing else text
 
 
 def readers(status: MountStatus) -> Iterator[Line]:
@@ -101,7 +102,7 @@ def readers(status: MountStatus) -> Iterator[Line]:
         part = f"part {reader.part}, " if reader.part else ""
         listed = f"listed {files(reader.files_shown)}, " if reader.files_shown else ""
         usage = f"{part}{listed}opened {reader.files_opened:,}"
-        holds = f", holds {_size(reader.held_bytes)} of outgoing files" if reader.held_bytes else ""
+        holds = f", holds {size_text(reader.held_bytes)} of outgoing files" if reader.held_bytes else ""
         yield "reader", f"{reader.command} {reader.pid}: {usage}{holds}{advice}"
 
 
@@ -110,7 +111,7 @@ def notes(status: MountStatus) -> Iterator[Line]:
     budget = status.budget
     if budget.limit_bytes is not None:
         spent = "" if budget.resumes_s is None else f"; resumes in {_duration(budget.resumes_s, units=2)}"
-        yield "budget", f"{_size(budget.spent_bytes)} of {_size(budget.limit_bytes)} today{spent}"
+        yield "budget", f"{size_text(budget.spent_bytes)} of {size_text(budget.limit_bytes)} today{spent}"
     for skip in status.skipped:
         example = f", such as {_shortened(skip.example)!r}" if skip.example else ""
         yield "skipped", f"{files(skip.files)}: {skip.reason}{example}"
@@ -175,14 +176,14 @@ def moving(status: MountStatus) -> str:
     if not status.remote.files:
         return f"{waits_for}; nothing of {status.url} is known yet"
     needed = _needed_to_start(status.start) if status.start else ""
-    progress = f"{brief(status)}, {_size(status.fetch.bytes_per_s)}/s"
+    progress = f"{brief(status)}, {size_text(status.fetch.bytes_per_s)}/s"
     return "; ".join(filter(None, (waits_for, needed, progress)))
 
 
 def _needed_to_start(start: StartStatus) -> str:
     if start.unit == "files":
         return f"{start.done:,} of {files(start.needed)} needed to start"
-    return f"{_size(start.done)} of {_size(start.needed)} needed to start"
+    return f"{size_text(start.done)} of {size_text(start.needed)} needed to start"
 
 
 def silence(remote: RemoteStatus) -> str:
@@ -195,9 +196,8 @@ def brief(status: MountStatus) -> str:
     """One line: how much is cached."""
     remote, cache = status.remote, status.cache
     known = "" if remote.listed else " listed so far"
-    return (
-        f"{cache.files:,} of {files(remote.files)} cached, {_size(cache.content_bytes)} of {_size(remote.bytes)}{known}"
-    )
+    bytes = f"{size_text(cache.content_bytes)} of {size_text(remote.bytes)}"
+    return f"{cache.files:,} of {files(remote.files)} cached, {bytes}{known}"
 
 
 def engine(status: MountStatus) -> str:
@@ -215,7 +215,8 @@ def printable(text: object) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in str(text))
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """Bytes, as a person writes them."""
     from humanfriendly import format_size
 
     return str(format_size(count))

@@ -100,6 +100,8 @@ def _build(
     if options.peer_addr:
         listening("--peer-addr", *options.peer_addr).close()  # fails early; a worker does the listening
     choice = None if request.fills else EngineChoice(options.engine, folder.path, options.allow_other)
+    if choice:
+        log.info("%s engine: %s", choice.name, choice.reason)
     shows_links = choice is not None and choice.shows_links
     if shows_links and options.allow_other:
         raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -45,6 +46,7 @@ COMMANDS = [
     "plan",
     "csi",
     "doctor",
+    "cache",
 ]
 
 
@@ -200,9 +202,13 @@ def test_status_reports_what_is_cached(complete: Growfs) -> None:
 
 
 def test_list_shows_mount_cache_and_state(complete: Growfs) -> None:
-    (line,) = [line for line in complete.run("list").stdout.splitlines() if str(complete.mountpoint) in line]
-    assert str(complete.cache) in line
+    head, *lines = complete.run("list").stdout.splitlines()
+    assert head.split() == ["MOUNTPOINT", "CACHE", "STATE"]
+    (line,) = [line for line in lines if str(complete.mountpoint) in line]
+    assert line.index(str(complete.cache)) == head.index("CACHE")
     assert "6 of 6 files cached" in line
+    rows = json.loads(complete.run("list", "--json").stdout)
+    assert [row["cache"] for row in rows if row["mountpoint"] == str(complete.mountpoint)] == [str(complete.cache)]
 
 
 def test_umount_names_who_waits_for_a_file(growfs: Growfs) -> None:

@@ -360,7 +360,7 @@ def test_it_leaves_nothing_behind_when_it_is_interrupted(growfs: Growfs, s3: S3S
         until(lambda: list(growfs.cache_dir.glob(".growfs-doctor-*")))
         until(lambda: select.select([server], [], [], 0)[0])  # not while it forks: a handler of logging's runs then
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 1
+        assert process.wait(30) == 130
         assert process.stderr
         assert process.stderr.read() == "growfs: interrupted\n"
     assert list(growfs.cache_dir.iterdir()) == []

@@ -23,6 +23,7 @@ from growfs.daemon.options import Options
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at
 from growfs.rotation.pass_order import Candidate, Pass, draw_key, draw_order
+from growfs.version import __version__
 from tests.blocking_server import blocking_server
 from tests.cli.support import (
     assert_refused,
@@ -191,6 +192,48 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(growfs: Growfs,
     status = growfs.status()
     assert (status["seed"], status["cache"]["limit_bytes"]) == (3, 2_000_000)
     assert status["remote"]["files"] == 4, "of one pattern, which needs no list"
+
+
+def test_errors_name_the_variable_or_the_file_that_has_the_value(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
+    """The file may be the default one, and write a key as Python does."""
+    config = tmp_path / "config/growfs/config.toml"
+    config.parent.mkdir(parents=True)
+    words = ("mount", remote, tmp_path / "new", "--cache-dir", growfs.cache_dir)
+    growfs.env |= {"XDG_CONFIG_HOME": str(tmp_path / "config"), "GROWFS_CACHESIZE": "1GB", "GROWFS_X_SERVICE_HOST": "x"}
+    config.write_text('cache_size = "lots"\n')
+    done = growfs.run(*words, check=False)
+    assert done.stderr == (
+        "note: the variable GROWFS_CACHESIZE is not an option of growfs; is GROWFS_CACHE_SIZE meant?\n"
+        f"growfs: --config {config}: cache-size: 'lots' is not a size; write it as 500GB or 20GiB\n"
+    )
+    del growfs.env["GROWFS_CACHESIZE"]
+    growfs.env["GROWFS_CACHE_SIZE"] = "more"
+    assert_refused(growfs.run(*words, check=False), "growfs: GROWFS_CACHE_SIZE: 'more' is not a size", exit_code=2)
+
+
+def test_a_mount_that_fails_leaves_no_new_folder(growfs: Growfs, tmp_path: Path) -> None:
+    """A program would find it empty, and train on nothing. One that was there stays."""
+    for command in ("mount", "fill"):
+        words = (command, tmp_path / "nothing", tmp_path / "new", "--cache-dir", growfs.cache_dir)
+        assert_refused(growfs.run(*words, check=False), "no such file or folder")
+        assert not (tmp_path / "new").exists()
+    growfs.mountpoint.mkdir(exist_ok=True)
+    assert_refused(growfs.mount(tmp_path / "nothing", check=False), "no such file or folder")
+    assert growfs.mountpoint.exists()
+
+
+def test_the_log_begins_with_what_a_report_of_a_fault_needs(growfs: Growfs, remote: Path) -> None:
+    growfs.mount(remote, "--seed", 3, "--storage-option", "secret=hidden")
+    first, second = growfs.log().splitlines()[:2]
+    for text in (
+        f"growfs {__version__}, Python 3.",
+        os.uname().release,
+        f"{remote} on {growfs.mountpoint}",
+        "--seed 3",
+    ):
+        assert text in first
+    assert "hidden" not in first
+    assert f"{growfs.status()['engine']} engine: " in second
 
 
 def test_the_daemon_is_detached_from_the_terminal(growfs: Growfs, remote: Path) -> None:

@@ -1,0 +1,82 @@
+"""`growfs cache`: the caches in a cache directory, which stay when their mounts end."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from growfs import disk
+from growfs.cache.cache_folder import DATABASE, LOCK, URL, daemon_of, is_in_use, locked, open_database, other_format
+from growfs.errors import GrowfsError
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """A cache. url: of its remote, without secrets; None if an earlier growfs made it. bytes: of its files on the disk;
+    None if its database cannot be read. used_at: when it was last mounted, to the hour, in seconds since the epoch.
+    mountpoint: of the mount that uses it; empty if that is starting or ending; None if it is not in use.
+    """
+
+    path: Path
+    url: str | None
+    bytes: int | None
+    used_at: float
+    mountpoint: str | None
+
+
+def caches(cache_dir: Path) -> list[CacheInfo]:
+    """The caches in a directory, the last used first. Raises GrowfsError if the directory cannot be read."""
+    try:
+        found = [_info(path) for path in cache_dir.iterdir() if (path / DATABASE).is_file()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise GrowfsError(f"{cache_dir}: {error.strerror}") from None
+    return sorted(found, key=lambda cache: cache.used_at, reverse=True)
+
+
+def _info(path: Path) -> CacheInfo:
+    url = bytes = None
+    with suppress(OSError, ValueError):
+        url = json.loads((path / URL).read_bytes())
+    with suppress(sqlite3.Error), closing(open_database(path / DATABASE)) as connection:
+        (bytes,) = connection.execute("SELECT coalesce(sum(bytes), 0) FROM resident").fetchone()
+    mountpoint = daemon_of(path).get("mountpoint", "") if is_in_use(path) else None
+    return CacheInfo(path, url, bytes, (path / LOCK).stat().st_mtime, mountpoint)
+
+
+def failed_logs(cache_dir: Path) -> Iterator[Path]:
+    """The logs of mounts that failed, and left nothing else."""
+    return (path for path in cache_dir.glob("*.log") if path.is_file() and not path.with_suffix("").exists())
+
+
+def unused(cache_dir: Path, unused_s: float) -> tuple[list[CacheInfo], list[Path]]:
+    """The caches that were last used, and the logs of failed mounts that were written, at least so long ago."""
+    before = time.time() - unused_s
+    old = [cache for cache in caches(cache_dir) if cache.mountpoint is None and cache.used_at <= before]
+    return old, [path for path in failed_logs(cache_dir) if path.stat().st_mtime <= before]
+
+
+def remove(path: Path) -> None:
+    """Remove a cache with all its files, or a log of `failed_logs`. Raises GrowfsError for a cache that is in use, and
+    for anything else.
+    """
+    if path in failed_logs(path.parent):
+        disk.unlink("REMOVE", path)
+        return
+    if not (path / DATABASE).is_file():
+        raise GrowfsError(f"{path}: is not a cache; `growfs cache list` shows them")
+    other_format(path)  # raises if the database is not one of growfs
+    with locked(path) as is_ours:
+        if not is_ours:
+            mountpoint = daemon_of(path).get("mountpoint", "MOUNTPOINT")
+            raise GrowfsError(f"{path}: in use; unmount it first: growfs umount {mountpoint}")
+        try:
+            disk.remove_tree("REMOVE", path)
+        except OSError as error:
+            raise GrowfsError(f"{error.filename or path}: {error.strerror}") from None
