@@ -210,6 +210,7 @@ class Engine:
 
     def __init__(self, *_: object) -> None:
         self.requests: Counter[str] = Counter()
+        self.warning: str | None = None
         self.vfs: Vfs
 
     def create(self, vfs: Vfs) -> Engine:
