@@ -488,16 +488,21 @@ class Store:
         return ResidentFile(parent, self.path_of(parent, name), size, mtime_ns, Identity(*identity))
 
     def is_in_use(self, id: int) -> bool:
-        """Whether a reader has a resident file open or mapped."""
-        self.track(id)
-        return id in self.open_files
+        """Whether a reader has a resident file open or mapped, or nobody can tell."""
+        return not self.track(id) or id in self.open_files
 
-    def track(self, id: int) -> None:
-        """Track a file that may go when its last reader closes it, if readers open files by themselves."""
+    def track(self, id: int) -> bool:
+        """Track a file that may go when its last reader closes it, if readers open files by themselves.
+
+        Returns False if the daemon has as many descriptors as it may have.
+        """
         if not self._sees_opens:
-            with suppress(TooManyOpen):
+            try:
                 if self.open(id):
                     self.open_files.close(id)
+            except TooManyOpen:
+                return False
+        return True
 
     def path_of(self, parent: int, name: str) -> str:
         """The path of a resident file with that name in a directory."""

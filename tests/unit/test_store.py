@@ -220,6 +220,19 @@ async def test_a_refused_open_names_the_number_of_files_that_are_open_or_mapped(
             open_file(cache, "b")
 
 
+async def test_a_file_counts_as_in_use_if_no_descriptor_is_left_to_tell(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With links, the daemon has to open it for that."""
+    await list_files(cache, "a")
+    await cache.admit("a")
+    monkeypatch.setattr(cache.store, "_sees_opens", False)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.store.open_files, "_descriptors_max", 0)
+        assert cache.store.is_in_use(cache.node("a").id)
+    assert not cache.store.is_in_use(cache.node("a").id)
+
+
 async def test_a_staged_file_of_an_old_version_is_not_admitted(cache: LocalCache) -> None:
     await list_files(cache, "a/1", "a/2")
     staged = [cache.stage("a/1", b"x"), cache.stage("a/2", b"x")]
