@@ -42,6 +42,8 @@ NETWORK = frozenset(
 ANSWER_S = 5.0
 """How long a mount may take to answer before its daemon counts as hung."""
 
+APPARMOR_PROFILE = Path("/etc/apparmor.d/fusermount3")
+"""In Ubuntu since 25.04: it lets fusermount3 mount only below some folders."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -110,7 +112,10 @@ class MountSpec:
                 check=False,
             )
             if done.returncode:
-                raise GrowfsError(f"{self.mountpoint}: {done.stderr.strip()}")
+                reason = done.stderr.strip()
+                if APPARMOR_PROFILE.exists() and os.strerror(errno.EACCES) in reason:
+                    reason += f"; AppArmor may allow other folders, such as /mnt and your home: see {APPARMOR_PROFILE}"
+                raise GrowfsError(f"{self.mountpoint}: {reason}")
             _, (device,), _, _ = socket.recv_fds(ours, 1, 1)
         os.set_inheritable(device, False)
         return device
@@ -314,7 +319,23 @@ def check_fuse(allow_other: bool) -> None:
 
 
 def check_device() -> None:
-    """Raise GrowfsError unless this process can open /dev/fuse."""
+    """Raise GrowfsError unless this process can open /dev/fuse, or another program than libfuse's mounts for it."""
+    try:
+        _open_device()
+    except GrowfsError:
+        if os.geteuid() == 0 or not _has_other_fusermount():
+            raise
+
+
+def _has_other_fusermount() -> bool:
+    """Whether fusermount3 stands for a program that may open /dev/fuse elsewhere, as in the pods of SkyPilot."""
+    with suppress(OSError):
+        done = subprocess.run(["fusermount3", "--version"], capture_output=True, check=False)
+        return done.returncode == 0 and not done.stdout.startswith(b"fusermount3 version")
+    return False
+
+
+def _open_device() -> None:
     try:
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
         number = os.fstat(device).st_rdev

@@ -239,6 +239,21 @@ def test_no_permission_to_use_fuse() -> None:
         assert not (user.folder / "cache").exists()
 
 
+@pytest.mark.parametrize("version", ["fusermount3 version: 3.14.0", "fusermount3-shim version: 0.1.0"])
+def test_another_fusermount_may_mount_without_the_device(version: str) -> None:
+    """As in the pods of SkyPilot: the program asks another pod, which opens the device."""
+    with other_user() as user:
+        (user.folder / "mnt").mkdir()
+        program = user.folder / "bin/fusermount3"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\ntest "$1" = --version && echo "{version}" && exit\necho "no pod" >&2\nexit 1\n')
+        program.chmod(0o755)
+        user.env["PATH"] = f"{program.parent}:{user.env['PATH']}"
+        with fuse_device("600") as user.before:
+            done = user.run("mount", "/etc", user.folder / "mnt", "--cache-dir", user.folder / "cache")
+        assert_refused(done, f"{user.folder / 'mnt'}: no pod" if "shim" in version else "/dev/fuse: permission denied")
+
+
 def test_no_fusermount() -> None:
     with other_user() as user:
         (user.folder / "mnt").mkdir()
