@@ -99,6 +99,7 @@ def test_no_files(growfs: Growfs, tmp_path: Path, rclone_s3: S3Server, remote: P
         ("s3://", "s3://: names no bucket; write it as s3://bucket/prefix"),
         ("s3:///train", "s3:///train: names no bucket"),
         ("s3://my bucket/train", "s3://my bucket/train: names no bucket"),
+        ("s3://localhost:9000/train", "s3://localhost:9000/train: names no bucket"),
     ],
 )
 def test_a_malformed_url(growfs: Growfs, rclone_s3: S3Server, url: str, expected: str) -> None:

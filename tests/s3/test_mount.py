@@ -14,6 +14,7 @@ from tests.harness import Growfs, until
 from tests.inventories import InventoryBucket
 from tests.s3.proxy import Exchange, Response, proxy_to
 from tests.servers import S3Server
+from tools.benchmarks.noisy_s3 import Noise, serving
 
 ODD = "odd names/ä ü+&=%20#?.bin"
 
@@ -52,6 +53,16 @@ def test_all_files_are_served_bit_for_bit_with_size_and_mtime(growfs: Growfs, se
         assert found.st_size == len(content)
         assert 0 <= time.time() - found.st_mtime < 300
     assert growfs.content() == {**tree, **more}
+
+
+@pytest.mark.parametrize("client", ["auto", "library"])
+def test_the_bucket_of_a_tenant(growfs: Growfs, client: str) -> None:
+    """As in Ceph. Neither server of the tests knows tenants, so this one stands in, which serves any bucket."""
+    growfs.env.update(AWS_ACCESS_KEY_ID="access", AWS_SECRET_ACCESS_KEY="secret")
+    with serving(Noise(keys=20, size=1000)) as (_, url):
+        growfs.mount("s3://tenant:bucket/d0000", "--endpoint-url", url, "--client", client, "--wait-files", 20)
+        assert len(growfs.names()) == 20
+        growfs.umount()
 
 
 @pytest.mark.parametrize(("choice", "client"), [("auto", "growfs"), ("library", "s3fs")])

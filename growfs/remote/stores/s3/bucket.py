@@ -108,6 +108,10 @@ class Manner(NamedTuple):
 MANNERS = [Manner(has_checksums, accepts) for accepts in ("identity", "gzip") for has_checksums in (True, False)]
 
 
+TENANT = r"(\w+:(?!\d+(/|$)))"
+"""Before the bucket, in Ceph. A server and its port are no tenant and bucket."""
+
+
 class S3Remote(FsspecRemote):
     """A bucket, or the keys below a prefix of it. The cursor of a page is the key ranges that are left."""
 
@@ -139,7 +143,7 @@ class S3Remote(FsspecRemote):
 
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         super().__init__(spec, threads)
-        if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
+        if not re.match(rf"\w+://({TENANT}?[\w.-]{{1,255}}(/|$)|arn:)", spec.url):
             raise UsageError(f"{self.safe_url()}: names no bucket; write it as s3://bucket/prefix")
         self._signer: Signer | None = None
         self._signer_number = 0  # of the client that it was made from
@@ -194,8 +198,13 @@ class S3Remote(FsspecRemote):
         return options
 
     def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:
+        from aiobotocore.session import AioSession
+
         fs, root = super()._open_library(options)
         fs.retries = 1
+        if re.match(TENANT, root) and fs.session is None:
+            fs.session = AioSession(**fs.kwargs)
+            client.accept_tenants(fs.session)
         return fs, root
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:

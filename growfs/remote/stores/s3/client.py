@@ -142,6 +142,7 @@ def plain_client(options: dict[str, Any]) -> Client | None:
     if _shared_credentials:
         _shared_credentials.of_session(session)
     payer = {"RequestPayer": "requester"} if options.get("requester_pays") else {}
+    accept_tenants(session)
     client = session.create_client("s3", config=Config(**config), **more)
     return Client(session, client, _call, lambda _, parameters: payer | parameters)
 
@@ -159,6 +160,13 @@ def library_client(fs: Any, bucket: str) -> Client:
 
     client = call(find)
     return Client(fs.session, client, call, lambda method, parameters: fs._get_s3_method_kwargs(method, **parameters))
+
+
+def accept_tenants(session: Any) -> None:
+    """Let a name be tenant:bucket, as in Ceph (docs.ceph.com/en/latest/radosgw/multitenancy); botocore refuses it."""
+    from botocore.handlers import validate_bucket_name
+
+    session.unregister("before-parameter-build.s3", validate_bucket_name)
 
 
 def forget_credentials(client: Client, since: float, refusal: RemoteDenied) -> None:
