@@ -17,7 +17,7 @@ EPOCH_SHARE = 0.5
 """A job that has opened this share of its view since it last listed has had its epoch. Less is a look at a batch: then
 its training and validation sets have to be of one generation."""
 SHORT_EPOCH_SHARE = 0.05
-"""After --settle, this share is enough. Less is a sample: some programs list before they open each."""
+"""After --settle, this share is enough. Two files may be a sample: some programs list before each."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,8 +46,8 @@ class Job:
     """Those that it has opened since one of its processes last listed."""
 
     def has_opened(self, share: float) -> bool:
-        """Whether it has opened this share of its view since one of its processes last listed."""
-        return len(self._opened_since) >= share * max(1, self.files_shown)
+        """Whether it opened this share of its view since one of its processes last listed, and more than two files."""
+        return len(self._opened_since) >= max(share * self.files_shown, min(3, max(1, self.files_shown)))
 
     @property
     def has_opened_all(self) -> bool:

@@ -18,8 +18,9 @@ FILES = 100
 class Mount:
     """Begins a generation when a listing needs one, at any time."""
 
-    def __init__(self) -> None:
-        self.newest = Generation(1, 10, 0.0, FILES)
+    def __init__(self, files: int = FILES) -> None:
+        self.files = files
+        self.newest = Generation(1, 10, 0.0, files)
         self.now = 0.0
         self.by_time = True
         self.readers = list[Reader]()
@@ -40,11 +41,11 @@ class Mount:
         """A reader lists a directory; returns the number of the generation that it shows."""
         view = reader.next_view(directory, self.newest, self.now, SETTLE_S, self.readers, self.by_time)
         if view is None:
-            view = self.newest = Generation(self.newest.number + 1, 10, self.now, FILES)
+            view = self.newest = Generation(self.newest.number + 1, 10, self.now, self.files)
         reader.lists(directory, view, self.now, SETTLE_S)
         view.listed.add(directory)  # for a file in it
         reader.is_shown([directory], view)
-        reader.job.is_shown(directory, view, FILES)
+        reader.job.is_shown(directory, view, self.files)
         return view.number
 
     def opens(self, reader: Reader, files: int, first: int = 0) -> None:
@@ -244,22 +245,30 @@ def test_workers_that_list_once_an_epoch_end_it(mount: Mount) -> None:
 
 @pytest.mark.promise(6)
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("directories", [1, 5])
+@pytest.mark.parametrize(
+    ("directories", "files", "sample"), [(1, FILES, 1), (5, FILES, 1), (1, 2, 1), (1, 4, 2), (1, 30, 2)]
+)
 @pytest.mark.parametrize("by_time", [True, False])
-def test_a_program_may_list_at_each_sample(mount: Mount, before: bool, directories: int, by_time: bool) -> None:
-    """Its view ends with its epoch, although it lists again and again, for longer than --settle."""
+def test_a_program_may_list_at_each_sample(
+    before: bool, directories: int, files: int, sample: int, by_time: bool
+) -> None:
+    """Its view ends with its epoch, although it lists again and again, for longer than --settle.
+
+    files: in each directory. sample: how many files it opens for each, such as an image and its mask.
+    """
+    mount = Mount(files)
     mount.by_time = by_time
     program = mount.reader()
     for epoch in range(1, 5):
         for directory in range(directories):
             assert mount.lists(program, 1 + directory) == epoch
-        samples = [(1 + id % directories, id) for id in range(directories * FILES)]
+        samples = [(1 + id % directories, id) for id in range(0, directories * files, sample)]
         for directory, id in random.Random(epoch).sample(samples, len(samples)):
             if before:
                 assert mount.lists(program, directory) == epoch
-            mount.opens(program, 1, first=id)
+            mount.opens(program, sample, first=id)
             mount.now += 5.0
-            if not before and len(program.job.opened) < len(samples):
+            if not before and len(program.job.opened) < directories * files:
                 assert mount.lists(program, directory) == epoch
 
 
