@@ -341,9 +341,12 @@ class Counters:
             self.recent.append((now, count))
 
     def bytes_per_s(self) -> float:
-        """The rate over the last few seconds."""
-        self._forget_before(trio.current_time() - RATE_WINDOW_S)
-        return sum(count for _, count in self.recent) / RATE_WINDOW_S
+        """The rate over the last few seconds, or since the first bytes came."""
+        now = trio.current_time()
+        self._forget_before(now - RATE_WINDOW_S)
+        recent = sum(count for _, count in self.recent)
+        has_just_begun = self.recent and recent == self.bytes + self.peer_bytes
+        return recent / (max(1.0, now - self.recent[0][0]) if has_just_begun else RATE_WINDOW_S)
 
     def _forget_before(self, time: float) -> None:
         while self.recent and self.recent[0][0] < time:

@@ -166,9 +166,11 @@ def totals(cache: LocalCache) -> tuple[int, ...]:
 
 async def test_the_rate_of_what_arrives_is_counted_in_few_steps(autojump_clock: MockClock) -> None:
     counters = Counters()
-    for _ in range(3000):
+    for number in range(3000):
         counters.add_bytes(100)
         await trio.sleep(0.01)
+        if number == 200:
+            assert counters.bytes_per_s() == pytest.approx(10_000, rel=0.1), "although it has just begun"
     assert len(counters.recent) <= 2 + RATE_WINDOW_S / RATE_STEP_S, "although nobody asks for the rate"
     assert counters.bytes == 300_000
     assert counters.bytes_per_s() == pytest.approx(10_000, rel=0.05)
