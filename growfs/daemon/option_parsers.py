@@ -135,7 +135,13 @@ def absolute(url: str) -> str:
     """A URL, or a local path made absolute."""
     if not url:
         raise UsageError("the URL is empty; write it as s3://bucket/prefix, or the path of a folder")
-    return url if "://" in url or "::" in url or url.startswith(PYTHON_SCHEME) else str(absolute_path(url))
+    if "://" in url or "::" in url or url.startswith(PYTHON_SCHEME):
+        return url
+    path = absolute_path(url)
+    if not url.startswith(("/", ".")) and not path.exists():
+        scheme, _, rest = url.partition(":") if ":" in url else ("s3", "", url)
+        raise UsageError(f"{path}: no such folder; if this is not a local path, write {scheme}://{rest.lstrip('/')}")
+    return str(path)
 
 
 def web_url(text: str) -> str:

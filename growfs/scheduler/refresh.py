@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -212,6 +213,8 @@ class CatalogSync:
         finally:
             self._silent_s = None
         if files == 0 and self._catalog.files == 0:
+            if re.search(r"[*?[]", self._workers.url):
+                why += "; a pattern belongs in --include"
             raise RemoteMissing(f"{self._workers.url}: there are no files; check the URL, --include and --exclude{why}")
         if files == 0:
             raise RemoteMissing(f"{self._workers.url}: the listing is empty now; keeping the files known so far")

@@ -89,6 +89,14 @@ def test_no_files(growfs: Growfs, tmp_path: Path, rclone_s3: S3Server, remote: P
     with_keys(growfs, rclone_s3)
     url = f"s3://{rclone_s3.bucket}/nothing/below"
     assert_mount_refused(growfs, url, expected=(f"{url}: nothing is stored below it", "check the prefix"))
+    rclone_s3.put("train-set/0001.tar", b"x")
+    for name, hint in (
+        ("train-set/0001.tar", "it is an object; give the URL of its folder"),
+        ("train-se", "check the prefix; there is train-set/0001.tar"),
+        ("train-set/*.tar", "a pattern belongs in --include"),
+    ):
+        url = f"s3://{rclone_s3.bucket}/{name}"
+        assert_mount_refused(growfs, url, expected=(f"{url}: nothing is stored below it; {hint}",))
 
 
 @pytest.mark.parametrize(
@@ -97,6 +105,8 @@ def test_no_files(growfs: Growfs, tmp_path: Path, rclone_s3: S3Server, remote: P
         ("nope://bucket", "nope:// is not a store"),
         ("", "the URL is empty"),
         ("s3://", "s3://: names no bucket; write it as s3://bucket/prefix"),
+        ("bucket/train", "bucket/train: no such folder; if this is not a local path, write s3://bucket/train"),
+        ("gs:/bucket", "gs:/bucket: no such folder; if this is not a local path, write gs://bucket"),
         ("s3:///train", "s3:///train: names no bucket"),
         ("s3://my bucket/train", "s3://my bucket/train: names no bucket"),
         ("s3://localhost:9000/train", "s3://localhost:9000/train: names no bucket"),

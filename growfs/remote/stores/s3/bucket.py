@@ -21,6 +21,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from growfs.errors import (
     BucketMissing,
@@ -217,7 +218,7 @@ class S3Remote(FsspecRemote):
         except RepeatedPage:
             raise self.listing_without_end() from None
         if prefix and cursor is None and not ranges.pages:
-            raise RemoteMissing(f"{self.safe_url()}: nothing is stored below it; check the prefix")
+            raise RemoteMissing(f"{self.safe_url()}: nothing is stored below it; {self._hint(bucket, prefix)}")
 
     def fetch(self, task: FetchTask) -> RemoteFile:
         began, received, was_refused, manner = time.monotonic(), 0, False, self._manner
@@ -246,6 +247,17 @@ class S3Remote(FsspecRemote):
             found, was_refused = super().fetch(task), True
         note_served(self._renewal, began, was_refused)
         return found
+
+    def _hint(self, bucket: str, prefix: str) -> str:
+        """What may be wrong with a prefix, as a person might write it."""
+        if re.search(r"[*?[]", prefix):
+            return "a pattern belongs in --include"
+        begin = prefix.rstrip("/")
+        reply = self._call("", "list_objects_v2", Bucket=bucket, Prefix=begin, MaxKeys=1, **listing.ENCODED)
+        similar = next((unquote(row["Key"]) for row in reply.get("Contents", [])), "")
+        if similar == begin:
+            return "it is an object; give the URL of its folder"
+        return f"check the prefix; there is {similar}" if similar else "check the prefix"
 
     def _is_listed_otherwise(self, file: RemoteFile) -> bool:
         """Whether a file is listed as before, and its HEAD gives the same time and size, but another ETag."""
