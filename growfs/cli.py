@@ -52,7 +52,7 @@ SECTIONS = {
 
 
 class CommandGroup(click.Group):
-    """Prints an error as one line, and lists the subcommands in sections."""
+    """Prints errors, and lists the subcommands in sections."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order of the sections."""
@@ -73,11 +73,21 @@ class CommandGroup(click.Group):
         except GrowfsError as error:
             if ctx.params["debug"]:
                 raise
-            click.echo(f"growfs: {printable(error)}", err=True)
+            _show_error(str(error))
+            ctx.exit(error.exit_code)
+        except click.UsageError as error:
+            command = error.ctx.command_path if error.ctx else ctx.command_path
+            _show_error(f"{error.format_message().rstrip('.')}; see {command} --help")
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("growfs: interrupted", err=True)
             ctx.exit(128 + signal.SIGINT)  # as a shell reports it
+
+
+def _show_error(text: str) -> None:
+    """Print an error as one line, and on a terminal what happened, what to do and the log on a line each."""
+    shown = printable(text)
+    click.echo(f"growfs: {shown.replace('; ', chr(10) + ' ' * 8) if os.isatty(2) else shown}", err=True)
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

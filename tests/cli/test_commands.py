@@ -468,3 +468,17 @@ def test_wait_returns_when_there_is_enough(growfs: Growfs) -> None:
         with start_growfs(growfs, "wait", growfs.mountpoint, "--files", "2") as waiting:
             server.unblock()
             assert waiting.wait(30) == 0
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_an_error_is_one_line_and_on_a_terminal_one_for_each_part(
+    on_terminal: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda _: on_terminal)
+    between = "\n        " if on_terminal else "; "
+    done = CliRunner().invoke(cli.main, ["status", str(tmp_path)])
+    assert done.stderr == f"growfs: {tmp_path}: growfs is not mounted there{between}growfs list shows all mounts\n"
+    assert done.exit_code == 1
+    done = CliRunner().invoke(cli.main, ["status"], prog_name="growfs")
+    assert done.stderr == f"growfs: Missing argument 'MOUNTPOINT'{between}see growfs status --help\n"
+    assert done.exit_code == 2
