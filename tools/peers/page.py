@@ -244,7 +244,7 @@ def readme_table(results: Results) -> str:
         for setting, disk in (("35%", "35%"), ("any", "100%"))
         if peer in IN_README and (found := results.of(LARGER, peer, setting))
     )
-    return table(["", "disk, of the data set", *(head for head, _, _ in columns)], rows) if results.has(LARGER) else ""
+    return table(["", "disk, of the dataset", *(head for head, _, _ in columns)], rows) if results.has(LARGER) else ""
 
 
 def never_evict_table(results: Results) -> str:

@@ -193,9 +193,9 @@ def sentence(found: Findings) -> str:
     assert growfs
     assert lru
     return (
-        f"In an experiment on MNIST, a tenth of the images was cached. Each fetched file was opened {USUAL} times."
-        f" A model came within {less(found, growfs)} points of the accuracy with all images local. In the same time, an"
-        f" LRU mount lost {less(found, lru)} points, because training waited."
+        f"In an experiment on MNIST with a tenth of the images cached, each fetched file was opened {USUAL} times. The"
+        f" model came within {less(found, growfs)} points of its accuracy with all images local. In the same time,"
+        f" training through an LRU mount lost {less(found, lru)} points, because it waited."
     )
 
 
