@@ -160,11 +160,11 @@ def mounted_table(found: Findings) -> str:
 def section(found: Findings) -> str:
     """The section of docs/sizing.md."""
     about = (
-        f"In an experiment on MNIST, yes, if each fetched file is opened no more than about {USUAL} times. A small"
-        f" convolutional network learns from {TRAIN:,} images, with a cache for a tenth of them, in"
-        f" {found.repetitions} repetitions. The table shows the difference in accuracy from training with all data"
-        f" local: after as many samples, and after the same time behind a link that delivers a file in the time of so"
-        " many opens. The reads are simulated, except those of the real mount."
+        f"In an experiment on MNIST, yes, as long as each fetched file is opened no more than about {USUAL} times. A"
+        f" small convolutional network learned from {TRAIN:,} images, with a cache for a tenth of them, in"
+        f" {found.repetitions} repetitions. The table compares its accuracy with that of training on local data: after"
+        " the same number of samples, and after the same time behind a link that delivers one file in the time that"
+        " the given number of opens takes. All reads are simulated, except in the row for the real mount."
     )
     rows = []
     for row in found.rows:
@@ -181,7 +181,7 @@ def section(found: Findings) -> str:
             )
     head = ("how the data is read", "training waits", "the same number of samples, points", "the same time, points")
     where = (
-        "[The experiment](experiments.md) has all results, and what they are when `ImageFolder` reads through real"
+        "[The experiment](experiments.md) lists all results, including those of `ImageFolder` reading through real"
         " mounts. `tools/experiments` repeats it."
     )
     return f"{wrapped(about)}\n\n{table(head, rows)}\n{wrapped(where)}\n"
