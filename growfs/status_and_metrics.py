@@ -177,11 +177,11 @@ class OutageStatus(Section):
 class PeersStatus(Section):
     """The other nodes."""
 
-    nodes: int = field(metadata=gauge("nodes, with this one"))
+    nodes: int = field(metadata=gauge("nodes, including this one"))
     address: str = field(metadata=figure("`--peer-addr`"))
     serving: bool = field(metadata=gauge("whether this node serves its peers"))
     answering: int = field(metadata=gauge("peers that answer"))
-    waiting: bool = field(metadata=gauge("whether a fetch waits until a peer has the file that it would evict"))
+    waiting: bool = field(metadata=gauge("whether a fetch is waiting until a peer has the file that it would evict"))
     sent_bytes_total: int = field(metadata=counter("bytes sent to peers", "bytes"))
 
 
@@ -218,7 +218,7 @@ class ListedStatus(Section):
 
     files: int = field(metadata=gauge("files that the current generation lists"))
     bytes: int = field(metadata=gauge("sum of the sizes of the listed files", "bytes"))
-    new_files: int = field(metadata=gauge("cached files that wait for the next listing"))
+    new_files: int = field(metadata=gauge("cached files waiting for the next listing"))
 
 
 @dataclass(eq=False, repr=False)
@@ -230,11 +230,11 @@ class ExactStatus(Section):
     parts: int = field(metadata=gauge("parts of the pass; 0: not known yet"))
     kept_bytes: int = field(metadata=gauge("disk space of the files that stay cached", "bytes"))
     streamed_bytes: int = field(metadata=gauge("disk space of the files that each pass fetches", "bytes"))
-    in_use: str = field(metadata=figure("parts that are in use by their paths, such as `3/7, 3/8`"))
-    waited_for: str = field(metadata=figure("parts that are waited for"))
+    in_use: str = field(metadata=figure("parts in use by their paths, such as `3/7, 3/8`"))
+    waited_for: str = field(metadata=figure("parts that processes are waiting for"))
     missing_files: int = field(metadata=gauge("files of the next part that are not cached yet"))
     missing_bytes: int = field(metadata=gauge("their size", "bytes"))
-    waiting: int = field(metadata=gauge("processes that wait for a part"))
+    waiting: int = field(metadata=gauge("processes waiting for a part"))
     left_out_files: int = field(metadata=gauge("files left out of this pass because they could not be fetched"))
     left_out_example: str = field(metadata=figure("path of one of them, or empty"))
 
@@ -245,7 +245,7 @@ class FetchStatus(Section):
 
     files_total: int = field(metadata=counter("files fetched"))
     bytes_total: int = field(metadata=counter("bytes received from the remote", "bytes"))
-    peer_files_total: int = field(metadata=counter("those of `fetch.files_total` that peers sent (`--peers`)"))
+    peer_files_total: int = field(metadata=counter("of `fetch.files_total`, those that peers sent (`--peers`)"))
     peer_bytes_total: int = field(metadata=counter("bytes received from peers", "bytes"))
     bytes_per_s: float = field(metadata=figure("download rate over the last seconds", "bytes/s"))
     failed: int = field(metadata=counter("downloads that failed"))
@@ -285,7 +285,7 @@ class MissStatus(Section):
 class CoverageStatus(Section):
     """How much of the data was cached at some time."""
 
-    files_seen: int = field(metadata=gauge("of `coverage.files`, those that were cached at some time"))
+    files_seen: int = field(metadata=gauge("of `coverage.files`, those that were ever cached"))
     files_cached: int = field(metadata=gauge("of `coverage.files`, those that are cached now"))
     files: int = field(metadata=gauge("files of the remote, or of this node's share"))
     pass_: int = field(metadata=gauge("number of the pass over the data, from 1"))
@@ -310,7 +310,7 @@ class OpensStatus(Section):
     bytes_total: int = field(metadata=counter("sum of the sizes of the opened files, once per open", "bytes"))
     min: int = field(metadata=gauge("opens of the least opened file, among all that were ever cached"))
     max: int = field(metadata=gauge("opens of the most opened file"))
-    mean: float = field(metadata=gauge("opens per file, over all that were ever cached"))
+    mean: float = field(metadata=gauge("mean opens per file, over all that were ever cached"))
     dispersion: float = field(metadata=gauge("variance of the opens per file, divided by their mean; 0: all equal"))
     per_fetch: float = field(metadata=gauge("opens per fetched file"))
 
@@ -324,10 +324,12 @@ class ReaderStatus(Section):
     listed_at: float | None = field(metadata=figure("its last listing; null: it has never listed", "time"))
     generation: int = field(metadata=figure("generation of its last listing"))
     part: str | None = field(metadata=figure("with `--exact`: the pass and part that this is, such as `3/7`; or null"))
-    files_shown: int = field(metadata=figure("files that its job listed in that generation, without frozen ones"))
+    files_shown: int = field(metadata=figure("files that its job listed in that generation, not counting frozen ones"))
     files_opened: int = field(metadata=figure("of these, files that it opened"))
     opens: int = field(metadata=figure("its opens"))
-    held_bytes: int = field(metadata=figure("disk space of outgoing files that it holds, by their mean size", "bytes"))
+    held_bytes: int = field(
+        metadata=figure("disk space of outgoing files that it holds, estimated from their mean size", "bytes")
+    )
     advice: str | None = field(metadata=figure("how to read without waiting, or to see more files; or null"))
 
 
@@ -345,7 +347,7 @@ class StartStatus(Section):
     """How far `mount` is from its return."""
 
     done: int = field(metadata=figure("files or bytes that are cached"))
-    needed: int = field(metadata=figure("files or bytes without which training cannot start"))
+    needed: int = field(metadata=figure("files or bytes needed before training can start"))
     unit: str = field(metadata=figure("`files` or `bytes`"))
 
 
@@ -370,8 +372,8 @@ class MountStatus(MountInfo):
     """The content of status.json."""
 
     ready: bool = field(metadata=gauge("whether `mount` has returned, so that training can start"))
-    waited_for: str | None = field(metadata=figure("condition on which `mount` returned; null: it has not yet"))
-    start: StartStatus | None = field(metadata=figure("progress of `mount` towards the start of training, or null"))
+    waited_for: str | None = field(metadata=figure("what `mount` waited for; null: it has not returned yet"))
+    start: StartStatus | None = field(metadata=figure("progress of `mount` toward the start of training, or null"))
     state: MountState = field(metadata=figure("state of the mount"))
     outage: OutageStatus | None = field(metadata=figure("null while the remote answers"))
     peers: PeersStatus | None = field(metadata=figure("the peers (`--peers`), or null"))
@@ -387,7 +389,7 @@ class MountStatus(MountInfo):
     coverage: CoverageStatus
     budget: BudgetStatus
     opens: OpensStatus
-    requests: dict[str, int] = field(metadata=figure("requests of the kernel by kind, with passthrough and links"))
+    requests: dict[str, int] = field(metadata=figure("requests from the kernel by kind, with passthrough and links"))
     readers: list[ReaderStatus] = field(metadata=figure("processes that read"))
     skipped: list[SkippedStatus] = field(metadata=figure("files that cannot be mounted or fetched"))
     unpromised: str | None = field(metadata=figure("why some directories have no file yet, or null"))
@@ -472,7 +474,7 @@ METRICS = (
     ),
     Metric(
         "growfs_requests_total",
-        "requests of the kernel, with passthrough and links",
+        "requests from the kernel, with passthrough and links",
         lambda status: [((opcode,), count) for opcode, count in status.requests.items()],
         ("opcode",),
         "counter",
@@ -480,7 +482,7 @@ METRICS = (
     Metric("growfs_readers", "processes that read", lambda status: [((), len(status.readers))]),
     Metric(
         "growfs_held_bytes",
-        "disk space of outgoing files that one reader holds: the reader that holds most",
+        "disk space of outgoing files held by the reader that holds the most",
         lambda status: [((), max((reader.held_bytes for reader in status.readers), default=0))],
     ),
     Metric(
