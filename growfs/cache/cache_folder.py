@@ -286,14 +286,28 @@ def daemon_of(path: Path) -> dict[str, Any]:
     the rest may be false, so never end a process because of it.
     """
     try:
-        fd = _open_file(path / ANNOUNCED, os.O_RDONLY)
+        daemon = _read_json(path / ANNOUNCED)
+        return daemon if _is_possible(daemon) else {}
+    except ValueError:  # a path that cannot be encoded
+        return {}
+
+
+def url_of(path: Path) -> str | None:
+    """The URL of the remote of a cache, without secrets; None if it is not recorded."""
+    url = _read_json(path / URL)
+    return url if isinstance(url, str) else None
+
+
+def _read_json(path: Path) -> Any:
+    """What a small file of a cache contains; None if it cannot be read. Its owner may have put anything there."""
+    try:
+        fd = _open_file(path, os.O_RDONLY)
         try:
-            daemon = json.loads(os.read(fd, ANNOUNCED_BYTES_MAX))
+            return json.loads(os.read(fd, ANNOUNCED_BYTES_MAX))
         finally:
             os.close(fd)
-        return daemon if _is_possible(daemon) else {}
-    except (OSError, ValueError, RecursionError):  # a path that cannot be encoded is a ValueError
-        return {}
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _is_possible(daemon: object) -> bool:

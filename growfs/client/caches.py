@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -10,8 +9,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from growfs import disk
-from growfs.cache.cache_folder import DATABASE, LOCK, URL, daemon_of, is_in_use, locked, open_database, other_format
+from growfs import disk, trust
+from growfs.cache.cache_folder import DATABASE, LOCK, daemon_of, is_in_use, locked, open_database, other_format, url_of
 from growfs.errors import GrowfsError
 
 
@@ -41,13 +40,11 @@ def caches(cache_dir: Path) -> list[CacheInfo]:
 
 
 def _info(path: Path) -> CacheInfo:
-    url = bytes = None
-    with suppress(OSError, ValueError):
-        url = json.loads((path / URL).read_bytes())
+    bytes = None
     with suppress(sqlite3.Error), closing(open_database(path / DATABASE)) as connection:
         (bytes,) = connection.execute("SELECT coalesce(sum(bytes), 0) FROM resident").fetchone()
     mountpoint = daemon_of(path).get("mountpoint", "") if is_in_use(path) else None
-    return CacheInfo(path, url, bytes, (path / LOCK).stat().st_mtime, mountpoint)
+    return CacheInfo(path, url_of(path), bytes, (path / LOCK).stat().st_mtime, mountpoint)
 
 
 def failed_logs(cache_dir: Path) -> Iterator[Path]:
@@ -67,7 +64,8 @@ def remove(path: Path) -> None:
     for anything else.
     """
     if path in failed_logs(path.parent):
-        disk.unlink("REMOVE", path)
+        with trust.open_folder(path.parent, "choose a cache directory of your own") as folder:
+            disk.unlink("REMOVE", path.name, folder.fd)
         return
     if not (path / DATABASE).is_file():
         raise GrowfsError(f"{path}: is not a cache; `growfs cache list` shows them")

@@ -25,7 +25,7 @@ NAME = "class0/0000.bin"
 SIZE = 3_000_000
 FILE_BYTES = 12_288
 """What each file of `make_tree` takes on disk."""
-CACHE = {"lock", "log", "catalog.sqlite", "files", "partial"}
+CACHE = {"lock", "log", "catalog.sqlite", "files", "partial", "url.json"}
 """What a daemon leaves in the cache folder."""
 
 
