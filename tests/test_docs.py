@@ -215,7 +215,8 @@ def test_the_files_and_classes_that_a_page_names_exist(page: Path) -> None:
 def test_each_figure_of_the_readme_is_in_the_page_on_performance() -> None:
     """README writes ratios as percentages. Its table of other tools is generated, as a part of the page is."""
     known = rows_of((DOCS / "performance.md").read_text())
-    before, _, after = (ROOT / "README.md").read_text().partition("<!-- tools/bench peers -->")
+    figures_of_readme = (ROOT / "README.md").read_text().partition("## What to expect")[2]
+    before, _, after = figures_of_readme.partition("<!-- tools/bench peers -->")
     readme = before + after.partition("\n\n")[2]
     readme = re.sub(r"\b\d+%|\b\d+(?= to \d+%)", lambda found: f"{int(found[0].strip('%')) / 100:.2f}", readme)
     for name, figures in rows_of(readme.replace("1.00", "1.0")):
