@@ -41,12 +41,13 @@ LIST_S = 5.0
 
 
 SECTIONS = {
-    "Mount": ("mount", "wait", "next", "status", "top", "list", "report", "umount"),
+    "Mount": ("mount", "wait", "next", "status", "top", "log", "list", "report", "umount"),
     "Plan and check": ("doctor", "plan", "verify"),
     "Change a mount": ("set", "pause", "resume", "release"),
     "Choose files": ("fetch", "pin", "unpin", "evict"),
     "Without a mount": ("fill", "stop", "cache"),
     "Kubernetes": ("csi",),
+    "Shell": ("completion",),
 }
 """The subcommands, as `growfs --help` lists them."""
 
@@ -503,6 +504,24 @@ def prune(cache_dir: Path | None, unused_for: str, yes: bool) -> None:
     if yes or click.confirm("Remove these?"):
         for path in (*(row.path for row in caches), *logs):
             remove(path)
+
+
+@main.command()
+@click.argument("mountpoint", type=MOUNTPOINT)
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+def log(mountpoint: Path, follow: bool) -> None:
+    """Print the log of a mount."""
+    from growfs.daemon.running import find
+
+    file = find(mountpoint).cache / "log"
+    os.execlp("tail", "tail", "-n", "+1", *(["-F"] if follow else []), "--", file)
+
+
+@main.command("completion")
+@click.argument("shell", type=click.Choice(list(completion.SHELLS)))
+def completion_(shell: str) -> None:
+    """Print the code that lets a shell complete growfs commands."""
+    click.echo(completion.SHELLS[shell](main, {}, "growfs", "_GROWFS_COMPLETE").source())
 
 
 def _pattern(mountpoint: Path, glob: str) -> str:

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, ZshComplete, add_completion_class
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+)
 
 from growfs.errors import GrowfsError
 
@@ -101,3 +108,7 @@ class Zsh(ZshComplete):
     source_template = ZshComplete.source_template.replace(
         'completions+=("$key")', '[[ "$key" == *[/=] ]] && compadd -U -S "" -- "$key" || completions+=("$key")'
     ).replace("zsh_complete %(prog_name)s", "zsh_complete %(prog_name)s 2>/dev/null")
+
+
+SHELLS: dict[str, type[ShellComplete]] = {"bash": Bash, "zsh": Zsh, "fish": FishComplete}
+"""By the name of the command."""

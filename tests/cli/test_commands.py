@@ -47,6 +47,8 @@ COMMANDS = [
     "csi",
     "doctor",
     "cache",
+    "log",
+    "completion",
 ]
 
 
@@ -209,6 +211,10 @@ def test_list_shows_mount_cache_and_state(complete: Growfs) -> None:
     assert "6 of 6 files cached" in line
     rows = json.loads(complete.run("list", "--json").stdout)
     assert [row["cache"] for row in rows if row["mountpoint"] == str(complete.mountpoint)] == [str(complete.cache)]
+
+
+def test_log_prints_the_log_of_a_mount(complete: Growfs) -> None:
+    assert complete.run("log", complete.mountpoint).stdout == complete.log()
 
 
 def test_umount_names_who_waits_for_a_file(growfs: Growfs) -> None:

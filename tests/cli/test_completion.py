@@ -17,7 +17,7 @@ from click.shell_completion import ShellComplete
 
 import growfs as package
 from growfs.cli import main
-from growfs.client.completion import Bash, Zsh
+from growfs.client.completion import SHELLS
 from growfs.daemon import spawn
 from growfs.daemon.commands import COMPLETIONS_MAX
 from growfs.daemon.options import Options, flag_name
@@ -32,11 +32,10 @@ sys.path.insert(0, {str(ROOT)!r})
 from growfs import main
 main()
 """
-CLASSES: dict[str, type[ShellComplete]] = {"bash": Bash, "zsh": Zsh}
 SET_UP = {
-    "bash": ("bash --norc --noprofile -i", 'eval "$(_GROWFS_COMPLETE=bash_source growfs)"'),
-    "zsh": ("zsh -f -i", 'autoload -U compinit; compinit -u -D; eval "$(_GROWFS_COMPLETE=zsh_source growfs)"'),
-    "fish": ("fish --no-config -i", "_GROWFS_COMPLETE=fish_source growfs | source"),
+    "bash": ("bash --norc --noprofile -i", 'eval "$(growfs completion bash)"'),
+    "zsh": ("zsh -f -i", 'autoload -U compinit; compinit -u -D; eval "$(growfs completion zsh)"'),
+    "fish": ("fish --no-config -i", "growfs completion fish | source"),
 }
 
 
@@ -157,7 +156,7 @@ def wait_for(terminal: int, text: str) -> None:
 @pytest.mark.parametrize(("shell", "change"), [("bash", "compopt -o nospace"), ("zsh", 'compadd -U -S ""')])
 def test_no_space_follows_what_is_unfinished(shell: str, change: str) -> None:
     """The scripts of click are changed for that, if they have the lines that are changed."""
-    script = CLASSES[shell](main, {}, "growfs", "_GROWFS_COMPLETE").source()
+    script = SHELLS[shell](main, {}, "growfs", "_GROWFS_COMPLETE").source()
     assert change in script
     assert "2>/dev/null" in script
 
