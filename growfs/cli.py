@@ -483,7 +483,7 @@ def remove_caches(caches: tuple[Path, ...]) -> None:
 
 @cache_.command("prune")
 @CACHE_DIR
-@click.option("--unused-for", metavar="TIME", default="30d", show_default=True, help="Keep those used since then.")
+@click.option("--unused-for", metavar="TIME", default="30d", show_default=True, help="Keep the caches used within this time.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def prune(cache_dir: Path | None, unused_for: str, yes: bool) -> None:
     """Remove the caches that were not used for long.
