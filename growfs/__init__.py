@@ -1,4 +1,4 @@
-"""Mount remote storage as a folder that lists only the files that are complete on the local disk.
+"""Mount remote storage as a folder that lists only files that are complete on the local disk.
 
 with growfs.mount("s3://bucket/train", cache_size="500GB") as path:
     train(path)

@@ -95,7 +95,7 @@ def _show_error(text: str) -> None:
 @click.version_option(growfs.__version__, prog_name="growfs")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
-    """Mount remote storage as a folder that lists only the files that are complete on the local disk."""
+    """Mount remote storage as a folder that lists only files that are complete on the local disk."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
 
@@ -168,8 +168,8 @@ def _note_unread_variables(options: set[str]) -> None:
     for name in sorted(os.environ.keys() - options - {VARIABLE, "GROWFS_FAULT"}):
         if name.startswith("GROWFS_") and not re.search(r"_SERVICE_(HOST|PORT)|_PORT($|_\d)", name):
             (similar,) = get_close_matches(name, options, 1) or [""]
-            hint = similar and f"; is {similar} meant?"
-            click.echo(f"note: the variable {name} is not an option of growfs{hint}", err=True)
+            hint = similar and f"; did you mean {similar}?"
+            click.echo(f"note: the environment variable {name} is not a growfs option{hint}", err=True)
 
 
 @cache
@@ -213,13 +213,13 @@ def mount(url: str, mountpoint: Path, foreground: bool, **given: Any) -> None:
 @main.command(cls=MountCommand)
 @click.argument("url", shell_complete=completion.values, metavar="URL")
 @click.argument("folder", type=FOLDER)
-@click.option("--foreground", is_flag=True, help="Stay in the foreground until stopped, as by SIGTERM.")
+@click.option("--foreground", is_flag=True, help="Stay in the foreground until stopped. SIGTERM stops it.")
 def fill(url: str, folder: Path, foreground: bool, **given: Any) -> None:
-    """Keep FOLDER filled with files of URL, without a mount.
+    """Keep FOLDER filled with files from URL, without a mount.
 
     Returns when training can start. FOLDER/current is a plain folder of complete files. Begin its next generation with
-    growfs.epoch() in Python, or growfs next FOLDER. End with growfs stop FOLDER. The other commands work as with a
-    mount.
+    growfs.epoch() in Python, or growfs next FOLDER. Stop with growfs stop FOLDER. The other commands work as they do on
+    a mount.
     """
     from growfs.folder.layout import DEFAULT_CACHE
 
@@ -262,7 +262,7 @@ def _lines_of_start(status: MountStatus, options: Options) -> Iterator[str]:
         yield f"{status.mountpoint}: waited for {status.waited_for}; now {state_text(status)}"
     if options.engine == "auto":
         if status.engine == "links":
-            yield "note: programs see symbolic links; if one of them needs plain files, pass --engine libfuse"
+            yield "note: programs see symbolic links; if a program needs plain files, pass --engine libfuse"
         elif status.engine == "libfuse" and not options.allow_other:
             yield "note: --engine links reads at the speed of the disk, but programs see symbolic links"
     if status.metrics_url:
@@ -271,7 +271,7 @@ def _lines_of_start(status: MountStatus, options: Options) -> Iterator[str]:
         yield f"note: not every directory has a file yet: {printable(status.unpromised)}"
     if (nodes := nodes_of_job()) > 1 and not (options.partition or options.peers):
         yield (
-            f"note: there are {nodes} nodes, and each of them fetches all files; --partition auto gives each its own"
+            f"note: each of the {nodes} nodes fetches all files; --partition auto gives each its own"
             " share, and --peers lets them share their caches"
         )
     for warning in status.warnings:
@@ -302,7 +302,7 @@ def status(mountpoint: Path, as_json: bool) -> None:
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT, required=False)
 def top(mountpoint: Path | None) -> None:
-    """Show live what a mount is doing, or all mounts."""
+    """Watch one mount, or all mounts, live."""
     from growfs.client.top import app
 
     sys.exit(app.run(mountpoint))
@@ -333,13 +333,13 @@ def wait(
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 @click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), required=True, help="The page: an HTML file."
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), required=True, help="HTML file to write."
 )
-@click.option("--last", metavar="TIME", help="Show only the last 2h, 7d, ... of the history.")
+@click.option("--last", metavar="TIME", help="Show only this much of the history, such as the last 2h or 7d.")
 def report(mountpoint: Path, output: Path, last: str | None) -> None:
     """Write a page with charts of what a mount did.
 
-    It needs no network and no server. MOUNTPOINT may also be the folder of a cache that is not mounted.
+    The page needs neither a network nor a server. MOUNTPOINT may also be the folder of a cache that is not mounted.
     """
     from growfs.client.report import Report
     from growfs.units import parsed, seconds
@@ -362,9 +362,9 @@ def umount(mountpoint: Path, lazy: bool) -> None:
 @main.command()
 @click.argument("folder", type=MOUNTPOINT)
 def stop(folder: Path) -> None:
-    """End growfs fill; the files stay in the folder.
+    """Stop growfs fill; the files stay in the folder.
 
-    For a mount, stop does the same as umount.
+    On a mount, stop does the same as umount.
     """
     from growfs.daemon import launch
 
@@ -377,9 +377,9 @@ def stop(folder: Path) -> None:
 def next_(path: Path, command: tuple[str, ...]) -> None:
     """Begin the next generation of a mount or a filled folder, and print its path.
 
-    If there is nothing new, the path is that of the current generation. With a COMMAND (after --), runs the command in
-    the folder of the generation instead, which stays until the command ends. The command finds the path in the variable
-    GROWFS_GENERATION, too.
+    If there is nothing new, prints the path of the current generation. With a COMMAND (after --), runs it in the
+    generation's folder instead, and keeps the generation until the command ends. The command also finds the path in the
+    variable GROWFS_GENERATION.
     """
     from growfs.client.generation import begin_generation, run_in
 
@@ -397,7 +397,7 @@ def next_(path: Path, command: tuple[str, ...]) -> None:
 @main.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(as_json: bool) -> None:
-    """List the growfs mounts of this machine."""
+    """List the growfs mounts on this machine."""
     from growfs.daemon.running import Running, running, state_of
 
     states: dict[Running, str] = {}
@@ -443,7 +443,7 @@ def cache_() -> None:
 def list_caches(cache_dir: Path | None, as_json: bool) -> None:
     """List the caches in CACHE_DIR.
 
-    By default, that of `growfs mount`. The last used cache is the first.
+    By default, the directory that `growfs mount` uses. The most recently used cache comes first.
     """
     from growfs.client.caches import caches
 
@@ -473,7 +473,7 @@ def _cache_row(cache: CacheInfo) -> dict[str, str]:
 @cache_.command("remove")
 @click.argument("caches", metavar="CACHE...", nargs=-1, required=True, type=FOLDER)
 def remove_caches(caches: tuple[Path, ...]) -> None:
-    """Remove caches, given by their paths."""
+    """Remove the caches at these paths."""
     from growfs.client.caches import remove
 
     for path in caches:
@@ -483,12 +483,14 @@ def remove_caches(caches: tuple[Path, ...]) -> None:
 
 @cache_.command("prune")
 @CACHE_DIR
-@click.option("--unused-for", metavar="TIME", default="30d", show_default=True, help="Keep the caches used within this time.")
+@click.option(
+    "--unused-for", metavar="TIME", default="30d", show_default=True, help="Remove only those unused for this long."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def prune(cache_dir: Path | None, unused_for: str, yes: bool) -> None:
-    """Remove the caches that were not used for long.
+    """Remove the caches that have not been used for a long time.
 
-    Also removes the logs of mounts that failed before that.
+    Also removes logs of failed mounts that are just as old.
     """
     from growfs.client.caches import remove, unused
     from growfs.units import parsed, seconds
@@ -496,7 +498,7 @@ def prune(cache_dir: Path | None, unused_for: str, yes: bool) -> None:
     cache_dir = cache_dir or _default_cache_dir()
     caches, logs = unused(cache_dir, parsed("cache prune: --unused-for", seconds, unused_for))
     if not caches and not logs:
-        click.echo(f"nothing in {printable(cache_dir)} is unused for {unused_for}")
+        click.echo(f"nothing in {printable(cache_dir)} has been unused for {unused_for}")
         return
     _show_table([_cache_row(row) for row in caches])
     for log in logs:
@@ -601,8 +603,8 @@ def evict(mountpoint: Path, globs: tuple[str, ...]) -> None:
 def verify(place: Path) -> None:
     """Check the cached files against their digests.
 
-    A digest of each file is recorded when it is fetched. Damaged files are evicted, and fetched again if the cache is
-    mounted. Exits with 1 if any file was damaged.
+    The digest of each file is recorded when the file is fetched. Damaged files are evicted, and fetched again if the
+    cache is mounted. Exits with 1 if any file was damaged.
     """
     from humanfriendly import format_size
 
@@ -627,7 +629,7 @@ def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
     for text in options:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"set: {text!r}: write it as NAME=VALUE, such as cache-size=1TB")
+            raise UsageError(f"set: {text!r}: use NAME=VALUE, such as cache-size=1TB")
         given[name.replace("-", "_")] = value
     _call(mountpoint, "set", options=given)
     click.echo(f"{mountpoint}: set {', '.join(options)}")
@@ -636,7 +638,7 @@ def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 def pause(mountpoint: Path) -> None:
-    """Stop prefetching; files that are opened are still fetched."""
+    """Stop prefetching; files are still fetched when opened."""
     _call(mountpoint, "pause")
     click.echo(f"{mountpoint}: paused; to continue: growfs resume {mountpoint}")
 
@@ -658,7 +660,7 @@ def release(mountpoint: Path) -> None:
 
 
 @main.command()
-@click.option("--data-size", metavar="SIZE", required=True, help="Total size of the data set.")
+@click.option("--data-size", metavar="SIZE", required=True, help="Total size of the dataset.")
 @click.option("--files", metavar="N", help="Number of files: 50000, 100k, 1.5M.")
 @click.option("--file-size", metavar="SIZE", help="Size of one file, instead of --files.")
 @click.option("--cache-size", metavar="SIZE", required=True, help="Size of the cache.")
@@ -667,12 +669,14 @@ def release(mountpoint: Path) -> None:
 @click.option("--turnover", metavar="F", default="20%", help="As for growfs mount. [20%]")
 @click.option("--epochs", metavar="N", default="50", help="Number of epochs; each reads all listed files once. [50]")
 @click.option("--nodes", metavar="N", default="1", help="Number of nodes that share their caches (--peers). [1]")
-@click.option("--exact", is_flag=True, help="Predict the passes of growfs mount --exact, with this and larger caches.")
+@click.option(
+    "--exact", is_flag=True, help="Predict the passes of growfs mount --exact, with this cache size and larger ones."
+)
 @click.option("--part-size", metavar="SIZE", help="With --exact: as for growfs mount.")
 @click.option("--draw", metavar="FILE", type=click.Path(path_type=Path), help="Plot the result to a PNG or SVG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(exact: bool, part_size: str | None, draw: Path | None, as_json: bool, **given: str | None) -> None:
-    """Predict the coverage and the traffic of a cache size."""
+    """Predict coverage and traffic for a cache size."""
 
     from rich.console import Console
 
@@ -723,26 +727,26 @@ def _refuse_given(*names: str, reason: str) -> None:
 
 
 @main.command(cls=MountCommand)
-@click.option("--endpoint", metavar="URL", help="Where kubelet calls the driver. [unix:// and DIR/csi.sock]")
-@click.option("--node-id", metavar="NAME", default=socket.gethostname, help="Name of this node. [host name]")
+@click.option("--endpoint", metavar="URL", help="Socket on which kubelet calls the driver. [csi.sock in --state-dir]")
+@click.option("--node-id", metavar="NAME", default=socket.gethostname, help="Name of this node. [hostname]")
 @click.option(
     "--state-dir",
     metavar="DIR",
     type=click.Path(path_type=Path),
     default="/var/lib/kubelet/plugins/growfs.csi",
-    help="Directory for the mounts, and the socket. [/var/lib/kubelet/plugins/growfs.csi]",
+    help="Directory for the mounts and the socket. [/var/lib/kubelet/plugins/growfs.csi]",
 )
 @click.option(
     "--control-groups",
     metavar="DIR",
     type=click.Path(path_type=Path),
     default="/sys/fs/cgroup",
-    help="Where the control groups of the node are mounted. [/sys/fs/cgroup]",
+    help="Where the node's control groups are mounted. [/sys/fs/cgroup]",
 )
 def csi(endpoint: str | None, node_id: str, state_dir: Path, control_groups: Path, **given: Any) -> None:
-    """Mount for the pods of a Kubernetes node, as its CSI driver growfs.csi.
+    """Mount volumes for the pods on a Kubernetes node, as its CSI driver growfs.csi.
 
-    The mount options are the defaults of all volumes, and the attributes of a volume override them.
+    The mount options are the defaults for all volumes; the attributes of a volume override them.
     """
     from growfs.errors import pip_install
 
@@ -758,13 +762,13 @@ def csi(endpoint: str | None, node_id: str, state_dir: Path, control_groups: Pat
 @click.argument("url", shell_complete=completion.values, required=False)
 @click.argument("mountpoint", type=FOLDER, required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--measure", metavar="TIME", default="2s", help="Time to measure each rate; 0: measure none. [2s]")
-@click.option("--timeout", metavar="TIME", default="10s", help="Maximum time for a server to respond. [10s]")
+@click.option("--measure", metavar="TIME", default="2s", help="Time spent measuring each rate; 0: measure none. [2s]")
+@click.option("--timeout", metavar="TIME", default="10s", help="Maximum time to wait for a server to respond. [10s]")
 def doctor(url: str | None, mountpoint: Path | None, as_json: bool, measure: str, timeout: str, **given: Any) -> None:
     """Check whether this machine can mount URL, and how fast.
 
-    Takes the arguments of growfs mount: write doctor instead of mount. Without URL, only the machine and the cache are
-    checked. Exits with 1 if mounting would fail. Changes nothing.
+    Takes the same arguments as growfs mount. Without URL, checks only the machine and the cache. Exits with 1 if
+    mounting would fail. Changes nothing.
     """
     from growfs.daemon.options import Options
     from growfs.doctor.examination import diagnose

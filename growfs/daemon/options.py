@@ -111,7 +111,7 @@ class Options:
     freeze: tuple[str, ...] = repeatable(
         str,
         "GLOB",
-        "Fetch matching files before all others and never evict them, as for a validation set; mount waits for them.",
+        "Fetch matching files, such as a validation set, first and never evict them; mount waits for them.",
     )
 
     wait_files: int | None = option(None, whole, "N", "Return as soon as N files are cached.")
@@ -142,8 +142,8 @@ class Options:
 
     rotation: str = choice(
         "auto|never|always",
-        "When listed files may be evicted. auto: when no process holds them any more; always: when their reader"
-        " has opened them all; never.",
+        "When listed files may be evicted. auto: once no process holds them; always: once their reader has opened them"
+        " all; never.",
         live=True,
     )
     turnover: float = option(
@@ -167,15 +167,14 @@ class Options:
         "60s",
         seconds,
         "TIME",
-        "How long a program that opens few files or none keeps seeing the same generation.",
+        "How long a program that opens few or no files keeps seeing the same generation.",
         live=True,
     )
     keep_generations: int | None = option(
         None,
         positive,
         "N",
-        "Number of generations that stay even if no process holds them; by default the newest one, and with growfs fill"
-        " the one before it, too.",
+        "Number of newest generations to keep even if no process holds them; by default 1, or 2 with growfs fill.",
     )
 
     exact: bool = flag(
@@ -186,13 +185,13 @@ class Options:
         "5%",
         size_or_percentage,
         "SIZE",
-        "With --exact: room for the files that do not stay cached, of two parts; a size, or a percentage of the cache.",
+        "With --exact: space for two parts, not counting files that stay cached; a size, or a percentage of the cache.",
     )
     start: PassPosition | None = option(
         None,
         position,
         "PASS/PART",
-        "With --exact: the part that the root lists first, instead of the one after the last.",
+        "With --exact: the part that the root lists first; by default, the one after the last part listed.",
     )
 
     partition: tuple[int, int] | None = option(
@@ -203,13 +202,13 @@ class Options:
         " torchrun, Slurm or Open MPI.",
     )
     show_files: int | None = option(
-        None, positive, "N", "List exactly N files in every generation, so that all nodes list equally many."
+        None, positive, "N", "List exactly N files in every generation, so that all nodes list the same number."
     )
     peers: tuple[str, ...] | None = option(
         None,
         peers,
         "HOST:PORT,...",
-        "Nodes that share their caches: each fetches a file from a peer that has it, else from the remote."
+        "Nodes that share their caches: each fetches a file from a peer that has cached it, or else from the remote."
         " dns://NAME:PORT: all addresses of a name; auto: the nodes of the Slurm job.",
         live=True,
     )
@@ -217,7 +216,7 @@ class Options:
         None, peer_addr, "HOST:PORT", "Address on which this node serves its peers. Not encrypted."
     )
     peer_token_file: Path | None = option(
-        None, absolute_path, "FILE", "File with a secret that all peers share, on one line."
+        None, absolute_path, "FILE", "File that contains a secret shared by all peers, on one line."
     )
     peer_bandwidth: int = option("0", rate, "RATE", "Maximum rate at which this node serves its peers; 0: no limit.")
 
@@ -234,11 +233,11 @@ class Options:
         None,
         rename,
         "TEMPLATE",
-        "Names of the created files: '{stem}.tfrecord'; also {name}, {parent}, {suffix}, {index}.",
+        "Template for the names of created files: '{stem}.tfrecord'; also {name}, {parent}, {suffix}, {index}.",
     )
     count: int | None = option(None, positive, "N", "Create N files with py:FUNCTION instead of an endless sequence.")
-    producer_timeout: float = option("10m", seconds, "TIME", "Time limit of a producer for one file; 0: no limit.")
-    producer_memory: int = option("4GiB", size, "SIZE", "Memory limit of one producer process.")
+    producer_timeout: float = option("10m", seconds, "TIME", "Time limit for creating one file; 0: no limit.")
+    producer_memory: int = option("4GiB", size, "SIZE", "Memory limit for each producer process.")
     producer_retries: int = option(
         "2", whole, "N", "Retries when the producer fails on a file; then the file is skipped for this pass."
     )
@@ -255,13 +254,12 @@ class Options:
     )
     miss_timeout: float = option("300s", seconds, "TIME", "Maximum time that open() waits on a miss.", live=True)
     refresh: float = option("1h", seconds, "TIME", "Interval between listings of the remote; 0: list once.", live=True)
-    min_free: int = option("1GiB", size, "SIZE", "Free disk space to leave to other programs.", live=True)
+    min_free: int = option("1GiB", size, "SIZE", "Free disk space to leave for other programs.", live=True)
     remote_budget: int = option(
         "0",
         size,
         "SIZE",
-        "Stop prefetching after this much traffic in a day (UTC). Files that are opened are still fetched. 0: no"
-        " limit.",
+        "Stop prefetching after this much traffic in a day (UTC). Files are still fetched when opened. 0: no limit.",
         live=True,
     )
     workers: int | None = option(

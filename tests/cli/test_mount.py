@@ -203,7 +203,7 @@ def test_errors_name_the_variable_or_the_file_that_has_the_value(growfs: Growfs,
     config.write_text('cache_size = "lots"\n')
     done = growfs.run(*words, check=False)
     assert done.stderr == (
-        "note: the variable GROWFS_CACHESIZE is not an option of growfs; is GROWFS_CACHE_SIZE meant?\n"
+        "note: the environment variable GROWFS_CACHESIZE is not a growfs option; did you mean GROWFS_CACHE_SIZE?\n"
         f"growfs: --config {config}: cache-size: 'lots' is not a size; write it as 500GB or 20GiB\n"
     )
     del growfs.env["GROWFS_CACHESIZE"]
