@@ -17,11 +17,11 @@ def absolute_path(path: StrPath) -> Path:
         return Path(path).expanduser().absolute()
     except FileNotFoundError:
         raise UsageError(
-            f"{path}: is relative to the working directory, which was deleted; cd to a folder that exists, or write the"
-            " whole path"
+            f"{path}: is relative to the working directory, which was deleted; cd to a folder that exists, or use an"
+            " absolute path"
         ) from None
     except RuntimeError:
-        raise UsageError(f"{path}: there is no such home directory; write the whole path") from None
+        raise UsageError(f"{path}: there is no such home directory; use an absolute path") from None
 
 
 def shown_path(path: Path) -> str:

@@ -168,12 +168,12 @@ def open_folder(path: Path, remedy: str, shared: bool = False, makes: int | None
         stat = os.fstat(fd)
         if stat.st_uid not in trusted:
             raise GrowfsError(
-                f"{path}: lies below {above}, which belongs to another user (uid {stat.st_uid}) who could replace it"
+                f"{path}: is inside {above}, which belongs to another user (uid {stat.st_uid}) who could replace it"
                 f" and make growfs delete other files; {remedy}"
             )
         if not stat.st_mode & S_ISVTX and _others_may_write(stat, f"/proc/self/fd/{fd}"):
             raise GrowfsError(
-                f"{path}: lies below {above}, where other users could replace it and make growfs delete other files;"
+                f"{path}: is inside {above}, where other users could replace it and make growfs delete other files;"
                 f" {remedy}, or protect it from other users: chmod +t {above}"
             )
 
@@ -300,7 +300,7 @@ def check_folders(folder: OpenFolder, remedy: str) -> None:
 
 
 def _is_link(path: Path) -> GrowfsError:
-    return GrowfsError(f"{path}: is a link, which growfs did not make; delete it")
+    return GrowfsError(f"{path}: is a link that growfs did not create; delete it")
 
 
 def _accept(_: Path, __: int) -> None:
@@ -319,7 +319,8 @@ def _link_check(remedy: str) -> _Check:
 def _check_link(link: Path, owner: int, trusted: set[int], remedy: str) -> None:
     if owner not in trusted:
         raise GrowfsError(
-            f"{link}: is a link of another user (uid {owner}), who could make growfs use another folder; {remedy}"
+            f"{link}: is a link that belongs to another user (uid {owner}), who could make growfs use another folder;"
+            f" {remedy}"
         )
 
 

@@ -52,7 +52,7 @@ def size(text: str) -> int:
     try:
         return int(_number(text, humanfriendly.parse_size))
     except humanfriendly.InvalidSize:
-        raise UsageError(f"{text!r} is not a size; write it as 500GB or 20GiB") from None
+        raise UsageError(f"{text!r} is not a size; examples: 500GB, 20GiB") from None
 
 
 def _number(text: str, parse: Callable[[str], float]) -> float:
@@ -62,7 +62,7 @@ def _number(text: str, parse: Callable[[str], float]) -> float:
             return value
     except (OverflowError, ValueError):  # it has too many digits for Python
         pass
-    raise UsageError(f"{text[:40]!r} is too large; write less than 10^18")
+    raise UsageError(f"{text[:40]!r} is too large; must be less than 10^18")
 
 
 def flag_size(bytes: float) -> str:
@@ -79,7 +79,7 @@ def rate(text: str) -> int:
             return int(_number(amount, humanfriendly.parse_size))
         raise humanfriendly.InvalidSize
     except humanfriendly.InvalidSize:
-        raise UsageError(f"{text!r} is not a rate in bytes; write it as 200MB/s, or 0 for no limit") from None
+        raise UsageError(f"{text!r} is not a rate in bytes per second; use 200MB/s, or 0 for no limit") from None
 
 
 def seconds(text: str) -> float:
@@ -89,7 +89,7 @@ def seconds(text: str) -> float:
     except humanfriendly.InvalidTimespan:
         value = -1
     if value < 0:
-        raise UsageError(f"{text!r} is not a time; write it as 90s, 5m or 1h")
+        raise UsageError(f"{text!r} is not a time; examples: 90s, 5m, 1h")
     return value
 
 
@@ -97,7 +97,7 @@ def count(text: str) -> int:
     """A whole number from 0: 50000, 100k, 1.5M, 2G."""
     match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)([kKMG])", text, re.ASCII)
     if match is None:
-        raise UsageError(f"{text!r} is not a whole number; write it as 50000, 100k or 1.5M")
+        raise UsageError(f"{text!r} is not a whole number; examples: 50000, 100k, 1.5M")
     number, unit = (match[1], None) if match[1] else (match[2], match[3])
     return int(_number(number, lambda text: round(float(text) * MULTIPLES[unit]) if unit else int(text)))
 
@@ -105,7 +105,7 @@ def count(text: str) -> int:
 def positive(text: str) -> int:
     """A whole number from 1."""
     if not (value := count(text)):
-        raise UsageError("0 is too few; write 1 or more")
+        raise UsageError("must be 1 or more")
     return value
 
 
@@ -116,5 +116,5 @@ def fraction_of(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value <= 1:
-        raise UsageError(f"{text!r} is not a fraction; write it as 0.5 or 50%")
+        raise UsageError(f"{text!r} is not a fraction; examples: 0.5, 50%")
     return value

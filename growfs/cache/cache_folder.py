@@ -363,17 +363,17 @@ def other_format(cache: Path) -> str:
         return ""
     if not tables >= CACHE_TABLES:
         raise GrowfsError(f"{database}: is not the database of a growfs cache; move it away, or pass --cache-dir")
-    return "" if number == FORMAT else f"{cache}: its format is {number}, and that of this growfs is {FORMAT}"
+    return "" if number == FORMAT else f"{cache}: its format is {number}, but this growfs uses format {FORMAT}"
 
 
 def check_format(cache: Path) -> None:
     """Raise GrowfsError if a cache cannot be read because it has another format or is damaged."""
     if other := other_format(cache):
-        raise GrowfsError(f"{other}; the next mount empties it and fills it again")
+        raise GrowfsError(f"{other}; the next mount empties and refills it")
 
 
 def unreadable(path: Path, error: sqlite3.DatabaseError) -> Unreadable:
     """The error for a database that cannot be read. A failing disk may make it look damaged."""
     return Unreadable(
-        f"{path}: {error}; look at the cache's disk (dmesg); if it is well, delete {path.parent} and mount again"
+        f"{path}: {error}; check the cache's disk (dmesg); if the disk is fine, delete {path.parent} and mount again"
     )

@@ -95,7 +95,7 @@ class OpenFiles:
         if self._descriptors_max >= ENOUGH_DESCRIPTORS:
             return None
         return (
-            f"readers can have {self._descriptors_max} files open at a time, as the daemon may open {self._limit}"
+            f"readers can have {self._descriptors_max} files open at a time, because the daemon may open {self._limit}"
             " (ulimit -n); raise the hard limit, and mount again"
         )
 

@@ -94,8 +94,8 @@ def recover(database: Database, folder: Path) -> None:
             disk.unlink("SWEEP_STRAY", path)
             disk.prune_folders("SWEEP_FOLDER", path.parent, files)
         log.info(
-            "the last daemon did not stop cleanly, or left files that are not its own: %d files dropped, %d that are"
-            " unfinished or of others removed",
+            "the last daemon did not stop cleanly, or the cache contains files that are not its own: %d files dropped;"
+            " %d unfinished or foreign files removed",
             lost,
             len(strays),
         )

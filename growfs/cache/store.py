@@ -244,7 +244,7 @@ class Store:
         try:
             free, files = disk.room(self.folder)
         except OSError as error:
-            raise Unreadable(f"{self.folder}: {error.strerror}; look at the cache's disk (dmesg)") from error
+            raise Unreadable(f"{self.folder}: {error.strerror}; check the cache's disk (dmesg)") from error
         kept = self.min_free + self._db.spare.lacking_bytes
         short = max(self.used_bytes + need - self.limit_bytes, kept + need + self.reserved_bytes - free)
         return short if files else max(short, need)

@@ -68,7 +68,7 @@ def remove(path: Path) -> None:
             disk.unlink("REMOVE", path.name, folder.fd)
         return
     if not (path / DATABASE).is_file():
-        raise GrowfsError(f"{path}: is not a cache; `growfs cache list` shows them")
+        raise GrowfsError(f"{path}: is not a cache; `growfs cache list` lists the caches")
     other_format(path)  # raises if the database is not one of growfs
     with locked(path) as is_ours:
         if not is_ours:

@@ -102,16 +102,16 @@ def _check(path: Path, number: int, then: Mapping[str, Any], now: Mapping[str, A
     different = [name for name in now if now[name] != then.get(name)]
     if not different:
         return
-    options = [f"{OPTIONS[name]} is {now[name]} and was {then.get(name)}" for name in different if name in OPTIONS]
+    options = [f"{OPTIONS[name]} is {now[name]}, but was {then.get(name)}" for name in different if name in OPTIONS]
     remedy = f"begin the next pass with number={number + 1}"
     if options:
         what, remedy = "; ".join(options), "mount with the same options"
     elif "files" in different or "bytes" in different:
-        what = f"the remote has {now['files']:,} files ({now['bytes']:,} bytes) and had {then.get('files'):,}"
+        what = f"the remote has {now['files']:,} files ({now['bytes']:,} bytes), but had {then.get('files'):,}"
         what += f" ({then.get('bytes'):,} bytes)"
     else:
-        what = "the remote has other files in place of some, or others are frozen or pinned"
+        what = "some files of the remote were replaced, or other files are frozen or pinned"
     raise GrowfsError(
-        f"{path}: pass {number} has other parts than when the position was saved: {what}; {remedy}, or leave out"
+        f"{path}: pass {number} has different parts than when the position was saved: {what}; {remedy}, or leave out"
         " catalog= to resume anyway"
     )

@@ -89,7 +89,7 @@ def read(cache: Path, last_s: float | None = None) -> Figures:
             (shown, total), opens = _directories(connection), _opens(connection)
     except sqlite3.DatabaseError as error:
         raise GrowfsError(
-            f"{cache}: has no history that can be read ({error}); run this as the user who mounted it"
+            f"{cache}: its history cannot be read ({error}); run this as the user who mounted it"
         ) from None
     return Figures(json.loads(mount["value"]), is_in_use(cache), time.time(), history, opens, shown, total)
 

@@ -97,7 +97,7 @@ def _next_generation(folder: Path, after: int | None = None, number: int | None 
             return tree
         if number:
             raise GrowfsError(
-                f"{tree}: has ended, and its list with it; only the generation after the newest can begin"
+                f"{tree}: has ended, so it can no longer be listed; only the generation after the newest can begin"
             )
     raise GrowfsError(f"{folder}: its generations end before they can be locked; see growfs status {folder}")
 
@@ -159,7 +159,7 @@ def _ask(folder: Path, after: int, number: int | None = None, holds: bool = True
             tree = newest(folder)
         except OSError:
             raise GrowfsError(f"{folder / CURRENT}: there is no generation yet, and {error}") from None
-        warnings.warn(f"{folder}: no new generation, training continues with {tree.name}: {error}", stacklevel=6)
+        warnings.warn(f"{folder}: no new generation; training continues with {tree.name}: {error}", stacklevel=6)
         return tree
 
 
@@ -169,8 +169,8 @@ def _of_mount(mountpoint: Path, after: int, number: int | None) -> Path:
     try:
         if not trees.is_dir():
             raise GrowfsError(
-                f"{mountpoint}: is neither a mount nor a folder that growfs fill fills; start that first: growfs mount"
-                f" URL {mountpoint}"
+                f"{mountpoint}: is neither a growfs mount nor a folder filled by growfs fill; mount it first: growfs"
+                f" mount URL {mountpoint}"
             )
         return trees / str(number or int((trees / f"after-{after}").read_bytes()))
     except OSError as error:

@@ -70,7 +70,7 @@ def command_line(arguments: Sequence[str]) -> list[str]:
         raise UsageError(f"mount: {error}") from None
     switches = dict(given)
     if len(places) != 2:
-        raise UsageError("mount: write it as mount -t fuse.growfs URL MOUNTPOINT -o OPTIONS")
+        raise UsageError("mount: usage: mount -t fuse.growfs URL MOUNTPOINT -o OPTIONS")
     if "-N" in switches:
         raise UsageError("mount: another mount namespace (-N) is not supported; use nsenter --mount")
     options = flags(switches.get("-o", ""), sloppy="-s" in switches)
@@ -92,13 +92,13 @@ def flags(text: str, sloppy: bool = False) -> list[str]:
         if flag in rows or flag == "--config":
             metavar = rows[flag].metadata.get("metavar") if flag in rows else "FILE"
             if bool(equals) != bool(metavar):
-                raise UsageError(f"mount: {word}: write it as {f'{name}={metavar}' if metavar else name}")
+                raise UsageError(f"mount: {word}: use {f'{name}={metavar}' if metavar else name}")
             if len(value) > 1 and value[0] == value[-1] == '"':
                 value = value[1:-1]
             result.append(f"{flag}{equals}{value}")
         elif not (IGNORED.fullmatch(name) or sloppy):
             raise UsageError(
-                f"mount: no such option: {name}; growfs mount --help lists them; several values are written as"
-                " include=A,include=B, and a value with a comma in double quotes"
+                f"mount: no such option: {name}; growfs mount --help lists them; for several values, write"
+                " include=A,include=B; put a value with a comma in double quotes"
             )
     return result

@@ -69,7 +69,7 @@ class Claims:
         """Hold a name during the block. Raises VolumeBusy if another thread holds it for longer."""
         with self._released:
             if not self._released.wait_for(lambda: name not in self._held, wait_s):
-                raise VolumeBusy(f"{name}: another request for this volume is still running; send it again")
+                raise VolumeBusy(f"{name}: another request for this volume is still running; repeat this one later")
             self._held.add(name)
         try:
             yield
@@ -223,7 +223,9 @@ def _bind(base: Path, path: Path) -> None:
     try:
         bind_mount(base, path)
     except OSError as error:
-        raise GrowfsError(f"{path}: the kernel refuses a bind mount: {error.strerror}; it needs Linux 5.12") from None
+        raise GrowfsError(
+            f"{path}: the kernel refuses a bind mount: {error.strerror}; growfs csi needs Linux 5.12"
+        ) from None
 
 
 def _in_memory(text: str = "") -> IO[str]:

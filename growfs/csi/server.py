@@ -73,7 +73,7 @@ def _required(request: Any, *names: str) -> None:
     present = {field.name for field, _ in request.ListFields()}
     for name in names:
         if name not in present:
-            raise UsageError(f"the request has no {name}; kubelet always sends it")
+            raise UsageError(f"the request lacks {name}, which kubelet always sends")
 
 
 class IdentityService(services.IdentityServicer):
@@ -104,10 +104,10 @@ class NodeService(services.NodeServicer):
     def NodePublishVolume(self, request: csi.NodePublishVolumeRequest) -> csi.NodePublishVolumeResponse:
         _required(request, "volume_id", "target_path", "volume_capability")
         if request.volume_capability.HasField("block"):
-            raise UsageError("growfs has files; write volumeMode: Filesystem")
+            raise UsageError("growfs provides files, not a block device; set volumeMode: Filesystem")
         for flag in request.volume_capability.mount.mount_flags:
             if not IGNORED.fullmatch(flag):
-                raise UsageError(f"{flag}: write the options of growfs as volumeAttributes, not as mountOptions")
+                raise UsageError(f"{flag}: put the options of growfs in volumeAttributes, not in mountOptions")
         volume = Volume.parse(request.volume_context, request.secrets, self._defaults, self._mounts.key)
         self._mounts.publish(volume, Path(request.target_path))
         return csi.NodePublishVolumeResponse()
@@ -157,7 +157,7 @@ def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defau
     check_kernel()
     check_fuse(allow_other=True)
     if not control_groups.is_dir():
-        raise UsageError(f"--control-groups {control_groups}: is not a folder; name that of the node, /sys/fs/cgroup")
+        raise UsageError(f"--control-groups {control_groups}: is not a folder; pass the node's: /sys/fs/cgroup")
     os.umask(0o077)  # also for the socket
     try:
         mounts = NodeMounts(folder, control_groups)
@@ -172,7 +172,7 @@ def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defau
         server.add_insecure_port(endpoint)
     except RuntimeError:
         raise GrowfsError(
-            f"{endpoint}: cannot be listened on; name a socket in a folder that exists: --endpoint"
+            f"{endpoint}: cannot listen there; pass a socket in a folder that exists: --endpoint"
         ) from None
     server.start()
     log.info("%s %s serves %s on %s", DRIVER, __version__, node_id, endpoint)

@@ -73,10 +73,12 @@ class Volume:
         given = {name: text for name, text in attributes.items() if not any(part in name for part in OF_KUBERNETES)}
         url = given.pop(URL, "")
         if not url:
-            raise UsageError(f"the volume has no {URL}; write one into its volumeAttributes, such as s3://bucket/train")
+            raise UsageError(f"the volume has no {URL}; set one in its volumeAttributes, such as s3://bucket/train")
         options = options_of(given)
         if wrong := sorted(set(secrets) - CREDENTIALS):
-            raise UsageError(f"the secret has the key {wrong[0]}, which is none of {', '.join(sorted(CREDENTIALS))}")
+            raise UsageError(
+                f"the secret contains the key {wrong[0]}; the allowed keys are {', '.join(sorted(CREDENTIALS))}"
+            )
         is_isolated = False
         if attributes.get(IS_INLINE) != "false":
             _check_inline(url, options)
@@ -111,12 +113,12 @@ def options_of(given: Mapping[str, str]) -> dict[str, Any]:
 
 def _check_inline(url: str, options: Mapping[str, Any]) -> None:
     """Raise UsageError if a pod may not ask for this."""
-    remedy = "so a pod may not ask for it; an administrator can make a PersistentVolume of it"
+    remedy = "so a pod may not request it; an administrator can create a PersistentVolume for it"
     if scheme_of(url) not in REMOTE_SCHEMES or "::" in url:  # fsspec's chained URLs may lead anywhere
         raise UsageError(f"{redact(url)}: may be on the node itself, {remedy}")
     for name in sorted(ADMINISTRATORS_ONLY & options.keys()):
         if name != "members" or ":" in options[name]:  # growfs's own functions are named without a module
-            raise UsageError(f"{flag_name(name)[2:]}: concerns the node itself, {remedy}")
+            raise UsageError(f"{flag_name(name)[2:]}: affects the node itself, {remedy}")
 
 
 def _chooses_server(url: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> bool:
@@ -131,7 +133,7 @@ def _chooses_server(url: str, options: Mapping[str, Any], secrets: Mapping[str, 
     if options.get("anon") is not True and not any(secrets.get(name, "").strip() for name in own):
         secret = f"a nodePublishSecretRef with {' or '.join(own)}, or " if own else ""
         raise UsageError(
-            f"{chosen[0]}: chooses the server, which the credentials of the node are not for; the volume needs"
+            f"{chosen[0]}: chooses the server, but the node's credentials are not for that server; the volume needs"
             f' {secret}anon: "true"'
         )
     return True

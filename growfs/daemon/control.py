@@ -61,7 +61,7 @@ class Control:
                 raise GrowfsError("this mount belongs to another user")
             command = self._commands.get(request.pop("command", ""))
             if command is None:
-                raise UsageError(f"no such command; there are {', '.join(self._commands)}")
+                raise UsageError(f"no such command; the commands are {', '.join(self._commands)}")
             last: Any = None
             async for last in command(**request):
                 await _send(stream, {"progress": last})  # the command runs to its end even if the client is gone
@@ -77,7 +77,7 @@ class Control:
             await _send(stream, {"error": f"the daemon failed: {error}", "exit_code": 1})
         except Exception as error:
             log.exception("a command failed: a bug in growfs")
-            text = f"a bug in growfs: {type(error).__name__}: {error}; the log of the mount has more"
+            text = f"a bug in growfs: {type(error).__name__}: {error}; see the mount's log"
             await _send(stream, {"error": text, "exit_code": 1})
         finally:
             await stream.aclose()

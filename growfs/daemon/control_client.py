@@ -45,7 +45,7 @@ def _connect(connection: socket.socket, folder: Path) -> None:
         connection.connect(path)
         owner = os.stat(os.path.dirname(path)).st_uid
         if hasattr(socket, "SO_PEERCRED") and credentials(connection.getsockopt)[1] != owner:
-            raise OSError(errno.EPERM, "its socket is of another user")
+            raise OSError(errno.EPERM, "its socket belongs to another user")
 
 
 def credentials(getsockopt: Callable[[int, int, int], bytes]) -> tuple[int, int]:
@@ -119,7 +119,7 @@ def call(
                 f"{folder}: this mount belongs to another user; run the command as that user or as root"
             ) from None
         except OSError as error:
-            advice = "look at the cache's disk (dmesg)" if error.errno == errno.EIO else f"see {folder}/log"
+            advice = "check the cache's disk (dmesg)" if error.errno == errno.EIO else f"see {folder}/log"
             raise GrowfsError(f"the daemon of {folder} does not answer ({error.strerror or error}); {advice}") from None
         except NONSENSE:
             raise _not_understood(folder) from None
@@ -139,9 +139,9 @@ def _other_version(folder: Path) -> GrowfsError:
     daemon = daemon_of(folder)
     return GrowfsError(
         f"{daemon.get('mountpoint', folder)}: mounted by another version of growfs ({daemon.get('version', 'unknown')};"
-        f" this is {__version__}); use that one, or unmount it and mount it again"
+        f" this is {__version__}); use that version, or unmount and mount again"
     )
 
 
 def _not_understood(folder: Path) -> GrowfsError:
-    return GrowfsError(f"the answer of the daemon of {folder} is not understood; unmount it, and mount it again")
+    return GrowfsError(f"the answer of the daemon of {folder} is not understood; unmount and mount again")

@@ -78,7 +78,7 @@ def start(
     it behind. fills: keep a folder filled instead. on_daemon: called with the daemon before it mounts.
     """
     if (encoding := sys.getfilesystemencoding()) != "utf-8":
-        raise GrowfsError(f"this Python takes the names of files for {encoding}; start it with PYTHONUTF8=1")
+        raise GrowfsError(f"this Python decodes file names as {encoding}; start it with PYTHONUTF8=1")
     url, mountpoint = absolute(url), resolve(absolute_path(mountpoint))
     check_apart(url, mountpoint, options.cache_dir)
     check_function(options.members)
@@ -109,7 +109,7 @@ def check_apart(url: str, *folders: Path) -> None:
         remote = Path(url.partition("://")[2] or url).resolve()
         for folder in folders:
             if remote in (real := folder.parent.resolve() / folder.name, *real.parents):
-                raise GrowfsError(f"{folder}: lies within the remote, {remote}; choose a folder outside it")
+                raise GrowfsError(f"{folder}: is inside the remote, {remote}; choose a folder outside it")
 
 
 def check_function(function: Function | None) -> None:
@@ -143,7 +143,7 @@ def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, error
             f"the daemon died: {printed.splitlines()[-1]}; growfs --debug mount shows all of its output"
         )
     else:
-        error = GrowfsError("the daemon died without an error message; look at dmesg: it may have run out of memory")
+        error = GrowfsError("the daemon died without an error message; check dmesg: it may have run out of memory")
     error.__notes__ = [printed]
     raise error
 
@@ -155,7 +155,7 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
     """
     found = find(mountpoint)
     if os.geteuid() not in (0, found.owner):
-        raise GrowfsError(f"{mountpoint}: belongs to another user; end it as that user or as root")
+        raise GrowfsError(f"{mountpoint}: belongs to another user; stop it as that user or as root")
     if found.fills:
         find_living(mountpoint)
     with _end_of(found) as ended:
@@ -167,12 +167,12 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
         others = [] if found.fills else other_mounts(found.cache, None)  # a dead mount may have had the cache before
         if others and not found.mounted:
             pid = _daemon(found.cache)
-            remedy = f"end it, or the daemon: kill {pid}" if pid else "end it"
+            remedy = f"stop it, or the daemon: kill {pid}" if pid else "stop it"
             raise GrowfsError(f"{mountpoint}: unmounted already, but still in use by {', '.join(others)}; {remedy}")
         if not others and not ended(END_S):
             raise GrowfsError(
                 f"{mountpoint}: unmounted, but its daemon is still running after {END_S:g} s, because a file is open,"
-                f" or a container has the mount; see {found.cache}/log"
+                f" or a container uses the mount; see {found.cache}/log"
             )
         return dead
 
@@ -199,14 +199,14 @@ def _unmount(mounted: MountRow, lazy: bool) -> bool:
     path, cache = mounted.mountpoint, mounted.cache
     abort_if_killed(mounted)
     dead = not lazy and is_dead(path)
-    anyway = "end it, or unmount anyway: umount --lazy"
+    anyway = "stop it, or unmount anyway: umount --lazy"
     is_bind_mount = daemon_of(cache).get("mountpoint") != str(path)
     if not (lazy or dead or is_bind_mount) and (others := _lasting_mounts(cache, path)):
         raise GrowfsError(f"{path}: in use by {', '.join(others)}; {anyway}")
     try:
         unmount(path, lazy or dead)
     except InUse:
-        users = ", ".join(_names([*users_of(path), *_waiting(cache)])) or "a process that you may not see"
+        users = ", ".join(_names([*users_of(path), *_waiting(cache)])) or "a process that you cannot see"
         raise GrowfsError(f"{path}: in use by {users}; {anyway}") from None
     return dead
 

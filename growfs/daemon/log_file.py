@@ -78,7 +78,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
         while part := os.read(reading, PIPE_BYTES):
             kept, dropped = allowance.take(len(part), time.monotonic())
             if dropped:
-                self._write(line + f"\n[{dropped:,} bytes of output are left out]\n".encode())
+                self._write(line + f"\n[{dropped:,} bytes of output omitted]\n".encode())
                 line = b""
             whole, end, line = (line + part[:kept]).rpartition(b"\n")
             if len(line) > OUTPUT_BYTES_PER_S:

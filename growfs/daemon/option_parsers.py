@@ -41,10 +41,10 @@ def size_or_percentage(text: str) -> CacheSize:
     percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     if percent:
         if not 0 < float(percent[1]) <= 100:
-            raise UsageError(f"{text!r} is not a valid percentage; write it as 1% to 100%")
+            raise UsageError(f"{text!r} is not a valid percentage; use 1% to 100%")
         return CacheSize(share=float(percent[1]) / 100)
     if not (bytes := size(text)):
-        raise UsageError("the cache cannot be empty; write its size as 500GB or 80%")
+        raise UsageError("the cache size must be more than 0; examples: 500GB, 80%")
     return CacheSize(bytes=bytes)
 
 
@@ -53,7 +53,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in words:
-            raise UsageError(f"{text!r}: write one of {', '.join(words)}")
+            raise UsageError(f"{text!r}: must be one of {', '.join(words)}")
         return text
 
     return parse
@@ -65,7 +65,7 @@ def partition(text: str) -> tuple[int, int]:
         text = _partition_of_job()
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise UsageError(f"{text!r} is not a partition; write it as 0/8 to 7/8 for eight nodes, or 'auto'")
+        raise UsageError(f"{text!r} is not a partition; use 0/8 to 7/8 for eight nodes, or 'auto'")
     return int(number), int(count)
 
 
@@ -73,7 +73,7 @@ def position(text: str) -> PassPosition:
     """A part of a pass."""
     number, _, part = text.partition("/")
     if not (number.isdecimal() and part.isdecimal() and int(number) and int(part)):
-        raise UsageError(f"{text!r} is not a part; write it as PASS/PART, such as 3/1 for the first part of pass 3")
+        raise UsageError(f"{text!r} is not a part; use PASS/PART, such as 3/1 for the first part of pass 3")
     return PassPosition(int(number), int(part))
 
 
@@ -93,8 +93,8 @@ def _partition_of_job() -> str:
             return f"{os.environ[number]}/{os.environ[count]}"
     names = ", or ".join(" and ".join(pair) for pair in (TORCHRUN, SLURM, OPEN_MPI))
     raise UsageError(
-        f"'auto' needs {names} with one process per node in the environment (RANK counts GPUs, not nodes);"
-        " or write it as 0/8"
+        f"'auto' needs {names} in the environment, the last with one process per node (RANK counts GPUs, not nodes);"
+        " otherwise pass I/N, such as 0/8"
     )
 
 
@@ -107,7 +107,7 @@ def group(text: str) -> str:
         fields = set()
     if not fields or not fields <= set(GROUP_FIELDS):
         known = ", ".join(f"{{{name}}}" for name in GROUP_FIELDS)
-        raise UsageError(f"{text!r} is not a group; write it with {known}, such as '{{stem}}' for x.jpg and x.json")
+        raise UsageError(f"{text!r} is not a group; use {known}, such as '{{stem}}' for x.jpg and x.json")
     return text
 
 
@@ -120,9 +120,7 @@ def rename(text: str) -> str:
         fields = set()
     if not fields:
         known = ", ".join(f"{{{name}}}" for name in template_fields("x"))
-        raise UsageError(
-            f"{text!r} does not name files; write it with {known} or {{index}}, such as '{{stem}}.tfrecord'"
-        )
+        raise UsageError(f"{text!r} does not name files; use {known} or {{index}}, such as '{{stem}}.tfrecord'")
     return text
 
 
@@ -134,20 +132,20 @@ def function(text: str) -> Function:
 def absolute(url: str) -> str:
     """A URL, or a local path made absolute."""
     if not url:
-        raise UsageError("the URL is empty; write it as s3://bucket/prefix, or the path of a folder")
+        raise UsageError("the URL is empty; use s3://bucket/prefix, or the path of a folder")
     if "://" in url or "::" in url or url.startswith(PYTHON_SCHEME):
         return url
     path = absolute_path(url)
     if not url.startswith(("/", ".")) and not path.exists():
         scheme, _, rest = url.partition(":") if ":" in url else ("s3", "", url)
-        raise UsageError(f"{path}: no such folder; if this is not a local path, write {scheme}://{rest.lstrip('/')}")
+        raise UsageError(f"{path}: no such folder; if this is not a local path, use {scheme}://{rest.lstrip('/')}")
     return str(path)
 
 
 def web_url(text: str) -> str:
     """The URL of a server."""
     if not re.match("https?://[^/]", text):
-        raise UsageError(f"{redact(text)!r} is not the URL of a server; write http:// or https:// before its name")
+        raise UsageError(f"{redact(text)!r} is not the URL of a server; it must begin with http:// or https://")
     return text
 
 
@@ -155,7 +153,7 @@ def metrics_addr(text: str) -> tuple[str, int]:
     """(host, port) from HOST:PORT; without a host, the loopback address."""
     match = re.fullmatch(r"(?:(\[[\w.:%]+\]|[\w.-]*):)?(\d{1,5})", text, re.ASCII)
     if not match or int(match[2]) > PORT_MAX:
-        raise UsageError(f"{text!r} is not an address; write it as HOST:PORT, such as 127.0.0.1:9401 or [::1]:9401")
+        raise UsageError(f"{text!r} is not an address; use HOST:PORT, such as 127.0.0.1:9401 or [::1]:9401")
     return (match[1] or LOOPBACK).strip("[]"), int(match[2])
 
 
@@ -163,7 +161,7 @@ def peer_addr(text: str) -> tuple[str, int]:
     """(host, port) from HOST:PORT."""
     host, port = metrics_addr(text)
     if not text.rpartition(":")[0] or not port:
-        raise UsageError(f"{text!r}: write it as HOST:PORT, as the other nodes reach this one, such as 10.0.0.7:7070")
+        raise UsageError(f"{text!r} is not an address that other nodes can reach; use HOST:PORT, such as 10.0.0.7:7070")
     return host, port
 
 
@@ -194,25 +192,25 @@ def _hosts_of_job() -> tuple[str, ...]:
     nodes = os.environ.get(SLURM_NODES)
     if not nodes:
         raise UsageError(
-            f"'auto' needs {SLURM_NODES} of Slurm in the environment (torchrun and mpirun do not list the nodes);"
-            " or write the nodes as HOST:PORT,..."
+            f"'auto' needs Slurm's {SLURM_NODES} in the environment (torchrun and mpirun do not list the nodes);"
+            " otherwise list them: HOST:PORT,..."
         )
     words = ["scontrol", "show", "hostnames", nodes]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=EXPAND_S)
     except FileNotFoundError:
-        why = "there is no scontrol in PATH"
+        why = "scontrol is not in PATH"
     except OSError as error:
         why = str(error.strerror)
     except subprocess.TimeoutExpired:
         why = f"scontrol took more than {EXPAND_S:.0f} seconds"
     except subprocess.CalledProcessError as error:
-        why = error.stderr.strip() or f"scontrol ended with {error.returncode}"
+        why = error.stderr.strip() or f"scontrol exited with {error.returncode}"
     else:
         if names := done.stdout.split():
             return tuple(names)
-        why = "scontrol showed no name"
-    raise UsageError(f"'auto' could not expand {SLURM_NODES}={nodes}: {why}; write the nodes as HOST:PORT,...")
+        why = "scontrol printed no names"
+    raise UsageError(f"'auto' could not expand {SLURM_NODES}={nodes}: {why}; list the nodes: HOST:PORT,...")
 
 
 def _peer(text: str) -> str:
@@ -220,7 +218,9 @@ def _peer(text: str) -> str:
         return join_address(*peer_addr(text))
     match = re.fullmatch(r"[\w.-]+(?::(\d{1,5}))?", text.removeprefix(DNS_SCHEME), re.ASCII)
     if not match or not 0 < int(match[1] or 1) <= PORT_MAX:
-        raise UsageError(f"{text!r}: write it as dns://NAME or dns://NAME:PORT, such as dns://growfs.default.svc:7070")
+        raise UsageError(
+            f"{text!r} is not an address; use dns://NAME or dns://NAME:PORT, such as dns://growfs.default.svc:7070"
+        )
     return text
 
 
@@ -230,9 +230,11 @@ def read_token(path: Path) -> str:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UsageError(f"--peer-token-file {path}: {why}; write the same secret line to it on all nodes") from None
+        raise UsageError(
+            f"--peer-token-file {path}: {why}; put the same secret in it on all nodes, on one line"
+        ) from None
     if not token.isascii() or not token.isprintable() or not token:
-        raise UsageError(f"--peer-token-file {path}: write one line of ASCII text to it, the same on all nodes")
+        raise UsageError(f"--peer-token-file {path}: must contain one line of ASCII text, the same on all nodes")
     return token
 
 
@@ -240,9 +242,7 @@ def storage_option(text: str) -> tuple[str, Any]:
     """(dotted name, value) from NAME=VALUE. The value is JSON if it can be parsed as JSON, else text."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise UsageError(
-            "a storage option is written as NAME=VALUE, such as key=AKIA... or client_kwargs.region_name=eu-west-1"
-        )
+        raise UsageError("a storage option is NAME=VALUE, such as key=AKIA... or client_kwargs.region_name=eu-west-1")
     try:
         return name, json.loads(value)
     except ValueError:

@@ -288,29 +288,32 @@ class Options:
             values[row.name] = parse_value(row, value)
         options = cls(**values)
         if options.no_wait and (options.wait_files is not None or options.wait_bytes is not None):
-            raise UsageError("--no-wait contradicts --wait-files and --wait-bytes; use one or the other")
+            raise UsageError("--no-wait cannot be used with --wait-files or --wait-bytes")
         return options
 
     def _check(self, url: str) -> None:
         default, is_python = _defaults(), url.startswith(PYTHON_SCHEME)
         _refuse(
             "; see docs/many-nodes.md",
-            (bool(self.peers) != bool(self.peer_addr), "--peers and --peer-addr go together"),
-            (bool(self.peers) != bool(self.peer_token_file), "--peers and --peer-token-file go together"),
-            (self.peers and self.partition, "with --peers every node fetches all files; leave out --partition"),
-            (self.peers and self.producer, "--peers cannot be used with --producer: nodes may make different files"),
+            (bool(self.peers) != bool(self.peer_addr), "--peers and --peer-addr must be used together"),
+            (bool(self.peers) != bool(self.peer_token_file), "--peers and --peer-token-file must be used together"),
+            (self.peers and self.partition, "--partition cannot be used with --peers: every node fetches all files"),
+            (self.peers and self.producer, "--peers cannot be used with --producer: nodes may create different files"),
         )
         _refuse(
             "; see docs/whole-epochs.md",
             (not self.exact and self.start, "--start needs --exact"),
             (not self.exact and self.part_size != default.part_size, "--part-size needs --exact"),
-            (self.exact and self.rotation != default.rotation, "--exact and --rotation contradict each other"),
-            (self.exact and self.turnover != default.turnover, "--exact and --turnover contradict each other"),
+            (self.exact and self.rotation != default.rotation, "--rotation cannot be used with --exact"),
+            (self.exact and self.turnover != default.turnover, "--turnover cannot be used with --exact"),
             (
                 self.exact and self.keep_generations != default.keep_generations,
-                "--exact keeps one generation besides those that are read; leave out --keep-generations",
+                "--keep-generations cannot be used with --exact, which keeps one generation besides those being read",
             ),
-            (self.exact and self.show_files, "--exact decides how many files are listed; leave out --show-files"),
+            (
+                self.exact and self.show_files,
+                "--show-files cannot be used with --exact, which decides how many files are listed",
+            ),
             (self.exact and self.producer, "--exact cannot be used with --producer: it needs the size of each file"),
             (self.exact and is_python, "--exact cannot be used with py:, which has no catalog"),
         )
@@ -367,11 +370,14 @@ class Options:
             (no_remote and self.members, "--members cannot be used with py:, which has no remote archives"),
             (no_remote and (self.include or self.exclude), "--include and --exclude cannot be used with py:"),
             (no_remote and store, "--endpoint-url, --anon and --storage-option cannot be used with py:"),
-            (no_remote and names - {"index"}, "--rename with py: can use {index} only, as in 'shard-{index:06d}'"),
+            (no_remote and names - {"index"}, "--rename with py: can use only {index}, as in 'shard-{index:06d}'"),
             (no_remote and self.peers, "--peers cannot be used with py:, which creates files on each node"),
-            (no_remote and self.group, "--group cannot be used with py:, which creates each file by itself"),
+            (no_remote and self.group, "--group cannot be used with py:, which creates each file separately"),
             (no_remote and self.rename and not by_index, "--rename with py: needs {index}, as in 'shard-{index:06d}'"),
-            (not no_remote and by_index, "--rename can use {index} with py: only; remote files have {stem} and others"),
+            (
+                not no_remote and by_index,
+                "--rename can use {index} only with py:; for remote files, use {stem} and others",
+            ),
             (not no_remote and self.count, "--count needs py:FUNCTION as the URL"),
             (not function and self.rename, "--rename needs --producer"),
         )
@@ -425,7 +431,7 @@ def parse_value(row: Field[Any], value: Any) -> Any:
         return None
     if isinstance(value, bool) != (row.default is False):
         wanted = "true or false" if row.default is False else row.metadata["metavar"]
-        raise UsageError(f"{flag_name(row.name)}: {value!r}: write {wanted}")
+        raise UsageError(f"{flag_name(row.name)}: {value!r}: expected {wanted}")
     if isinstance(value, bool):
         return value
     flag, parse = flag_name(row.name), row.metadata["parse"]
@@ -468,7 +474,7 @@ def nested(pairs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
         for parent in parents:
             inner = inner.setdefault(parent, {})
             if not isinstance(inner, dict):
-                raise UsageError(f"--storage-option: {name}: {parent} has a value already")
+                raise UsageError(f"--storage-option: {name}: {parent} already has a value")
         inner[last] = value
     return result
 
@@ -499,7 +505,7 @@ def storage_option_texts(table: Mapping[str, Any]) -> list[str]:
             texts.append(f"{name}={json.dumps(value)}")
         except (TypeError, ValueError):
             raise UsageError(
-                f"--storage-option {name}: is a {type(value).__name__}; write text, a number, true, false, a list or a"
-                " table"
+                f"--storage-option {name}: is a {type(value).__name__}; must be text, a number, true, false, a list or"
+                " a table"
             ) from None
     return texts

@@ -86,8 +86,8 @@ def check_owner(mount: Running) -> None:
         path = mount.mountpoint
         remedy = f"rm {path / LINK}" if mount.fills else f"umount {path}"
         raise GrowfsError(
-            f"{path}: belongs to uid {mount.owner} and names the cache of another user, {mount.cache}; if you do"
-            f" not trust that, remove it: {remedy}"
+            f"{path}: belongs to uid {mount.owner} and names the cache of another user, {mount.cache}; if you do not"
+            f" trust it, remove it: {remedy}"
         )
 
 
@@ -205,7 +205,7 @@ def in_use(cache: Path) -> GrowfsError:
     if was_killed(cache):
         return GrowfsError(
             f"{cache}: its growfs (pid {pid}) was killed, but the kernel still waits for it; as root, write 1 to the"
-            " file abort of its connection in /sys/fs/fuse/connections: the one whose file waiting is not 0"
+            " file abort in that folder of /sys/fs/fuse/connections whose file waiting is not 0"
         )
     if any(row.cache == cache for row in mounts()):
         use = (
@@ -214,13 +214,14 @@ def in_use(cache: Path) -> GrowfsError:
         )
     elif cache_of(Path(folder)) == cache:
         use = (
-            f"which fills {folder}; any number of programs may read it; otherwise end that first: growfs stop {folder}"
+            f"which fills {folder}; any number of programs may read it; otherwise stop that first: growfs stop {folder}"
         )
     elif any(mount.cache == cache and mount.starting for mount in running()):
         use = f"which is about to mount on {folder}; wait for it"
     else:
-        use = f"unmounted from {folder}, but still in use by {_last_users(cache)}; end that, or the growfs: kill {pid}"
-    return GrowfsError(f"{cache}: in use by the growfs with pid {pid}, {use}, or pass another --cache-dir")
+        users = _last_users(cache)
+        use = f"unmounted from {folder}, but still in use by {users}; stop that, or growfs itself: kill {pid}"
+    return GrowfsError(f"{cache}: in use by growfs (pid {pid}), {use}, or pass another --cache-dir")
 
 
 def _last_users(cache: Path) -> str:
@@ -228,7 +229,7 @@ def _last_users(cache: Path) -> str:
     users = other_mounts(cache, None)
     with suppress(GrowfsError):
         readers = status_of(cache, READERS_S).readers
-        users = users or [f"{reader.command} ({reader.pid}), which has read there" for reader in readers if reader.pid]
+        users = users or [f"{reader.command} ({reader.pid}), which has read it" for reader in readers if reader.pid]
     return ", ".join(users) or "a process that has a file open, or a container"
 
 
@@ -236,10 +237,10 @@ def find_living(mountpoint: Path) -> Running:
     """As `find`, but also raises GrowfsError if the daemon is gone."""
     mounted = find(mountpoint)
     if not living(mounted) and mounted.fills:
-        raise GrowfsError(f"{mountpoint}: nothing fills it now; start it again: growfs fill URL {mountpoint}")
+        raise GrowfsError(f"{mountpoint}: nothing fills it now; start growfs fill again: growfs fill URL {mountpoint}")
     if not living(mounted):
         remedy = f"remove the dead mount: growfs umount {mountpoint}"
         if not mounted.cache.exists():
-            raise GrowfsError(f"{mountpoint}: its daemon has ended, as {mounted.cache} was deleted; {remedy}")
+            raise GrowfsError(f"{mountpoint}: its daemon has ended, because {mounted.cache} was deleted; {remedy}")
         raise GrowfsError(f"{mountpoint}: its daemon is gone; {remedy}")
     return mounted

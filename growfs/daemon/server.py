@@ -80,7 +80,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 IGNORED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals each of which ends a process by default."""
 
-CONFINED = "the kernel lets a producer write to its own file and folder only (Landlock)"
+CONFINED = "the kernel lets a producer write only to its own file and folder (Landlock)"
 UNCONFINED = "this kernel has no Landlock: nothing keeps a producer from writing elsewhere"
 
 
@@ -112,7 +112,7 @@ class Launcher:
             while not self._flush():
                 await trio.lowlevel.wait_writable(self._fd)
         except GrowfsError:
-            log.warning("the command that mounts has ended already")
+            log.warning("the mount command has already ended")
         os.close(self._fd)
 
     def keep_log(self, path: Path | None) -> None:
@@ -144,7 +144,7 @@ class Launcher:
         except BlockingIOError:
             return False
         except OSError:
-            raise GrowfsError("the command that mounts ended before the mount was ready") from None
+            raise GrowfsError("the mount command ended before the mount was ready") from None
         return True
 
 
@@ -216,7 +216,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
     ended = threading.Event()
     try:
         if other := other_format(folder.path):
-            other += "; it is emptied and filled again"
+            other += "; it is emptied and refilled"
             launcher.report(note=other)
             folder.empty()
         log_file = _start_log(folder)
@@ -238,7 +238,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
         raise unreadable(folder.database, error) from error
     except OSError as error:
         raise GrowfsError(
-            f"{error.filename or folder.path}: {error.strerror or error}; look at the cache's disk"
+            f"{error.filename or folder.path}: {error.strerror or error}; check the cache's disk"
         ) from error
     finally:
         for number in STOPPING:  # a service manager may send it twice, which must not cut short the rest
@@ -370,4 +370,4 @@ async def _until_signal(signals: AsyncIterator[int], daemon: trio.CancelScope) -
             log.info("stopping after %s", name)
             daemon.cancel()
         else:
-            log.info("ignoring %s: options are changed with growfs set, and the log rotates by itself", name)
+            log.info("ignoring %s: use growfs set to change options; the log rotates by itself", name)

@@ -393,7 +393,7 @@ def _cache_warnings(cache_dir: Path) -> list[str]:
     kind, mountpoint = file_system(cache_dir)
     if not is_remote(kind):
         return []
-    return [f"{cache_dir}: lies on {mountpoint} ({kind}), which is not a local disk; pass --cache-dir on one"]
+    return [f"{cache_dir}: is on {mountpoint} ({kind}), which is not a local disk; pass a --cache-dir on one"]
 
 
 def _limit_warnings() -> list[str]:

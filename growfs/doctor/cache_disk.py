@@ -147,7 +147,7 @@ def _check_format(cache: Path) -> Check | None:
         other = other_format(cache)
     except GrowfsError as error:
         return Check.failed("catalog", error)
-    text = f"{other}; a mount empties it and fills it again"
+    text = f"{other}; a mount empties and refills it"
     return warning("catalog", text, "to keep the cached files, pass another --cache-dir") if other else None
 
 

@@ -61,7 +61,7 @@ def check_outlook(
     start_s = _start_s(options, fill, total / files, rate) + (first_s or 0)
     yield ok("start", f"growfs mount returns after {_duration(start_s)}")
     if total <= disk.room:
-        what = "the whole data set" if nodes == 1 else "this node's share of the data"
+        what = "the whole dataset" if nodes == 1 else "this node's share of the data"
         yield ok("full cache", f"{what}, {format_size(total)}, after {_duration(full_s)}")
         yield Outlook(first_s, start_s, full_s, fill)
         return

@@ -42,7 +42,7 @@ def check_remote(probe: RemoteToTry, answer_s: float, on_phase: Callable[[str], 
             errors.seek(0)
             lines = errors.read().strip().splitlines() or [f"it ended with {process.wait()}"]
             text = f"the process that tries the remote died: {lines[-1]}"
-            yield Check(Level.FAILURE, "remote", text, "look at dmesg: it may have run out of memory")
+            yield Check(Level.FAILURE, "remote", text, "check dmesg: it may have run out of memory")
         finally:
             with suppress(ProcessLookupError):  # it is not leading its session yet
                 os.killpg(process.pid, signal.SIGKILL)

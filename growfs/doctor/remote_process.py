@@ -101,7 +101,7 @@ def _check_producer(spec: RemoteSpec) -> Check:
     assert spec.producer
     text = f"{spec.producer.function} can be imported"
     if confined:
-        return ok("producer", f"{text}; the kernel lets it write to its own files only (Landlock)")
+        return ok("producer", f"{text}; the kernel lets it write only to its own files (Landlock)")
     return warning("producer", f"{text}; nothing keeps it from writing elsewhere", "use a kernel with Landlock")
 
 

@@ -273,7 +273,7 @@ def _check_empty(mountpoint: Path, folder: int) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise GrowfsError(
-            f"{mountpoint}: another growfs is about to mount there; wait for it, or end it: growfs umount {mountpoint}"
+            f"{mountpoint}: another growfs is about to mount there; wait for it, or stop it: growfs umount {mountpoint}"
         ) from None
     except OSError:  # NFS does not lock folders
         pass
@@ -304,7 +304,7 @@ def check_outside(mountpoint: Path, name: str, folder: Path) -> None:
         with suppress(OSError):  # it does not exist yet
             if os.path.samestat(above.stat(), top):
                 raise GrowfsError(
-                    f"{name} {folder}: lies below the mountpoint, {mountpoint}; choose a folder outside it"
+                    f"{name} {folder}: is inside the mountpoint, {mountpoint}; choose a folder outside it"
                 )
 
 

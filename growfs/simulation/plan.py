@@ -83,7 +83,7 @@ class Workload:
 def _number(given: dict[str, str | None], flag: str, parse: Callable[[str], Any]) -> Any:
     value = parsed(f"plan: {flag}", parse, given[flag] or "")
     if not value:
-        raise UsageError(f"plan: {flag}: {given[flag]!r} is nothing; write more than 0")
+        raise UsageError(f"plan: {flag}: must be more than 0")
     return value
 
 
@@ -337,7 +337,7 @@ def draw(found: list[PolicyResult], path: Path) -> None:
         times = [point.s / unit_s for point in row.points]
         seen.plot(times, [100 * point.seen for point in row.points], label=TITLES[row.policy])
         repeats.plot(times, [point.opens / max(1, point.fetches) for point in row.points], label=TITLES[row.policy])
-    seen.set(ylabel="seen of the data set, %", ylim=(0, None))
+    seen.set(ylabel="seen of the dataset, %", ylim=(0, None))
     repeats.set(ylabel="opens per fetch, so far", xlabel=unit, yscale="log")
     seen.legend()
     for axes in (seen, repeats):
@@ -345,7 +345,7 @@ def draw(found: list[PolicyResult], path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except ValueError as error:  # unknown format
-        raise UsageError(f"plan: --draw {path}: {str(error).partition('(')[0].strip()}; write it as FILE.png") from None
+        raise UsageError(f"plan: --draw {path}: {str(error).partition('(')[0].strip()}; use FILE.png") from None
     except OSError as error:
         raise GrowfsError(f"plan: --draw {path}: {error.strerror}") from None
     finally:

@@ -57,7 +57,7 @@ class Simulation:
         """bandwidth: bytes per second. Raises UsageError for an unknown policy."""
         settings = settings or MountSettings()
         if settings.policy not in POLICIES:
-            raise UsageError(f"{settings.policy!r} is not a policy; there are {', '.join(POLICIES)}")
+            raise UsageError(f"{settings.policy!r} is not a policy; the policies are {', '.join(POLICIES)}")
         self.files = files
         rotates = settings.policy == "growfs"
         self.cache: Cache = (Rotating if rotates else Replacing)(files, limit_bytes, settings)

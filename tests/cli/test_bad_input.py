@@ -138,7 +138,7 @@ def test_a_mount_or_a_cache_within_the_remote(growfs: Growfs, tmp_path: Path, in
     assert_refused(
         done,
         str(mountpoint if inside == "mount" else cache_dir),
-        f"lies within the remote, {tmp_path / 'data'}",
+        f"is inside the remote, {tmp_path / 'data'}",
         "outside",
     )
     assert leftovers(growfs) == []
@@ -166,7 +166,7 @@ def test_a_cache_or_a_temporary_folder_below_the_mountpoint(
         else:
             growfs.cache_dir = folder
         name = "TMPDIR" if way == "TMPDIR" else "--cache-dir"
-        expected = (f"{name} {folder}: lies below the mountpoint, {growfs.mountpoint}",)
+        expected = (f"{name} {folder}: is inside the mountpoint, {growfs.mountpoint}",)
         assert_mount_refused(growfs, remote, expected=expected)
 
 
@@ -342,9 +342,12 @@ def test_a_cache_directory_that_is_a_file(growfs: Growfs, remote: Path) -> None:
     ("flags", "expected"),
     [
         (("--cache-size", "lots"), "--cache-size: 'lots' is not a size"),
-        (("--no-wait", "--wait-files", "3"), "--no-wait contradicts"),
+        (("--no-wait", "--wait-files", "3"), "--no-wait cannot be used"),
         (("--anon",), "--anon makes no sense for file://"),
-        (("--endpoint-url", "127.0.0.1:9000"), "'127.0.0.1:9000' is not the URL of a server; write http://"),
+        (
+            ("--endpoint-url", "127.0.0.1:9000"),
+            "'127.0.0.1:9000' is not the URL of a server; it must begin with http://",
+        ),
         (("--endpoint-url", "http://localhost"), "--endpoint-url makes no sense for file://"),
         (
             ("--members", "no_such_module:find"),

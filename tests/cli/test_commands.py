@@ -184,7 +184,7 @@ def test_names_are_utf_8_in_any_locale(growfs: Growfs, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program, str(remote)], env=env, capture_output=True, text=True, check=False
     )
-    assert "GrowfsError: this Python takes the names of files for ascii; start it with PYTHONUTF8=1" in done.stderr
+    assert "GrowfsError: this Python decodes file names as ascii; start it with PYTHONUTF8=1" in done.stderr
 
 
 def test_a_relative_manifest_is_resolved_in_the_working_directory(
@@ -265,8 +265,8 @@ def test_a_cache_whose_mount_a_file_keeps_is_refused_until_it_is_closed(
         until(lambda: mounted.status()["readers"])
         mounted.run("umount", "--lazy", mounted.mountpoint)
         refused = mounted.mount(tmp_path / "remote", check=False)
-        expected = f"in use by the growfs with pid {mounted.pid}, unmounted from {mounted.mountpoint}, but still in use"
-        assert_refused(refused, expected, f"tail ({reader.pid}), which has read there", f"kill {mounted.pid}")
+        expected = f"in use by growfs (pid {mounted.pid}), unmounted from {mounted.mountpoint}, but still in use"
+        assert_refused(refused, expected, f"tail ({reader.pid}), which has read it", f"kill {mounted.pid}")
         assert "mount --bind" not in refused.stderr
         reader.kill()
     mounted.mount(tmp_path / "remote")

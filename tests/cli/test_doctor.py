@@ -239,7 +239,7 @@ def test_a_cache_directory_that_cannot_be_written(growfs: Growfs) -> None:
 def test_a_cache_in_use(growfs: Growfs, tree: Path) -> None:
     growfs.mount(tree)
     done = doctor(growfs, tree)
-    text = f"in use by the growfs with pid {growfs.pid}, mounted on {growfs.mountpoint}; any number of programs"
+    text = f"in use by growfs (pid {growfs.pid}), mounted on {growfs.mountpoint}; any number of programs"
     assert_failed(done, "folder", text, f"mount --bind {growfs.mountpoint} ", "unmount that first")
     growfs.run("wait", growfs.mountpoint, "--all")
     growfs.umount()
@@ -253,7 +253,7 @@ def test_a_cache_in_use(growfs: Growfs, tree: Path) -> None:
 def test_a_mountpoint_in_the_remote(growfs: Growfs, tree: Path) -> None:
     done = doctor(growfs, tree, tree)
     failures = [each for each in done.stdout.splitlines() if each.startswith("failure")]
-    assert ["is not empty" in failures[0], "lies within the remote" in failures[1]] == [True, True]
+    assert ["is not empty" in failures[0], "is inside the remote" in failures[1]] == [True, True]
     assert done.returncode == 1
 
 
@@ -415,7 +415,7 @@ def test_a_function_that_makes_the_files(growfs: Growfs, tmp_path: Path) -> None
     done = doctor(growfs, f"py:{tmp_path}/made.py:make", "--count", "5", measure="500ms")
     assert done.returncode == 0, done.stdout
     assert "can be imported" in line(done, "producer")
-    assert "the whole data set, 5 KB" in line(done, "full cache")
+    assert "the whole dataset, 5 KB" in line(done, "full cache")
     done = doctor(growfs, f"py:{tmp_path}/made.py:other")
     assert_failed(done, "producer", "has no function other; check the name")
     assert processes_of(tmp_path) == []

@@ -19,7 +19,7 @@ from tests.cli.support import assert_refused
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, files_below, make_tree, set_format, until
 
-OTHER = f"its format is {FORMAT + 1}, and that of this growfs is {FORMAT}"
+OTHER = f"its format is {FORMAT + 1}, but this growfs uses format {FORMAT}"
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_mount_says_that_it_empties_it_and_fills_it_again(
     (neighbor / "catalog.sqlite").write_bytes((other / "catalog.sqlite").read_bytes())
     before = state_of(neighbor)
     mounted = growfs.mount(tmp_path / "remote", "--settle", "0")
-    assert mounted.stderr == f"note: {other}: {OTHER}; it is emptied and filled again\n"
+    assert mounted.stderr == f"note: {other}: {OTHER}; it is emptied and refilled\n"
     until(lambda: growfs.status()["state"] == "complete")
     assert state_of(growfs.mountpoint) == tree
     growfs.umount()
@@ -74,7 +74,7 @@ def test_a_cache_of_an_earlier_growfs_with_other_columns_is_filled_again(
     with closing(sqlite3.connect(other / DATABASE)) as connection:
         connection.executescript("ALTER TABLE resident RENAME COLUMN queue_position TO turn; PRAGMA user_version = 2")
     mounted = growfs.mount(tmp_path / "remote", "--settle", "0")
-    assert f"its format is 2, and that of this growfs is {FORMAT}; it is emptied" in mounted.stderr
+    assert f"its format is 2, but this growfs uses format {FORMAT}; it is emptied" in mounted.stderr
     until(lambda: growfs.status()["state"] == "complete")
     assert state_of(growfs.mountpoint) == tree
 
@@ -92,7 +92,7 @@ def test_a_folder_is_filled_again(growfs: Growfs, tree: dict[str, bytes], tmp_pa
         stop(folder)
         cache = (folder / ".growfs").resolve()
         set_format(cache, FORMAT + 1)
-        assert fill() == f"note: {cache}: {OTHER}; it is emptied and filled again\n"
+        assert fill() == f"note: {cache}: {OTHER}; it is emptied and refilled\n"
         growfs.run("next", folder)
         assert state_of((folder / "current").resolve()) == tree
     finally:
@@ -103,11 +103,11 @@ def test_a_folder_is_filled_again(growfs: Growfs, tree: dict[str, bytes], tmp_pa
 def test_what_reads_a_cache_says_that_it_is_of_another_format(growfs: Growfs, other: Path, tmp_path: Path) -> None:
     growfs.env[SETUP_VARIABLE] = "from growfs.client import report; report._library = lambda: ''"  # seconds to import
     before = state_of(other)
-    again = "the next mount empties it and fills it again"
+    again = "the next mount empties and refills it"
     assert_refused(growfs.run("verify", other, check=False), f"{other}: {OTHER}; {again}")
     assert_refused(growfs.run("report", other, "-o", tmp_path / "page.html", check=False), f"{other}: {OTHER}; {again}")
     doctor = growfs.run("doctor", tmp_path / "remote", "--cache-dir", growfs.cache_dir, "--measure", "0s")
-    assert f"{other}: {OTHER}; a mount empties it and fills it again" in " ".join(doctor.stdout.split())
+    assert f"{other}: {OTHER}; a mount empties and refills it" in " ".join(doctor.stdout.split())
     assert state_of(other) == before
 
 

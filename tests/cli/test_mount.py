@@ -174,7 +174,7 @@ def test_a_mount_that_lists_the_remote_is_listed_and_can_be_ended(growfs: Growfs
         assert f"{server.url}: 0 files" in growfs.run("status", growfs.mountpoint).stdout
         second = growfs.mount(server.url, check=False)
         assert (
-            f"another growfs is about to mount there; wait for it, or end it: growfs umount {growfs.mountpoint}"
+            f"another growfs is about to mount there; wait for it, or stop it: growfs umount {growfs.mountpoint}"
             in second.stderr
         )
         growfs.run("umount", growfs.mountpoint)
@@ -204,7 +204,7 @@ def test_errors_name_the_variable_or_the_file_that_has_the_value(growfs: Growfs,
     done = growfs.run(*words, check=False)
     assert done.stderr == (
         "note: the environment variable GROWFS_CACHESIZE is not a growfs option; did you mean GROWFS_CACHE_SIZE?\n"
-        f"growfs: --config {config}: cache-size: 'lots' is not a size; write it as 500GB or 20GiB\n"
+        f"growfs: --config {config}: cache-size: 'lots' is not a size; examples: 500GB, 20GiB\n"
     )
     del growfs.env["GROWFS_CACHESIZE"]
     growfs.env["GROWFS_CACHE_SIZE"] = "more"
@@ -292,12 +292,12 @@ def test_a_cache_that_is_larger_than_its_disk_is_told_at_once(growfs: Growfs, tm
 def test_a_cache_that_is_not_on_a_local_disk_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wiring, "file_system", lambda _: ("nfs4", Path("/data")))
     (warning,) = wiring._cache_warnings(Path("/data/cache"))
-    assert warning == "/data/cache: lies on /data (nfs4), which is not a local disk; pass --cache-dir on one"
+    assert warning == "/data/cache: is on /data (nfs4), which is not a local disk; pass a --cache-dir on one"
 
 
 def test_a_job_of_several_nodes_is_pointed_to_its_options(growfs: Growfs, remote: Path) -> None:
     growfs.env |= {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "4"}
-    hint = "note: there are 4 nodes, and each of them fetches all files; --partition auto"
+    hint = "note: each of the 4 nodes fetches all files; --partition auto"
     assert hint in growfs.mount(remote).stdout
     growfs.umount()
     assert "note: " not in growfs.mount(remote, "--partition", "auto").stdout
@@ -306,7 +306,7 @@ def test_a_job_of_several_nodes_is_pointed_to_its_options(growfs: Growfs, remote
 def test_few_descriptors_are_told_before_an_open_fails(growfs: Growfs, remote: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))"
     done = FORKS.run(script(growfs.mount_words(remote), limit), growfs.env, COMMAND_S)
-    warning = "readers can have 128 files open at a time, as the daemon may open 256 (ulimit -n)"
+    warning = "readers can have 128 files open at a time, because the daemon may open 256 (ulimit -n)"
     assert f"warning: {warning}" in done.stdout
     assert warning in growfs.run("status", growfs.mountpoint).stdout
 

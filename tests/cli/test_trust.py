@@ -205,7 +205,7 @@ def test_no_link_of_another_user_leads_to_a_mountpoint(growfs: Growfs, user: Oth
     make_tree(tmp_path / "remote", directories=1, files=2)
     mounted, link = growfs.mountpoint, user.folder / "link"
     assert user.run_program("ln", "-s", mounted, link).returncode == 0
-    refusal = f"{link}: is a link of another user"
+    refusal = f"{link}: is a link that belongs to another user"
     growfs.mountpoint = link
     assert_refused(growfs.run(*growfs.mount_words(tmp_path / "remote"), check=False), refusal)
     growfs.mountpoint = link / "new"

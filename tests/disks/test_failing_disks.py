@@ -165,8 +165,8 @@ def test_a_mount_outlives_its_disk(make_file_system: MakeFileSystem, growfs: Gro
             assert error.errno == errno.EIO  # noqa: PT017
         assert error_of(missed.read_bytes) == errno.EIO
     shown = growfs.run("status", growfs.mountpoint, check=False)
-    assert (shown.returncode, "look at the cache's disk" in shown.stderr) == (1, True), shown.stderr
-    assert "look at the cache's disk" in growfs.run("list").stdout
+    assert (shown.returncode, "check the cache's disk" in shown.stderr) == (1, True), shown.stderr
+    assert "check the cache's disk" in growfs.run("list").stdout
     growfs.umount()
     system.remount()
     growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "2MB", "--no-wait")
@@ -401,7 +401,7 @@ def test_a_disk_that_fails_below_python_fails_misses_at_most(
     for calls, part, why in (
         ("write", "catalog.sqlite", "cannot be written (disk I/O error); check its disk"),
         ("write", "partial", "cannot be written ([Errno 5] Input/output error); check its disk"),
-        ("read", "catalog.sqlite", "catalog.sqlite: disk I/O error; look at the cache's disk (dmesg)"),
+        ("read", "catalog.sqlite", "catalog.sqlite: disk I/O error; check the cache's disk (dmesg)"),
     ):
         missing = sorted(set(tree) - files_below(growfs.cache / "files"))
         disk_control.write_text(f"{calls} {part}\n")

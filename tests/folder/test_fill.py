@@ -288,7 +288,7 @@ def test_commands_work_as_on_a_mount(growfs: Fill, tmp_path: Path, readers: Read
     assert "no new generation" in growfs.run("next", at).stderr
     done = growfs.run("next", at, "--", "pwd")
     assert done.stdout.strip() == str(growfs.current)
-    assert re.fullmatch(rf"warning: {at}: no new generation, .*\n", done.stderr), done.stderr
+    assert re.fullmatch(rf"warning: {at}: no new generation; .*\n", done.stderr), done.stderr
     reader.end()
 
 
@@ -298,7 +298,7 @@ def test_without_its_daemon_training_goes_on(growfs: Fill, tmp_path: Path, reade
     reader = readers.new()
     tree = reader.next_generation(growfs.mountpoint)
     growfs.kill()
-    with pytest.raises(OSError, match="no new generation, training continues with"):  # a warning, as an error there
+    with pytest.raises(OSError, match="no new generation; training continues with"):  # a warning, as an error there
         reader.next_generation(growfs.mountpoint)
     with pytest.warns(UserWarning, match="training continues with"):
         assert generation.next_generation(growfs.mountpoint) == tree
@@ -539,8 +539,11 @@ def test_what_cannot_be_filled_is_refused(growfs: Fill, tmp_path: Path) -> None:
     (tmp_path / "other/file").write_text("")
     stop(growfs.mountpoint)
     assert "is filled from another cache" in growfs.fill(tmp_path / "other", check=False)
-    assert "is neither a mount nor a folder that growfs fill fills" in growfs.run("next", tmp_path, check=False).stderr
-    with pytest.raises(GrowfsError, match="is neither a mount nor a folder that growfs fill fills"):
+    assert (
+        "is neither a growfs mount nor a folder filled by growfs fill"
+        in growfs.run("next", tmp_path, check=False).stderr
+    )
+    with pytest.raises(GrowfsError, match="is neither a growfs mount nor a folder filled by growfs fill"):
         generation.next_generation(tmp_path)
 
 

@@ -48,7 +48,7 @@ def test_a_folder_of_another_user_is_not_filled(growfs: Fill, user: OtherUser, t
     script = f"mkdir train; cd train; ln -s /nonexistent .growfs; ln -s {precious} generations; ln -s {precious} .cache"
     assert user.run_program("sh", "-ec", f"cd {user.folder}; {script}").returncode == 0
     refused = growfs.fill(tmp_path / "remote", check=False)
-    assert f"lies below {user.folder}, which belongs to another user (uid {NOBODY})" in refused
+    assert f"is inside {user.folder}, which belongs to another user (uid {NOBODY})" in refused
     assert "choose another folder" in refused
     growfs.mountpoint = growfs.mountpoint.rename(tmp_path / "train")
     assert f"chown -h 0 {tmp_path}/train" in growfs.fill(tmp_path / "remote", check=False)
@@ -60,12 +60,12 @@ def test_a_folder_of_another_user_is_not_filled(growfs: Fill, user: OtherUser, t
 @pytest.mark.parametrize(
     ("link", "refusal"),
     [
-        (".growfs", "is a link of another user"),
-        (".cache", "is a link of another user"),
-        ("current", "is a link of another user"),
+        (".growfs", "is a link that belongs to another user"),
+        (".cache", "is a link that belongs to another user"),
+        ("current", "is a link that belongs to another user"),
         ("generations", "is not a folder"),
-        ("generations/0007", "is a link, which growfs did not make"),
-        ("generations/0007/class0", "is a link, which growfs did not make"),
+        ("generations/0007", "is a link that growfs did not create"),
+        ("generations/0007/class0", "is a link that growfs did not create"),
     ],
 )
 def test_a_link_of_another_user_in_a_folder_of_root_leads_nowhere(

@@ -203,7 +203,7 @@ def test_a_run_goes_on_from_a_saved_position_on_another_machine(tmp_path: Path, 
         command.env["GROWFS_ENGINE"] = engine
         mount(command, tmp_path / "remote", tree, *ROOMY, *UNREAD, "--seed", seed, *flags)
         if seed:
-            with pytest.raises(GrowfsError, match="--seed is 7 and was 0; mount with the same options"):
+            with pytest.raises(GrowfsError, match="--seed is 7, but was 0; mount with the same options"):
                 next(api.epoch(command.mountpoint, **saved))
         elif saved:
             parts = [listings(part) for part in api.epoch(command.mountpoint, **saved)]

@@ -362,7 +362,7 @@ def test_a_mount_without_its_daemon_has_no_next_generation(
     refused = growfs.run("next", growfs.mountpoint, check=False)
     assert "no generation can begin: Transport endpoint is not connected" in refused.stderr
     refused = growfs.run("next", tmp_path, check=False)
-    assert "is neither a mount nor a folder that growfs fill fills" in refused.stderr
+    assert "is neither a growfs mount nor a folder filled by growfs fill" in refused.stderr
 
 
 # Processes that cannot be told apart.

@@ -127,7 +127,7 @@ def test_a_link_in_place_of_the_folder_is_refused(cache_dir: Path, folder: Path,
 def test_a_link_in_the_folder_is_refused(cache_dir: Path, folder: Path, tmp_path: Path, name: str) -> None:
     folder.mkdir(mode=0o700)
     (folder / name).symlink_to(tmp_path)
-    with pytest.raises(GrowfsError, match=f"{folder}/{name}: is a link, .* delete it"):
+    with pytest.raises(GrowfsError, match=f"{folder}/{name}: is a link that .* delete it"):
         open_cache(cache_dir, SPEC, URL)
 
 
@@ -154,7 +154,7 @@ def test_a_cache_directory_below_a_folder_where_others_can_replace_it_is_refused
     """They could rename what is there, and put links in its place."""
     below = cache_dir.joinpath(*["x"] * depth)
     cache_dir.chmod(0o777)
-    with pytest.raises(GrowfsError, match=f"{below}: lies below {cache_dir}, where .* chmod \\+t {cache_dir}"):
+    with pytest.raises(GrowfsError, match=f"{below}: is inside {cache_dir}, where .* chmod \\+t {cache_dir}"):
         open_cache(below, SPEC, URL)
     cache_dir.chmod(0o1777)
     open_and_release(below)
@@ -164,7 +164,7 @@ def test_a_cache_directory_below_a_folder_where_others_can_replace_it_is_refused
 def test_a_cache_directory_below_a_folder_of_another_user_is_refused(cache_dir: Path) -> None:
     needs_root()
     os.chown(cache_dir, NOBODY, NOBODY)
-    refusal = f"{cache_dir}/x: lies below {cache_dir}, which belongs to another user .uid {NOBODY}.*--cache-dir"
+    refusal = f"{cache_dir}/x: is inside {cache_dir}, which belongs to another user .uid {NOBODY}.*--cache-dir"
     with pytest.raises(GrowfsError, match=refusal):
         open_cache(cache_dir / "x", SPEC, URL)
 
@@ -189,7 +189,7 @@ def test_an_acl_that_lets_another_user_replace_the_cache_directory_is_refused(
     """Its mode has the mask of the ACL in place of the permissions of the group, which is that of this process."""
     grant(cache_dir, (tag, 7, NOBODY))
     assert cache_dir.stat().st_mode & 0o777 == 0o775
-    with pytest.raises(GrowfsError, match=f"lies below {cache_dir}, where .* chmod \\+t {cache_dir}"):
+    with pytest.raises(GrowfsError, match=f"is inside {cache_dir}, where .* chmod \\+t {cache_dir}"):
         open_cache(cache_dir / "x", SPEC, URL)
     with pytest.raises(GrowfsError, match=f"chmod go-w {cache_dir}"):
         open_cache(cache_dir, SPEC, URL)
@@ -222,7 +222,9 @@ def test_a_link_of_another_user_to_the_cache_directory_is_refused(cache_dir: Pat
     (tmp_path / "link").symlink_to(cache_dir)
     open_and_release(tmp_path / "link" / "x")
     os.chown(tmp_path / "link", NOBODY, NOBODY, follow_symlinks=False)
-    with pytest.raises(GrowfsError, match=f"{tmp_path}/link: is a link of another user .uid {NOBODY}.*--cache-dir"):
+    with pytest.raises(
+        GrowfsError, match=f"{tmp_path}/link: is a link that belongs to another user .uid {NOBODY}.*--cache-dir"
+    ):
         open_cache(tmp_path / "link" / "x", SPEC, URL)
 
 

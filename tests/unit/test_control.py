@@ -83,7 +83,7 @@ async def test_a_command_may_have_no_progress(tmp_path: Path) -> None:
         ("refuse", UsageError, "wrong usage"),
         ("break_disk", GrowfsError, "Input/output error"),
         ("crash", GrowfsError, "a bug in growfs: ExceptionGroup"),
-        ("none", UsageError, "no such command; there are count, fail, refuse, break_disk, crash"),
+        ("none", UsageError, "no such command; the commands are count, fail, refuse, break_disk, crash"),
         ("count", UsageError, "does not understand"),
     ],
 )

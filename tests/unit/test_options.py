@@ -206,11 +206,11 @@ exit 1
     ("nodes", "script", "expected"),
     [
         ("node[1-2,7]", SCONTROL, ("node1", "node2", "node7")),
-        ("node[", SCONTROL, "SLURM_JOB_NODELIST=node[: Invalid hostlist: node[; write the nodes"),
-        ("node[1-2,7]", "#!/bin/sh\n", "scontrol showed no name"),
-        ("node[1-2,7]", "#!/bin/sh\nexit 3\n", "scontrol ended with 3"),
-        ("node[1-2,7]", "", "there is no scontrol in PATH"),
-        ("", SCONTROL, "needs SLURM_JOB_NODELIST of Slurm"),
+        ("node[", SCONTROL, "SLURM_JOB_NODELIST=node[: Invalid hostlist: node[; list the nodes"),
+        ("node[1-2,7]", "#!/bin/sh\n", "scontrol printed no names"),
+        ("node[1-2,7]", "#!/bin/sh\nexit 3\n", "scontrol exited with 3"),
+        ("node[1-2,7]", "", "scontrol is not in PATH"),
+        ("", SCONTROL, "needs Slurm's SLURM_JOB_NODELIST"),
     ],
 )
 def test_peers_auto_are_the_nodes_of_the_slurm_job(
@@ -230,8 +230,8 @@ def test_peers_auto_are_the_nodes_of_the_slurm_job(
     assert expected in str(raised.value)
 
 
-def test_no_wait_contradicts_wait_files() -> None:
-    with pytest.raises(UsageError, match="contradicts"):
+def test_no_wait_cannot_be_used_with_wait_files() -> None:
+    with pytest.raises(UsageError, match="cannot be used with"):
         Options.parse({"no_wait": True, "wait_files": "1"})
 
 
@@ -268,7 +268,7 @@ def test_every_way_to_write_a_value_is_parsed(parse: Callable[[str], object], te
 @pytest.mark.parametrize("parse", [size, size_or_percentage, rate, seconds, count])
 @pytest.mark.parametrize("text", [str(10**18), "9" * 400, "9" * 5000])
 def test_numbers_that_64_bits_cannot_hold_are_refused(parse: Callable[[str], object], text: str) -> None:
-    with pytest.raises(UsageError, match="is too large; write less than 10\\^18"):
+    with pytest.raises(UsageError, match="is too large; must be less than 10\\^18"):
         parse(text)
 
 
@@ -416,7 +416,7 @@ def test_a_flag_overrides_the_environment_which_overrides_the_file(tmp_path: Pat
 def test_a_storage_option_that_json_does_not_have_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "growfs.toml"
     path.write_text("[storage-option]\nsince = 2026-01-02\n")
-    with pytest.raises(UsageError, match=r"^--storage-option since: is a date; write text"):
+    with pytest.raises(UsageError, match=r"^--storage-option since: is a date; must be text"):
         read_file(path)
 
 
@@ -433,7 +433,7 @@ def test_every_option_is_a_flag_and_an_environment_variable(name: str, mount: li
 def test_a_usage_error_exits_with_status_2(mount: list[Options]) -> None:
     result = CliRunner().invoke(cli.main, ["mount", "/data", "/mnt", "--workers", "0"])
     assert (result.exit_code, mount) == (2, [])
-    assert result.stderr == "growfs: --workers: 0 is too few; write 1 or more\n"
+    assert result.stderr == "growfs: --workers: must be 1 or more\n"
 
 
 def test_the_options_that_differ_are_shown_without_secrets() -> None:

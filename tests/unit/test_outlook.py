@@ -57,7 +57,7 @@ def test_a_mount_does_not_wait_for_a_tenth_of_a_large_cache() -> None:
 def test_data_that_fit_the_cache() -> None:
     checks, found = outlook(Disk(500 * GB))
     assert (found.fill_bytes, found.seen) == (100 * GB, None)
-    assert checks["full cache"].text.startswith("the whole data set, 100 GB, after about 16 minutes")
+    assert checks["full cache"].text.startswith("the whole dataset, 100 GB, after about 16 minutes")
 
 
 def test_a_disk_that_is_slower_than_the_link() -> None:

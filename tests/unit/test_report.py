@@ -240,7 +240,7 @@ def test_a_cache_that_was_never_mounted_has_no_history(cache: Cache) -> None:
 
 
 def test_a_database_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(GrowfsError, match="has no history that can be read"):
+    with pytest.raises(GrowfsError, match="its history cannot be read"):
         read(tmp_path)
     (tmp_path / "catalog.sqlite").write_bytes(b"this is no database, and longer than the header of one" * 20)
     with pytest.raises(GrowfsError, match="is not a database"):
