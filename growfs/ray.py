@@ -152,15 +152,15 @@ class _Controller:
         """Return when all nodes have mounted. Raises GrowfsError if one cannot."""
         if request != self._request:
             raise GrowfsError(
-                f"{request.mountpoint}: growfs.ray has mounted {self._request.url} there, or with other options;"
-                " unmount it first"
+                f"{request.mountpoint}: growfs.ray has already mounted {self._request.url} there, perhaps with other"
+                " options; unmount it first"
             )
         await self._looked.wait()
         while untried := [node.tried for node in self._nodes.values() if not node.tried.is_set()]:
             await asyncio.gather(*(tried.wait() for tried in untried))
         if failed := [(id, node.error) for id, node in self._nodes.items() if node.error]:
             (id, error), *_ = failed
-            raise GrowfsError(f"{len(failed)} of {len(self._nodes)} nodes could not mount; the node {id}: {error}")
+            raise GrowfsError(f"{len(failed)} of {len(self._nodes)} nodes could not mount; node {id}: {error}")
 
     async def status(self) -> ClusterStatus:
         """See `ClusterMount.status`."""
@@ -195,7 +195,7 @@ class _Controller:
             try:
                 await self._look()
             except Exception:  # Ray's services raise it when busy; otherwise no node would be followed
-                log.exception("%s: the nodes of the cluster are not known; it is tried again", self._request.mountpoint)
+                log.exception("%s: the nodes of the cluster are not known; trying again", self._request.mountpoint)
             await asyncio.sleep(FOLLOW_S)
 
     async def _look(self) -> None:

@@ -60,7 +60,7 @@ class MountState(Enum):
     page_color: str
 
     LISTING = "listing", "listing the remote", "cyan", "gray"
-    SEEDING = "seeding", "fetching one file of each directory", "cyan", "teal"
+    SEEDING = "seeding", "fetching one file from each directory", "cyan", "teal"
     FILLING = "filling", "filling the cache", "cyan", "blue"
     ROTATING = "rotating", "replacing files that are no longer listed", "blue", "green"
     AHEAD = "ahead", "the next part is cached", "green", "green"
@@ -68,7 +68,7 @@ class MountState(Enum):
     COMPLETE = "complete", "complete: every file of the remote is cached", "green", "lime"
     PAUSED = "paused", "paused: only misses are fetched", "magenta", "amber"
     WAITING = "waiting", "waiting for the remote", "red", "red"
-    ERROR = "error", "fetching fails; it is retried", "red", "red"
+    ERROR = "error", "fetching fails; growfs retries", "red", "red"
 
     def __new__(cls, value: str, text: str = "", color: str = "", page_color: str = "") -> MountState:
         """The state whose word is `value`."""

@@ -198,8 +198,8 @@ def _warnings_of_jobs(readers: list[Reader]) -> list[str]:
     if len(jobs) < 2:
         return []
     return [
-        f"{len(jobs)} programs list the root, and each misses the parts of the others; if they are ranks of one"
-        " program, let them read .growfs/passes/PASS/PART (growfs.epoch); otherwise mount once for each"
+        f"{len(jobs)} programs list the root, and each misses the parts that the others get; if they are ranks of one"
+        " program, have them read .growfs/passes/PASS/PART (growfs.epoch); otherwise mount once for each"
     ]
 
 
@@ -212,19 +212,19 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
     if reader.pid == FOREIGN:
         return (
             "is in another pid namespace: each generation that it lists stays cached for --hold-idle, and longer only"
-            " while a folder of it is open; all of its processes see the same in .growfs/generations/N"
+            " while one of its folders is open; all of its processes see the same files in .growfs/generations/N"
         )
     if reader.opens >= OPENS_MIN and reader.waited >= WAITED_SHARE * reader.opens:
         waited = f"{reader.waited / reader.opens:.0%} of its opens"
         return f"{waited} waited for a download: take file names from a listing or .growfs/index.csv"
     if reader.listed_at is None:
         if reader.waited:
-            return "opens by name and never listed: it waits for each file that is not cached"
+            return "opens files by name and never listed them: it waits for each file that is not cached"
         if not reader.held:
             return None
         return (
-            "opens by name and never listed, so all files that were listed at its first open stay cached until it"
-            " ends: have it list in each epoch"
+            "opens files by name and never listed them, so all files that were listed at its first open stay cached"
+            " until it ends: have it list in each epoch"
         )
     if reader.generations == 1 and reader.opened_all and listed_share < 1:
         ago = format_timespan(round(now - reader.listed_at), max_units=1)

@@ -74,7 +74,7 @@ def pass_text(exact: ExactStatus) -> str:
     """The position in the passes of --exact."""
     text = _part_text(exact)
     if exact.missing_files:
-        text += f"; {files(exact.missing_files)} ({size_text(exact.missing_bytes)}) of the next part to come"
+        text += f"; {files(exact.missing_files)} ({size_text(exact.missing_bytes)}) of the next part still to come"
     if exact.waited_for:
         in_use = f" while {exact.in_use} {'are' if ',' in exact.in_use else 'is'} in use" if exact.in_use else ""
         waiting = f"{exact.waiting} processes wait" if exact.waiting > 1 else "a process waits"
@@ -140,19 +140,19 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
         if not _makes_room(status):
             text = "full; only misses are fetched"
         elif status.exact:
-            text = "full; the next part fits once processes leave earlier parts, or the disk has more room"
+            text = "full; the next part fits once processes leave earlier parts, or the disk has more free space"
         elif used_bytes + status.remote.bytes - cache.content_bytes <= cache.limit_bytes:  # after growfs evict, say
-            text = "not every file is cached; the others are fetched when they are opened"
+            text = "not every file is cached; the rest are fetched when opened"
         elif status.engine == "folder":  # nothing reports listings
             text = "full; the next generation makes room for new files"
         elif not status.generation:
             text = "full; rotation starts with the first listing"
         elif cache.left_out_bytes:  # the draw that waits would have taken what no reader holds
-            text = "full; outgoing files make room when no reader holds them any more"
+            text = "full; outgoing files make room once no reader holds them"
         else:
             text = "full; the next listing makes room for new files"
     if used_bytes > cache.limit_bytes:
-        text = "over its size; open files, pinned files and the last files of directories stay for now"
+        text = "over its size; open files, pinned files and the last file of each directory stay for now"
     if state is MountState.COMPLETE and status.partition:
         text = f"complete: every file of partition {status.partition} is cached"
     eta_s = status.fetch.eta_s

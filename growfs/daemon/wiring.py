@@ -105,7 +105,7 @@ def _build(
     shows_links = choice is not None and choice.shows_links
     if shows_links and options.allow_other:
         raise UsageError(
-            "--allow-other: other users cannot follow links into the cache, which is only this user's; mount as the"
+            "--allow-other: other users cannot follow links into the cache, which only this user can read; mount as the"
             " user who trains, or with --engine libfuse"
         )
 

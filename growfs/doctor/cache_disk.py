@@ -78,11 +78,11 @@ class CacheDisk:
         text = f"{kind} on {mountpoint}"
         elsewhere = "put --cache-dir on a local disk: ext4 or XFS"
         if kind == "overlay":
-            text = f"{text}: the writable layer of a container; it is slow, and goes with the container"
+            text = f"{text}: the writable layer of a container; it is slow, and is deleted with the container"
             return warning("file system", text, "put --cache-dir on a volume")
         if kind in MEMORY:
-            text = f"{text}: in memory; cached files count as memory, and are lost at a restart"
-            return warning("file system", text, f"{elsewhere}, unless that is meant")
+            text = f"{text}: in memory; cached files use memory, and are lost at a restart"
+            return warning("file system", text, f"{elsewhere}, unless this is intended")
         if is_remote(kind):
             return warning("file system", f"{text}: not a local disk", elsewhere)
         return ok("file system", text)
@@ -99,13 +99,13 @@ class CacheDisk:
             remedy = "delete something there, or pass another --cache-dir, or a smaller --min-free"
             return Check(Level.FAILURE, "space", f"no room for a cache: {state}, {kept}", remedy)
         if wanted > room:
-            text = f"{state}: the cache stops at {format_size(room)}, before its size of {format_size(wanted)}"
+            text = f"{state}: the cache stops growing at {format_size(room)}, below its size of {format_size(wanted)}"
             return warning("space", text, f"pass --cache-size {flag_size(room)}, or free some space")
         files = os.statvfs(self.folder)
         if files.f_files and files.f_favail < FREE_FILES_MIN:
             text = f"room for only {files.f_favail:,} more files (inodes)"
             return warning("space", text, "pass a --cache-dir on a file system with more inodes (mkfs -i)")
-        return ok("space", f"{state}; the cache may take {format_size(room)}")
+        return ok("space", f"{state}; the cache may use {format_size(room)}")
 
     def _used_bytes(self) -> int:
         """The size of the existing cache. Its database is read as is, without creating SQLite's files."""
@@ -121,7 +121,7 @@ class CacheDisk:
             try:
                 os.link(tempfile.mkstemp(dir=folder)[1], Path(folder, "link"))
             except OSError as error:
-                text = f"the file system has none ({error.strerror}), so a cached file that changes is not replaced"
+                text = f"not supported ({error.strerror}), so a cached file that changes is not replaced"
                 return warning("hard links", text, "put --cache-dir on a local disk: ext4 or XFS")
         return ok("hard links", "work")
 

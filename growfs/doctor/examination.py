@@ -176,7 +176,7 @@ class Examination:
     def _check_mountpoint(self, mountpoint: Path) -> Check:
         try:
             if is_dead(mountpoint):
-                return ok("mountpoint", f"{mountpoint}, once the dead mount there is removed, as mounting does")
+                return ok("mountpoint", f"{mountpoint}; mounting removes the dead mount there")
             if not (mounted_at(mountpoint) or os.path.lexists(mountpoint)):
                 return ok("mountpoint", f"{mountpoint}, to be created")
             os.close(check_mountpoint(mountpoint))
@@ -230,7 +230,7 @@ class Examination:
 
 def _describe_listing(listing: Listing, is_endless: bool) -> Check:
     if is_endless:
-        return ok("listing", "endless: as many files as are wanted")
+        return ok("listing", "endless: as many files as requested")
     sizes = f", {format_size(listing.bytes)}" if listing.bytes else ""
     rate = f"in {_seconds(listing.s)} ({listing.files / max(listing.s, 1e-3):,.0f}/s)"
     if listing.whole:
@@ -240,7 +240,7 @@ def _describe_listing(listing: Listing, is_endless: bool) -> Check:
 
 def _describe_download(download: MeasuredDownload) -> Check:
     if not download.bytes and download.first_s is None:
-        return warning("download", f"no byte within {_seconds(download.s)}", "see whether another client is as slow")
+        return warning("download", f"no byte within {_seconds(download.s)}", "check whether another client is as slow")
     rate = f"{format_size(download.bytes_per_s)}/s"
     if download.files:
         rate += f", {download.processes * download.files / download.s:,.0f} files/s"

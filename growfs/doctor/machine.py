@@ -44,7 +44,7 @@ def check_machine(allow_other: bool) -> Iterator[Check]:
     rights = list(_check_rights(allow_other, has_device=device.level is Level.OK))
     yield from rights
     if any(check.level is Level.FAILURE for check in (device, *rights)):
-        yield warning("no mount", "a plain folder can grow without any", "use growfs fill instead of growfs mount")
+        yield warning("no mount", "a plain folder can be filled without one", "use growfs fill instead of growfs mount")
     yield _check_descriptors()
     if limits := ending_limits():
         yield warning("ulimit", f"{limits}; may end the daemon, or its downloads", "raise the hard limit")
@@ -70,7 +70,7 @@ def check_engine(requested: str, folder: Path, allow_other: bool) -> tuple[Check
     text, _, remedy = choice.reason.partition("; ")
     links = "pass --engine links (the speed of the disk, but programs see symbolic links)"
     remedy = f"{remedy}, or {links}" if remedy else links
-    return warning("engine", f"libfuse, which reads slower; {text}", remedy), choice.name
+    return warning("engine", f"libfuse, which is slower; {text}", remedy), choice.name
 
 
 def _check_rights(allow_other: bool, has_device: bool) -> Iterator[Check]:
@@ -81,9 +81,9 @@ def _check_rights(allow_other: bool, has_device: bool) -> Iterator[Check]:
         if has_device and rights.level is Level.OK:
             yield from _check_mount()
         yield ok("fusermount3", found or "not installed; root mounts without it")
-        yield ok("other users", "can read the mount, as root mounts it")
+        yield ok("other users", "can read the mount, because root mounts it")
         return
-    ordinary = "none; an ordinary user mounts by fusermount3, without passthrough"
+    ordinary = "none; an ordinary user mounts with fusermount3, without passthrough"
     yield ok("capabilities", "CAP_SYS_ADMIN" if has_sys_admin() else ordinary)
     yield attempt("fusermount3", check_fusermount, str(found))
     try:
@@ -137,7 +137,7 @@ def _check_limits() -> Iterator[Check]:
         yield warning("processes", f"{processes:,}, by a control group; each transfer needs a thread", remedy)
     available, load = min(cores, len(os.sched_getaffinity(0))), os.getloadavg()[0]
     if load > available:
-        text = f"load {load:.1f} on {available:g} CPUs; downloads run with a low priority, so they will be slower"
+        text = f"load {load:.1f} on {available:g} CPUs; downloads run at a low priority, so they will be slower"
         yield warning("CPU", f"{text} than measured", "leave a CPU to growfs, or measure on an idle machine")
     limits = [
         f"{available:g} CPUs",

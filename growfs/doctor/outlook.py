@@ -41,7 +41,7 @@ def check_outlook(
         return
     rate = download.bytes_per_s
     if 0 < disk.write < SLOWER * rate:
-        text = f"the disk writes {format_size(disk.write)}/s, slower than the link brings it"
+        text = f"the disk writes {format_size(disk.write)}/s, slower than the link delivers"
         yield warning("bottleneck", text, "put --cache-dir on a faster disk")
         rate = disk.write
     first_s: float | None = None
@@ -86,7 +86,7 @@ def _start_s(options: Options, fill: int, file_bytes: float, rate: float) -> flo
 def _describe_coverage(workload: Workload, result: PolicyResult, seen: dict[int, float]) -> Check:
     read_rate = f"{format_size(workload.read_rate)}/s"
     shares = ", ".join(f"{share:.0%} after {epoch}" for epoch, share in seen.items())
-    text = f"if training reads as fast as the link ({read_rate}), of the data it has seen {shares} epochs"
+    text = f"if training reads as fast as the link ({read_rate}), it has seen this much of the data: {shares} epochs"
     sizes = f"--data-size {flag_size(workload.data_bytes)} --files {workload.files:.0f}"
     cache = f"--cache-size {flag_size(workload.cache_bytes)} --bandwidth {flag_size(workload.bandwidth)}/s"
     command = f"growfs plan {sizes} {cache} --read-rate {flag_size(workload.read_rate)}/s"

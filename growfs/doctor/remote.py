@@ -41,7 +41,7 @@ def check_remote(probe: RemoteToTry, answer_s: float, on_phase: Callable[[str], 
         except (EOFError, OSError):
             errors.seek(0)
             lines = errors.read().strip().splitlines() or [f"it ended with {process.wait()}"]
-            text = f"the process that tries the remote died: {lines[-1]}"
+            text = f"the process that tests the remote died: {lines[-1]}"
             yield Check(Level.FAILURE, "remote", text, "check dmesg: it may have run out of memory")
         finally:
             with suppress(ProcessLookupError):  # it is not leading its session yet

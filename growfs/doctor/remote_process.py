@@ -169,7 +169,7 @@ def _compare_clocks(date: str) -> Check:
     try:
         ahead_s = time.time() - parsedate_to_datetime(date).timestamp()
     except ValueError:
-        return ok("clock", f"not compared: the server gives no date that can be read ({date!r})")
+        return ok("clock", f"not compared: the server sends no readable date ({date!r})")
     if abs(ahead_s) < SKEW_S:
         return ok("clock", "agrees with the server's within a minute")
     text = f"{format_timespan(abs(round(ahead_s)), max_units=2)} {'ahead of' if ahead_s > 0 else 'behind'} the server's"
@@ -245,7 +245,7 @@ def _download(probe: RemoteToTry, sample: list[RemoteFile], send: Send) -> None:
         send(warning("files", text, "such files are tried again in each pass"))
     if progress.gave_up:
         text = f"growfs could not request the last {LEFT_MAX} files, only the store's library could: {progress.gave_up}"
-        send(warning("client", text, "mount with --client library, which spares the requests that fail"))
+        send(warning("client", text, "mount with --client library, which avoids the failing requests"))
     send(MeasuredDownload(progress.finished - alone, progress.received, time.monotonic() - began, first_s))
 
 

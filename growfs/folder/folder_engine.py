@@ -1,4 +1,4 @@
-"""Keeps a folder filled: begins generations, gives each a tree, and ends those that no process reads.
+"""Keeps a folder filled: begins generations, gives each a tree, and ends those that no process is reading.
 
 Readers open plain files, so the daemon sees neither listings nor opens. A program asks when its next epoch begins
 (`growfs.next_generation`), and holds its generation with a lock on the tree. For programs that never ask, the folder
@@ -166,11 +166,11 @@ class FolderEngine:
             if os.path.samestat(os.stat(self.folder), os.fstat(self._top.fd)):
                 return True
         except GrowfsError as error:
-            log.warning("%s; until then, this ends", error)
+            log.warning("%s; until then, growfs fill stops", error)
             return False
         except OSError:
             pass
-        log.warning("%s: the folder was moved or removed, so this ends; `growfs fill` it at its new place", self.folder)
+        log.warning("%s: the folder was moved or removed, so growfs fill stops; run it on the new path", self.folder)
         return False
 
     def unmount(self) -> None:
@@ -261,7 +261,7 @@ class FolderEngine:
         self._finished = trio.Event()
 
     async def _step(self) -> None:
-        """Begin a generation, if one is wanted or the folder grows by itself, and end what no process reads."""
+        """Begin a generation, if one is wanted or the folder grows by itself, and end what no process is reading."""
         self._woken = trio.Event()
         try:
             for tree in [tree for tree in self._trees if not tree.path.is_dir()]:

@@ -82,7 +82,7 @@ class EngineChoice:
 def _choose(requested: str, folder: Path, allow_other: bool) -> tuple[str, str, int]:
     """(the name of the engine, the reason for it, its stack depth if it is passthrough)."""
     if requested == LinksEngine.name:
-        return requested, "each cached file is a symbolic link to itself in the cache", 0
+        return requested, "each cached file is a symbolic link into the cache", 0
     if requested == LIBFUSE:
         return requested, "requested by --engine", 0
     for stack_depth in (1, STACK_DEPTH_MAX):  # the lower is better: an overlay may lie on top of the mount

@@ -71,7 +71,8 @@ class LinksEngine(PassthroughEngine):
             super().mount(replace(spec, allow_other=False))
         except protocol.KernelTooOld as error:
             raise GrowfsError(
-                f"--engine links: the kernel ({error}) keeps no links; that came with Linux 4.20; use --engine libfuse"
+                f"--engine links: the kernel ({error}) does not cache links; that needs Linux 4.20; use --engine"
+                " libfuse"
             ) from None
 
     async def serve(self) -> None:
@@ -188,8 +189,8 @@ class LinksEngine(PassthroughEngine):
         if self.warning is None and not proc.sees(pid, self._cache):
             with suppress(OSError):
                 self.warning = (
-                    f"{proc.name_of(pid)} does not see {self._cache}, so it finds no file behind the links; make that"
-                    f" folder visible in its container under the same path, read-only, or mount with --engine libfuse"
+                    f"{proc.name_of(pid)} does not see {self._cache}, so its links lead nowhere; make that folder"
+                    " visible in its container under the same path, read-only, or mount with --engine libfuse"
                 )
                 log.warning("%s", self.warning)
 

@@ -283,7 +283,7 @@ def _check_empty(mountpoint: Path, folder: int) -> None:
     if is_elsewhere and rows and rows[-1].type != AUTOMOUNT:
         raise GrowfsError(f"{mountpoint}: something else is mounted there; choose another folder")
     if os.listdir(folder):
-        raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide its content; choose an empty folder")
+        raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide its contents; choose an empty folder")
 
 
 def _check_unmounted(mountpoint: Path) -> None:
@@ -378,7 +378,7 @@ def check_fusermount() -> None:
         raise GrowfsError("fusermount3 is missing; install fuse3 (apt install fuse3), or mount as root")
     if re.search(r"^NoNewPrivs:\s*1", _read("/proc/self/status"), re.MULTILINE):
         raise GrowfsError(
-            "fusermount3 cannot mount: this process may gain no privileges (no_new_privs); in Kubernetes:"
+            "fusermount3 cannot mount: this process cannot gain privileges (no_new_privs); in Kubernetes:"
             " allowPrivilegeEscalation: true, with docker: without no-new-privileges"
         )
 
@@ -423,7 +423,7 @@ def unmount(mountpoint: Path, lazy: bool) -> None:
         code = ctypes.get_errno()
         reason, busy = os.strerror(code), code == errno.EBUSY
         if code == errno.EINVAL and mounted_at(mountpoint):  # mount_namespaces(7): it is locked
-            reason = "it was mounted outside of this user namespace (a container's, perhaps); unmount it there"
+            reason = "it was mounted outside this user namespace (a container's, perhaps); unmount it there"
     else:
         command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
         try:

@@ -39,7 +39,7 @@ def why_not_passthrough(folder: Path, stack_depth: int = protocol.STACK_DEPTH_MA
             session = Session(device)
             session.handshake(protocol.InitFlag.PASSTHROUGH, stack_depth)
         except (protocol.KernelTooOld, GrowfsError) as error:
-            return f"Linux {platform.release()} has no passthrough ({error}); it came with Linux 6.9"
+            return f"Linux {platform.release()} has no passthrough ({error}); it needs Linux 6.9"
         except OSError as error:
             return _reason(error, "FUSE cannot be mounted")
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -84,5 +84,5 @@ def _reason(error: OSError, what: str) -> str:
     if error.errno == errno.ELOOP:
         return f"{what}: overlay file systems are stacked too deep; use another --cache-dir"
     if error.errno in (errno.EPERM, errno.EACCES):
-        return "needs CAP_SYS_ADMIN outside of any user namespace; mount as root"
+        return "needs CAP_SYS_ADMIN outside any user namespace; mount as root"
     return f"{what} ({error.strerror})"

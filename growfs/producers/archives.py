@@ -72,7 +72,7 @@ def zip_stored(source: BinaryIO) -> Iterator[Member]:
         infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
     for info in infos:
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
-            raise ValueError("compressed or encrypted members are no ranges of bytes; make it with zip -0")
+            raise ValueError("compressed or encrypted members are not byte ranges; create it with zip -0")
     for info in infos:
         if not info.is_dir():
             source.seek(info.header_offset)
@@ -87,7 +87,7 @@ def _opened(source: BinaryIO) -> tarfile.TarFile:
     head = source.read(8)
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
-            raise ValueError(f"compressed with {name}: its members are no ranges of bytes; unpack it to a plain tar")
+            raise ValueError(f"compressed with {name}: its members are not byte ranges; decompress it to a plain tar")
     source.seek(0)
     return tarfile.open(fileobj=source, mode="r:")
 
@@ -96,7 +96,7 @@ def _regular(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     while info := archive.next():
         archive.members.clear()  # type: ignore[attr-defined] # otherwise it would keep all members
         if info.issparse():
-            raise ValueError("sparse members are no ranges of bytes; make it without --sparse")
+            raise ValueError("sparse members are not byte ranges; create it without --sparse")
         if info.isfile():
             yield info
     archive.fileobj.seek(archive.offset)  # tarfile mistakes a block that it cannot read for the end

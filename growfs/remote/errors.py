@@ -123,7 +123,7 @@ def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:
         why = next(filter(None, (getattr(link, "verify_message", "") for link in problem.chain)), detail)
         return RemoteError(
             f"{where}: the server's certificate is not trusted ({why}); check {store.server_option};"
-            f" for a server of your own set {store.ca_variable} to the file of its certificate"
+            f" for your own server, set {store.ca_variable} to its certificate file"
         )
     if words & _PROXY or status == 407:
         lasts = 400 <= status < 500 and not _is_busy(status)
@@ -143,7 +143,7 @@ def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:
     if status == 412:
         return RemoteChanged(f"{where}: is no longer the version that was listed; list again")
     if "ChecksumMismatch" in words:
-        return RemoteBusy(f"{where}: damaged on the way: {detail}; try again, and look at the network and the disk")
+        return RemoteBusy(f"{where}: damaged in transit: {detail}; try again, and check the network and the disk")
     if words & (_BUSY | store.unreachable):
         return RemoteBusy(f"{where}: cannot reach the server ({detail}); check the network and {store.server_option}")
     if words & ({"PermissionError"} | store.refused):

@@ -49,4 +49,4 @@ def _spec(patterns: Collection[str]) -> Any:
     try:
         return GitIgnoreSpec.from_lines(patterns)
     except ValueError as error:
-        raise UsageError(f"{' '.join(patterns)!r} is not a pattern as in .gitignore: {error}") from None
+        raise UsageError(f"{' '.join(patterns)!r} is not a .gitignore pattern: {error}") from None

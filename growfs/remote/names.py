@@ -8,7 +8,7 @@ COMPONENT_BYTES_MAX = 255  # NAME_MAX of every Linux filesystem
 PATH_BYTES_MAX = 4000  # PATH_MAX is 4096, including the path of the cache folder
 FOLDERS_MAX = 500  # functions that call themselves for each folder of a path stay below Python's limit of 1000 calls
 FILE_AND_DIRECTORY = "is a file and a directory"
-DUPLICATE_NAME = "name comes twice"
+DUPLICATE_NAME = "name occurs twice"
 SIZE_MAX = 1 << 47  # 128 TiB: more than any store holds in one file, and sums of it fit 64 bits
 RESERVED = ".growfs"  # the folder of growfs in a mount
 
@@ -26,7 +26,7 @@ def reason_to_skip(path: str, size: int | None = None) -> str | None:
     size: in bytes, if the remote reports it.
     """
     if size is not None and not 0 <= size <= SIZE_MAX:
-        return "size is impossible"
+        return "size is invalid"
     unusual = path[:1] in "./" or path[-1] == "/" or "//" in path or "/." in path or "\0" in path
     if not unusual and len(path) <= COMPONENT_BYTES_MAX and path.isascii():
         return None  # true for nearly all names, so it is checked first

@@ -40,7 +40,7 @@ class Function:
         """Parse 'module:function' or 'file.py:function'; a name alone is one of growfs's own. Raises UsageError."""
         found = _PATTERN.fullmatch(text)
         if not found:
-            raise UsageError(f"{text!r} is not a function; write it as module:function, or as path/to/file.py:function")
+            raise UsageError(f"{text!r} is not a function; use module:function or path/to/file.py:function")
         module = found[1] or READY_MADE
         if module.endswith(".py"):
             module = str(Path(folder, Path(module).expanduser()))
@@ -56,7 +56,7 @@ class Function:
 
     def load(self) -> Callable[..., Any]:
         """Import it. Any error of the module is raised as a UsageError."""
-        advice = f"it is looked for in {self.folder}, then on PYTHONPATH and among the installed packages"
+        advice = f"growfs looks in {self.folder}, then on PYTHONPATH and in the installed packages"
         try:
             module = found = self._import()
             for part in self.name.split("."):

@@ -44,7 +44,7 @@ def _files(connection: sqlite3.Connection, beat: Callable[[], None]) -> Iterator
     rows = with_paths(query_of(connection), "n.id, n.size, n.pinned", "node n WHERE n.is_dir = 0")
     for path, id, size, pinned in with_beats(rows, beat):
         if size is None:
-            raise GrowfsError(f"--exact needs the size of each file, and the remote does not report that of {path}")
+            raise GrowfsError(f"--exact needs the size of each file, but the remote does not report the size of {path}")
         yield CatalogFile(id, path, size, disk.allocation(size), pinned > 0)
 
 

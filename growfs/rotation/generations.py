@@ -309,7 +309,9 @@ class Generations:
         generation = plan.generation
         if self.show_files is not None and generation.files < self.show_files:
             log.warning(
-                "--show-files asks for %d files, and %d are here: no new generation", self.show_files, generation.files
+                "--show-files asks for %d files, but only %d can be listed: no new generation",
+                self.show_files,
+                generation.files,
             )
             return True
         generation.begins(trio.current_time(), self.current)

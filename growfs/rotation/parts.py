@@ -227,8 +227,8 @@ class _Dividing:
         if left < 0:
             always = f" besides {format_size(always_bytes)} of frozen and pinned files" if always_bytes else ""
             raise GrowfsError(
-                f"--exact needs {format_size(room)} of the cache{always} to stream files through it, and of"
-                f" {format_size(cache_bytes)} too little is left; raise --cache-size, or lower --part-size"
+                f"--exact needs {format_size(room)} of the cache{always} to stream files through it, more than is left"
+                f" of {format_size(cache_bytes)}; raise --cache-size, or lower --part-size"
             )
         kept = BitMap64()
         for group in groups:

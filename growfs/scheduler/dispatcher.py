@@ -397,7 +397,7 @@ class Dispatcher:
         if slot.downloads and not failed:
             oldest, *others = slot.downloads.values()
             which = f"{oldest.path} and {len(others)} more" if others else oldest.path
-            log.warning("a worker died or hung over %s; others take over", which)
+            log.warning("a worker died or hung while fetching %s; others take over", which)
         for download in slot.downloads.values():
             self.returned.notify(download, FetchFailed(failed.error) if failed else WorkerDied())
         self._changed.notify()

@@ -162,7 +162,7 @@ class Parts(Planner):
             raise UsageError(
                 f"pass {division.pass_.number} began with a cache of {format_size(division.pass_.cache_bytes)}, and its"
                 f" parts need {format_size(division.needed_bytes)}: leave --cache-size at"
-                f" {flag_size(division.pass_.cache_bytes)} until it ends, or mount again with --start"
+                f" {flag_size(division.pass_.cache_bytes)} until the pass ends, or mount again with --start"
                 f" {division.pass_.number + 1}/1"
             )
 
@@ -443,7 +443,7 @@ class Parts(Planner):
                     raise NoSuchName(str(_no_such_part(self._divisions[part.pass_], part)))
                 until = max(began, self._moved_at) + patience_s
                 if trio.current_time() >= until:
-                    why = "nothing has arrived" if part in self._window()[1] else "others have had its room"
+                    why = "nothing has arrived" if part in self._window()[1] else "other parts took its space"
                     raise TimedOut(f"part {part} is waited for, and {why} for {patience_s:g} s; see growfs status")
                 with trio.move_on_at(until):
                     await self._progressed.wait()
@@ -532,8 +532,9 @@ class Parts(Planner):
         if division is None or not division.lists_all_folders or division.least_folders >= division.folders:
             return []
         return [
-            f"parts have files of as few as {division.least_folders} of {division.folders} folders, and the others are"
-            " listed empty: if folders are classes, raise --part-size, or pass allow_empty=True to ImageFolder"
+            f"some parts contain files from only {division.least_folders} of {division.folders} folders, and the other"
+            " folders are listed empty: if folders are classes, raise --part-size, or pass allow_empty=True to"
+            " ImageFolder"
         ]
 
 
@@ -542,4 +543,4 @@ def _sizes(division: Division) -> tuple[int, int]:
 
 
 def _no_such_part(division: Division, position: PassPosition) -> GrowfsError:
-    return GrowfsError(f"pass {position.pass_} has {len(division.parts)} parts now, and no part {position.part}")
+    return GrowfsError(f"pass {position.pass_} has {len(division.parts)} parts now, but no part {position.part}")

@@ -402,7 +402,9 @@ class Fetcher:
         if download.attempts_left == 0:
             self._fail(
                 download,
-                RemoteBusy(f"{download.path}: {ATTEMPTS_MAX} worker processes died or hung over it; see the log"),
+                RemoteBusy(
+                    f"{download.path}: {ATTEMPTS_MAX} worker processes died or hung while fetching it; see the log"
+                ),
             )
             return
         download.move(DownloadState.QUEUED)

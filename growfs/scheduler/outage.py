@@ -209,7 +209,7 @@ async def probe_in_worker(workers: WorkerPool, catalog: Catalog, staging: Path, 
     except trio.TooSlowError:
         return RemoteBusy(f"{workers.url}: its server has not answered for {patience_s:g} s; check the network")
     except WorkerLost as lost:
-        return GrowfsError(f"{workers.url}: cannot be tried, as {lost}")
+        return GrowfsError(f"{workers.url}: cannot be tested: {lost}")
     except GrowfsError as error:
         return error
     finally:

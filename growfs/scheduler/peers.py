@@ -141,7 +141,7 @@ class Peers:
                     await self._run_worker()
                 except (GrowfsError, WorkerLost) as error:
                     if str(error) != failure:
-                        log.warning("the other nodes are not served: %s; it is tried again", error)
+                        log.warning("the other nodes are not served: %s; trying again", error)
                     failure = str(error)
                 await trio.sleep(RESTART_S)
 

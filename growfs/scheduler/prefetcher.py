@@ -99,7 +99,7 @@ class Prefetcher:
             return []
         free, files = disk.room(store.folder)
         if not files:
-            return [f"{store.folder}: its disk has no more files (inodes), so the cache cannot grow; see mkfs -i"]
+            return [f"{store.folder}: its disk is out of inodes, so the cache cannot grow; see mkfs -i"]
         why = f"of which --min-free keeps {format_size(store.min_free)}"
         if store.quota_bytes is not None and free > store.min_free:
             why = f"but refuses to hold more of the cache than {format_size(store.quota_bytes)}, as with a quota"
@@ -173,7 +173,7 @@ class Prefetcher:
 
     def _options_without_effect(self, order: Order) -> list[str]:
         warnings = [
-            f"--freeze {glob} matches no file: nothing is frozen by it; patterns are written as in .gitignore"
+            f"--freeze {glob} matches no file, so it freezes nothing; patterns use .gitignore syntax"
             for glob in order.unmatched
         ]
         if order.has_no_groups:

@@ -79,10 +79,10 @@ class SeedTracker:
         self._reason = None
         self._failed.clear()
         if len(order.seeds) > SEED_DIRECTORIES_MAX:
-            self._reason = f"{len(order.seeds)} directories are too many to fetch a file of each first"
+            self._reason = f"{len(order.seeds)} directories are too many to fetch a file from each first"
         elif order.seed_bytes > limit_bytes // 2:
             self._reason = (
-                f"a file of each takes {format_size(order.seed_bytes)}, more than half of the cache, so directories"
+                f"a file from each takes {format_size(order.seed_bytes)}, more than half of the cache, so directories"
                 " come and go as samples; if they are classes, raise --cache-size to more than twice as much, or"
                 " --include fewer"
             )
@@ -405,7 +405,7 @@ class StartGate:
             self._more_since = trio.current_time()
         seeds = self._prefetch.seeds
         first = "the frozen files, " if self._catalog.freezes and seeds.frozen_complete else ""
-        first += "a file of each directory and " if seeds.seeds_complete else ""
+        first += "a file from each directory and " if seeds.seeds_complete else ""
         may_be_enough = is_listed or self._unlisted_reason is not None
         if everything or (may_be_enough and self._prefetch.is_whole):
             return "every file"
@@ -414,7 +414,7 @@ class StartGate:
         if ended:
             return f"{first}what could be fetched"
         if trio.current_time() - self._more_since > START_S:
-            return f"{first}what came in {START_S:g} s more"
+            return f"{first}what arrived in {START_S:g} s more"
         return None
 
     @property
@@ -425,7 +425,7 @@ class StartGate:
         if self._catalog_sync.complete:
             return None
         if self._catalog.directories > SEED_DIRECTORIES_MAX:
-            return f"more than {SEED_DIRECTORIES_MAX:,} directories are too many to fetch a file of each first"
+            return f"more than {SEED_DIRECTORIES_MAX:,} directories are too many to fetch a file from each first"
         if trio.current_time() - self._began_at > self._condition.list_timeout_s:
             return f"the listing was not complete after {self._condition.list_timeout_s:g} s"
         return None
@@ -441,8 +441,8 @@ class StartGate:
                 raise RemoteError(not_all_frozen(self._last_error, 1))
             if ended:
                 raise GrowfsError(
-                    "the files that --freeze names do not fit: the cache may take"
-                    f" {format_size(self._store.limit_bytes)}; freeze fewer, or raise --cache-size"
+                    f"the files that --freeze names do not fit: the cache holds {format_size(self._store.limit_bytes)};"
+                    " freeze fewer, or raise --cache-size"
                 )
             return False
         if state is MountState.HELD and not seeds.seeds_complete:
@@ -477,14 +477,14 @@ class StartGate:
             if not (ended or self._prefetch.mount_state is MountState.COMPLETE):
                 return False
             raise GrowfsError(
-                f"--show-files {show_files}: groups (--group) have {least} to {most} files, so no generation could be"
-                " sure of exactly as many; leave out one of the two options"
+                f"--show-files {show_files}: groups (--group) contain {least} to {most} files, so no generation is sure"
+                " to have exactly as many; leave out one of the two options"
             )
         if show_files % least:
             fewer = show_files - show_files % least
             raise GrowfsError(
-                f"--show-files {show_files}: each group (--group) has {least} files; show {fewer or least} files, or"
-                " another multiple of that"
+                f"--show-files {show_files}: each group (--group) contains {least} files; show {fewer or least} files,"
+                f" or another multiple of {least}"
             )
         return True
 

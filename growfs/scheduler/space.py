@@ -278,11 +278,11 @@ class Space:
         store = self._store
         if refusal := store.refusal:
             return disk.cannot_write(refusal)
-        why = "all that is cached is open, pinned or its directory's last file; raise --cache-size"
+        why = "everything cached is open, pinned or the last file in its directory; raise --cache-size"
         if store.excess_bytes:
-            why = f"other data takes the room of the cache in {store.folder}; delete something there"
+            why = f"other data takes up the cache's space in {store.folder}; delete something there"
         elif claim.priority is not Priority.READER:
-            why = "the rest is held by readers, pinned, or for files in flight; it is tried again"
+            why = "the rest is held by readers, pinned, or reserved for files in flight; growfs tries again"
         return NoRoom(
             f"{claim.path}: no room for {claim.least or self._sizes.most(claim.nodes)} bytes besides the"
             f" {store.free_bytes()} that are free; {why}"
@@ -385,9 +385,9 @@ class Space:
             if refusal := store.refusal:
                 raise disk.cannot_write(refusal)
             raise GrowfsError(
-                f"cache-size is {format_size(store.limit_bytes)} now, but {format_size(store.used_bytes)} cannot be"
-                " evicted: open files, which go once they are closed, files being fetched, pinned files, or a"
-                " directory's last files"
+                f"cache-size is now {format_size(store.limit_bytes)}, but {format_size(store.used_bytes)} cannot be"
+                " evicted: open files (until they are closed), files being fetched, pinned files, or the last files in"
+                " directories"
             )
 
     async def evict(self, ids: Sequence[int]) -> int:

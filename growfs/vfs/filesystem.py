@@ -165,7 +165,7 @@ class Vfs:
     def lookup(self, parent: int, name: bytes) -> Attributes:
         """The attributes of a name in a directory. Every name of the catalog is found, resident or not."""
         if len(name) > NAME_MAX:
-            raise NameTooLong(f"a name of {len(name)} bytes; {NAME_MAX} are the most")
+            raise NameTooLong(f"the name is {len(name)} bytes long; at most {NAME_MAX} are allowed")
         try:
             return self._lookup(parent, name.decode())
         except UnicodeDecodeError:  # all names in the catalog are UTF-8

@@ -85,7 +85,7 @@ class DnsName:
             except (OSError, UnicodeError) as error:
                 if not fails:
                     why = getattr(error, "strerror", None) or str(error)
-                    log.warning("--peers: %s cannot be looked up: %s; the last list stays", self._host, why)
+                    log.warning("--peers: %s cannot be looked up: %s; keeping the last list", self._host, why)
                 fails = True
             else:
                 self._found = tuple(join_address(ip, self._port) for ip in sorted(set(ips)))
@@ -149,7 +149,7 @@ class PeerPoll:
             connection.request("GET", POSITION, headers=self._headers)
             response = connection.getresponse()
             if response.status == http.HTTPStatus.FORBIDDEN:
-                return "its --peer-token-file has another token; write the same one on all nodes"
+                return "its --peer-token-file contains another token; use the same one on all nodes"
             reply = json.loads(response.read(REPLY_BYTES_MAX))
             at = reply["position"]
             return reply["node"], at and Position(*(float(at[name]) for name in ("start", "head", "span")))

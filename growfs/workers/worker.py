@@ -219,8 +219,8 @@ def _require_gone(remote: Remote, url: str, gone: int, asked: list[RemoteFile], 
             heartbeat.note_page()
             if is_there:
                 raise RemoteError(
-                    f"{url}: its listing lacks {gone:,} files, but {file.path}, one of them, is still there; no file"
-                    " counts as deleted, and it is listed again; if this stays so, look at the server"
+                    f"{url}: its listing lacks {gone:,} files, but {file.path}, one of them, is still there; growfs"
+                    " treats no file as deleted, and lists again; if this persists, check the server"
                 )
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

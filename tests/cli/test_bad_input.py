@@ -104,9 +104,9 @@ def test_no_files(growfs: Growfs, tmp_path: Path, rclone_s3: S3Server, remote: P
     [
         ("nope://bucket", "nope:// is not a store"),
         ("", "the URL is empty"),
-        ("s3://", "s3://: names no bucket; write it as s3://bucket/prefix"),
-        ("bucket/train", "bucket/train: no such folder; if this is not a local path, write s3://bucket/train"),
-        ("gs:/bucket", "gs:/bucket: no such folder; if this is not a local path, write gs://bucket"),
+        ("s3://", "s3://: names no bucket; use s3://bucket/prefix"),
+        ("bucket/train", "bucket/train: no such folder; if this is not a local path, use s3://bucket/train"),
+        ("gs:/bucket", "gs:/bucket: no such folder; if this is not a local path, use gs://bucket"),
         ("s3:///train", "s3:///train: names no bucket"),
         ("s3://my bucket/train", "s3://my bucket/train: names no bucket"),
         ("s3://localhost:9000/train", "s3://localhost:9000/train: names no bucket"),
@@ -343,15 +343,15 @@ def test_a_cache_directory_that_is_a_file(growfs: Growfs, remote: Path) -> None:
     [
         (("--cache-size", "lots"), "--cache-size: 'lots' is not a size"),
         (("--no-wait", "--wait-files", "3"), "--no-wait cannot be used"),
-        (("--anon",), "--anon makes no sense for file://"),
+        (("--anon",), "--anon does not apply to file://"),
         (
             ("--endpoint-url", "127.0.0.1:9000"),
             "'127.0.0.1:9000' is not the URL of a server; it must begin with http://",
         ),
-        (("--endpoint-url", "http://localhost"), "--endpoint-url makes no sense for file://"),
+        (("--endpoint-url", "http://localhost"), "--endpoint-url does not apply to file://"),
         (
             ("--members", "no_such_module:find"),
-            "there is no module no_such_module; it is looked for in",
+            "there is no module no_such_module; growfs looks in",
         ),
         (("--members", "tarr"), "has no function tarr; check the name"),
         (("--config", "/no/such.toml"), "/no/such.toml: No such file or directory"),

@@ -295,7 +295,7 @@ def test_evict_fetch_pin_unpin(mounted: Growfs) -> None:
     cached = mounted.cache / "files" / path
     assert mounted.run("evict", mounted.mountpoint, path).stdout.startswith("1 file evicted")
     assert not cached.exists()
-    assert "state      not every file is cached; the others are" in mounted.run("status", mounted.mountpoint).stdout
+    assert "state      not every file is cached; the rest are" in mounted.run("status", mounted.mountpoint).stdout
     assert mounted.run("fetch", mounted.mountpoint, path).stdout == "1 file matched, 1 fetched\n"
     assert cached.exists()
     mounted.run("pin", mounted.mountpoint, path)

@@ -105,7 +105,7 @@ def test_a_mountpoint_is_judged_as_by_mount(
         assert "is already a growfs mount" in line(doctor(growfs, tree, place), "mountpoint")
     growfs.kill()
     assert line(doctor(growfs, tree, "mnt"), "mountpoint") == (
-        f"ok mountpoint {growfs.mountpoint}, once the dead mount there is removed, as mounting does"
+        f"ok mountpoint {growfs.mountpoint}; mounting removes the dead mount there"
     )
     growfs.mount(tree)
 

@@ -140,7 +140,7 @@ def test_a_kernel_that_is_too_old_is_reported(monkeypatch: pytest.MonkeyPatch, t
     why_not = why_not_passthrough(tmp_path)
     assert why_not
     assert os.uname().release in why_not
-    assert "came with Linux 6.9" in why_not
+    assert "it needs Linux 6.9" in why_not
 
 
 @pytest.mark.promise(10)

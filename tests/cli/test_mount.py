@@ -84,7 +84,7 @@ def test_a_mount_with_a_large_cache_returns_soon_after_its_first_files(growfs: G
         server.unblock(*first_files)
         output, _ = mounting.communicate(timeout=30)
         assert mounting.returncode == 0
-    waited = "waited for a file of each directory and what came in 0.3 s more; now filling the cache"
+    waited = "waited for a file from each directory and what arrived in 0.3 s more; now filling the cache"
     assert waited in output
 
 

@@ -67,7 +67,7 @@ def test_a_user_namespace_reads_and_cannot_unmount(mounted: Growfs) -> None:
         assert read.stdout == (mounted.mountpoint.parent / "remote/class0/0000.bin").read_bytes()
         words = [*inside, sys.executable, "-m", "growfs.cli", "umount", str(mounted.mountpoint)]
         refused = subprocess.run(words, capture_output=True, text=True, env=mounted.env, check=False)
-    assert_refused(refused, "it was mounted outside of this user namespace", "unmount it there")
+    assert_refused(refused, "it was mounted outside this user namespace", "unmount it there")
     assert len(mounted.names()) == 3
 
 

@@ -139,7 +139,7 @@ def test_a_disk_without_inodes_rotates_and_status_says_so(
     growfs.cache_dir = system.folder / "cache"
     growfs.mount(tmp_path / "remote", *FLAGS, "--no-wait")
     until(lambda: growfs.status()["state"] == "held")
-    assert "no more files (inodes)" in growfs.run("status", growfs.mountpoint).stdout
+    assert "out of inodes" in growfs.run("status", growfs.mountpoint).stdout
     read_until_seen(growfs, tree, 3900)
     assert growfs.status()["fetch"]["failed"] == 0
     growfs.umount()

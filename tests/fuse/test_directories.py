@@ -67,7 +67,7 @@ def test_the_seeds_do_not_depend_on_the_cache_size(growfs: Growfs, tmp_path: Pat
 def test_seeds_that_do_not_fit_are_reported(growfs: Growfs, tmp_path: Path) -> None:
     imagefolder(tmp_path / "remote", 8)
     output = growfs.mount(tmp_path / "remote", "--cache-size", 6 * BLOCK).stdout
-    assert "not every directory has a file yet: a file of each takes" in output
+    assert "not every directory has a file yet: a file from each takes" in output
     assert "come and go as samples" in growfs.status()["unpromised"]
     assert "not every directory" in (growfs.mountpoint / ".growfs/status").read_text()
 

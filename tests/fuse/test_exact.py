@@ -149,7 +149,7 @@ def test_two_jobs_at_the_root_are_warned(growfs: Growfs, reader: Reader, other: 
     for listing, warns in ((reader, False), (reader, False), (other, True)):
         epoch(listing)
         warnings = " ".join(growfs.status()["warnings"])
-        assert ("2 programs list the root, and each misses the parts of the others" in warnings) == warns
+        assert ("2 programs list the root, and each misses the parts that the others get" in warnings) == warns
 
 
 @pytest.mark.promise(47)

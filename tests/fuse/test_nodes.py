@@ -391,7 +391,7 @@ def test_a_node_with_another_token_is_neither_served_nor_asked(nodes: Nodes, tmp
     until(lambda: is_complete(stranger))
     fetch = stranger.status()["fetch"]
     assert (fetch["bytes_total"], fetch["peer_bytes_total"]) == (3 * SIZE, 0)
-    assert "its --peer-token-file has another token" in stranger.log()
+    assert "its --peer-token-file contains another token" in stranger.log()
     name = next(iter(tree))
     assert nodes.get(0, "/position", token="wrong")[0] == 403
     assert nodes.get(0, f"/files/{name}", token="wrong") == (403, b"")

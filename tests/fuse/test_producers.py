@@ -98,11 +98,11 @@ def test_producer_failures_are_logged_and_skipped(growfs: Growfs, tmp_path: Path
     good = {"good", "input", "scratch"} | (set() if sandbox.version() else {"elsewhere"})
     reasons = {
         "raises": "ValueError: no sense in this one",
-        "hangs": "was not done after 5 seconds",
+        "hangs": "did not finish within 5 seconds",
         "exits": "exit code 3",
         "killed": "killed by SIGKILL",
         "leaks": "took more memory than 300 MiB",
-        "links": "something else in the place of its file",
+        "links": "replaced its file with something else",
         "elsewhere": "PermissionError",
     }
     for name in sorted(good | set(reasons)):

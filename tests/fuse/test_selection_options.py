@@ -279,7 +279,7 @@ def test_every_generation_lists_whole_groups_if_these_make_up_the_number(
     stems = make_pairs(tmp_path / "remote")
     flags = "--cache-size", 20 * SIZE, "--group", "{stem}", "--settle", "0", *HALF
     done = growfs.mount(tmp_path / "remote", *flags, "--show-files", 15, check=False)
-    assert is_refusal(done, "--show-files 15", "each group (--group) has 2 files; show 14 files")
+    assert is_refusal(done, "--show-files 15", "each group (--group) contains 2 files; show 14 files")
     growfs.mount(tmp_path / "remote", *flags, "--show-files", 14)
     seen = set[str]()
     while seen != stems:
@@ -291,7 +291,7 @@ def test_every_generation_lists_whole_groups_if_these_make_up_the_number(
     for number in range(3):
         (tmp_path / f"remote/class0/{number:04}.txt").write_bytes(b"x" * SIZE)
     done = growfs.mount(tmp_path / "remote/class0", *flags, "--show-files", 14, check=False)
-    assert is_refusal(done, "--show-files 14", "groups (--group) have 2 to 3 files")
+    assert is_refusal(done, "--show-files 14", "groups (--group) contain 2 to 3 files")
 
 
 @pytest.mark.promise(25)

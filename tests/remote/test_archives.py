@@ -345,7 +345,7 @@ def with_members(monkeypatch: pytest.MonkeyPatch, cache: Path, *members: Any) ->
 @pytest.mark.parametrize(
     ("member", "reason"),
     [
-        (("a", 50, 51), "a ends behind the end of the file"),
+        (("a", 50, 51), "a extends past the end of the file"),
         (("a", -1, 5), "('a', -1, 5) is not a member: a name, an offset and a size"),
         ((b"a", 1, 5), "(b'a', 1, 5) is not a member: a name, an offset and a size"),
         (("a", 1), "not enough values to unpack (expected 3, got 2)"),
@@ -440,7 +440,7 @@ def test_members_are_fetched_from_a_store(
     remote = open_remote(replace(spec, members=TAR, cache=tmp_path / "cache"), retries=Retries())
     files = listed(remote)
     if kind == "http":  # this server sends whole files only
-        with pytest.raises(RemoteError, match="sends whole files only; use one that has ranges"):
+        with pytest.raises(RemoteError, match="sends only whole files; use one that supports byte ranges"):
             fetched(remote, files["x/z"], tmp_path)
         return
     expected = {f"x/{name}": data for name, data in by_tarfile(archive).items()}

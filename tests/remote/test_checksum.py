@@ -144,7 +144,7 @@ def test_missing_bytes_are_an_error(tmp_path: Path) -> None:
 def test_an_empty_file_is_verified(tmp_path: Path) -> None:
     for value, wrong in (("00000000", None), ("00000001", "CRC32C")):
         found = mismatch(expected_checksum(aws("crc32c", base64(value))), tmp_path / "x", b"")
-        assert found == (wrong and f"the content has another {wrong} than the store sent")
+        assert found == (wrong and f"the {wrong} of the content is not the one that the store sent")
     assert (
         mismatch(expected_checksum(headers(Content_MD5=base64(hashlib.md5().hexdigest()))), tmp_path / "x", b"") is None
     )

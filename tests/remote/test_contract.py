@@ -166,7 +166,7 @@ def test_fetch_of_a_byte_range_copies_only_that(filled: Filled, tmp_path: Path) 
         computed = Digest()
         task = FetchTask(file, target, reported.append, computed, part)
         if not filled.kind.has_ranges and part.size < 300_000:
-            with pytest.raises(RemoteError, match="whole files only"):
+            with pytest.raises(RemoteError, match="only whole files"):
                 filled.remote.fetch(task)
             continue
         assert filled.remote.fetch(task) == file

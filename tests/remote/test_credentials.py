@@ -128,7 +128,7 @@ LOGIN = "login_session = arn:aws:iam::1:user/me"
             RemoteDenied,
             "'aws login --profile root'",
         ),
-        ({}, "credential_process = false", RemoteDenied, "run that command, and mend it"),
+        ({}, "credential_process = false", RemoteDenied, "run that command, and fix it"),
         (
             {"AWS_ENDPOINT_URL_STS": "http://127.0.0.1:9"},
             "role_arn = arn:aws:iam::123456789012:role/growfs\nweb_identity_token_file = /proc/version",

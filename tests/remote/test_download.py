@@ -384,18 +384,18 @@ def test_an_md5_that_the_server_sends_is_verified(
 def test_a_store_whose_checksums_are_all_wrong_is_believed_about_the_rest(
     serve: Serve, tmp_path: Path, library_fetches: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same bytes arrive twice, so that they were not damaged on the way."""
+    """The same bytes arrive twice, so that they were not damaged in transit."""
     store = FakeStore(DATA, extra_headers={"x-amz-checksum-crc32c": b64encode(bytes(4)).decode()})
     source = s3(serve(store))
     remote = RetryingRemote(lambda: source, Retries(lambda _: None))
     for path in ("a", "b"):
-        with pytest.raises(RemoteBusy, match="damaged on the way"):
+        with pytest.raises(RemoteBusy, match="damaged in transit"):
             fetched(remote, tmp_path, RemoteFile(path, len(DATA), None, "v1"))
     for path in ("c", "d", "a"):
         assert fetched(remote, tmp_path, RemoteFile(path, len(DATA), None, "v1")) == DATA
-    assert caplog.text.count("c: the content has another CRC32C than the store sent, as of all files") == 1
+    assert caplog.text.count("c: the CRC32C of the content is not the one that the store sent, as for all files") == 1
     store.on_get = lambda request: setattr(store, "data", random.Random(len(store.gets)).randbytes(len(DATA)))
-    with pytest.raises(RemoteBusy, match="damaged on the way"):
+    with pytest.raises(RemoteBusy, match="damaged in transit"):
         fetched(remote, tmp_path, RemoteFile("e", len(DATA), None, "v1"))
     assert library_fetches == []
 
@@ -407,7 +407,7 @@ def test_a_checksum_that_was_right_once_is_believed(serve: Serve, tmp_path: Path
     assert fetched(remote, tmp_path) == SMALL
     store.data = OTHER[: len(SMALL)]
     for path in "abcde":
-        with pytest.raises(RemoteBusy, match="damaged on the way"):
+        with pytest.raises(RemoteBusy, match="damaged in transit"):
             fetched(remote, tmp_path, RemoteFile(path, len(SMALL), None, "v1"))
 
 
@@ -485,7 +485,7 @@ def test_the_checksum_of_a_file_fetched_in_parts_is_verified(
     if matches:
         assert fetched(remote, tmp_path) == DATA
     else:
-        with pytest.raises(RemoteBusy, match=f"damaged on the way.*{name.upper()}"):
+        with pytest.raises(RemoteBusy, match=f"damaged in transit.*{name.upper()}"):
             fetched(remote, tmp_path)
 
 

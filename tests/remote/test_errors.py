@@ -93,9 +93,9 @@ def test_an_unreachable_server_is_busy(tmp_path: Path) -> None:
     ("url", "more", "message"),
     [
         ("nope://x", {}, "is not a store that fsspec knows; examples: s3://"),
-        ("/tmp", {"anon": True}, "--anon makes no sense for file://"),
-        ("https://h/", {"endpoint_url": "http://x"}, "--endpoint-url makes no sense for http://"),
-        ("memory://h/", {"endpoint_url": "http://x"}, "--endpoint-url makes no sense for memory://"),
+        ("/tmp", {"anon": True}, "--anon does not apply to file://"),
+        ("https://h/", {"endpoint_url": "http://x"}, "--endpoint-url does not apply to http://"),
+        ("memory://h/", {"endpoint_url": "http://x"}, "--endpoint-url does not apply to memory://"),
     ],
 )
 def test_options_that_make_no_sense_are_usage_errors(url: str, more: dict[str, Any], message: str) -> None:
@@ -129,7 +129,7 @@ def test_options_reach_each_store() -> None:
     assert options(RemoteSpec("gs://b", {}, url, True)) == {"endpoint_url": url, "token": "anon"}
     assert options(RemoteSpec("abfs://b", {}, url, True)) == {"account_host": "store.example", "anon": True}
     assert options(RemoteSpec("hf://b", {}, url, True)) == {"endpoint": url, "token": False}
-    with pytest.raises(UsageError, match="begins with https"):
+    with pytest.raises(UsageError, match="must begin with https"):
         options(RemoteSpec("az://b", {}, "http://store.example"))
 
 
@@ -328,13 +328,13 @@ def untrusted() -> Exception:
         (ConnectionError("refused"), "webdav://x", "http://h/", "and the option base_url http://h/"),
         (ConnectionError("refused"), "az://c", "", "and --endpoint-url or the connection string"),
         (ConnectionError("refused"), "az://c", "https://h", "the network and --endpoint-url https://h"),
-        (untrusted(), "s3://b", "https://h", "(self-signed certificate); check --endpoint-url https://h; for a server"),
-        (untrusted(), "s3://b", "", "for a server of your own set AWS_CA_BUNDLE"),
+        (untrusted(), "s3://b", "https://h", "(self-signed certificate); check --endpoint-url https://h; for your own server"),
+        (untrusted(), "s3://b", "", "for your own server, set AWS_CA_BUNDLE"),
         (
             Refused(405),
             "webdav://x",
             "https://h/",
-            "webdav://x: its server has no WebDAV there; check the option base_url https://h/",
+            "webdav://x: its server does not offer WebDAV there; check the option base_url https://h/",
         ),
         (
             ClientResponseError("Unauthorized"),
@@ -342,7 +342,7 @@ def untrusted() -> Exception:
             "",
             "access denied (401: Unauthorized); credentials: in the URL",
         ),
-        (untrusted(), "https://h/", "", "check the URL; for a server of your own set SSL_CERT_FILE"),
+        (untrusted(), "https://h/", "", "check the URL; for your own server, set SSL_CERT_FILE"),
         (Refused(403), "hf://datasets/d", "", "denied (403: no); credentials: HF_TOKEN in the environment; check its"),
         (
             Refused(403, "AuthenticationFailed"),

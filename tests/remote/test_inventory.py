@@ -156,7 +156,7 @@ def test_the_newest_manifest_of_a_configuration_folder_is_used(bucket: Inventory
     with pytest.raises(RemoteError, match="no such file or folder"):
         listed(bucket, f"s3://{bucket.name}/{folder}/")
     bucket.put(f"{folder}/hive/dt=2026-01-02-01-00/symlink.txt", b"s3://x")
-    with pytest.raises(RemoteMissing, match=r"has no folder such as 2026-01-31T01-00Z with a manifest\.json"):
+    with pytest.raises(RemoteMissing, match=r"contains no folder such as 2026-01-31T01-00Z with a manifest\.json"):
         listed(bucket, f"s3://{bucket.name}/{folder}/")
     for day in ("2026-01-02", "2026-01-09", "2025-12-31"):
         bucket.write([row(day)], parts=1, folder=f"{folder}/{day}T01-00Z")
@@ -167,7 +167,7 @@ def test_the_newest_manifest_of_a_configuration_folder_is_used(bucket: Inventory
 @pytest.mark.parametrize(
     ("kind", "rows", "changes", "message"),
     [
-        ("CSV", [row("a")], {"fileFormat": "ORC"}, "its files are ORC; let the inventory's configuration write CSV"),
+        ("CSV", [row("a")], {"fileFormat": "ORC"}, "its files are ORC; configure the inventory to write CSV"),
         ("CSV", [row("a")], {"sourceBucket": "theirs"}, "is the inventory of s3://theirs, not of s3://growfs-test"),
         ("CSV", [row("a")], {"fileSchema": "Bucket, Name"}, "line 1 has no column 'key'"),
         ("CSV", [row("a")], {"fileSchema": "Bucket, Key"}, "line 1 has 9 columns, not 2"),
@@ -192,7 +192,7 @@ def test_errors_name_what_is_wrong(
     [
         ("CSV", slice(-20), "is cut short or damaged after line"),
         ("CSV", slice(0), r"is not the file that the inventory lists \(its MD5 differs\)"),
-        ("Parquet", slice(-20), "is not a whole Parquet file"),
+        ("Parquet", slice(-20), "is not a complete Parquet file"),
     ],
 )
 def test_truncated_data_files_are_refused(bucket: InventoryBucket, kind: str, at: slice, message: str) -> None:
@@ -209,10 +209,10 @@ def test_a_manifest_that_is_no_inventory_is_refused(bucket: InventoryBucket) -> 
 
 def test_an_inventory_with_nothing_below_the_prefix_is_refused(bucket: InventoryBucket) -> None:
     manifest = bucket.write([row("a"), row("train")])
-    with pytest.raises(RemoteMissing, match="has nothing below s3://growfs-test/train; check the prefix"):
+    with pytest.raises(RemoteMissing, match="lists nothing below s3://growfs-test/train; check the prefix"):
         listed(bucket, manifest, "train")
 
 
 def test_an_inventory_is_accepted_only_for_a_bucket(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is an inventory of a bucket; mount that, as s3://bucket/prefix"):
+    with pytest.raises(UsageError, match="is an inventory of a bucket; mount the bucket: s3://bucket/prefix"):
         open_remote(RemoteSpec(str(tmp_path), manifest="s3://inv/manifest.json"))

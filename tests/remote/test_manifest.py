@@ -84,7 +84,7 @@ def test_a_listing_resumes_from_each_cursor(
         ("l.txt", "a\ns3://other/b\n", "line 2 names a file outside the remote"),
         ("l.txt", "a\n/etc/passwd\n", "line 2 names a file outside the remote"),
         ("l.txt", "a" * 100_000, "line 1 is longer than"),
-        ("l.txt", "<!DOCTYPE html>\n<form>Sign in</form>\n", "line 1 begins a web page or XML"),
+        ("l.txt", "<!DOCTYPE html>\n<form>Sign in</form>\n", "line 1 is the start of a web page or XML"),
     ],
 )
 def test_errors_name_the_line(data: Path, tmp_path: Path, name: str, text: str, message: str) -> None:

@@ -96,5 +96,5 @@ def test_the_path_filter_includes_and_excludes() -> None:
     assert not paths.matches("a.png")
     assert PathFilter().matches("anything/at all")
     assert not PathFilter(exclude=["*.tmp"]).matches("a/b.tmp")
-    with pytest.raises(UsageError, match="not a pattern"):
+    with pytest.raises(UsageError, match=r"is not a \.gitignore pattern"):
         PathFilter(["!"])

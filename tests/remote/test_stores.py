@@ -200,7 +200,7 @@ def test_local_links_outside_the_root_and_devices_are_skipped(tmp_path: Path) ->
     for path in ("outside-link", "fifo", "sub"):
         with pytest.raises(RemoteMissing):
             remote.fetch(FetchTask(RemoteFile(path, None, None, ""), tmp_path / "target"))
-    with pytest.raises(RemoteError, match="is a file; give the URL of its folder"):
+    with pytest.raises(RemoteError, match="is a file; use the URL of its folder"):
         listed(RemoteSpec(str(root / "sub/file")))
 
 
@@ -224,9 +224,9 @@ def test_no_file_is_deleted_where_the_whole_folder_is_gone(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", unmount_after_root)
-        with pytest.raises(RemoteBusy, match="see whether it is mounted"):
+        with pytest.raises(RemoteBusy, match="check whether it is mounted"):
             list(remote.pages())
-    with pytest.raises(RemoteBusy, match="see whether it is mounted"):
+    with pytest.raises(RemoteBusy, match="check whether it is mounted"):
         remote.fetch(FetchTask(file, tmp_path / "target"))
     if is_empty:
         root.rmdir()
@@ -307,7 +307,7 @@ def test_folders_are_listed_in_parallel() -> None:
 def test_a_url_that_is_no_page_of_links_is_refused(site: str) -> None:
     with pytest.raises(RemoteError, match="is not a page of links"):
         listed(RemoteSpec(f"{site}bin"))
-    with pytest.raises(UsageError, match="without \\? and #"):
+    with pytest.raises(UsageError, match="without \\? or #"):
         open_remote(RemoteSpec(f"{site}root/?list=1"))
 
 

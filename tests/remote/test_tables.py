@@ -95,7 +95,7 @@ def test_parquet_manifests_are_read(tmp_path: Path) -> None:
         ({"path": ["a"], "size": [[1]]}, "row 1 has a size that is not a number"),
         ({"path": ["a"], "mtime": ["soon"]}, "row 1 has an mtime that is not a time: 'soon'"),
         ({"path": ["s3://other/b"]}, "row 1 names a file outside the remote"),
-        (None, r"l\.parquet: is not a whole Parquet file"),
+        (None, r"l\.parquet: is not a complete Parquet file"),
     ],
 )
 def test_errors_in_parquet_name_the_row(tmp_path: Path, columns: dict[str, Any] | None, message: str) -> None:

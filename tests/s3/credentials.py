@@ -21,7 +21,7 @@ SSO_URL = "https://growfs.test/start"
 KINDS = ("imds", "web-identity", "assume-role", "process")
 MENDS = {
     "web-identity": "renew that file, or check the role's trust policy",
-    "process": "run that command, and mend it",
+    "process": "run that command, and fix it",
     "sso": "run 'aws sso login --profile team'",
 }
 """What to do when a kind of service refuses."""

@@ -78,7 +78,7 @@ OBJECT_FAULTS = {
     "reset": ("cannot reach the server", CHECK_NETWORK),
     "reset_at_once": ("cannot reach the server", CHECK_NETWORK),
     "truncate": ("cannot reach the server", CHECK_NETWORK),
-    "damage": ("damaged on the way", "look at the network and the disk"),
+    "damage": ("damaged in transit", "check the network and the disk"),
     "shorten": ("the content differs from the server's description", "look for a proxy in between"),
     "lengthen": ("the content differs from the server's description", "look for a proxy in between"),
     "internal_error": ("the server is busy or failing (500", "try again later"),

@@ -165,9 +165,9 @@ def test_broken_shards_and_odd_names_are_reported_and_the_others_served(growfs: 
     assert growfs.content() == {**good, "odd/fine.bin": b"fine", "odd/twice.bin": b"first"}
     skipped = {skip["reason"]: skip["example"] for skip in growfs.status()["skipped"]}
     assert skipped == {
-        "not readable by growfs.producers:tar: 0000000.bin ends behind the end of the file": "cut.tar",
+        "not readable by growfs.producers:tar: 0000000.bin extends past the end of the file": "cut.tar",
         "not readable by growfs.producers:tar: truncated header": "notes.txt",
-        "name comes twice": "odd/twice.bin",
+        "name occurs twice": "odd/twice.bin",
     }
     assert "cut.tar: not readable" in growfs.log()
     assert not [path for path in growfs.cache_dir.rglob("x") if path.is_file()]

@@ -72,7 +72,7 @@ def test_a_stream_that_stalls_is_replaced_by_another(growfs: Growfs) -> None:
         wait_for_all(growfs, noise)
         assert store.counters.stalled
         assert store.counters.bytes < 1.1 * noise.keys * noise.size
-        assert "comes too slowly, and is requested anew" in growfs.log()
+        assert "arrives too slowly; requesting it again" in growfs.log()
         assert growfs.status()["fetch"]["failed"] == 0
         growfs.umount()
 

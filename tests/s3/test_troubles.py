@@ -248,7 +248,7 @@ def test_a_listing_whose_pages_take_longer_than_a_timeout_is_completed(
         assert max(repeated.values()) <= 4
         assert len(repeated) <= 1 + BAD_GUESSES_MAX
     assert (status["remote"]["listing_silent_s"], status["last_error"]) == (None, None)
-    assert growfs.log().count(f"the listing of {url} is slow: its server has sent no page of it for ") == 1
+    assert growfs.log().count(f"the listing of {url} is slow: its server has sent no page for ") == 1
 
 
 WAITING_PAGES = f"""

@@ -59,14 +59,14 @@ def releases(reader: Reader) -> None:
             [opens(1, waited=True)],
             SHARE,
             (),
-            "opens by name and never listed: it waits for each file that is not cached",
+            "opens files by name and never listed them: it waits for each file that is not cached",
         ),
         (  # another process listed, and gave it the names
             [opens(100)],
             SHARE,
             (),
-            "opens by name and never listed, so all files that were listed at its first open stay cached until it ends:"
-            " have it list in each epoch",
+            "opens files by name and never listed them, so all files that were listed at its first open stay cached"
+            " until it ends: have it list in each epoch",
         ),
         ([opens(1), releases], SHARE, (), None),
         (

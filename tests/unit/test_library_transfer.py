@@ -87,7 +87,7 @@ def test_a_part_from_a_server_that_ignores_ranges_is_refused_at_once(
     """A probe is such a request, and is not repeated: the server counted as away until a download was answered."""
     (http_folder.folder / "whole").write_bytes(DATA)
     remote = HttpRemote(RemoteSpec(http_folder.url, client=client))
-    with pytest.raises(RemoteError, match="sends whole files only"):
+    with pytest.raises(RemoteError, match="sends only whole files"):
         remote.fetch(FetchTask(remote.stat("whole"), target, byte_range=ByteRange(0, 1)))
 
 

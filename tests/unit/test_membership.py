@@ -66,7 +66,7 @@ def test_the_last_list_stays_while_look_ups_fail(
     until(lambda: len(server.queries) > before + 3)
     assert members.addresses([URL]) == ("10.0.0.1:7070",)
     assert [record.getMessage() for record in caplog.records] == [
-        "--peers: growfs.test cannot be looked up: Temporary failure in name resolution; the last list stays"
+        "--peers: growfs.test cannot be looked up: Temporary failure in name resolution; keeping the last list"
     ]
     server.records, server.is_down = ["10.0.0.2"], False
     until(lambda: members.addresses([URL]) == ("10.0.0.2:7070",))

@@ -230,7 +230,7 @@ def test_a_full_cache_promises_room_only_if_a_listing_makes_some() -> None:
 
 def test_a_full_cache_whose_old_files_are_held_says_who_holds_them() -> None:
     changes: dict[str, Any] = {**FULL, "cache__left_out_bytes": 5 * 10**8, "readers": [READER | {"advice": None}]}
-    assert state_text(status(**changes)) == "full; outgoing files make room when no reader holds them any more"
+    assert state_text(status(**changes)) == "full; outgoing files make room once no reader holds them"
     assert lines(**changes)["reader"] == "python 4711: listed 200 files, opened 50, holds 500 MB of outgoing files"
     assert state_text(status(**changes, engine="folder")).endswith("the next generation makes room for new files")
 
@@ -250,12 +250,14 @@ def test_the_status_in_one_line() -> None:
 
 def test_what_a_mount_waits_for_comes_first_in_its_line() -> None:
     assert moving(status()).startswith("250 of 1,000 files cached")
-    assert moving(status(state="seeding")).startswith("fetching one file of each directory; 250 of 1,000 files cached")
+    assert moving(status(state="seeding")).startswith(
+        "fetching one file from each directory; 250 of 1,000 files cached"
+    )
     assert moving(status(state="paused")).startswith("paused: only misses are fetched; 250 of 1,000 files cached")
     files = moving(status(start={"done": 12, "needed": 35, "unit": "files"}))
     assert files.startswith("12 of 35 files needed to start; 250 of 1,000 files cached")
     bytes = moving(status(state="seeding", start={"done": 10**6, "needed": 5 * 10**7, "unit": "bytes"}))
-    assert bytes.startswith("fetching one file of each directory; 1 MB of 50 MB needed to start; 250 of")
+    assert bytes.startswith("fetching one file from each directory; 1 MB of 50 MB needed to start; 250 of")
     unknown = status(state="listing", remote__files=0, remote__listing=True)
     assert moving(unknown) == f"listing the remote; nothing of {unknown.url} is known yet"
     assert moving(status(remote__listing_silent_s=40)).startswith("the listing is slow: no page has arrived for 40 s")

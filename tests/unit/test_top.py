@@ -124,7 +124,7 @@ def test_each_page_has_a_key_and_shows_what_it_is_for() -> None:
 
 
 def test_that_readers_of_plain_files_are_not_seen_is_said() -> None:
-    assert "no process reads" in text(TopPage.READERS, watch(readers=[]))
+    assert "no process is reading" in text(TopPage.READERS, watch(readers=[]))
     assert "readers of plain files cannot be seen" in text(TopPage.READERS, watch(readers=[], engine="folder"))
 
 
@@ -269,10 +269,10 @@ def test_changes_of_the_status_are_events() -> None:
     assert texts == [
         "generation 4: 200 files listed",
         "complete: every file of the remote is cached",
-        "python 4711 reads",
+        "python 4711 started reading",
     ]
     assert [event.text for event in changes(now, status(generation=4, state="complete"))] == [
-        "python 4711 reads no more"
+        "python 4711 stopped reading"
     ]
     assert list(changes(None, now)) == []
 

@@ -46,11 +46,11 @@ def test_a_bare_name_is_a_function_of_growfs() -> None:
     [
         ("users_fine:number", "has no function number"),
         ("users_fine:gone", "has no function gone"),
-        ("users_gone:find", "there is no module users_gone; it is looked for in "),
+        ("users_gone:find", "there is no module users_gone; growfs looks in "),
         ("users_needy:find", "there is no module not_installed_here"),
         ("users_broken:find", "ZeroDivisionError: division by zero; try: python -c 'import users_broken'"),
         ("tarr", "has no function tarr"),
-        ("a b", "is not a function; write it as module:function"),
+        ("a b", "is not a function; use module:function"),
         ("users_fine:", "is not a function"),
         ("./users_gone.py:find", "there is no file /.*/users_gone.py"),
         ("./users_fine.py:gone", "has no function gone"),

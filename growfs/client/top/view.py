@@ -216,7 +216,7 @@ def _readers(watch: Watch, first: int, width: int, height: int) -> Panel:
     readers = watch.status.readers[first:]
     if not watch.status.readers:
         is_plain = watch.status.engine == "folder"
-        text = "unknown: readers of plain files cannot be seen" if is_plain else "no process reads"
+        text = "unknown: readers of plain files cannot be seen" if is_plain else "no process is reading"
         return _panel("readers", Text(text, "bright_black"))
     table = _table("process", "listed", ">gen.", "opened of listed", ">opens", ">holds")
     table.columns[0].max_width = max(8, min(32, width - 62))

@@ -210,9 +210,9 @@ def changes(before: MountStatus | None, now: MountStatus) -> Iterator[Event]:
         yield Event(at, "NEWS", state_text(now, with_eta=False))
     known, current = ({reader.pid: reader.command for reader in each.readers} for each in (before, now))
     for pid in current.keys() - known.keys():
-        yield Event(at, "NEWS", f"{current[pid]} {pid} reads")
+        yield Event(at, "NEWS", f"{current[pid]} {pid} started reading")
     for pid in known.keys() - current.keys():
-        yield Event(at, "NEWS", f"{known[pid]} {pid} reads no more")
+        yield Event(at, "NEWS", f"{known[pid]} {pid} stopped reading")
 
 
 def logged(path: Path) -> Iterator[Event]:

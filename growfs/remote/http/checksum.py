@@ -110,7 +110,7 @@ ExpectedChecksum = _ExpectedCrc | _ExpectedHash
 
 
 def _differs(name: str) -> str:
-    return f"the content has another {name.upper()} than the store sent"
+    return f"the {name.upper()} of the content is not the one that the store sent"
 
 
 def _is_whole_file(headers: Headers) -> bool:

@@ -100,7 +100,7 @@ class HttpRequest:
             url = urljoin(self.url, location)
             old, new = urlsplit(self.url), urlsplit(url)
         except ValueError:
-            raise FallBack("a redirect that cannot be read") from None
+            raise FallBack("an unreadable redirect") from None
         if "@" in new.netloc:
             raise FallBack("a redirect with a password")
         if (old.scheme, new.scheme) == ("https", "http"):
@@ -514,7 +514,7 @@ def _parse(head: str) -> HttpResponse:
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name or " " in name or "\t" in name:
-            raise FallBack("a header that cannot be read")
+            raise FallBack("an unreadable header")
         name, value = name.lower(), value.strip(" \t")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     length = headers.get("content-length", "")
@@ -535,7 +535,7 @@ def _connect(
     parts = urlsplit(request.url)
     is_tls = parts.scheme == "https"
     if not parts.hostname or parts.scheme not in ("http", "https"):
-        raise FallBack("a URL of no web server")
+        raise FallBack("a URL that is not a web server's")
     port = parts.port or (443 if is_tls else 80)
     if proxy is None:
         sock = _open(parts.hostname, port, timeouts)
@@ -567,7 +567,7 @@ def _tunnel(sock: socket.socket, proxy: Proxy, address: str, timeouts: Timeouts)
             if time.monotonic() > ends_at:
                 raise TimeoutError("it sends too slowly")
             if len(head) > HEAD_BYTES_MAX or not (received := sock.recv(HEAD_BYTES_MAX)):
-                raise ProxyFailed(proxy, f"it gives no answer to CONNECT {address}")
+                raise ProxyFailed(proxy, f"it does not answer CONNECT {address}")
             head += received
     except OSError as error:
         raise ProxyFailed(proxy, str(error)) from None
@@ -662,7 +662,7 @@ def _wrap_tls(sock: socket.socket, host: str, tls: Callable[[], ssl.SSLContext],
     try:
         context = tls()
     except OSError as error:
-        raise FallBack(f"certificates that cannot be read: {error.strerror}") from None
+        raise FallBack(f"unreadable certificates: {error.strerror}") from None
     try:
         secured = context.wrap_socket(sock, server_hostname=host)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # as a load balancer does that is overloaded, or being replaced
@@ -694,13 +694,13 @@ class _TranslatingErrors:
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, BlockingIOError):
-            raise ConnectionTimedOut("it fell silent") from None
+            raise ConnectionTimedOut("it stopped sending") from None
         if isinstance(error, TimeoutError):
             raise ConnectionTimedOut(str(error)) from None
         if isinstance(error, (OSError, _ServerClosed)):
             raise ConnectionFailed(str(error) or type(error).__name__) from None
         if isinstance(error, ValueError):
-            raise FallBack("a host or a port that cannot be") from None
+            raise FallBack("an invalid host or port") from None
 
 
 _translating_errors = _TranslatingErrors()

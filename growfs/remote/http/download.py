@@ -181,7 +181,7 @@ class RangeDownloader:
             raise ChecksumMismatch(mismatch)
         if is_new:
             log.warning(
-                "%s: %s, as of all files; the store's checksums are wrong, and not used", task.file.path, mismatch
+                "%s: %s, as for all files; the store's checksums are wrong, and are not used", task.file.path, mismatch
             )
 
     def record_head(self, useful: bool) -> None:
@@ -329,7 +329,7 @@ class _FileTransfer(Generic[T]):
             start, self._file_bytes = extent
             self.total = part.size if part else self._file_bytes
             if start != first or length != min(part_length, self.total):
-                raise FallBack("another range than was requested")
+                raise FallBack("a different range than requested")
         elif part:
             raise (FallBack if (first, length) == (0, part.size) else RangeIgnored)("the whole file")
         else:
@@ -417,7 +417,9 @@ class _FileTransfer(Generic[T]):
                     raise
                 part.is_odd = True
                 connection.close()
-                self._task.tries.pause(RemoteBusy(f"{self._task.file.path}: an odd answer ({reason})"), part.at)
+                self._task.tries.pause(
+                    RemoteBusy(f"{self._task.file.path}: an unexpected response ({reason})"), part.at
+                )
 
     def _receive_with_others(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
         """As `_receive`, while other threads fetch other parts of the file."""
@@ -433,7 +435,7 @@ class _FileTransfer(Generic[T]):
             raise error
         if was_cut:
             part.cuts += 1
-            log.warning("%s: comes too slowly, and is requested anew from byte %d", self._task.file.path, part.at)
+            log.warning("%s: arrives too slowly; requesting it again from byte %d", self._task.file.path, part.at)
         else:
             self._task.tries.pause(busy, part.at)
 
@@ -488,7 +490,7 @@ class _FileTransfer(Generic[T]):
                 raise FallBack(MIXED)
             raise HttpError(412, "another version")
         if extent != (start, self._file_bytes) or length != end - start + 1:
-            raise FallBack("another range than was requested")
+            raise FallBack("a different range than requested")
         return response
 
     def _renew_signature(self, refused: HttpRequest) -> HttpRequest:
@@ -526,7 +528,7 @@ def extent_of(response: HttpResponse) -> tuple[int, tuple[int, int] | None]:
         return response.length, None
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", content_range or "")
     if not found or int(found[2]) - int(found[1]) + 1 != response.length:
-        raise FallBack("a range that cannot be read")
+        raise FallBack("an unreadable range")
     return response.length, (int(found[1]), int(found[3]))
 
 

@@ -51,7 +51,7 @@ class HttpStream:
         length, extent = extent_of(response)
         position, total = extent or (0, length)
         if position not in (0, start) or position + length != total:
-            raise FallBack("another range than was requested")
+            raise FallBack("a different range than requested")
         self.file = check(total, response.headers)
         while position < start:  # the server ignored the range
             skipped = memoryview(bytearray(min(start - position, SKIP_BYTES)))

@@ -41,7 +41,9 @@ class Inventory:
         spec: of the bucket. The data files are read with its options. Raises UsageError if it is not a bucket.
         """
         if not store_class(spec.url).has_inventories:
-            raise UsageError(f"{manifest.safe_url()}: is an inventory of a bucket; mount that, as s3://bucket/prefix")
+            raise UsageError(
+                f"{manifest.safe_url()}: is an inventory of a bucket; mount the bucket: s3://bucket/prefix"
+            )
         self._manifest = manifest
         self._spec = spec
         self._bucket, _, prefix = spec.url.partition("://")[2].rstrip("/").partition("/")
@@ -58,7 +60,7 @@ class Inventory:
                     yield (where, index, row), file
         if self._prefix and not found:
             raise RemoteMissing(
-                f"{self._manifest.safe_url(where)}: has nothing below {self._spec.url}; check the prefix"
+                f"{self._manifest.safe_url(where)}: lists nothing below {self._spec.url}; check the prefix"
             )
 
     def _newest(self) -> str:
@@ -70,8 +72,8 @@ class Inventory:
                 self._manifest.stat(path := f"{folder}/manifest.json")
                 return path
         raise RemoteMissing(
-            f"{self._manifest.safe_url()}: has no folder such as 2026-01-31T01-00Z with a manifest.json;"
-            " give that of an inventory's configuration, or a manifest.json"
+            f"{self._manifest.safe_url()}: contains no folder such as 2026-01-31T01-00Z with a manifest.json; use the"
+            " folder of an inventory's configuration, or a manifest.json"
         )
 
     def _tables(self, where: str) -> Iterator[Table]:
@@ -87,11 +89,11 @@ class Inventory:
             what = f"{type(error).__name__}: {error}"
             raise RemoteError(f"{safe_url}: is not a manifest.json of an S3 Inventory ({what})") from None
         if source != self._bucket:
-            raise RemoteError(f"{safe_url}: is the inventory of s3://{source}, not of {self._spec.url}; mount that")
-        if kind not in ("CSV", "Parquet"):
             raise RemoteError(
-                f"{safe_url}: its files are {kind}; let the inventory's configuration write CSV or Parquet"
+                f"{safe_url}: is the inventory of s3://{source}, not of {self._spec.url}; mount that bucket"
             )
+        if kind not in ("CSV", "Parquet"):
+            raise RemoteError(f"{safe_url}: its files are {kind}; configure the inventory to write CSV or Parquet")
         url = f"s3://{target.rpartition(':')[2]}"
         data = self._data.setdefault(url, open_store(replace(self._spec, url=url)))
         for key, md5 in files:  # a Parquet file is never read as a whole, so its MD5 stays unknown

@@ -84,7 +84,9 @@ class Text(Table):
         nothing = (None,) * (len(columns) - 1)
         for number, line in enumerate(self._lines(), 1):
             if number == 1 and line.lstrip().lower().startswith(MARKUP):
-                raise self.error(number, "begins a web page or XML, not a list of paths; look for a log-in page")
+                raise self.error(
+                    number, "is the start of a web page or XML, not of a list of paths; look for a login page"
+                )
             if number > after:
                 text = line.strip()
                 yield number, ("" if text.startswith("#") else text, *nothing)
@@ -169,7 +171,9 @@ class Parquet(Table):
             try:
                 file = ParquetFile(stream, buffer_size=READ_BYTES, pre_buffer=False)  # else it reads whole row groups
             except ArrowInvalid as error:
-                raise RemoteError(f"{self.store.safe_url(self.path)}: is not a whole Parquet file: {error}") from None
+                raise RemoteError(
+                    f"{self.store.safe_url(self.path)}: is not a complete Parquet file: {error}"
+                ) from None
             names = {normalize(name): name for name in reversed(file.schema_arrow.names)}
             if columns[0] not in names:
                 raise RemoteError(f"{self.store.safe_url(self.path)}: has no column {columns[0]!r}")

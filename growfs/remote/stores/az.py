@@ -54,7 +54,9 @@ class AzureRemote(FsspecRemote):
         options, url = super()._library_options(), self.spec.endpoint_url
         if url:
             if not url.startswith("https://"):
-                raise UsageError("--endpoint-url of az:// begins with https://; else use the option connection_string")
+                raise UsageError(
+                    "--endpoint-url for az:// must begin with https://; otherwise use the option connection_string"
+                )
             options["account_host"] = url[len("https://") :].rstrip("/")
         options.setdefault("read_timeout", PAGE_READ_S)
         if self.spec.anon:

@@ -224,20 +224,22 @@ class StoreRemote(ABC):
             raise RemoteBusy(f"{self.safe_url(path)}: cut short at {got} of {part.size} bytes; try again")
 
     def _sends_whole_files(self, path: str) -> RemoteError:
-        return RemoteError(f"{self.safe_url(path)}: its server sends whole files only; use one that has ranges")
+        return RemoteError(
+            f"{self.safe_url(path)}: its server sends only whole files; use one that supports byte ranges"
+        )
 
     # Errors and what they show.
 
     def not_a_listing(self, why: str) -> RemoteBusy:
         """The error for a response that is not a part of a listing, though its status is 200."""
         return RemoteBusy(
-            f"{self.safe_url()}: the server's answer is not a listing ({self.clean(why)}); it is tried again; look for"
-            f" a log-in page or a proxy in between, and check {self.server_option}"
+            f"{self.safe_url()}: the server's answer is not a listing ({self.clean(why)}); growfs tries again; look for"
+            f" a login page or a proxy in between, and check {self.server_option}"
         )
 
     def listing_without_end(self) -> RemoteError:
         """The error for a server that names a page it has sent before as the next one."""
-        return RemoteError(f"{self.safe_url()}: the server lists the same page again and again; look at the server")
+        return RemoteError(f"{self.safe_url()}: the server lists the same page again and again; check the server")
 
     @contextmanager
     def translating(self, path: str = "") -> Iterator[None]:

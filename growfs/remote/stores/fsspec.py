@@ -181,7 +181,7 @@ class FsspecRemote(StoreRemote):
             path = name[len(self.root) + 1 :]
             if name.rstrip("/") == key.rstrip("/"):
                 if kind == "file" and not folder and not name.endswith("/"):
-                    raise RemoteError(f"{self.safe_url()}: is a file; give the URL of its folder")
+                    raise RemoteError(f"{self.safe_url()}: is a file; use the URL of its folder")
             elif not name.startswith(self.root + "/"):
                 found.append(Skipped("name outside the remote", name))
             elif kind == "directory":

@@ -91,7 +91,7 @@ class RepositoryRemote(HubRemote):
                 if entry["type"] != "file":
                     continue
                 if entry["path"] == folder:
-                    raise RemoteError(f"{self.safe_url()}: is a file; give the URL of its folder")
+                    raise RemoteError(f"{self.safe_url()}: is a file; use the URL of its folder")
                 path = entry["path"][start:]
                 if reason := reason_to_skip(path):
                     skipped.append(Skipped(reason, path))

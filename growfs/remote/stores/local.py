@@ -91,7 +91,7 @@ class LocalRemote(StoreRemote):
         except RemoteMissing:
             if path and (self._is_empty() or self._has_file(path)):
                 where = self.safe_url()
-                raise RemoteBusy(f"{where}: the folder is empty or is not there; see whether it is mounted") from None
+                raise RemoteBusy(f"{where}: the folder is empty or missing; check whether it is mounted") from None
             raise
 
     def _is_empty(self) -> bool:
@@ -115,7 +115,7 @@ class LocalRemote(StoreRemote):
                 return [Skipped(NO_PERMISSION, folder)]
             raise
         except NotADirectoryError:
-            raise RemoteError(f"{self.safe_url(folder)}: is a file; give the URL of its folder") from None
+            raise RemoteError(f"{self.safe_url(folder)}: is a file; use the URL of its folder") from None
         found: list[Entry] = []
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name

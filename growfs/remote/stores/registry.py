@@ -58,6 +58,6 @@ def open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> Stor
         if given and not store.takes_endpoint:
             *most, last = (known.name for known in STORES if known.takes_endpoint)
             raise UsageError(
-                f"{option} makes no sense for {store_name(spec.url)}://; it is for {', '.join(most)} and {last}"
+                f"{option} does not apply to {store_name(spec.url)}://; it is for {', '.join(most)} and {last}"
             )
     return store(spec, threads)

@@ -39,7 +39,7 @@ class HttpRemote(FsspecRemote):
         if not spec.manifest and suffix_of(spec.url) in SUFFIXES:
             spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
         if "?" in spec.url or "#" in spec.url:
-            raise UsageError(f"{redact(spec.url)}: give a folder's URL, without ? and #")
+            raise UsageError(f"{redact(spec.url)}: use the URL of a folder, without ? or #")
         return spec
 
     def _library_options(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class HttpRemote(FsspecRemote):
                 parts.append(part)
                 if sum(map(len, parts)) > LISTING_BYTES_MAX or b"\0" in part:
                     raise RemoteError(
-                        f"{self.safe_url()}: is not a page of links; give a folder's URL, or a .txt or .csv"
+                        f"{self.safe_url()}: is not a page of links; use the URL of a folder, or of a .txt or .csv file"
                     )
         return b"".join(parts).decode(errors="replace")
 

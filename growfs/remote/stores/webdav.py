@@ -85,5 +85,5 @@ class WebdavRemote(FsspecRemote):
 
     def own_error(self, problem: Problem) -> GrowfsError | None:
         if problem.status in (405, 501):
-            return RemoteError(f"{problem.where}: its server has no WebDAV there; check {self.server_option}")
+            return RemoteError(f"{problem.where}: its server does not offer WebDAV there; check {self.server_option}")
         return None

@@ -106,7 +106,7 @@ class ArchiveRemote:
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         if not version:
-            raise RemoteError(f"{path}: is a member of an archive, and it is not known of which; list again")
+            raise RemoteError(f"{path}: is a member of an unknown archive; list again")
         with self._stat_lock:  # otherwise every member being fetched would reread the whole archive
             archive, index = self._index(RemoteFile(MemberLocation.parse(version).archive, None, None, ""))
         try:
@@ -115,7 +115,7 @@ class ArchiveRemote:
                     return _file(archive, member)
         except UnreadableArchive as reason:
             raise RemoteMissing(f"{path}: its archive, {archive.path}, is {reason}") from None
-        raise RemoteMissing(f"{path}: its archive, {archive.path}, has no such member any more")
+        raise RemoteMissing(f"{path}: its archive, {archive.path}, no longer contains it")
 
     def still_has(self, file: RemoteFile) -> bool:
         """Whether the remote has an archive of the member, but has not listed it. Each archive is asked for once."""
@@ -209,7 +209,7 @@ class ArchiveRemote:
                 return archive, index
             except RemoteChanged:
                 archive = self._remote.stat(archive.path)
-        raise RemoteBusy(f"{archive.path}: changes again and again while it is read; list again later")
+        raise RemoteBusy(f"{archive.path}: keeps changing while it is read; list again later")
 
     def _find_members(self, archive: RemoteFile) -> Iterator[Member]:
         """The results of the index function. Raises UnreadableArchive if it fails, and RemoteErrors if reading does."""
@@ -219,7 +219,7 @@ class ArchiveRemote:
             try:
                 for member in map(_checked, function(source)):
                     if archive.size is not None and member.offset + member.size > archive.size:
-                        raise ValueError(f"{member.name} ends behind the end of the file")
+                        raise ValueError(f"{member.name} extends past the end of the file")
                     yield member
             except GrowfsError:
                 raise

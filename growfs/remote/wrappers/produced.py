@@ -23,7 +23,7 @@ from growfs.remote.wrappers.producer_pool import ProducerPool
 PAGE_FILES_MAX = 1000
 LARGE_NUMBER = 1_234_567_890
 SAMPLE_NAME = "{index:08d}"
-SAME_NAME = "another file has that name, by --rename"
+SAME_NAME = "--rename gives another file the same name"
 
 
 class _ProducerRemote(ABC):

@@ -161,7 +161,7 @@ class ProducerProcess:
             self._connection.send(source)
         except OSError:
             raise ProducerFailed(f"its process ended: {self._exit_reason()}") from None
-        late = f"was not done after {format_timespan(timeout_s)} and was killed; see --producer-timeout"
+        late = f"did not finish within {format_timespan(timeout_s)} and was killed; see --producer-timeout"
         mtime_ns: int | None = self._answer(timeout_s, GRACE_S, late, progress)
         return mtime_ns
 
@@ -170,7 +170,7 @@ class ProducerProcess:
         out = self._folder / OUTPUT_NAME
         found = out.lstat() if os.path.lexists(out) else None
         if not found or not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise ProducerFailed("it left something else in the place of its file; write to out, or to out.name")
+            raise ProducerFailed("it replaced its file with something else; write to out, or to out.name")
         os.rename(out, target)
         for entry in list(os.scandir(self._folder)):
             if entry.is_dir(follow_symlinks=False):

@@ -145,7 +145,7 @@ class S3Remote(FsspecRemote):
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         super().__init__(spec, threads)
         if not re.match(rf"\w+://({TENANT}?[\w.-]{{1,255}}(/|$)|arn:)", spec.url):
-            raise UsageError(f"{self.safe_url()}: names no bucket; write it as s3://bucket/prefix")
+            raise UsageError(f"{self.safe_url()}: names no bucket; use s3://bucket/prefix")
         self._signer: Signer | None = None
         self._signer_number = 0  # of the client that it was made from
         self._signer_lock = threading.Lock()

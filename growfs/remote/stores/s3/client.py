@@ -43,7 +43,7 @@ class CredentialSource:
 
 CREDENTIAL_SOURCES = {
     "env": CredentialSource("AWS_ACCESS_KEY_ID in the environment"),
-    "custom-process": CredentialSource("the credential_process of ~/.aws/config", "run that command, and mend it"),
+    "custom-process": CredentialSource("the credential_process of ~/.aws/config", "run that command, and fix it"),
     "sso": CredentialSource("the single sign-on of ~/.aws/config", "run 'aws sso login{profile}'"),
     "login": CredentialSource("aws login", "run 'aws login{profile}'"),
     "assume-role": CredentialSource(

@@ -22,7 +22,7 @@ from growfs.remote.names import reason_to_skip
 ROOT = "ListBucketResult"
 ENCODED = {"EncodingType": "url"}
 """A parameter that makes a listing encode its keys, as XML cannot carry all characters."""
-LOST = "the listing cannot show its name: it is not UTF-8, or has a control character"
+LOST = "the listing cannot show its name: it is not UTF-8, or contains a control character"
 LOST_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 LOST_ENCODED = "%EF%BF%BD"
 _CONTROLS = re.compile(

@@ -172,7 +172,7 @@ class ParallelLister:
             return True
 
     def _switch_to_serial(self) -> None:
-        log.info("the server cannot list from any name on, in order: its pages are read one by one")
+        log.info("the server cannot list in order from an arbitrary name: its pages are read one by one")
         self._ranges.switch_to_serial(key_range for key_range, *_ in self._ready)
         self._ready.clear()
 
