@@ -328,7 +328,12 @@ def untrusted() -> Exception:
         (ConnectionError("refused"), "webdav://x", "http://h/", "and the option base_url http://h/"),
         (ConnectionError("refused"), "az://c", "", "and --endpoint-url or the connection string"),
         (ConnectionError("refused"), "az://c", "https://h", "the network and --endpoint-url https://h"),
-        (untrusted(), "s3://b", "https://h", "(self-signed certificate); check --endpoint-url https://h; for your own server"),
+        (
+            untrusted(),
+            "s3://b",
+            "https://h",
+            "(self-signed certificate); check --endpoint-url https://h; for your own server",
+        ),
         (untrusted(), "s3://b", "", "for your own server, set AWS_CA_BUNDLE"),
         (
             Refused(405),
