@@ -112,6 +112,6 @@ def _check(path: Path, number: int, then: Mapping[str, Any], now: Mapping[str, A
     else:
         what = "some files of the remote were replaced, or other files are frozen or pinned"
     raise GrowfsError(
-        f"{path}: pass {number} has different parts than when the position was saved: {what}; {remedy}, or leave out"
+        f"{path}: pass {number} has different parts than when the position was saved: {what}; {remedy}, or omit"
         " catalog= to resume anyway"
     )

@@ -204,8 +204,8 @@ def in_use(cache: Path) -> GrowfsError:
     pid, folder = daemon["pid"], daemon["mountpoint"]
     if was_killed(cache):
         return GrowfsError(
-            f"{cache}: its growfs (pid {pid}) was killed, but the kernel still waits for it; as root, write 1 to the"
-            " file abort in that folder of /sys/fs/fuse/connections whose file waiting is not 0"
+            f"{cache}: its growfs (pid {pid}) was killed, but the kernel still waits for it; as root, find the folder"
+            " in /sys/fs/fuse/connections whose file waiting is not 0, and write 1 to its file abort"
         )
     if any(row.cache == cache for row in mounts()):
         use = (

@@ -108,7 +108,7 @@ class Session:
         ready = select.poll()
         ready.register(self._fd, select.POLLIN)
         if not ready.poll(HANDSHAKE_S * 1000):
-            raise GrowfsError("the kernel's FUSE does not begin the session; look at its log (dmesg)")
+            raise GrowfsError("the kernel's FUSE does not begin the session; check its log (dmesg)")
         request = protocol.parse_request(os.read(self._fd, protocol.MIN_READ_BUFFER))
         if request.opcode != protocol.Opcode.INIT:
             raise GrowfsError(f"the kernel's FUSE begins the session with request {request.opcode}")

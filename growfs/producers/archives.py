@@ -111,7 +111,7 @@ def _relative(name: str) -> str:
 
 def _labelled(label: str, sample: list[Member], key: str) -> Iterator[Member]:
     if sample and not label:
-        raise ValueError(f"sample {key} has no .cls file, which would give its class")
+        raise ValueError(f"sample {key} has no .cls file, so its class is unknown")
     folder = label.zfill(CLASS_DIGITS) if label.isdecimal() else label
     for member in sample:
         yield member._replace(name=f"/{folder}/{member.name}")

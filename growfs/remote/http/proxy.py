@@ -53,7 +53,7 @@ def proxy_for(url: str) -> Proxy | None:
     except ValueError:
         host = ""
     if not host:
-        raise UsageError(f"{name.upper()}_PROXY is not the URL of a proxy; write it as http://host:port")
+        raise UsageError(f"{name.upper()}_PROXY is not the URL of a proxy; use http://host:port")
     authorization = ""
     if parts.username is not None:
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"

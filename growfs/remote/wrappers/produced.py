@@ -113,7 +113,8 @@ class SampledRemote(_ProducerRemote):
         reason = reason_to_skip(self._file(0).path)
         if reason or any(self._parse(self._file(number).path) != number for number in (1, LARGE_NUMBER)):
             raise UsageError(
-                f"--rename {self._template}: makes no names: {reason or 'no number can be read back from them'}"
+                f"--rename {self._template}: does not produce usable names:"
+                f" {reason or 'their numbers cannot be read back'}"
             )
         self._pool = ProducerPool(spec, producer, limits)
 

@@ -413,7 +413,7 @@ class S3Remote(FsspecRemote):
             return RemoteError(f"{problem.where}: is archived; restore it, or copy it to another storage class")
         if "RequestTimeTooSkewed" in problem.words:
             return problem.denied(
-                f"the store's clock shows another time ({problem.detail})", "set this machine's clock"
+                f"the store's clock shows a different time ({problem.detail})", "set this machine's clock"
             )
         if problem.words & NEEDS_HOST:
             return problem.denied(f"the bucket must be in the host's name ({problem.detail})", f"pass {IN_HOST}")
