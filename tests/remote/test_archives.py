@@ -306,7 +306,7 @@ def test_an_archive_that_changes_while_it_is_read_is_read_again(tmp_path: Path, 
     shards = Changing(tmp_path / "cache")
     remote = shards.members()
     if times == 3:
-        with pytest.raises(RemoteBusy, match="again and again"):
+        with pytest.raises(RemoteBusy, match="keeps changing"):
             listed(remote)
         return
     others = {path for path in NAMES if not path.startswith("shards/1/")}

@@ -93,7 +93,7 @@ def test_each_form_of_checksum_is_verified(tmp_path: Path, form: str, part: int)
         assert mismatch(expected_checksum(FORMS[form]), tmp_path / "x", CHECKED, part, seed) is None
         wrong = mismatch(expected_checksum(FORMS[form]), tmp_path / "x", CHECKED[:-1] + b"!", part, seed)
         assert wrong
-        assert "than the store sent" in wrong
+        assert "is not the one that the store sent" in wrong
 
 
 @pytest.mark.parametrize(
