@@ -20,7 +20,7 @@ import click
 
 from growfs.cache.cache_folder import daemon_of, is_in_use
 from growfs.daemon.control_client import call, daemon_pid, status_of
-from growfs.daemon.option_parsers import absolute
+from growfs.daemon.option_parsers import remote_url
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.running import (
     Running,
@@ -79,7 +79,7 @@ def start(
     """
     if (encoding := sys.getfilesystemencoding()) != "utf-8":
         raise GrowfsError(f"this Python decodes file names as {encoding}; start it with PYTHONUTF8=1")
-    url, mountpoint = absolute(url), resolve(absolute_path(mountpoint))
+    url, mountpoint = remote_url(url), resolve(absolute_path(mountpoint))
     check_apart(url, mountpoint, options.cache_dir)
     check_function(options.members)
     abort_killed()  # one may have the cache

@@ -133,13 +133,16 @@ def absolute(url: str) -> str:
     """A URL, or a local path made absolute."""
     if not url:
         raise UsageError("the URL is empty; use s3://bucket/prefix, or the path of a folder")
-    if "://" in url or "::" in url or url.startswith(PYTHON_SCHEME):
-        return url
-    path = absolute_path(url)
-    if not url.startswith(("/", ".")) and not path.exists():
+    return url if "://" in url or "::" in url or url.startswith(PYTHON_SCHEME) else str(absolute_path(url))
+
+
+def remote_url(url: str) -> str:
+    """As `absolute`, for what is to be mounted. A relative path that does not exist may lack the scheme of a URL."""
+    found = absolute(url)
+    if found != url and not url.startswith((".", "~")) and not os.path.exists(found):
         scheme, _, rest = url.partition(":") if ":" in url else ("s3", "", url)
-        raise UsageError(f"{path}: no such folder; if this is not a local path, use {scheme}://{rest.lstrip('/')}")
-    return str(path)
+        raise UsageError(f"{found}: no such folder; if this is not a local path, use {scheme}://{rest.lstrip('/')}")
+    return found
 
 
 def web_url(text: str) -> str:

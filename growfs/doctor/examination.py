@@ -23,7 +23,7 @@ from rich.text import Text
 
 from growfs.cache.cache_folder import folder_name
 from growfs.daemon.launch import check_apart, check_function
-from growfs.daemon.option_parsers import absolute
+from growfs.daemon.option_parsers import remote_url
 from growfs.daemon.options import Options
 from growfs.daemon.running import is_dead
 from growfs.daemon.status_text import files
@@ -118,7 +118,7 @@ class Examination:
         self._options, self._on_phase = options, on_phase
         self._mountpoint = resolve(absolute_path(mountpoint)) if mountpoint else None
         self._measure_s, self._answer_s = measure_s, answer_s
-        self._spec = None if url is None else options.remote(absolute(url), working_folder())
+        self._spec = None if url is None else options.remote(remote_url(url), working_folder())
         self._cache = CacheDisk(options, folder_name(self._spec, redact(self._spec.url)) if self._spec else None)
         self._engine = ""
         self._listing: Listing | None = None

@@ -366,7 +366,7 @@ def test_an_invalid_option_value(growfs: Growfs, remote: Path, flags: tuple[str,
     [
         (b'cache-syze = "1GB"', "no such option: cache-syze"),
         (b"\xff\xfe", "config.toml"),
-        (b"[workers]\nfew = 1", "--workers"),
+        (b"[workers]\nfew = 1", "config.toml: workers: "),
     ],
 )
 def test_an_invalid_configuration_file(

@@ -24,6 +24,7 @@ from growfs.daemon.option_parsers import (
     metrics_addr,
     partition,
     peers,
+    remote_url,
     size_or_percentage,
     storage_option,
 )
@@ -284,8 +285,12 @@ def test_dots_in_storage_options_nest() -> None:
         nested((("a", 1), ("a.b", 2)))
 
 
-def test_a_local_path_is_made_absolute() -> None:
+def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     assert absolute("data") == str(Path.cwd() / "data")
+    assert remote_url("./missing") == str(Path.cwd() / "missing")
+    with pytest.raises(UsageError, match="missing: no such folder; if this is not a local path, use s3://missing"):
+        remote_url("missing")
     assert absolute("~/data") == str(Path.home() / "data")
     assert absolute("s3://bucket/x") == "s3://bucket/x"
     assert absolute("zip::s3://bucket/x") == "zip::s3://bucket/x"
