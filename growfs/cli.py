@@ -510,7 +510,7 @@ def prune(cache_dir: Path | None, unused_for: str, yes: bool) -> None:
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 def log(mountpoint: Path, follow: bool) -> None:
     """Print the log of a mount."""
     from growfs.daemon.running import find

@@ -143,7 +143,7 @@ class Options:
     rotation: str = choice(
         "auto|never|always",
         "When listed files may be evicted. auto: once no process holds them; always: once their reader has opened them"
-        " all; never.",
+        " all; never: not at all.",
         live=True,
     )
     turnover: float = option(
