@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ class LinksEngine(PassthroughEngine):
     def __init__(self, vfs: Vfs) -> None:
         super().__init__(vfs, stack_depth=0)
         self._cache: Path
+        self._sees = lru_cache(1000)(proc.sees)  # each takes 10 us, and each file has a link
         self._counter: OpenCounter
         self._to_recheck: set[int] = set()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -151,7 +152,7 @@ class LinksEngine(PassthroughEngine):
 
     def _opendir(self, request: FuseRequest) -> None:
         """First count the files that the reader has opened: they decide what it is shown."""
-        self._notice_blind(request.tid)
+        self._warn_of(request.tid, proc.sees(request.tid, self._cache))
         self._counter.count_now()
         if not self._counter.is_counting:
             self._vfs.count_all()
@@ -170,7 +171,7 @@ class LinksEngine(PassthroughEngine):
         if self._vfs.names.is_own(request.nodeid):
             super()._read_link(request)
             return
-        self._notice_blind(request.tid)
+        self._warn_of(request.tid, self._sees(request.tid, self._cache))
         link = self._vfs.link(request.nodeid)
         if self._counter.is_counting and not self._counter.is_watched(TREE, link.directory):
             self._counter.watch(TREE, {link.directory: Path(link.target).parent})
@@ -184,12 +185,12 @@ class LinksEngine(PassthroughEngine):
         link = await self._vfs.settled_link(request.nodeid)
         self._reply(request, os.fsencode(link.target))
 
-    def _notice_blind(self, pid: int) -> None:
-        """Warn, once, if a process cannot follow links. Kept links are followed without a request, so look early."""
-        if self.warning is None and not proc.sees(pid, self._cache):
+    def _warn_of(self, tid: int, sees: bool) -> None:
+        """Warn, once, if a thread does not see the cache: it cannot follow links, even those that the kernel keeps."""
+        if self.warning is None and not sees:
             with suppress(OSError):
                 self.warning = (
-                    f"{proc.name_of(pid)} does not see {self._cache}, so its links lead nowhere; make that folder"
+                    f"{proc.name_of(tid)} does not see {self._cache}, so its links lead nowhere; make that folder"
                     " visible in its container under the same path, read-only, or mount with --engine libfuse"
                 )
                 log.warning("%s", self.warning)
