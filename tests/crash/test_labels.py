@@ -24,6 +24,7 @@ from growfs.daemon.launch import stop
 from growfs.errors import GrowfsError
 from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from tests.blocking_server import BlockingServer, blocking_server
+from tests.cli.support import cache_folders
 from tests.crash.scene import Scene, alive, kill_workers
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, files_below, make_tree, set_format, until
@@ -127,6 +128,19 @@ def in_umount(growfs: Growfs, fault: str) -> Iterator[Scene]:
         pid = growfs.pid
         growfs.umount()
         until(lambda: not alive(pid))
+        yield scene
+
+
+@contextmanager
+def in_removal(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    with local(growfs) as scene:
+        scene.mount()
+        scene.complete()
+        (cache,) = cache_folders(growfs.cache_dir)
+        growfs.umount()
+        growfs.env["GROWFS_FAULT"] = fault
+        assert growfs.run("cache", "remove", cache, check=False).returncode != 0
+        del growfs.env["GROWFS_FAULT"]
         yield scene
 
 
@@ -248,6 +262,7 @@ FAULT_POINTS = {
     "SWEEP_STRAY": FaultPoint(in_mount_after_crash, ("EIO",), False),
     "SWEEP_FOLDER": FaultPoint(in_mount_after_crash, ("EIO",), False),
     "UNDO": FaultPoint(in_undo, ("EIO",), False),
+    "REMOVE": FaultPoint(in_removal, ("EIO",), False),
     "WITHDRAW": FaultPoint(in_umount, ("EIO",), False),
     "SYNC_STOP": FaultPoint(in_umount, ("ENOSPC", "EIO"), False),
     "FOLDER": FaultPoint(in_fill, ("ENOSPC", "EIO"), False),
@@ -284,7 +299,7 @@ def test_after_a_kill_the_next_mount_is_consistent(growfs: Growfs, label: str) -
     with FAULT_POINTS[label].drive(growfs, f"{label}:kill") as scene:
         announced = list(growfs.cache_dir.glob("*/daemon.json"))
         # A daemon that stops by itself removes this file.
-        assert bool(announced) == (label not in ("TAG", "EMPTY", "ANNOUNCE", "UNDO", "FOLDER"))
+        assert bool(announced) == (label not in ("TAG", "EMPTY", "ANNOUNCE", "UNDO", "FOLDER", "REMOVE"))
         if announced:
             scene.wait_for_death()
         scene.check()

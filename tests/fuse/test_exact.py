@@ -233,7 +233,7 @@ def test_a_changed_remote_is_named_before_a_run_goes_on(growfs: Growfs, tmp_path
     saved = api.position(next(api.epoch(growfs.mountpoint)))
     (tmp_path / "remote/class0/more.bin").write_bytes(bytes(9000))
     mount_elsewhere(growfs, tmp_path / "remote", tree, *UNREAD)
-    with pytest.raises(GrowfsError, match=r"has 41 files .* and had 40 .*; begin the next pass with number=2"):
+    with pytest.raises(GrowfsError, match=r"has 41 files .* but had 40 .*; begin the next pass with number=2"):
         next(api.epoch(growfs.mountpoint, **saved))
     parts = [files_below(part) for part in api.epoch(growfs.mountpoint, saved["number"], saved["part"])]
     assert_each_once(parts, tree | {"class0/more.bin": b""})
@@ -406,7 +406,7 @@ def test_a_mount_starts_with_the_part_that_is_asked_for_whatever_was_before(grow
     assert parts[0] != parts[1] == parts[2]
     flags = "--exact", "--cache-size", cache_size(tree, 0.6), *PARTS, "--start", "3/99"
     refused = growfs.mount(tmp_path / "remote", *flags, check=False)
-    assert "and no part 99" in refused.stderr
+    assert "but no part 99" in refused.stderr
 
 
 def cached_bytes(growfs: Growfs, path: str) -> int:

@@ -232,7 +232,7 @@ def test_a_second_daemon_on_a_cache_is_refused(growfs: Growfs, tmp_path: Path) -
     refused = growfs.run("mount", tmp_path / "remote", second, *flags, check=False)
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1
-    assert f"pid {growfs.pid}, mounted on {growfs.mountpoint}" in refused.stderr
+    assert f"in use by growfs (pid {growfs.pid}), mounted on {growfs.mountpoint}" in refused.stderr
     assert not mounted_at(second)
     growfs.run("mount", tmp_path / "other", second, *flags)
     try:

@@ -102,7 +102,7 @@ def test_options_that_match_nothing_are_reported(growfs: Growfs, tmp_path: Path)
     done = growfs.mount(tmp_path / "remote", "--freeze", "class0/0000.*", "--freeze", "clas0/*", "--group", "{stem}")
     warnings = growfs.status()["warnings"]
     assert [warning.partition(":")[0] for warning in warnings] == [
-        "--freeze clas0/* matches no file",
+        "--freeze clas0/* matches no file, so it freezes nothing; patterns use .gitignore syntax",
         "--group puts no two files together",
     ]
     assert all(f"warning: {warning}\n" in done.stdout for warning in warnings)

@@ -377,7 +377,7 @@ def test_an_md5_that_the_server_sends_is_verified(
     if matches:
         assert fetched(remote, tmp_path) == SMALL
     else:
-        with pytest.raises(RemoteBusy, match="another MD5"):
+        with pytest.raises(RemoteBusy, match="the MD5 of the content is not"):
             fetched(remote, tmp_path)
 
 
@@ -462,7 +462,7 @@ def test_after_refusals_the_library_makes_all_requests_and_content_is_still_veri
     assert (remote._threads.library.files, remote._threads.library.gave_up) == (LEFT_MAX, "status 403")
     store.status = lambda _: None
     store.extra_headers = {"Content-MD5": b64encode(bytes(16)).decode()}
-    with pytest.raises(RemoteBusy, match="another MD5"):
+    with pytest.raises(RemoteBusy, match="the MD5 of the content is not"):
         fetched(remote, tmp_path)
     assert len(library_fetches) == LEFT_MAX + 1
     store.extra_headers = {"Content-MD5": b64encode(MD5.digest()).decode()}

@@ -109,7 +109,7 @@ class Manner(NamedTuple):
 MANNERS = [Manner(has_checksums, accepts) for accepts in ("identity", "gzip") for has_checksums in (True, False)]
 
 
-TENANT = r"(\w+:(?!\d+(/|$)))"
+TENANT = r"((?!arn:)\w+:(?!\d+(/|$)))"
 """Before the bucket, in Ceph. A server and its port are no tenant and bucket."""
 
 
