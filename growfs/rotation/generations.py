@@ -309,9 +309,7 @@ class Generations:
         generation = plan.generation
         if self.show_files is not None and generation.files < self.show_files:
             log.warning(
-                "--show-files asks for %d files, but only %d can be listed: no new generation",
-                self.show_files,
-                generation.files,
+                "--show-files needs %d files; %d can be listed: no new generation", self.show_files, generation.files
             )
             return True
         generation.begins(trio.current_time(), self.current)

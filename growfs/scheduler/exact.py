@@ -532,9 +532,8 @@ class Parts(Planner):
         if division is None or not division.lists_all_folders or division.least_folders >= division.folders:
             return []
         return [
-            f"some parts contain files from only {division.least_folders} of {division.folders} folders, and the other"
-            " folders are listed empty: if folders are classes, raise --part-size, or pass allow_empty=True to"
-            " ImageFolder"
+            f"parts contain files from as few as {division.least_folders} of {division.folders} folders; the others are"
+            " listed empty: if folders are classes, raise --part-size, or pass allow_empty=True to ImageFolder"
         ]
 
 
