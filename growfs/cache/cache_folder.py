@@ -340,7 +340,7 @@ def open_database(database: Path) -> sqlite3.Connection:
 
     # The write-ahead log left by a crash counts as well. Without a log, there is no writer.
     how = "mode=ro" if database.with_name(f"{DATABASE}-wal").exists() else "immutable=1"
-    return sqlite3.connect(f"{database.as_uri()}?{how}", uri=True)
+    return sqlite3.connect(f"{database.absolute().as_uri()}?{how}", uri=True)
 
 
 def other_format(cache: Path) -> str:
@@ -348,11 +348,11 @@ def other_format(cache: Path) -> str:
 
     Creates none of SQLite's files. Raises Unreadable, and GrowfsError if it is not a cache of growfs.
     """
+    import sqlite3  # most commands do not need it
+
     database = cache.absolute() / DATABASE
     if not os.path.exists(database):  # Path.exists raises for another user's cache that is not accessible
         return ""
-    import sqlite3  # most commands do not need it
-
     try:
         with closing(open_database(database)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

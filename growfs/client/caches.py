@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +29,11 @@ class CacheInfo:
 
 def caches(cache_dir: Path) -> list[CacheInfo]:
     """The caches in a directory, the last used first. Raises GrowfsError if the directory cannot be read."""
+    found = []
     try:
-        found = [_info(path) for path in cache_dir.iterdir() if (path / DATABASE).is_file()]
-    except FileNotFoundError:
-        return []
+        for path in cache_dir.iterdir() if cache_dir.exists() else ():
+            with suppress(FileNotFoundError):  # it is being removed
+                found += [_info(path)] if (path / DATABASE).is_file() else []
     except OSError as error:
         raise GrowfsError(f"{cache_dir}: {error.strerror}") from None
     return sorted(found, key=lambda cache: cache.used_at, reverse=True)
@@ -47,23 +47,25 @@ def _info(path: Path) -> CacheInfo:
     return CacheInfo(path, url_of(path), bytes, (path / LOCK).stat().st_mtime, mountpoint)
 
 
-def failed_logs(cache_dir: Path) -> Iterator[Path]:
-    """The logs of mounts that failed, and left nothing else."""
-    return (path for path in cache_dir.glob("*.log") if path.is_file() and not path.with_suffix("").exists())
+def _is_failed_log(path: Path) -> bool:
+    """Whether it is the log of a mount that failed, and left nothing else."""
+    return path.suffix == ".log" and path.is_file() and not path.with_suffix("").exists()
 
 
 def unused(cache_dir: Path, unused_s: float) -> tuple[list[CacheInfo], list[Path]]:
     """The caches that were last used, and the logs of failed mounts that were written, at least so long ago."""
     before = time.time() - unused_s
     old = [cache for cache in caches(cache_dir) if cache.mountpoint is None and cache.used_at <= before]
-    return old, [path for path in failed_logs(cache_dir) if path.stat().st_mtime <= before]
+    logs = filter(_is_failed_log, cache_dir.glob("*.log"))
+    return old, [path for path in logs if path.stat().st_mtime <= before]
 
 
 def remove(path: Path) -> None:
-    """Remove a cache with all its files, or a log of `failed_logs`. Raises GrowfsError for a cache that is in use, and
-    for anything else.
+    """Remove a cache with all its files, or the log of a mount that failed.
+
+    Raises GrowfsError for a cache that is in use, and for anything else.
     """
-    if path in failed_logs(path.parent):
+    if _is_failed_log(path):
         with trust.open_folder(path.parent, "choose a cache directory of your own") as folder:
             disk.unlink("REMOVE", path.name, folder.fd)
         return
