@@ -92,6 +92,11 @@ class Growfs:
         caches = [path.parent for path in self.cache_dir.glob("*/daemon.json")]
         return dict(call(caches[0] if len(caches) == 1 else find_living(self.mountpoint).cache, "status"))
 
+    def listed(self) -> str | None:
+        """The state that `growfs list` shows for this mount, or None. Other tests' mounts change the widths of its table."""
+        rows = json.loads(self.run("list", "--json").stdout)
+        return next((row["state"] for row in rows if row["mountpoint"] == str(self.mountpoint)), None)
+
     def until_cached(self, files: int) -> None:
         """Wait until exactly this many files are cached."""
         until(lambda: self.status()["cache"]["files"] == files)

@@ -170,7 +170,7 @@ def test_mount_does_not_wait_for_more_than_the_cache_holds(growfs: Growfs, remot
 def test_a_mount_that_lists_the_remote_is_listed_and_can_be_ended(growfs: Growfs) -> None:
     with blocking_server(TREE, "") as server, start_growfs(growfs, *growfs.mount_words(server.url)) as mounting:
         until(lambda: "" in server.requested)
-        until(lambda: f"{growfs.mountpoint}  {growfs.cache}  not mounted yet: " in growfs.run("list").stdout)
+        until(lambda: (growfs.listed() or "").startswith("not mounted yet: "))
         assert f"{server.url}: 0 files" in growfs.run("status", growfs.mountpoint).stdout
         second = growfs.mount(server.url, check=False)
         assert (
@@ -181,7 +181,7 @@ def test_a_mount_that_lists_the_remote_is_listed_and_can_be_ended(growfs: Growfs
         _, errors = mounting.communicate(timeout=30)
         assert mounting.returncode == 1
         assert f"{growfs.mountpoint}: the mount was ended before it was ready" in errors
-        assert str(growfs.mountpoint) not in growfs.run("list").stdout
+        assert growfs.listed() is None
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
