@@ -35,6 +35,16 @@ if TYPE_CHECKING:
     from growfs.daemon.options import Options
 
 FOLDER, MOUNTPOINT = completion.Folder(), completion.Mountpoint()
+
+
+def _or_the_only_mount(ctx: click.Context, param: click.Parameter, given: Path | None) -> Path:
+    """The mountpoint that is given, or else that of the only mount of this user."""
+    from growfs.daemon.running import only_mount
+
+    return given or only_mount().mountpoint
+
+
+A_MOUNT = click.argument("mountpoint", type=MOUNTPOINT, required=False, callback=_or_the_only_mount)
 CACHE_DIR = click.argument("cache_dir", envvar="GROWFS_CACHE_DIR", required=False, type=FOLDER)
 LIST_S = 5.0
 """How long the daemons may take to answer `growfs list`."""
@@ -286,7 +296,7 @@ def _call(mountpoint: Path, command: str, on_progress: Callable[[Any], None] | N
 
 
 @main.command()
-@click.argument("mountpoint", type=MOUNTPOINT)
+@A_MOUNT
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(mountpoint: Path, as_json: bool) -> None:
     """Show what a mount is doing."""
@@ -309,7 +319,7 @@ def top(mountpoint: Path | None) -> None:
 
 
 @main.command()
-@click.argument("mountpoint", type=MOUNTPOINT)
+@A_MOUNT
 @click.option("--files", metavar="N", help="Wait until N files are cached.")
 @click.option("--bytes", "bytes_", metavar="SIZE", help="Wait until SIZE bytes are cached.")
 @click.option("--fraction", metavar="F", help="Wait until this fraction of all files is cached: 0.5 or 50%.")
@@ -331,7 +341,7 @@ def wait(
 
 
 @main.command()
-@click.argument("mountpoint", type=MOUNTPOINT)
+@A_MOUNT
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), required=True, help="HTML file to write."
 )
@@ -349,7 +359,7 @@ def report(mountpoint: Path, output: Path, last: str | None) -> None:
 
 
 @main.command()
-@click.argument("mountpoint", type=MOUNTPOINT)
+@A_MOUNT
 @click.option("--lazy", is_flag=True, help="Unmount even while files are open; they stay readable.")
 def umount(mountpoint: Path, lazy: bool) -> None:
     """Unmount; the cached files stay for the next mount."""
@@ -509,7 +519,7 @@ def prune(cache_dir: Path | None, unused_for: str, yes: bool) -> None:
 
 
 @main.command()
-@click.argument("mountpoint", type=MOUNTPOINT)
+@A_MOUNT
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 def log(mountpoint: Path, follow: bool) -> None:
     """Print the log of a mount."""
@@ -636,7 +646,7 @@ def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
 
 
 @main.command()
-@click.argument("mountpoint", type=MOUNTPOINT)
+@A_MOUNT
 def pause(mountpoint: Path) -> None:
     """Stop prefetching; files are still fetched when opened."""
     _call(mountpoint, "pause")
@@ -644,7 +654,7 @@ def pause(mountpoint: Path) -> None:
 
 
 @main.command()
-@click.argument("mountpoint", type=MOUNTPOINT)
+@A_MOUNT
 def resume(mountpoint: Path) -> None:
     """Resume prefetching."""
     now = MountStatus.parse(_call(mountpoint, "resume"))
@@ -652,7 +662,7 @@ def resume(mountpoint: Path) -> None:
 
 
 @main.command()
-@click.argument("mountpoint", type=MOUNTPOINT)
+@A_MOUNT
 def release(mountpoint: Path) -> None:
     """End all holds, so that files no longer listed can be evicted."""
     readers = MountStatus.parse(_call(mountpoint, "release")).readers

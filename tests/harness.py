@@ -93,7 +93,7 @@ class Growfs:
         return dict(call(caches[0] if len(caches) == 1 else find_living(self.mountpoint).cache, "status"))
 
     def listed(self) -> str | None:
-        """The state that `growfs list` shows for this mount, or None. Other tests' mounts change the widths of its table."""
+        """The state that `growfs list` shows for this mount, or None. Other mounts change the widths of its table."""
         rows = json.loads(self.run("list", "--json").stdout)
         return next((row["state"] for row in rows if row["mountpoint"] == str(self.mountpoint)), None)
 

@@ -51,7 +51,7 @@ def test_every_option_is_documented_as_in_its_help() -> None:
 
 
 def test_every_command_is_documented() -> None:
-    documented = set(re.findall(r"`([a-z]+)(?: MOUNTPOINT[^`]*)?`", OPTIONS)) | set(
+    documented = set(re.findall(r"`([a-z]+)(?: \[?MOUNTPOINT[^`]*)?`", OPTIONS)) | set(
         re.findall(r"`growfs ([a-z]+)", OPTIONS)
     )
     assert set(main.commands) <= documented

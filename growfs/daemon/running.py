@@ -18,7 +18,7 @@ from growfs.cache.cache_folder import DATABASE, daemon_of, is_in_use
 from growfs.daemon.control_client import daemon_pid, status_of
 from growfs.daemon.spawn import TITLE
 from growfs.daemon.status_text import brief
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, UsageError
 from growfs.folder.layout import LINK, cache_of
 from growfs.fuse.connection import abort
 from growfs.fuse.mounting import DEVICE, MountRow, answers, mounted_at, mounts
@@ -167,6 +167,19 @@ def find(mountpoint: Path) -> Running:
         raise GrowfsError(f"{mountpoint}: growfs is not mounted there; growfs list shows all mounts")
     check_owner(found)
     return found
+
+
+def only_mount() -> Running:
+    """The mount of this user, if there is exactly one. Raises UsageError."""
+    user = os.geteuid()
+    own = [mount for mount in running() if mount.owner == user]
+    if not own:
+        raise UsageError("no mount of this user is running; name its MOUNTPOINT: growfs list shows all mounts")
+    if len(own) > 1:
+        raise UsageError(
+            f"{len(own)} mounts are running; name one: {', '.join(str(mount.mountpoint) for mount in own)}"
+        )
+    return own[0]
 
 
 def _filled(folder: Path) -> Running | None:
