@@ -148,7 +148,7 @@ def state_of(mount: Running) -> str:
         check_owner(mount)
         state = brief(status_of(mount.cache)) if living(mount) else "dead; remove it with growfs umount"
     except GrowfsError as error:
-        state = str(error)
+        state = str(error).removeprefix(f"{mount.cache}: ")  # its row names the cache
     if mount.mounted or mount.fills:
         return state
     return f"{'not mounted yet' if mount.starting else 'unmounted, but still in use'}: {state}"
