@@ -164,7 +164,7 @@ def google_bucket(endpoint: str, name: str) -> Store:
 
 
 class Hub:
-    """A hub with one data set, as its HTTP API has it: https://huggingface.co/docs/hub/api.
+    """A hub with one dataset, as its HTTP API has it: https://huggingface.co/docs/hub/api.
 
     is_private: whether a token is needed. lfs_bytes: files of this size and larger are redirected to another server,
     as those in Git LFS and Xet are, and smaller ones to a cache of the hub. requests: (method, path, headers) of all.
@@ -284,14 +284,14 @@ def hub_server() -> Iterator[Hub]:
 
 @pytest.fixture(scope="session")
 def hub_store() -> Iterator[Store]:
-    """A data set that everybody may read."""
+    """A dataset that everybody may read."""
     need("huggingface_hub")
     with hub_server() as hub:
         yield hub_data_set(hub)
 
 
 def hub_data_set(hub: Hub) -> Store:
-    """The data set of the hub."""
+    """The dataset of the hub."""
     return Store(
         f"hf://datasets/{hub.name}", hub.files.__setitem__, hub.files.__delitem__, endpoint_url=hub.url, anon=True
     )

@@ -1,6 +1,6 @@
-"""Demonstrates growfs on this machine alone: a model trains on a data set that is larger than the cache.
+"""Demonstrates growfs on this machine alone: a model trains on a dataset that is larger than the cache.
 
-It creates a data set, serves it with a real S3 server (rclone) at the speed of a slow connection, mounts it, trains
+It creates a dataset, serves it with a real S3 server (rclone) at the speed of a slow connection, mounts it, trains
 with TensorFlow's own reader, and removes everything again, even when interrupted. Run it as tools/demo, which installs
 the requirements.
 """
@@ -44,7 +44,7 @@ SERVER_MIB_PER_S = 10  # slow enough to watch the mount grow
 DISK_NEEDED_MB = 500
 MOUNT_S_MAX = 120
 
-# Keras warns about every data set of unknown length, and a TFRecordDataset always is one.
+# Keras warns about every dataset of unknown length, and a TFRecordDataset always is one.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"keras\.")
 
 console = Console(highlight=False, soft_wrap=True)
@@ -60,7 +60,7 @@ class Epoch:
     read_bytes: int
     seconds: float
     loss: float
-    accuracy: float  # on records outside the data set
+    accuracy: float  # on records outside the dataset
 
 
 def train(folder: Path, epochs: int, held_out: tuple[Any, Any]) -> Iterator[Epoch]:
@@ -165,7 +165,7 @@ def demonstrate(epochs: int) -> None:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
         need_space(folder, DISK_NEEDED_MB * 10**6)
-        with console.status("creating a data set ..."):
+        with console.status("creating a dataset ..."):
             data = folder / "remote" / "demo" / "train"
             held_out = make_data(data)
             data_mb = sum(file.stat().st_size for file in data.iterdir()) // 10**6

@@ -155,7 +155,7 @@ def draw_coverage(seen: Axes, waiting: Axes) -> None:
         ]
         seen.plot(hours, [100 * point.seen for point in points], label=TITLES[policy])
         waiting.plot(hours, waited, label=TITLES[policy])
-    seen.set(ylabel="seen of the data set, %", ylim=(0, 104))
+    seen.set(ylabel="seen of the dataset, %", ylim=(0, 104))
     waiting.set(ylabel="opens that wait, % of each epoch", ylim=(-4, 100))
     for axes in (seen, waiting):
         axes.set(xlabel="hours", xlim=(0, 48))
@@ -164,7 +164,7 @@ def draw_coverage(seen: Axes, waiting: Axes) -> None:
 
 @functools.cache
 def passes_of_nodes(count: int, share: float, replaced: int = 0) -> tuple[float, float]:
-    """(reads of the remote by all nodes in the last of some passes, in multiples of the data set; the largest
+    """(reads of the remote by all nodes in the last of some passes, in multiples of the dataset; the largest
     unevenness of how long a node shows its files).
 
     share: of the data, for all caches together. replaced: how often in a pass each of the nodes leaves, one after the

@@ -25,7 +25,7 @@ STEPS_S = (2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 43_200, 86
 
 
 def chart_data(figures: Figures) -> dict[str, Values]:
-    """The data sets, by the names used in the charts."""
+    """The datasets, by the names used in the charts."""
     history = figures.history
     parts = list(segments(history))
     spans = [(part[0]["at"], part[-1]["at"]) for part in parts]

@@ -96,7 +96,7 @@ def _describe_coverage(workload: Workload, result: PolicyResult, seen: dict[int,
 
 
 def _total_bytes(listing: Listing, download: MeasuredDownload) -> int | None:
-    """The size of the data set; files of unknown size are assumed to be as large as those that were fetched."""
+    """The size of the dataset; files of unknown size are assumed to be as large as those that were fetched."""
     if not listing.whole:
         return None
     if listing.files_unsized and not download.files:

@@ -1,6 +1,6 @@
 """`growfs plan --exact`: simulates how large the parts of a pass are, and how long the reader waits for them.
 
-The daemon's `divide` divides a data set that is scaled down to some thousands of files; sizes, rates and times are the
+The daemon's `divide` divides a dataset that is scaled down to some thousands of files; sizes, rates and times are the
 real ones. Time passes part by part: the link fetches the next part while one is read.
 """
 
@@ -20,13 +20,13 @@ from growfs.simulation.plan import DIRECTORIES, PolicyResult, Workload, duration
 from growfs.units import CacheSize, flag_size
 
 MODEL_FILES = 12_000
-"""At most about how many files a simulated data set has."""
+"""At most about how many files a simulated dataset has."""
 PART_FILES_MAX = 50
 """How many streamed files a simulated part has, if MODEL_FILES allows it."""
 PARTS_MAX = 4000
 """A pass of more parts is simulated with this many, which are larger."""
 CACHES_MAX = 100
-"""A data set of more caches is simulated as one of this many: the share that is kept is negligible in both."""
+"""A dataset of more caches is simulated as one of this many: the share that is kept is negligible in both."""
 HARDLY_WAITS = 0.99
 """The utilization from which on a reader counts as one that hardly waits."""
 GROWTH, CLOSE = 1.25, 1.02

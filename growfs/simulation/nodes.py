@@ -83,7 +83,7 @@ class SimulatedNode:
 
 
 def walk(nodes: Sequence[SimulatedNode], passes: float, speeds: Sequence[int] | None = None) -> float:
-    """Step until each node has drawn `passes`, `speeds` files a round; returns the remote's reads, in data sets."""
+    """Step until each node has drawn `passes`, `speeds` files a round; returns the remote's reads, in datasets."""
     files = nodes[0].files
     before = sum(node.fetched for node in nodes)
     ends = [node.drawn + round(passes * files) for node in nodes]

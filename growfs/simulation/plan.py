@@ -1,6 +1,6 @@
-"""`growfs plan`: simulates how much of a data set a cache will show over time, and what that costs.
+"""`growfs plan`: simulates how much of a dataset a cache will show over time, and what that costs.
 
-The data set is scaled down to some thousands of files. All ratios are kept; sizes, rates and times are the real ones.
+The dataset is scaled down to some thousands of files. All ratios are kept; sizes, rates and times are the real ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from growfs.simulation.simulator import Simulation
 from growfs.units import count, flag_size, fraction_of, parsed, positive, rate, size
 
 MODEL_FILES = 2000
-"""How many files a simulated data set has; more if its cache would hold fewer than MODEL_CACHE_FILES."""
+"""How many files a simulated dataset has; more if its cache would hold fewer than MODEL_CACHE_FILES."""
 MODEL_CACHE_FILES = 200
 DIRECTORIES = 10
 BANDWIDTH_MOST = 4.0
@@ -40,7 +40,7 @@ TITLES = {"growfs": "growfs", "lru": "LRU", "mru": "MRU", "fifo": "FIFO", "rando
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The data set, cache, link and training run to simulate."""
+    """The dataset, cache, link and training run to simulate."""
 
     data_bytes: int
     files: float
@@ -89,7 +89,7 @@ def _number(given: dict[str, str | None], flag: str, parse: Callable[[str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The state of a training run at the end of an epoch. seen: share of the data set; the others: since the start."""
+    """The state of a training run at the end of an epoch. seen: share of the dataset; the others: since the start."""
 
     s: float
     seen: float
@@ -127,7 +127,7 @@ def simulate_policy(workload: Workload, policy: str) -> PolicyResult:
     scale = max(1.0, min(workload.files / MODEL_FILES, cache_files / MODEL_CACHE_FILES))
     total = max(1, round(workload.files / scale))
     bandwidth = min(workload.bandwidth, BANDWIDTH_MOST * workload.read_rate)
-    # If the data set is too large for these epochs, simulate only the part that can be fetched in them.
+    # If the dataset is too large for these epochs, simulate only the part that can be fetched in them.
     reach = cache_files / scale * (1 + workload.epochs * (1 + bandwidth / workload.read_rate))
     file_bytes = max(1, round(workload.data_bytes / total))
     files = [File(1 + i % DIRECTORIES, f"{i % DIRECTORIES}/{i}", file_bytes) for i in range(min(total, int(reach) + 2))]
@@ -285,7 +285,7 @@ def duration(s: float) -> str:
 
 
 def repeats_too_often(workload: Workload, found: PolicyResult) -> bool:
-    """Whether the model sees each fetched file too often. This does not matter if most of the data set is cached."""
+    """Whether the model sees each fetched file too often. This does not matter if most of the dataset is cached."""
     if workload.cache_bytes > workload.data_bytes / 2:
         return False
     return found.repeats is None or found.repeats > TOLERANCE * REPEATS_MAX

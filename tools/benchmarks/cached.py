@@ -93,7 +93,7 @@ SMALL_BYTES = 100_000
 
 
 def small_files(setting: Setting, found: Figures) -> str:
-    """Small files in class folders, like an image data set: listed once, then opened, read and closed at random. A
+    """Small files in class folders, like an image dataset: listed once, then opened, read and closed at random. A
     first pass through a fresh mount and later ones, each paired with one over the plain files.
     """
     files = 100 if setting.quick else 10_000

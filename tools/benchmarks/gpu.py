@@ -45,7 +45,7 @@ class Sizes:
 
     @property
     def bytes(self) -> int:
-        """Size of the data set."""
+        """Size of the dataset."""
         return self.images * IMAGE_BYTES
 
 
@@ -89,7 +89,7 @@ def measure(
             found.add(f"{model}, {name}, of {PLAIN}", rates[name] / rates[PLAIN], at_least=target)
             found.add(f"{model}, {name}, waited", done["waited"], unit="of the time")
             found.add(f"{model}, {name}, first batch", done["first_s"], unit="s")
-            found.add(f"{model}, {name}, of the data set seen", done["different"] / sizes.images)
+            found.add(f"{model}, {name}, of the dataset seen", done["different"] / sizes.images)
 
 
 def make_images(folder: Path, sizes: Sizes) -> None:

@@ -1,4 +1,4 @@
-"""Writes data sets for training: full-sized for the benchmarks, tiny for the recipes' tests.
+"""Writes datasets for training: full-sized for the benchmarks, tiny for the recipes' tests.
 
 Each function writes to an empty or new folder, always the same data.
 """

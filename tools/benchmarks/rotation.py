@@ -46,5 +46,5 @@ def rotation(setting: Setting, found: Figures) -> str:
                 shutil.rmtree(folder)
                 found.add(engine, trained["busy"], unit="of the time", at_least=TARGET)
                 found.add(f"{engine}, of {PLAIN}", trained["busy"] / busy)
-                found.add(f"{engine}, of the data set seen", trained["different"] / files)
+                found.add(f"{engine}, of the dataset seen", trained["different"] / files)
     return f"{files:,} files of {SIZE // 1000} kB, a tenth cached, {epochs} epochs, 0.5 ms of computing for each"

@@ -74,14 +74,14 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A recipe's data set. make: writes it to a folder, with the arguments `full`, or `quick` for --quick."""
+    """A recipe's dataset. make: writes it to a folder, with the arguments `full`, or `quick` for --quick."""
 
     make: Callable[..., None]
     full: tuple[int, ...]
     quick: tuple[int, ...]
 
     def folder(self, setting: Setting) -> Path:
-        """The data set's folder. The first call writes it."""
+        """The dataset's folder. The first call writes it."""
         numbers = self.quick if setting.quick else self.full
         folder = setting.folder / " ".join((self.make.__name__, *map(str, numbers)))
         if not folder.exists():

@@ -26,10 +26,10 @@ CACHED, THIRD = "cached", "a third cached"
 GROWFS_ROTATING, GROWFS_EXACT, DISK = "growfs", "growfs --exact", "local disk"
 """Names of peers."""
 SHARE = 1 / 3
-"""Of the data set, in the cache."""
+"""Of the dataset, in the cache."""
 RUNS = 5
 """A rotating mount lists a fifth of the files. So there is room for the next ones, and five runs of DLIO train on as
-many samples as the data set has."""
+many samples as the dataset has."""
 PASSES = 2
 """The first one begins with an empty cache."""
 RTT_S = 0.02
@@ -132,7 +132,7 @@ def for_dlio(peer: Peer, profile: Profile) -> Peer:
 
 
 def train(runner: Runner, profile: Profile, stage: Stage, passes: int, folder: Path) -> dict[str, Any]:
-    """Passes over as many samples as the data set has. Raises BenchError."""
+    """Passes over as many samples as the dataset has. Raises BenchError."""
     is_exact, is_rotating = stage.peer.source == "parts", stage.peer.name == GROWFS_ROTATING
     names = set(os.listdir(stage.plain / stage.prefix))
     with (
@@ -196,7 +196,7 @@ def data_folder(at: Path, train: Path) -> Path:
 
 
 def drop_page_cache() -> None:
-    """Make the kernel forget what was read: a data set that is larger than the cache is larger than the memory, too."""
+    """Make the kernel forget what was read: a dataset that is larger than the cache is larger than the memory, too."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("1")
 

@@ -1,4 +1,4 @@
-"""The cases of the comparison. Each writes a data set, runs all peers in turn, and adds to the results."""
+"""The cases of the comparison. Each writes a dataset, runs all peers in turn, and adds to the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tools.peers.results import Results
 from tools.peers.runs import Link, Stage, beside, look_up, read, train
 
 CACHES = (0.1, 0.35, 0.65)
-"""Sizes of the cache, as shares of the data set."""
+"""Sizes of the cache, as shares of the dataset."""
 ETAGS = "crc32"
 """A hash that takes the server little time. s3torchconnector refuses objects without an ETag."""
 
@@ -50,7 +50,7 @@ class Setting:
 
     @contextmanager
     def bucket(self, sizes: dict[str, int] | None = None) -> Iterator[tuple[str, Path]]:
-        """A server with the data set of data.py, if it has a size: (its endpoint, the bucket as a folder)."""
+        """A server with the dataset of data.py, if it has a size: (its endpoint, the bucket as a folder)."""
         bucket = self.folder / "remote" / BUCKET
         if sizes:
             words = (sizes[name] for name in ("samples", "sample_bytes", "per_shard"))
@@ -77,7 +77,7 @@ class Setting:
                 self.results.left_out.pop(run, None)  # --add, or another round
 
 
-# 1. The data set is larger than the cache.
+# 1. The dataset is larger than the cache.
 
 LARGER = "larger-than-cache"
 INGEST_FACTOR = 5
@@ -86,7 +86,7 @@ SAMPLES = {"sample_bytes": 102_400, "per_shard": 10, "batch": 20}
 
 
 def larger_than_cache(setting: Setting) -> None:
-    """Two epochs, from an empty cache, with caches that hold a part of the data set."""
+    """Two epochs, from an empty cache, with caches that hold a part of the dataset."""
     link = Link(0.02, 20_000_000)
     samples = 200 if setting.quick else 2000
     sizes = {"samples": samples, **SAMPLES, "epochs": 2, **asdict(link), "ingest": INGEST_FACTOR * link.rate}

@@ -1,4 +1,4 @@
-"""Writes the data set into a bucket, in each peer's own format: `python data.py FOLDER SAMPLES SAMPLE_BYTES PER_SHARD`.
+"""Writes the dataset into a bucket, in each peer's own format: `python data.py FOLDER SAMPLES SAMPLE_BYTES PER_SHARD`.
 
 It runs in the peers' own environment. A sample is random bytes and begins with its number. FOLDER/shards has tar files,
 and FOLDER/mds the shards of MosaicML Streaming if that is installed, with the same samples, and as many in each.

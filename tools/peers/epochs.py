@@ -32,7 +32,7 @@ def read(path: str) -> int:
 
 
 class Images:
-    """The data set of a list of images."""
+    """The dataset of a list of images."""
 
     def __init__(self, paths: list[str]) -> None:
         self._paths = paths

@@ -6,7 +6,7 @@ read.
 
 After its imports it prints "ready". Then it waits for a line of JSON with its parameters and the time (of the monotonic
 clock) at which the run began, and prints a line of JSON for the first batch and for each epoch. An epoch is as many
-samples as the data set has, whichever they are.
+samples as the dataset has, whichever they are.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def in_parallel(read: Callable[[Any], T], items: Iterator[Any]) -> Iterator[T]:
 
 
 def read_file(path: str) -> bytes:
-    """A whole file. Its pages are dropped: a data set that is larger than the cache is also larger than memory."""
+    """A whole file. Its pages are dropped: a dataset that is larger than the cache is also larger than memory."""
     fd = os.open(path, os.O_RDONLY)
     try:
         content = bytearray()
@@ -209,7 +209,7 @@ def mosaicml(spec: Spec) -> Iterator[list[int]]:
         local=spec["cache_dir"],
         cache_limit=spec["cache_bytes"],
         shuffle=True,
-        # By default it shuffles blocks of 262,144 samples, far more than this data set has: it would need all shards at
+        # By default it shuffles blocks of 262,144 samples, far more than this dataset has: it would need all shards at
         # once. https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shuffling.html
         shuffle_block_size=max(spec["batch"], spec["cache_bytes"] // spec["sample_bytes"] // 2),
         num_canonical_nodes=1,

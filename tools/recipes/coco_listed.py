@@ -1,7 +1,7 @@
 """Train on images with annotations in a single COCO file, filtered for each epoch by the images that are listed.
 
-For object detection with CocoDetection, or any other reader of a COCO file. Such a file names all images of the data
-set, so its reader also opens uncached images, and waits for each. Filtered by the folder's listing, it names only
+For object detection with CocoDetection, or any other reader of a COCO file. Such a file names all images of the
+dataset, so its reader also opens uncached images, and waits for each. Filtered by the folder's listing, it names only
 cached images.
 
     growfs mount s3://bucket/coco /mnt/coco --cache-size 500GB --freeze 'annotations/**'
@@ -46,7 +46,7 @@ def collate(samples: Iterable[Sample]) -> list[Sample]:
 
 def main() -> None:
     """Read, and print a line for each epoch."""
-    parser = argparse.ArgumentParser(description="Train on the listed images of a COCO data set.")
+    parser = argparse.ArgumentParser(description="Train on the listed images of a COCO dataset.")
     parser.add_argument("folder", type=Path, help="the mountpoint")
     parser.add_argument("--split", default="train2017", help="its images are in the folder SPLIT")
     parser.add_argument("--epochs", type=int, default=10)

@@ -1,7 +1,7 @@
 """Train with Hugging Face's Trainer on folders of images, listed anew for each epoch.
 
 For a Trainer whose data does not fit the disk. It asks for its loader once, and counts the steps of an epoch once, so a
-data set of fixed length never grows. An IterableDataset has no length, and Trainer calls its `set_epoch` before each
+dataset of fixed length never grows. An IterableDataset has no length, and Trainer calls its `set_epoch` before each
 epoch, in the training process. This is where the folder is listed.
 
     growfs mount s3://bucket/train /mnt/train --cache-size 500GB
@@ -117,7 +117,7 @@ def main() -> None:
         arguments = TrainingArguments(
             folder,
             per_device_train_batch_size=BATCH,
-            max_steps=options.steps,  # needed for a data set without a length; the learning rate decreases until then
+            max_steps=options.steps,  # needed for a dataset without a length; the learning rate decreases until then
             dataloader_num_workers=options.workers,
             remove_unused_columns=False,
             save_strategy="no",

@@ -4,7 +4,7 @@ For a bucket with images/ and tables/ (Parquet), on a cluster with `pip install 
 
     python tools/recipes/ray_data.py s3://bucket/data /mnt/data
 
-Ray Data lists the mount of this node once for each data set, so a new one is made in each epoch. Its tasks open the
+Ray Data lists the mount of this node once for each dataset, so a new one is made in each epoch. Its tasks open the
 files on any node. A node that has not cached a file gets it from one that has.
 """
 

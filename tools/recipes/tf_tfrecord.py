@@ -8,7 +8,7 @@ interleave reads several shards at a time, so that neighbors in a shard are not 
 takes a whole batch; and prefetch does all of it while the model computes.
 
 The essential point is that files are listed inside the loop. glob, list_files and a pattern given to TFRecordDataset
-list once, when the data set is created; `.repeat(20)` would only ever see the files of the first epoch.
+list once, when the dataset is created; `.repeat(20)` would only ever see the files of the first epoch.
 
 Look for "new" and "so far": files that no epoch saw before, and all files that the model has seen. Once the cache is
 full, a fifth of the files are new in each epoch. For your own records change FEATURES and `parse`.
@@ -42,7 +42,7 @@ def parse(records: Any) -> Any:
 
 
 def batches(files: list[str]) -> Any:
-    """A data set of one epoch."""
+    """A dataset of one epoch."""
     return (
         tf.data.Dataset.from_tensor_slices(files)
         .shuffle(len(files))

@@ -5,7 +5,7 @@ For samples in shards that PyTorch reads, without TensorFlow and without a strea
     growfs mount s3://bucket/shards /mnt/shards --cache-size 500GB
     python tools/recipes/torch_shards.py /mnt/shards --epochs 20
 
-With persistent_workers=True each worker keeps the copy of the data set that it was started with. A listing in __init__
+With persistent_workers=True each worker keeps the copy of the dataset that it was started with. A listing in __init__
 would then happen only once, so `__iter__` lists, which each worker calls at the start of an epoch. The first worker
 that does begins a new generation, and the others see the same one. So they can divide the files among themselves by
 position, and each file is read exactly once. Have at least as many shards as workers.

@@ -1,4 +1,4 @@
-"""The order of the samples, for each way to read a data set of which a tenth fits on the disk.
+"""The order of the samples, for each way to read a dataset of which a tenth fits on the disk.
 
 Each way is simulated: an infinite sequence of opens, with the time at which training takes the sample, and the number
 of files fetched so far. Training reads OPENS_PER_S samples a second if it does not wait, and the link delivers a file

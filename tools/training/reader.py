@@ -27,7 +27,7 @@ from tools.training.orders import AHEAD, OPENS_PER_S
 
 
 def data_sets(folder: Path, how: str, everything: ImageFolder | None) -> Iterator[ImageFolder]:
-    """The data set of each epoch, or of each part of one."""
+    """The dataset of each epoch, or of each part of one."""
     while everything:
         yield everything
     while True:

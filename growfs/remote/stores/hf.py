@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: `RepositoryRemote` for models, data sets and spaces, and `HubRemote` for its buckets.
+"""The Hugging Face Hub: `RepositoryRemote` for models, datasets and spaces, and `HubRemote` for its buckets.
 
 Repositories are read by plain requests to the hub's HTTP API (https://huggingface.co/docs/hub/api). huggingface_hub
 finds the token and parses the URL. Its filesystem lists a whole folder for each file that it looks at, so it is used
