@@ -1,4 +1,4 @@
-"""tools/bench dlio: its section is what its results say, and a quick run measures."""
+"""tools/bench dlio: its page is what its results say, and a quick run measures."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import pytest
 from tools.dlio import page
 from tools.dlio.cases import CACHED, CASES
 from tools.dlio.profiles import PROFILES
-from tools.peers.page import PERFORMANCE
 from tools.peers.results import Results
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_section_has_the_figures_of_the_results() -> None:
-    performance = PERFORMANCE.read_text()
-    assert page.with_section(performance, page.markdown(Results.load(page.FILE))) == performance
+def test_the_page_has_the_figures_of_the_results() -> None:
+    assert page.FILE.with_name(page.PAGE).read_text() == page.markdown(Results.load(page.FILE))
 
 
 def test_the_reasons_are_those_of_all_rounds() -> None:
@@ -45,7 +43,7 @@ def test_a_file_of_a_profile_is_whole_batches() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="DLIO needs a package that has no wheel for Python 3.13")
-def test_a_quick_run_writes_the_section(tmp_path: Path) -> None:
+def test_a_quick_run_writes_the_page(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "tools.bench", "dlio", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -54,4 +52,4 @@ def test_a_quick_run_writes_the_section(tmp_path: Path) -> None:
         assert "rclone mount" in results.named(case)
         assert any(map(page.is_growfs, results.named(case)))
     assert not results.left_out
-    assert "--quick" in (tmp_path / "dlio.md").read_text()
+    assert "--quick" in (tmp_path / page.PAGE).read_text()

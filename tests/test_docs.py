@@ -165,8 +165,12 @@ def test_every_relative_link_has_a_target(page: Path) -> None:
 
 def anchors(page: Path) -> set[str]:
     """The headings of a page, as GitHub names them in links."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {as_anchor(heading) for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)}
+
+
+def as_anchor(heading: str) -> str:
+    """A heading as it is in links."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -213,7 +217,7 @@ def test_the_files_and_classes_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_each_figure_of_the_readme_is_in_the_page_on_performance() -> None:
-    """README writes ratios as percentages. Its table of other tools is generated, as a part of the page is."""
+    """README writes ratios as percentages. Its table of other tools is generated, as their page is."""
     known = rows_of((DOCS / "performance.md").read_text())
     figures_of_readme = (ROOT / "README.md").read_text().partition("## What to expect")[2]
     before, _, after = figures_of_readme.partition("<!-- tools/bench peers -->")
@@ -224,14 +228,37 @@ def test_each_figure_of_the_readme_is_in_the_page_on_performance() -> None:
         assert any(figures <= theirs for theirs in found), f"README says {figures} of {name!r}, the page {found}"
 
 
+def test_each_figure_of_the_page_on_performance_was_measured() -> None:
+    """The figures of a section are in the sections of other pages that it links to."""
+    checked = 0
+    for section in (DOCS / "performance.md").read_text().split("\n## ")[1:]:
+        links = [link.split("#") for link in LINK.findall(section) if re.match(r"[\w-]+\.md#", link)]
+        measured = figures_of("".join(below_heading(DOCS / name, anchor) for name, anchor in links))
+        if links:
+            assert figures_of(LINK.sub("", section)) <= measured, section.splitlines()[0]
+            checked += 1
+    assert checked > 6
+
+
+def below_heading(page: Path, anchor: str) -> str:
+    """A section of a page: its heading, and the text up to the next one that is no smaller."""
+    found = re.split(r"^(#+) (.+)$", page.read_text(), flags=re.MULTILINE)
+    sections = list(zip(found[1::3], found[2::3], found[3::3], strict=True))
+    first = next(at for at, (_, title, _) in enumerate(sections) if as_anchor(title) == anchor)
+    size = len(sections[first][0])
+    smaller = itertools.takewhile(lambda section: len(section[0]) > size, sections[first + 1 :])
+    return "\n".join(title + text for _, title, text in (sections[first], *smaller))
+
+
+def figures_of(text: str) -> set[str]:
+    """The numbers in a text."""
+    return set(re.findall(r"[\d,.]*\d", text))
+
+
 def rows_of(text: str) -> list[tuple[str, set[str]]]:
     """The rows of the tables that have figures: the first cell, and the figures of the others."""
     cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
-    return [
-        (row[0].strip(), figures)
-        for row in cells
-        if len(row) > 1 and (figures := set(re.findall(r"[\d,.]*\d", " | ".join(row[1:]))))
-    ]
+    return [(row[0].strip(), figures) for row in cells if len(row) > 1 and (figures := figures_of(" | ".join(row[1:])))]
 
 
 def test_the_packages_of_libfuse_are_those_that_its_error_names() -> None:

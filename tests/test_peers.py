@@ -27,9 +27,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_the_pages_have_the_figures_of_the_results() -> None:
     results = Results.load(FILE)
-    performance = page.PERFORMANCE.read_text()
-    assert page.REST in performance
-    assert page.with_section(performance, page.markdown(results)) == performance
+    assert (FILE.parent / page.PAGE).read_text() == page.markdown(results)
     for document, table_of in page.PAGES_WITH_TABLE.items():
         text = document.read_text()
         assert page.with_table(text, table_of(results)) == text, document
@@ -38,7 +36,7 @@ def test_the_pages_have_the_figures_of_the_results() -> None:
 def test_the_html_page_has_the_figures_and_the_plot_of_the_results() -> None:
     plot = (FILE.parent / page.PLOT).read_text()
     need("markdown")
-    assert (FILE.parent / "side-by-side.html").read_text() == page.html(page.markdown(Results.load(FILE)), plot)
+    assert (FILE.parent / page.HTML).read_text() == page.html(page.markdown(Results.load(FILE)), plot)
 
 
 def test_each_peer_has_a_name_and_a_source_of_its_own() -> None:
@@ -130,5 +128,5 @@ def test_a_quick_run_writes_the_page(tmp_path: Path) -> None:
         assert {"growfs", "rclone mount"} <= set(results.named(case))
         assert not [failed for failed in results.left_out if case in failed]
     assert all(len(run["figures"]["epochs"]) == 2 for run in results.runs if run["case"] == LARGER)
-    assert "--quick" in (tmp_path / "side-by-side.md").read_text()
-    assert "<svg" in (tmp_path / "side-by-side.html").read_text()
+    assert "--quick" in (tmp_path / page.PAGE).read_text()
+    assert "<svg" in (tmp_path / page.HTML).read_text()

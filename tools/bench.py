@@ -80,7 +80,7 @@ COMPARISONS: dict[str, Sequence[Callable[[Sequence[str], dict[str, object]], int
     "dlio": (dlio.main,),
     "comparisons": (peers.main, dlio.main),
 }
-"""Commands of their own, which write parts of docs/performance.md. Each gets its arguments and the machine."""
+"""Commands of their own, which write docs/side-by-side.md and docs/dlio.md. Each gets its arguments and the machine."""
 
 FIELDS = ("name", "measured", "unit", "rounds", "noise", "target", "met")
 """The fields of a figure, as written by --json."""

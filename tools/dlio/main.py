@@ -26,7 +26,7 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
     """Measure, and write the page. machine: properties that the figures depend on."""
     options = command.parser(
         "tools/bench dlio",
-        "Run the benchmark DLIO over growfs and other mounts, and write a section of docs/performance.md.",
+        "Run the benchmark DLIO over growfs and other mounts, and write docs/dlio.md.",
         "a profile with few files",
         CASES,
         PEERS_OF_DLIO,

@@ -1,4 +1,4 @@
-"""What `tools/bench dlio` writes from its results: a section of docs/performance.md. page.template has the text."""
+"""What `tools/bench dlio` writes from its results: docs/dlio.md. page.template has the text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
+from tools.benchmarks.measure import ROOT
 from tools.dlio.cases import CACHED, GROWFS_EXACT, GROWFS_ROTATING, PART_SIZE, RUNS, SETTLE, THIRD
-from tools.pages import QUICK, rendered, replaced, table
+from tools.pages import QUICK, rendered, table
 from tools.peers import page
-from tools.peers.page import PERFORMANCE, REST
 from tools.peers.peer import EXACT
 from tools.peers.results import Results, spread
 
-FILE = PERFORMANCE.with_name("dlio.json")
+FILE = ROOT / "docs" / "dlio.json"
+PAGE = "dlio.md"
 TEMPLATE = Path(__file__).with_name("page.template")
-BEGIN = "<!-- tools/bench dlio writes this section -->\n"
 
 Run = dict[str, Any]
 """The figures of a run."""
@@ -96,21 +96,12 @@ ROWS = {
 
 
 def write(results: Results, folder: Path) -> None:
-    """Write the text into docs/performance.md if the folder is docs/, and else into dlio.md."""
-    text = markdown(results)
-    if folder.resolve() == PERFORMANCE.parent:
-        PERFORMANCE.write_text(with_section(PERFORMANCE.read_text(), text))
-    else:
-        (folder / "dlio.md").write_text(text)
-
-
-def with_section(performance: str, section: str) -> str:
-    """docs/performance.md with this section."""
-    return replaced(performance, BEGIN, f"\n{section}\n", REST)
+    """Write the page into a folder."""
+    (folder / PAGE).write_text(markdown(results))
 
 
 def markdown(results: Results) -> str:
-    """The section."""
+    """The page."""
     machine, dlio = results.machine, results.cases["dlio"]
     missing = page.left_out(results)
     starts = [epoch["started_s"] for run in results.runs if run["case"] == THIRD for epoch in run["figures"]["epochs"]]

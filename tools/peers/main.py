@@ -23,7 +23,7 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
     """Measure, and write the page. machine: properties that the figures depend on."""
     options = command.parser(
         "tools/bench peers",
-        "Measure growfs alongside other tools, and write the end of docs/performance.md from that.",
+        "Measure growfs alongside other tools, and write docs/side-by-side.md from that.",
         "two peers, small sizes",
         CASES,
         PEERS,

@@ -1,5 +1,5 @@
-"""What `tools/bench peers` writes from its results: a section of docs/performance.md, a page of HTML with the same, a
-plot, and the README's table.
+"""What `tools/bench peers` writes from its results: docs/side-by-side.md, the same as HTML in one file, a plot, and the
+tables of other documents.
 
 page.template has the text. The part of a case that did not run is left out.
 """
@@ -15,18 +15,16 @@ from typing import Any
 
 from tools.pages import QUICK, rendered, replaced, table
 from tools.peers.cases import BESIDE, CACHES, CATALOG, COLD, IMAGES, LARGER, WARM
-from tools.peers.results import Results, spread
+from tools.peers.results import FILE, Results, spread
 
 TEMPLATE = Path(__file__).with_name("page.template")
 README = Path(__file__).parents[2] / "README.md"
-PERFORMANCE = README.parent / "docs" / "performance.md"
-COMPARISON = PERFORMANCE.with_name("comparison.md")
+COMPARISON = FILE.with_name("comparison.md")
 BEGIN = "<!-- tools/bench peers -->\n"
-REST = "<!-- tools/bench peers writes the rest of this page -->\n"
 IN_README = (
     "growfs", "growfs --exact", "rclone mount", "JuiceFS", "MosaicML Streaming", "never evict", "s5cmd, then train"
 )  # fmt: skip
-PLOT = "benchmarks.svg"
+PAGE, HTML, PLOT = "side-by-side.md", "benchmarks.html", "benchmarks.svg"
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; font-size: 14px; margin: 1rem 0; }
@@ -49,20 +47,18 @@ Column = tuple[str, Callable[[Run], float], str]
 
 
 def write(results: Results, folder: Path) -> None:
-    """Write side-by-side.html and the plot into a folder. The text goes into the documents if that is docs/, and else
-    into side-by-side.md.
+    """Write the page, as Markdown and HTML, and the plot into a folder. If that is docs/, write the tables of other
+    documents, too.
     """
     text, plot = markdown(results), ""
     if results.has(LARGER):
         draw(results, folder / PLOT)
         plot = (folder / PLOT).read_text()
-    (folder / "side-by-side.html").write_text(html(text, plot))
-    if folder.resolve() == PERFORMANCE.parent:
+    (folder / PAGE).write_text(text)
+    (folder / HTML).write_text(html(text, plot))
+    if folder.resolve() == FILE.parent:
         for page, table_of in PAGES_WITH_TABLE.items():
             page.write_text(with_table(page.read_text(), table_of(results)))
-        PERFORMANCE.write_text(with_section(PERFORMANCE.read_text(), text))
-    else:
-        (folder / "side-by-side.md").write_text(text)
 
 
 # The contents of columns.
@@ -134,7 +130,7 @@ def larger_columns(data_bytes: int) -> list[Column]:
         ("different", later("different"), "{:.0%}"),
         ("different/s", different_per_s, "{:,.0f}"),
         ("coverage", lambda run: run["epochs"][-1]["coverage"], "{:.0%}"),
-        ("fetched per epoch, of the data set", per_epoch("remote_bytes", data_bytes), "{:.2f}"),
+        ("fetched per epoch, of the dataset", per_epoch("remote_bytes", data_bytes), "{:.2f}"),
     ]
 
 
@@ -268,11 +264,6 @@ def with_table(page: str, rows: str) -> str:
     return replaced(page, BEGIN, rows.rstrip("\n"), "\n\n")
 
 
-def with_section(page: str, section: str) -> str:
-    """docs/performance.md with this text, which is the rest of the page."""
-    return replaced(page, REST, f"\n{section}")
-
-
 # The text.
 
 
@@ -299,7 +290,7 @@ def values(results: Results, case: str) -> dict[str, Any]:
 
 
 def markdown(results: Results) -> str:
-    """The text, a section of a page."""
+    """The page."""
     machine = results.machine
     ran = (
         [f"[{name}]({peer['documents']})" if peer["documents"].startswith("http") else name, peer["about"],
@@ -331,12 +322,11 @@ def left_out(results: Results) -> str:
 
 
 def html(text: str, plot: str) -> str:
-    """The text as a page in one file, with the plot in it."""
+    """The page as HTML in one file, with the plot in it."""
     from markdown import markdown as as_html
 
     drawn = f"<figure>{plot[plot.find('<svg') :]}</figure>"
-    page = re.sub("^#(#+ )", r"\1", text, flags=re.MULTILINE)
-    body = re.sub(r"<p><img [^>]*></p>", lambda _: drawn, as_html(page, extensions=["tables", "sane_lists"]))
+    body = re.sub(r"<p><img [^>]*></p>", lambda _: drawn, as_html(text, extensions=["tables", "sane_lists"]))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Side by side</title>'
     return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{body}\n</body></html>\n'
 

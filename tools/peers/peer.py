@@ -81,7 +81,7 @@ class Peer:
     fills_by_itself: bool = False
     """Whether it downloads without being read."""
     convert: Callable[[str, Path], None] | None = None
-    """Writes the data set in its own format, if it has one, before the clock starts: the endpoint of the server, and
+    """Writes the dataset in its own format, if it has one, before the clock starts: the endpoint of the server, and
     the bucket as a folder.
     """
     unavailable: Callable[[], str | None] = lambda: None
@@ -277,7 +277,7 @@ PEERS = (
     Peer(
         "growfs --exact",
         "lists each file once in a pass, a part at a time",
-        "keeps a part of the data set, and fetches the rest in each epoch, before it is read",
+        "keeps a part of the dataset, and fetches the rest in each epoch, before it is read",
         lambda: growfs.__version__,
         partial(run_growfs, more_flags=EXACT),
         documents="docs/whole-epochs.md",
@@ -328,7 +328,7 @@ PEERS = (
     ),
     Peer(
         "MosaicML Streaming",
-        "data set in Python, own format, cache of shards",
+        "dataset in Python, own format, cache of shards",
         "downloads evicted shards again, in each epoch",
         documents="https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shard_retrieval.html",
         flags="cache_limit=SIZE, shuffle=True, shuffle_block_size of half of the cache;"
@@ -338,7 +338,7 @@ PEERS = (
     ),
     Peer(
         "s3torchconnector",
-        "data set in Python and Rust, no cache",
+        "dataset in Python and Rust, no cache",
         "fetches everything in each epoch",
         documents="https://github.com/awslabs/s3-connector-for-pytorch#readme",
         flags="S3MapDataset, DataLoader of 8 processes",
@@ -377,7 +377,7 @@ PEERS = (
     ),
     Peer(
         "MONAI SmartCacheDataset",
-        "data set in Python, a window of the data in memory, which moves in each epoch",
+        "dataset in Python, a window of the data in memory, which moves in each epoch",
         "trains on each fetched file several times, but waits for its cache to fill, and then for the replacements;"
         " needs memory instead of a disk",
         documents="https://docs.monai.io/en/stable/data.html#smartcachedataset",
