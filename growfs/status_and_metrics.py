@@ -324,7 +324,7 @@ class ReaderStatus(Section):
     listed_at: float | None = field(metadata=figure("its last listing; null: it has never listed", "time"))
     generation: int = field(metadata=figure("generation of its last listing"))
     part: str | None = field(metadata=figure("with `--exact`: the pass and part that this is, such as `3/7`; or null"))
-    files_shown: int = field(metadata=figure("files that its program listed in that generation, not counting frozen ones"))
+    files_shown: int = field(metadata=figure("files that its program listed in that generation, except frozen ones"))
     files_opened: int = field(metadata=figure("of these, files that it opened"))
     opens: int = field(metadata=figure("its opens"))
     held_bytes: int = field(
