@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.needs import need
 from tools.benchmarks.measure import BenchError
 from tools.peers import command, page, runs
 from tools.peers.cases import CASES, FILLED, LARGER, Setting
@@ -31,12 +30,6 @@ def test_the_pages_have_the_figures_of_the_results() -> None:
     for document, table_of in page.PAGES_WITH_TABLE.items():
         text = document.read_text()
         assert page.with_table(text, table_of(results)) == text, document
-
-
-def test_the_html_page_has_the_figures_and_the_plot_of_the_results() -> None:
-    plot = (FILE.parent / page.PLOT).read_text()
-    need("markdown")
-    assert (FILE.parent / page.HTML).read_text() == page.html(page.markdown(Results.load(FILE)), plot)
 
 
 def test_each_peer_has_a_name_and_a_source_of_its_own() -> None:
@@ -129,4 +122,4 @@ def test_a_quick_run_writes_the_page(tmp_path: Path) -> None:
         assert not [failed for failed in results.left_out if case in failed]
     assert all(len(run["figures"]["epochs"]) == 2 for run in results.runs if run["case"] == LARGER)
     assert "--quick" in (tmp_path / page.PAGE).read_text()
-    assert "<svg" in (tmp_path / page.HTML).read_text()
+    assert "<svg" in (tmp_path / page.PLOT).read_text()

@@ -1,5 +1,4 @@
-"""What `tools/bench peers` writes from its results: docs/side-by-side.md, the same as HTML in one file, a plot, and the
-tables of other documents.
+"""What `tools/bench peers` writes from its results: docs/side-by-side.md, a plot, and the tables of other documents.
 
 page.template has the text. The part of a case that did not run is left out.
 """
@@ -7,7 +6,6 @@ page.template has the text. The part of a case that did not run is left out.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -24,20 +22,7 @@ BEGIN = "<!-- tools/bench peers -->\n"
 IN_README = (
     "growfs", "growfs --exact", "rclone mount", "JuiceFS", "MosaicML Streaming", "never evict", "s5cmd, then train"
 )  # fmt: skip
-PAGE, HTML, PLOT = "side-by-side.md", "benchmarks.html", "benchmarks.svg"
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; font-size: 14px; margin: 1rem 0; }
-table, figure { display: block; overflow-x: auto; margin: 1rem 0; }
-th, td { border-bottom: 1px solid #ddd; padding: .3rem .7rem; text-align: left; vertical-align: top; }
-th:first-child, td:first-child { position: sticky; left: 0; background: #fff; }
-code { font-size: 13px; overflow-wrap: anywhere; }
-svg { min-width: 36rem; max-width: 100%; height: auto; background: #fff; }
-@media (prefers-color-scheme: dark) {
-  body, th:first-child, td:first-child { background: #14171a; color: #ddd; }
-  th, td { border-color: #3a3f44; } a { color: #6cf; }
-}
-"""
+PAGE, PLOT = "side-by-side.md", "benchmarks.svg"
 CACHE_NAMES = (*(f"{share:.0%}" for share in CACHES), "any")
 
 Run = dict[str, Any]
@@ -47,15 +32,10 @@ Column = tuple[str, Callable[[Run], float], str]
 
 
 def write(results: Results, folder: Path) -> None:
-    """Write the page, as Markdown and HTML, and the plot into a folder. If that is docs/, write the tables of other
-    documents, too.
-    """
-    text, plot = markdown(results), ""
+    """Write the page and the plot into a folder. If that is docs/, write the tables of other documents, too."""
     if results.has(LARGER):
         draw(results, folder / PLOT)
-        plot = (folder / PLOT).read_text()
-    (folder / PAGE).write_text(text)
-    (folder / HTML).write_text(html(text, plot))
+    (folder / PAGE).write_text(markdown(results))
     if folder.resolve() == FILE.parent:
         for page, table_of in PAGES_WITH_TABLE.items():
             page.write_text(with_table(page.read_text(), table_of(results)))
@@ -319,16 +299,6 @@ def left_out(results: Results) -> str:
         where = f" ({'; '.join(settings)})" if any(settings) else ""
         lines.append(f"- {peer}{where}: {reason}\n")
     return "".join(lines)
-
-
-def html(text: str, plot: str) -> str:
-    """The page as HTML in one file, with the plot in it."""
-    from markdown import markdown as as_html
-
-    drawn = f"<figure>{plot[plot.find('<svg') :]}</figure>"
-    body = re.sub(r"<p><img [^>]*></p>", lambda _: drawn, as_html(text, extensions=["tables", "sane_lists"]))
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Side by side</title>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{body}\n</body></html>\n'
 
 
 def draw(results: Results, path: Path) -> None:
