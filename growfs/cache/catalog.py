@@ -20,11 +20,13 @@ from growfs.cache.schema import (
     ROOT,
     DirectoryPaths,
     Query,
+    id_at,
     join,
     query_of,
     set_meta,
 )
 from growfs.remote.filter import PathFilter
+from growfs.remote.groups import FOLDERS_LOOKED_AT, Suggestion, Surroundings, names_looked_at, suggestion
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY, extension
 from growfs.status_and_metrics import SkippedStatus
@@ -116,6 +118,16 @@ class ListingDiff:
         return _unpickled, (self.listing, list(map(tuple, self.new)), self.changed, self.gone, self.skipped)
 
 
+def _first_paths(ask: Query) -> Iterator[str]:
+    paths = DirectoryPaths()
+    folders = ask("SELECT id FROM node WHERE is_dir = 1 ORDER BY id LIMIT ?", FOLDERS_LOOKED_AT)
+    for number, (folder,) in enumerate(folders, 1):
+        names = "SELECT name, is_dir FROM node WHERE parent = ? ORDER BY name LIMIT ?"
+        for name, is_dir in ask(names, folder, names_looked_at(number)):
+            if not is_dir:
+                yield join(paths.of(ask, folder), name)
+
+
 def _unpickled(listing: int, new: list[tuple[Any, ...]], *others: Any) -> ListingDiff:
     return ListingDiff(listing, list(map(RemoteFile._make, new)), *others)
 
@@ -170,12 +182,24 @@ class Catalog:
         return row and Node(*row)
 
     @staticmethod
-    def files_with_prefix(ask: Query, name: str, parent: int | None) -> Iterator[Node]:
-        """The files whose names begin with a prefix, in one directory or in all; for a thread."""
-        parents, values = ("VALUES (?)", [parent]) if parent else ("SELECT id FROM node WHERE is_dir = 1", [])
-        query = f"""WITH folder (id) AS ({parents}) SELECT {NODE} FROM folder CROSS JOIN node n ON n.parent = folder.id
-            LEFT JOIN resident r ON r.id = n.id WHERE n.name >= ? AND n.name < ? AND n.is_dir = 0"""
-        return (Node(*row) for row in ask(query, *values, name, name + LAST_CHARACTER))
+    def files_in(ask: Query, around: Surroundings) -> Iterator[Node]:
+        """The files in these surroundings; for a thread."""
+        folders, values = "SELECT id FROM node WHERE is_dir = 1", list[Any]()
+        with_part = list[int]()
+        if around.folder is not None:
+            folders, values = "VALUES (?)", [id_at(ask, around.folder)]
+        elif around.part:
+            paths = DirectoryPaths()
+            with_part = [id for (id,) in ask(folders) if around.part in paths.of(ask, id)]
+        query = f"""WITH folder (id) AS ({folders}) SELECT {NODE} FROM folder CROSS JOIN node n ON n.parent = folder.id
+            LEFT JOIN resident r ON r.id = n.id WHERE n.name >= ? AND n.name < ? AND n.is_dir = 0
+            AND (instr(n.name, ?) OR n.parent IN (SELECT value FROM json_each(?)))"""
+        values += around.prefix, around.prefix + LAST_CHARACTER, around.part, json.dumps(with_part)
+        return (Node(*row) for row in ask(query, *values))
+
+    async def suggested_group(self) -> Suggestion | None:
+        """A hint at files that belong together, by the first names of each directory. Looks on a thread."""
+        return await self._db.query_in_thread(lambda ask: suggestion(_first_paths(ask)))
 
     @staticmethod
     def paths_by(ask: Query) -> Callable[[Node], str]:

@@ -14,9 +14,9 @@ from typing import Any
 
 from growfs.errors import GrowfsError, UsageError
 from growfs.paths import absolute_path, working_folder
+from growfs.remote.groups import grouping
 from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
 from growfs.remote.user_functions import Function
-from growfs.rotation.pass_order import GROUP_FIELDS
 from growfs.rotation.rules import PassPosition
 from growfs.units import CacheSize, size
 
@@ -99,15 +99,8 @@ def _partition_of_job() -> str:
 
 
 def group(text: str) -> str:
-    """A template of the key that files of one group share."""
-    try:
-        parts = Formatter().parse(text)
-        fields = {"" if spec or conversion else name for _, name, spec, conversion in parts if name is not None}
-    except ValueError:
-        fields = set()
-    if not fields or not fields <= set(GROUP_FIELDS):
-        known = ", ".join(f"{{{name}}}" for name in GROUP_FIELDS)
-        raise UsageError(f"{text!r} is not a group; use {known}, such as '{{stem}}' for x.jpg and x.json")
+    """What decides which files belong together."""
+    grouping(text)
     return text
 
 

@@ -156,8 +156,9 @@ class Options:
     group: str | None = option(
         None,
         group,
-        "TEMPLATE",
-        "Keep files with the same key together: '{stem}' pairs x.jpg with x.json; also {name}, {parent}.",
+        "KEY",
+        "Keep files with the same key together: '{stem}' pairs x.jpg with x.json. A template, the name of a layout, or"
+        " a regular expression.",
     )
     seed: int = option("0", whole, "N", "Seed of the random order in which files are fetched.")
     hold_idle: float = option(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from growfs.errors import GrowfsError
+from growfs.remote.groups import Suggestion
 from growfs.remote.interface import RemoteSpec
 
 SCRATCH = ".growfs-doctor-"
@@ -83,6 +84,7 @@ class Listing:
     s: float
     first_s: float
     whole: bool
+    missing_group: Suggestion | None = None
 
 
 @dataclass(frozen=True, slots=True)

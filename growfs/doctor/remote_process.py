@@ -26,6 +26,7 @@ from growfs.doctor.check import IMPORT_S, Check, Level, Listing, MeasuredDownloa
 from growfs.errors import GrowfsError
 from growfs.remote import open_remote
 from growfs.remote.client_choice import LEFT_MAX
+from growfs.remote.groups import FirstNames, suggestion
 from growfs.remote.http.connection import Headers
 from growfs.remote.http.proxy import proxy_for
 from growfs.remote.interface import RemoteFile, RemoteSpec
@@ -184,6 +185,7 @@ def _list(probe: RemoteToTry, send: Send) -> list[RemoteFile]:
         assert spec.producer
         spec = replace(spec, producer=replace(spec.producer, count=SAMPLE_FILES_ENDLESS))
     sample: list[RemoteFile] = []
+    first_names = FirstNames()
     choice = random.Random(0)
     files = unsized = size = smallest = skipped = 0
     whole, first_s, began = True, 0.0, time.monotonic()
@@ -194,6 +196,7 @@ def _list(probe: RemoteToTry, send: Send) -> list[RemoteFile]:
         skipped += len(page.skipped)
         for file in page.files:
             files += 1
+            first_names.add(file.path)
             if file.size is None:
                 unsized += 1
             else:
@@ -209,7 +212,8 @@ def _list(probe: RemoteToTry, send: Send) -> list[RemoteFile]:
     if not files:
         send(Check(Level.FAILURE, "listing", "there are no files", "check the URL, --include and --exclude"))
         return []
-    send(Listing(files, unsized, size, smallest, seconds, first_s, whole and not probe.spec.is_endless))
+    whole = whole and not probe.spec.is_endless
+    send(Listing(files, unsized, size, smallest, seconds, first_s, whole, suggestion(first_names)))
     if skipped:
         send(warning("names", f"{skipped:,} names are skipped", "growfs status will say why; see SEMANTICS.md"))
     choice.shuffle(sample)

@@ -21,9 +21,10 @@ from pyroaring import BitMap64
 from growfs import disk
 from growfs.cache.schema import FROZEN, ROOT, Query, query_of, read_only, set_meta, with_paths
 from growfs.errors import GrowfsError
+from growfs.remote.groups import group_of
 from growfs.rotation.order_file import with_beats
 from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, divide
-from growfs.rotation.pass_order import group_of, groups_of, ids_of, share_number
+from growfs.rotation.pass_order import groups_of, ids_of, share_number
 from growfs.rotation.rules import Generation, GenerationPlan, PartContents, PassPosition, with_parents
 
 ROWS = 10_000

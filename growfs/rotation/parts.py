@@ -24,8 +24,9 @@ from humanfriendly import format_size
 from pyroaring import BitMap64
 
 from growfs.errors import GrowfsError
+from growfs.remote.groups import group_of
 from growfs.remote.names import extension
-from growfs.rotation.pass_order import Keyed, draw_key, group_of, share_number
+from growfs.rotation.pass_order import Keyed, draw_key, share_number
 from growfs.rotation.rules import PassPosition, keeps_last
 
 KEPT = -1
@@ -53,7 +54,7 @@ class ExactPass:
     """(number, of how many) of this node; None if it has all files. All nodes have equally many parts if their caches
     are equally large."""
     group: str | None = None
-    """A template with the fields of `group_of`; files for which it gives the same text are in the same part."""
+    """The value of --group; files for which `group_of` gives the same key are in the same part."""
 
 
 class CatalogFile(NamedTuple):

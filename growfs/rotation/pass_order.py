@@ -18,7 +18,8 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from growfs.remote.filter import PathFilter
-from growfs.remote.names import extension, template_fields
+from growfs.remote.groups import group_of
+from growfs.remote.names import extension
 
 SEED_DIRECTORIES_MAX = 10_000
 """With more directories than this, a mount returns before each directory has a file."""
@@ -28,7 +29,6 @@ DEFERRED = 1 << 64
 """Added to the keys of files that come after all others."""
 PART_BITS = 8
 """Keys are sorted in 2**PART_BITS parts, by their first bits, because sorting makes a Python object of each key."""
-GROUP_FIELDS = ("stem", "name", "parent")
 
 
 class Candidate(NamedTuple):
@@ -58,7 +58,7 @@ class Pass:
     share: tuple[int, int] | None = None
     """(number, of how many) of this node; None if it has all files."""
     group: str | None = None
-    """A template with the fields of `group_of`; files for which it gives the same text are drawn as a group."""
+    """The value of --group; files for which `group_of` gives the same key are drawn as a group."""
     size_max: int | None = None
     """In bytes; larger files cannot be drawn."""
     freeze: tuple[str, ...] = ()
@@ -145,15 +145,6 @@ def draw_key(seed: int, number: int, path: str) -> int:
 def _keyed_hash(seed: int, number: int) -> blake2b:
     """The hash of a pass before any path. Copying it costs half as much as creating a new keyed hash."""
     return blake2b(digest_size=8, key=f"{seed}/{number}".encode()[:64])
-
-
-def group_of(template: str | None, path: str) -> str:
-    """The text that decides the place of a file, the same for all files of its group. Without a template, its path.
-
-    Fields of a template: {stem}, the path without its extension; {name}, the same without its folder; {parent}, its
-    folder.
-    """
-    return path if template is None else template.format(**template_fields(path))
 
 
 def is_in_share(seed: int, share: tuple[int, int] | None, group: str) -> bool:

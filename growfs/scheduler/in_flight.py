@@ -32,8 +32,7 @@ from growfs.cache.publish import StagedFile
 from growfs.cache.schema import Query
 from growfs.cache.store import Reservation, Store
 from growfs.errors import DiskFull, GrowfsError
-from growfs.remote.names import extension
-from growfs.rotation.pass_order import group_of
+from growfs.remote.groups import Grouping, grouping
 from growfs.scheduler.outage import Failure
 
 ATTEMPTS_MAX = 3
@@ -190,14 +189,14 @@ class Download:
 class InFlightTable:
     """Owns the downloads in flight, by node id: each file at most once.
 
-    group: the template of groups, with the fields of `group_of`; None if every file is alone. staging: the folder that
+    group: the value of --group; None if every file is alone. staging: the folder that
     workers write to.
     """
 
     def __init__(self, database: Database, catalog: Catalog, group: str | None, staging: Path) -> None:
         self._db = database
         self._catalog = catalog
-        self._group = group
+        self.group = group
         self._staging = staging
         self._downloads: dict[int, Download] = {}
 
@@ -273,9 +272,9 @@ class InFlightTable:
 
         Searches on a thread: they may be in any of a million directories.
         """
-        if self._group is None:
+        if self.group is None:
             return [node]
-        return await self._db.query_in_thread(partial(_members, self._group, node, bytes_max))
+        return await self._db.query_in_thread(partial(_members, grouping(self.group), node, bytes_max))
 
     def finish(self, download: Download) -> None:
         """Remove a download that was admitted or failed, and wake the tasks waiting for it."""
@@ -283,14 +282,11 @@ class InFlightTable:
         download.finished.set()
 
 
-def _members(template: str, node: Node, bytes_max: int, ask: Query) -> list[Node]:
-    bare = node.name.removesuffix(f".{extension(node.name)}")
-    within_folder = "{stem}" in template or "{parent}" in template
-    by_name = "{stem}" in template or "{name}" in template
+def _members(group: Grouping, node: Node, bytes_max: int, ask: Query) -> list[Node]:
     path_of = Catalog.paths_by(ask)
-    group = group_of(template, path_of(node))
-    found = Catalog.files_with_prefix(ask, bare if by_name else "", node.parent if within_folder else None)
-    members = [other for other in found if group_of(template, path_of(other)) == group]
+    path = path_of(node)
+    key = group.key(path)
+    members = [file for file in Catalog.files_in(ask, group.surroundings(path)) if group.key(path_of(file)) == key]
     fits = sum(disk.allocation(member.size or 0) for member in members) <= bytes_max
     return members if fits else [node]
 

@@ -11,6 +11,7 @@ from humanfriendly import format_size
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
+from growfs.remote.groups import Suggestion
 from growfs.rotation.pass_order import Order, groups_of
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
@@ -60,6 +61,7 @@ class Prefetcher:
         self._state = state
         self._order_took_s = 0.0
         self._warnings: list[str] = []
+        self._missing_group: Suggestion | None = None
 
     async def run(self) -> None:
         """Draw until everything is cached or nothing more fits; start over when the catalog changes."""
@@ -68,6 +70,8 @@ class Prefetcher:
             nursery.start_soon(self._watch_files)
             if not await self._catalog.has_unseeded():
                 self._state.seeds.complete_seeds(has_frozen=self._catalog.freezes)
+            if self._fetcher.downloads.group is None:
+                self._missing_group = await self._catalog.suggested_group()
             while True:
                 self._state.begin_order()
                 if await self._draw_pass():
@@ -87,7 +91,8 @@ class Prefetcher:
         """Warnings about options that are odd, too small or cannot be met."""
         seeds = self._state.seeds
         missing = [seeds.frozen_failure] if seeds.frozen_failure and not seeds.frozen_complete else []
-        return [*self._warnings, *missing, *self._shortage()]
+        groups = [": ".join(self._missing_group)] if self._missing_group and not self._all_fit else []
+        return [*self._warnings, *groups, *missing, *self._shortage()]
 
     def _shortage(self) -> list[str]:
         """Advice if the disk, rather than the size of the cache, ends its growth before everything is cached, or others
@@ -178,13 +183,16 @@ class Prefetcher:
         ]
         if order.has_no_groups:
             warnings.append("--group puts no two files together: each is fetched and replaced alone")
-        all_fit = self._catalog.bytes <= self._store.reachable_bytes
-        if not (all_fit or self._catalog.freezes) and (folder := self._catalog.validation_folder()):
+        if not (self._all_fit or self._catalog.freezes) and (folder := self._catalog.validation_folder()):
             warnings.append(
                 f"{folder}/ looks like a validation set, but its files come and go like all others: --freeze"
                 f" '{folder}/**' keeps them all, --exclude '{folder}/**' leaves them out"
             )
         return warnings
+
+    @property
+    def _all_fit(self) -> bool:
+        return self._catalog.bytes <= self._store.reachable_bytes
 
     async def _draw_order(self, order: Order) -> bool:
         """Draw everything once; False if the order is out of date."""

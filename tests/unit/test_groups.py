@@ -8,7 +8,7 @@ import pytest
 from pyroaring import BitMap64
 
 from growfs.cache.schema import PINNED
-from growfs.rotation.pass_order import group_of
+from growfs.remote.groups import group_of
 from growfs.rotation.queries import Listed, kept_bytes, may_go
 from growfs.scheduler.in_flight import Priority
 from growfs.scheduler.rotating import Share
@@ -16,10 +16,13 @@ from tests.unit.local_cache import LocalCache, file
 
 BLOCK = 4096
 PATHS = ["a/x.jpg", "a/x.json", "a/x", "a/xy.jpg", "a/x.tar.gz", "b/x.jpg", "b/y.txt", "x.jpg", ".x", ".x.jpg", "a/x."]
+PATHS += ["a/c/x.jpg", "a/c/y", "a/c/d/x", "a/b/x.jpg", "b/c/d/e", "b/c/d/f"]
+GROUPS = ["{stem}", "{name}", "{parent}", "{name}-{parent}", "{top}", "{dir:2}", "{dir:3}{dir:1}", "{top}{name}"]
+GROUPS += ["{parent}{top}", "([^/]+)$", "carvana", "^(a/.|b)", "(c/).", "x(.?)", "(d)|(y)|x"]
 
 
-async def members(cache: LocalCache, template: str | None, path: str) -> set[str]:
-    downloads = cache.in_flight(template)
+async def members(cache: LocalCache, group: str | None, path: str) -> set[str]:
+    downloads = cache.in_flight(group)
     return {cache.catalog.path(node) for node in await downloads.members(cache.node(path), 1 << 40)}
 
 
@@ -34,12 +37,12 @@ async def test_a_miss_asks_nothing_of_a_million_directories_on_the_answering_thr
 
 
 @pytest.mark.promise(24)
-@pytest.mark.parametrize("template", [None, "{stem}", "{name}", "{parent}", "{name}-{parent}"])
-async def test_the_group_of_an_open_is_that_of_the_pass(cache: LocalCache, template: str | None) -> None:
+@pytest.mark.parametrize("group", [None, *GROUPS])
+async def test_the_group_of_an_open_is_that_of_the_pass(cache: LocalCache, group: str | None) -> None:
     await cache.list([file(path) for path in PATHS])
     for path in PATHS:
-        same = {other for other in PATHS if group_of(template, other) == group_of(template, path)}
-        assert await members(cache, template, path) == same
+        same = {other for other in PATHS if group_of(group, other) == group_of(group, path)}
+        assert await members(cache, group, path) == same
 
 
 async def admit(cache: LocalCache, *paths: str, group: tuple[str, ...] = ()) -> None:

@@ -97,7 +97,11 @@ INVALID: dict[str, list[Any]] = {
     "peers": ["", "node1", "node1:7070,", "node1:0", "7070", "dns://", "dns://x:0", "dns://x/y", "dns://x:99999"],
     "peer_addr": ["7070", ":7070", "node1:0", "node1"],
     "peer_bandwidth": ["fast"],
-    "group": ["stem", "{}", "{0}", "{stem", "{suffix}", "{stem.upper}", "{stem[0]}", "{stem:d}", "{stem!x}", ""],
+    "group": [
+        *("stem", "{}", "{0}", "{stem", "{suffix}", "{stem.upper}", "{stem[0]}", "{stem:d}", "{stem!x}", ""),
+        *("{dir}", "{dir:0}", "{dir:-1}", "{dir:x}", "{dir:{top}}", "{dir:1!s}", "{dir:1000}", "Cityscapes"),
+        *("(x", "(?:x)", "x(*)", "(x)+", "(x)*", "(x){2,}", r"(\()\\(a)+", "[(x]"),
+    ],
     "rotation": ["lru", "Auto", ""],
     "turnover": ["0", "2", "all"],
     "hold_idle": ["-1", "long"],

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growfs.remote.groups import group_of
 from growfs.remote.names import extension
-from growfs.rotation.pass_order import Candidate, Order, Pass, draw_key, draw_order, group_of, groups_of
+from growfs.rotation.pass_order import Candidate, Order, Pass, draw_key, draw_order, groups_of
 
 NAMES = st.sets(
     st.builds(
