@@ -31,6 +31,7 @@ from tests.cli.support import (
 )
 from tests.forward_proxy import AWAY, forward_proxy
 from tests.harness import GROWFS, Growfs, make_tree, until
+from tests.layouts import LAYOUTS, make_samples
 from tests.servers import QuietHandler, S3Server, serving
 
 QUICK = ("--measure", "50ms")
@@ -223,6 +224,27 @@ def test_a_full_disk(growfs: Growfs, tree: Path) -> None:
         assert [path.name for path in growfs.cache_dir.iterdir()] == ["full"]
     assert_failed(done, "space", "no room for a cache: 0 bytes free", "delete something there")
     assert "in memory" in line(done, "file system")
+
+
+@pytest.mark.parametrize(
+    ("layout", "flags", "expected"),
+    [
+        ("zarr", ("--cache-size", "500kB"), "--group zarr lists"),
+        ("{stem}", ("--cache-size", "500kB"), "--group '{stem}' lists"),
+        ("zarr", ("--cache-size", "500kB", "--group", "{dir:2}"), None),
+        ("zarr", ("--cache-size", "1GB"), None),
+    ],
+)
+def test_files_that_seem_to_belong_together(
+    growfs: Growfs, tmp_path: Path, layout: str, flags: tuple[str, ...], expected: str | None
+) -> None:
+    make_samples(tmp_path / "remote", LAYOUTS[layout], 40, 10_000)
+    done = doctor(growfs, tmp_path / "remote", *flags, "--min-free", "1MB")
+    assert done.returncode == 0
+    if expected:
+        assert f"seem to belong together; {expected}" in line(done, "groups")
+    else:
+        assert "together" not in done.stdout
 
 
 def test_a_cache_that_takes_no_file(growfs: Growfs, tree: Path) -> None:

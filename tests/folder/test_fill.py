@@ -29,6 +29,7 @@ from tests.crash.scene import alive
 from tests.folder.conftest import Fill
 from tests.folder.readers import Readers
 from tests.harness import files_below, make_tree, until
+from tests.layouts import LAYOUTS, make_samples
 from tests.servers import free_port
 
 SIZE = 4096
@@ -93,6 +94,24 @@ def test_an_epoch_loop_sees_everything_within_the_quota(
         seen |= shown
         if growfs.status()["generation"] > 1:
             until_replaced(growfs)
+    reader.end()
+
+
+@pytest.mark.promise(24, 43)
+def test_a_sample_of_nested_folders_is_there_as_a_whole(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    samples = make_samples(tmp_path / "remote", LAYOUTS["zarr"], 12, SIZE)
+    left = set().union(*samples)
+    flags = "--group", "zarr", "--turnover", "50%"
+    growfs.fill(tmp_path / "remote", "--cache-size", len(left) // 3 * SIZE, *flags)
+    reader = readers.new()
+    while left:
+        generation = reader.next_generation(growfs.mountpoint)
+        shown = reader.names()
+        assert [sample & shown for sample in samples if sample & shown] == [each for each in samples if each <= shown]
+        assert all(folders or names for _, folders, names in os.walk(generation))
+        for name in shown:
+            assert reader.read(name) == SIZE
+        left -= shown
     reader.end()
 
 

@@ -33,6 +33,9 @@ def read(path):
 def walk(path):
     return sorted(os.path.relpath(os.path.join(root, name), path) for root, _, names in os.walk(path) for name in names)
 
+def has_empty_folders(path):
+    return not all(folders or names for _, folders, names in os.walk(path))
+
 def read_all(*paths):
     return sum(read(path) for path in paths)
 
@@ -155,6 +158,10 @@ class Reader:
     def walk(self, path: str = "") -> set[str]:
         """All files below a directory, by their paths in the mount; each directory is listed once."""
         return {os.path.normpath(os.path.join(path, name)) for name in self.request("walk", path)}
+
+    def has_empty_folders(self) -> bool:
+        """Whether any directory lists nothing."""
+        return bool(self.request("has_empty_folders", ""))
 
     def read_all(self, paths: Iterable[str]) -> int:
         """Open and read files, one after the other; returns their total length. Raises OSError."""

@@ -26,6 +26,7 @@ from tests.fuse.rotation_helpers import (
     waited_opens,
 )
 from tests.harness import Growfs, make_tree, until
+from tests.layouts import LAYOUTS, make_samples
 
 Done = subprocess.CompletedProcess[str]
 
@@ -122,6 +123,17 @@ def test_a_validation_set_that_rotates_is_pointed_out(growfs: Growfs, tmp_path: 
         size = () if "--cache-size" in flags else ("--cache-size", CAPACITY * SIZE)
         output = growfs.mount(tmp_path / "remote", *size, *flags).stdout
         assert (hint in output) == (not flags), flags
+        growfs.umount()
+
+
+@only("libfuse")
+def test_files_that_seem_to_belong_together_are_pointed_out(growfs: Growfs, tmp_path: Path) -> None:
+    samples = make_samples(tmp_path / "remote", LAYOUTS["carvana"], CAPACITY, SIZE)
+    hint = "_mask.gif seem to belong together: --group carvana"
+    for flags in ((), ("--exact",), ("--group", "{name}"), ("--cache-size", "1GB")):
+        size = () if "--cache-size" in flags else ("--cache-size", len(samples) * SIZE)
+        output = growfs.mount(tmp_path / "remote", *size, *flags).stdout
+        assert (hint in output) == (flags in ((), ("--exact",))), flags
         growfs.umount()
 
 
