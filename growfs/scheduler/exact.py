@@ -34,12 +34,11 @@ from growfs.rotation.parts_in_use import PartsInUse
 from growfs.rotation.pass_order import Order, Pass
 from growfs.rotation.rules import Generation, GenerationPlan, PassPosition, TurnoverInput
 from growfs.scheduler.in_flight import Download, DownloadState
-from growfs.scheduler.rotating import Share, compute_soon
+from growfs.scheduler.rotating import Share, compute_groups, compute_soon
 from growfs.signal import Signal
 from growfs.status_and_metrics import ExactStatus, StartStatus
 from growfs.units import CacheSize, flag_size
-from growfs.workers.messages import Compute
-from growfs.workers.pool import WorkerLost, WorkerPool, call_worker
+from growfs.workers.pool import WorkerLost, WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -294,7 +293,8 @@ class Parts(Planner):
             first, revision = self._first, self._catalog.revision
             pass_ = ExactPass(first.seed, number, *self._sizes_now, first.share, first.group)
             division: Division
-            division, ids = await call_worker(self._workers, Compute(partial(divide_catalog, self._db.path, pass_)))
+            function = partial(divide_catalog, self._db.path, pass_)
+            division, ids = await compute_groups(self._workers, function, pass_.group)
             if number in self._divisions and number not in self._revisions:
                 return
             # So that no part begins while its division is replaced.

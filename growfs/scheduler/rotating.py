@@ -30,7 +30,7 @@ from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.in_flight import Download, DownloadState
 from growfs.signal import Signal
 from growfs.workers.messages import Compute
-from growfs.workers.pool import WorkerLost, WorkerPool, call_worker
+from growfs.workers.pool import WorkerLost, WorkerPool, WorkerSilent, call_worker
 
 log = logging.getLogger(__name__)
 
@@ -160,13 +160,18 @@ class PassOrder:
         return order
 
     async def _make_order(self, pass_: Pass) -> Order:
-        """Let a worker write the order of a pass; tried again until that succeeds."""
+        """Let a worker write the order of a pass; tried again until that succeeds.
+
+        Raises SlowGroups for the first one.
+        """
         function = partial(make_order, self._catalog.file, pass_, self._target)
         while True:
             try:
-                order: Order = await call_worker(self._workers, Compute(function))
+                order: Order = await compute_groups(self._workers, function, pass_.group)
                 return order
             except (WorkerLost, GrowfsError) as error:
+                if isinstance(error, SlowGroups) and self._share is None:
+                    raise
                 log.warning("the order of the pass could not be computed (%s); trying again", error)
                 await trio.sleep(ORDER_RETRY_S)
 
@@ -205,6 +210,27 @@ class RotationPlanner(Planner):
         """Plan a generation."""
         function = partial(plan_generation, self._db.path, number, turnover)
         return await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
+
+
+class SlowGroups(GrowfsError):
+    """It takes too long to put the files into groups."""
+
+
+async def compute_groups(workers: WorkerPool, function: Callable[[Callable[[], None]], T], group: str | None) -> T:
+    """Let a worker call a function of growfs.rotation that looks for the group of each file.
+
+    Raises SlowGroups, WorkerLost, GrowfsError.
+    """
+    try:
+        result: T = await call_worker(workers, Compute(function))
+        return result
+    except WorkerSilent:
+        if group is None:
+            raise
+        raise SlowGroups(
+            f"--group {group!r} took too long for the names of the remote; if it is a regular expression, simplify it,"
+            " such as with [^/]* for .*"
+        ) from None
 
 
 async def compute_soon(

@@ -76,6 +76,11 @@ class ListRemote:
     extent: int | None = None
 
 
+COMPUTE_S_MAX = 150.0
+"""The CPU time of a computation between two heartbeats. The daemon gives up on a silent worker before (pool.STALL_S).
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Compute:
     """Call a function of growfs.rotation, and thus compute what takes long from the catalog.

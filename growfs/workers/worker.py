@@ -43,6 +43,7 @@ from growfs.workers.fork_server import GUARD
 from growfs.workers.guard import guard
 from growfs.workers.heartbeat import ListingHeartbeat
 from growfs.workers.messages import (
+    COMPUTE_S_MAX,
     Compute,
     Done,
     Failed,
@@ -182,7 +183,25 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
         remote = open_remote(spec, retries=Retries(tries_max=PROBE_TRIES_MAX) if request.repeats else None)
         return _probe(remote, request, makes_files=spec.producer is not None)
     assert isinstance(request, Compute)
-    return request.function(lambda: send(StillWorking()))
+    return _compute(request, send)
+
+
+def _compute(request: Compute, send: Send) -> Any:
+    """Call the function, but let the kernel kill this process if it computes for too long without a beat.
+
+    A match of a regular expression (--group) can take hours, and meanwhile no thread could notice that the daemon has
+    given up on this worker, or is gone.
+    """
+
+    def beat() -> None:
+        signal.setitimer(signal.ITIMER_VIRTUAL, COMPUTE_S_MAX)
+        send(StillWorking())
+
+    beat()
+    try:
+        return request.function(beat)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def _list(remote: Remote, url: str, request: ListRemote, send: Send, heartbeat: ListingHeartbeat) -> int:

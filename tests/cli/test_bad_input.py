@@ -55,6 +55,21 @@ def with_keys(growfs: Growfs, server: S3Server) -> None:
     growfs.env.update(server.env)
 
 
+IMPATIENT = "from growfs.workers import messages, pool; pool.STALL_S, messages.COMPUTE_S_MAX = 3, 5"
+
+
+@pytest.mark.parametrize("flags", [(), ("--exact",)], ids=["rotation", "exact"])
+def test_an_expression_that_takes_hours(growfs: Growfs, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """No thread of the worker can run meanwhile, so the worker does not notice that the daemon is gone."""
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / ("a" * 200)).touch()
+    growfs.env[SETUP_VARIABLE] = IMPATIENT
+    done = growfs.mount(tmp_path / "remote", "--group", f"^{'(.*)' * 12}x$", *flags, check=False)
+    assert done.returncode == 1
+    assert "took too long for the names of the remote; if it is a regular expression, simplify it" in done.stderr
+    until(lambda: leftovers(growfs) == [])
+
+
 # The URL.
 
 

@@ -13,7 +13,7 @@ from growfs.errors import GrowfsError
 from growfs.rotation.division import read_division
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.rules import Generation, PartContents, PassPosition
-from growfs.scheduler import exact
+from growfs.scheduler import rotating
 from growfs.scheduler.exact import Parts
 from growfs.units import CacheSize
 from growfs.workers.messages import Compute
@@ -33,7 +33,7 @@ def divided_in_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         await trio.sleep(times.pop(0) if times else 0)
         return message.function(lambda: None)
 
-    monkeypatch.setattr(exact, "call_worker", compute)
+    monkeypatch.setattr(rotating, "call_worker", compute)
     return times
 
 
@@ -81,7 +81,7 @@ async def test_a_worker_that_dies_is_named_to_the_process_that_asks_about_a_pass
         raise WorkerLost
 
     await cache.list(FILES)
-    monkeypatch.setattr(exact, "call_worker", die)
+    monkeypatch.setattr(rotating, "call_worker", die)
     with pytest.raises(GrowfsError, match="the process that divides the pass died"):
         await parts.describe(1)
 

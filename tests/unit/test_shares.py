@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from growfs.errors import GrowfsError
 from growfs.rotation.pass_order import Order, Pass
 from growfs.scheduler import rotating
 from growfs.scheduler.rotating import PassOrder, Share
 from growfs.workers.messages import Compute
+from growfs.workers.pool import WorkerSilent
 from tests.unit.local_cache import LocalCache, file
 
 
@@ -30,6 +32,32 @@ def ordered(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 
     monkeypatch.setattr(rotating, "call_worker", compute)
     return ordered
+
+
+async def test_a_group_that_takes_too_long_for_the_names_of_the_remote_is_refused_at_first(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later, it is tried again: the disk may be slow, and the mount goes on without."""
+    found: list[Order | Exception] = [Order(), WorkerSilent(), Order()]
+    no_workers: Any = None
+
+    async def compute(_: object, message: Compute) -> Order:
+        (cache.folder / "partial/order").touch()
+        if isinstance(outcome := found.pop(), Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(rotating, "call_worker", compute)
+    monkeypatch.setattr(rotating, "ORDER_RETRY_S", 0.0)
+    first = Pass(0, 1, group="(.*).*.*x")
+    order = PassOrder(no_workers, cache.catalog, cache.store, cache.folder / "partial", first)
+    await order.remaining(cache.store.max_file_bytes)
+    await order.remaining(cache.store.max_file_bytes)
+    assert not found
+    found = [WorkerSilent()]
+    order = PassOrder(no_workers, cache.catalog, cache.store, cache.folder / "partial", first)
+    with pytest.raises(GrowfsError, match="simplify it"):
+        await order.remaining(cache.store.max_file_bytes)
 
 
 @pytest.mark.promise(26)
