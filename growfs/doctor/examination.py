@@ -26,7 +26,7 @@ from growfs.daemon.launch import check_apart, check_function
 from growfs.daemon.option_parsers import remote_url
 from growfs.daemon.options import Options
 from growfs.daemon.running import is_dead
-from growfs.daemon.status_text import files
+from growfs.daemon.status_text import files, printable
 from growfs.doctor.cache_disk import CacheDisk
 from growfs.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload, RemoteToTry, ok, warning
 from growfs.doctor.machine import check_engine, check_machine
@@ -83,7 +83,7 @@ def diagnose(
 
 
 def _row(check: Check, on_terminal: bool) -> Table:
-    text = Text(check.text)
+    text = Text(printable(check.text))
     if check.remedy and on_terminal:
         text.append("\n").append(f"-> {check.remedy}", "cyan" if check.level is Level.OK else "bold")
     elif check.remedy:

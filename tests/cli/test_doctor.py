@@ -238,9 +238,10 @@ def test_a_full_disk(growfs: Growfs, tree: Path) -> None:
 def test_files_that_seem_to_belong_together(
     growfs: Growfs, tmp_path: Path, layout: str, flags: tuple[str, ...], expected: str | None
 ) -> None:
-    make_samples(tmp_path / "remote", LAYOUTS[layout], 40, 10_000)
+    make_samples(tmp_path / "remote/\x1b[31m", LAYOUTS[layout], 40, 10_000)
     done = doctor(growfs, tmp_path / "remote", *flags, "--min-free", "1MB")
     assert done.returncode == 0
+    assert "\x1b" not in done.stdout
     if expected:
         assert f"seem to belong together; {expected}" in line(done, "groups")
     else:
