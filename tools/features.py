@@ -1,0 +1,92 @@
+"""The features of growfs, their own files, and the words by which other code names them. The rest is the core.
+
+A good feature is a folder that one module imports. Those with words are not there yet: the core knows of them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+
+
+class Feature(NamedTuple):
+    """files: files and folders in growfs/. words: an identifier of the feature contains one of them."""
+
+    name: str
+    files: str
+    words: str = ""
+
+    def is_named_in(self, identifier: str) -> bool:
+        """Whether an identifier contains a word of this feature: PeersStatus and peers_of contain `peers`."""
+        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier).lower()
+        return any(f"_{word}_" in f"_{snake}_" for word in self.words.split())
+
+
+FEATURES = (
+    Feature(
+        "exact",
+        "scheduler/exact.py rotation/parts.py rotation/division.py rotation/parts_in_use.py vfs/pass_names.py"
+        " simulation/exact.py client/epochs.py",
+        "exact part parts pass_position by_time hidden_below is_read",
+    ),
+    Feature(
+        "peers",
+        "scheduler/peers.py rotation/circle.py workers/peer_server.py workers/membership.py remote/peer_client.py"
+        " simulation/nodes.py",
+        "peer peers are_awaited other_source",
+    ),
+    Feature("fill", "folder client/generation.py", "fill fills filled mirrors asked_for"),
+    Feature(
+        "links",
+        "fuse/links.py vfs/open_counter.py vfs/file_events.py",
+        "links link_bit link_open sees_opens counts_all opened_by leaving",
+    ),
+    Feature(
+        "producers",
+        "remote/wrappers/produced.py remote/wrappers/producer_pool.py workers/producer.py workers/sandbox.py"
+        " producers/compressed.py producers/images.py",
+        "producer produced made makes_files endless one_at_a_time",
+    ),
+    Feature("full disk", "btrfs.py", "btrfs full lacking quota refusal spare"),
+    Feature(
+        "members",
+        "remote/wrappers/members.py remote/wrappers/member_index.py producers/archives.py",
+        "archive archives member members",
+    ),
+    Feature("manifests", "remote/manifests", "manifest"),
+    Feature("metrics", "daemon/metrics_server.py", "metrics"),
+    Feature("libfuse", "fuse/libfuse.py", "libfuse"),
+    Feature("csi", "csi"),
+    Feature("ray", "ray.py client/node_mount.py"),
+    Feature("top", "client/top"),
+    Feature("report", "client/report.py client/charts.py client/figures.py cache/history.py"),
+    Feature("plan", "simulation"),  # without the files above
+    Feature("doctor", "doctor"),
+    Feature("verify", "client/verify.py"),
+    Feature("stores", "remote/stores remote/http"),
+    Feature("latency", "fuse/latency.py"),
+    Feature("namespaces", "fuse/users.py"),
+    Feature("python api", "client/mount.py client/wait.py"),
+    Feature("fstab", "client/mount_helper.py client/completion.py"),
+)
+OWNERS = {PurePath(file): feature for feature in FEATURES for file in feature.files.split()}
+
+
+def owner(file: PurePath) -> Feature | None:
+    """The feature that a file in growfs/ belongs to."""
+    return next((OWNERS[path] for path in (file, *file.parents) if path in OWNERS), None)
+
+
+def module_name(file: PurePath) -> str:
+    """The name of the module in a file in growfs/."""
+    return ".".join(("growfs", *file.with_suffix("").parts)).removesuffix(".__init__")
+
+
+def source_files(checkout: Path) -> list[PurePath]:
+    """The files in growfs/ that people write."""
+    package = checkout / "growfs"
+    files = sorted(path.relative_to(package) for path in package.rglob("*.py"))
+    return [file for file in files if file.parent.name != "generated"]
