@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from growfs.client.mount_helper import IGNORED
 from growfs.csi.generated import csi_pb2 as csi
-from growfs.csi.generated import csi_pb2_grpc as services
 from growfs.csi.node import NodeMounts, NotPublished, VolumeBusy
 from growfs.csi.volumes import Volume
 from growfs.daemon.options import Options
@@ -76,7 +76,7 @@ def _required(request: Any, *names: str) -> None:
             raise UsageError(f"the request lacks {name}, which kubelet always sends")
 
 
-class IdentityService(services.IdentityServicer):
+class IdentityService:
     """What this driver is."""
 
     @answers
@@ -92,7 +92,7 @@ class IdentityService(services.IdentityServicer):
         return csi.ProbeResponse(ready={"value": True})
 
 
-class NodeService(services.NodeServicer):
+class NodeService:
     """Mounts and unmounts. defaults: options of all volumes by field name."""
 
     def __init__(self, node_id: str, mounts: NodeMounts, defaults: Mapping[str, Any]) -> None:
@@ -150,6 +150,21 @@ def _usage(unit: csi.VolumeUsage.Unit, total: int, cached: int) -> csi.VolumeUsa
     return csi.VolumeUsage(unit=unit, total=total, used=cached, available=max(0, total - cached))
 
 
+def handler(name: str, service: object) -> grpc.GenericRpcHandler:
+    """Answers a service of csi.proto by the methods of an object. Those that it lacks are unimplemented for clients."""
+    descriptor = csi.DESCRIPTOR.services_by_name[name]
+    handlers = {
+        method.name: grpc.unary_unary_rpc_method_handler(
+            getattr(service, method.name),
+            GetMessageClass(method.input_type).FromString,
+            GetMessageClass(method.output_type).SerializeToString,
+        )
+        for method in descriptor.methods
+        if hasattr(service, method.name)
+    }
+    return grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+
+
 def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defaults: Mapping[str, Any]) -> None:
     """Serve until SIGTERM; the mounts stay. folder, control_groups: as for NodeMounts. Raises GrowfsError."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
@@ -166,8 +181,8 @@ def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defau
             f"{error.filename or folder}: {error.strerror}; choose a folder that root can write to: --state-dir"
         ) from None
     server = grpc.server(ThreadPoolExecutor(THREADS, thread_name_prefix="request"))
-    services.add_IdentityServicer_to_server(IdentityService(), server)
-    services.add_NodeServicer_to_server(NodeService(node_id, mounts, defaults), server)
+    node = NodeService(node_id, mounts, defaults)
+    server.add_generic_rpc_handlers([handler("Identity", IdentityService()), handler("Node", node)])
     try:
         server.add_insecure_port(endpoint)
     except RuntimeError:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from growfs.csi.cgroups import SLICE
 from growfs.csi.generated import csi_pb2 as csi
-from growfs.csi.generated import csi_pb2_grpc as services
 from growfs.fuse.mounting import mounts, unmount
 from tests.cli.support import processes_of
 from tests.forkserver import Process
@@ -24,6 +25,19 @@ UNIFIED = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 """Where control groups of version 2 may be mounted."""
 WRITER = csi.VolumeCapability.AccessMode.Mode.SINGLE_NODE_WRITER
 """What kubelet asks for, for an inline volume."""
+
+
+class Client:
+    """Calls the methods of a service of csi.proto, by their names."""
+
+    def __init__(self, channel: grpc.Channel, service: str) -> None:
+        self._channel, self._service = channel, csi.DESCRIPTOR.services_by_name[service]
+
+    def __getattr__(self, name: str) -> Any:
+        method = self._service.methods_by_name[name]
+        encode = GetMessageClass(method.input_type).SerializeToString
+        decode = GetMessageClass(method.output_type).FromString
+        return self._channel.unary_unary(f"/{self._service.full_name}/{name}", encode, decode)
 
 
 class Kubelet:
@@ -67,7 +81,7 @@ class Kubelet:
                 self._driver = FORKS.start(command[1:], self.growfs.env, stderr=log)
         own = [("grpc.use_local_subchannel_pool", 1)]  # none of the driver that was killed
         channel = self._running.enter_context(grpc.insecure_channel(f"unix://{self.state}/csi.sock", own))
-        self.identity, self.node = services.IdentityStub(channel), services.NodeStub(channel)
+        self.identity, self.node = Client(channel, "Identity"), Client(channel, "Node")
         self.identity.Probe(csi.ProbeRequest(), wait_for_ready=True, timeout=CALL_S)
 
     @property
@@ -111,7 +125,8 @@ class Kubelet:
     def stats(self, pod: str) -> csi.NodeGetVolumeStatsResponse:
         """NodeGetVolumeStats."""
         request = csi.NodeGetVolumeStatsRequest(volume_id=f"volume-{pod}", volume_path=str(self.target(pod)))
-        return self.node.NodeGetVolumeStats(request, timeout=CALL_S)  # type: ignore[no-any-return]
+        response: csi.NodeGetVolumeStatsResponse = self.node.NodeGetVolumeStats(request, timeout=CALL_S)
+        return response
 
     def processes(self) -> list[int]:
         """The processes of the daemons."""

@@ -10,8 +10,7 @@ import grpc
 import pytest
 
 from growfs.csi.generated import csi_pb2 as csi
-from growfs.csi.generated import csi_pb2_grpc as services
-from growfs.csi.server import DRIVER
+from growfs.csi.server import DRIVER, handler
 from tests.csi.kubelet import Kubelet
 from tests.needs import need_programs
 
@@ -19,7 +18,7 @@ CONTROLLER = csi.PluginCapability(service={"type": csi.PluginCapability.Service.
 CREATES = csi.ControllerServiceCapability.RPC.Type.CREATE_DELETE_VOLUME
 
 
-class Controller(services.ControllerServicer, services.IdentityServicer):
+class Controller:
     """Creates nothing: each volume is the same remote."""
 
     def __init__(self, context: dict[str, str]) -> None:
@@ -48,8 +47,7 @@ def test_csi_sanity(kubelet: Kubelet) -> None:
     need_programs("csi-sanity", by="go install github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity@latest")
     controller = Controller({"url": str(kubelet.remote), "csi.storage.k8s.io/ephemeral": "false"})
     server = grpc.server(ThreadPoolExecutor(4))
-    services.add_ControllerServicer_to_server(controller, server)
-    services.add_IdentityServicer_to_server(controller, server)
+    server.add_generic_rpc_handlers([handler(service, controller) for service in ("Controller", "Identity")])
     address = f"unix://{kubelet.folder}/controller.sock"
     server.add_insecure_port(address)
     server.start()

@@ -1,1 +1,1 @@
-"""The messages and services of csi.proto. tools/csi-proto makes this package."""
+"""The messages of csi.proto, and the descriptors of its services. tools/csi-proto makes this package."""
