@@ -25,10 +25,11 @@ from click.core import ParameterSource
 import growfs
 from growfs.client import completion
 from growfs.client.progress import Bar
-from growfs.daemon.status_text import brief, engine, files, printable, render, size_text, state_text
+from growfs.daemon.status_text import brief, engine, files, printable, render, state_text
 from growfs.errors import GrowfsError, UsageError
 from growfs.proc import not_ignored
 from growfs.status_and_metrics import MountState, MountStatus
+from growfs.units import format_size, parsed, seconds
 
 if TYPE_CHECKING:
     from growfs.client.caches import CacheInfo
@@ -352,7 +353,6 @@ def report(mountpoint: Path, output: Path, last: str | None) -> None:
     The page needs neither a network nor a server. MOUNTPOINT may also be the folder of a cache that is not mounted.
     """
     from growfs.client.report import Report
-    from growfs.units import parsed, seconds
 
     Report.of(mountpoint, parsed("report: --last", seconds, last) if last else None).save(output)
     click.echo(f"{output}: written; open it in a browser")
@@ -474,7 +474,7 @@ def _cache_row(cache: CacheInfo) -> dict[str, str]:
     return {
         "cache": str(cache.path),
         "url": cache.url or "unknown",
-        "size": "unknown" if cache.bytes is None else size_text(cache.bytes),
+        "size": "unknown" if cache.bytes is None else format_size(cache.bytes),
         "last_used": time.strftime("%Y-%m-%d", time.localtime(cache.used_at)),
         "in_use": "no" if cache.mountpoint is None else cache.mountpoint or "yes",
     }
@@ -503,7 +503,6 @@ def prune(cache_dir: Path | None, unused_for: str, yes: bool) -> None:
     Also removes logs of failed mounts that are just as old.
     """
     from growfs.client.caches import remove, unused
-    from growfs.units import parsed, seconds
 
     cache_dir = cache_dir or _default_cache_dir()
     caches, logs = unused(cache_dir, parsed("cache prune: --unused-for", seconds, unused_for))
@@ -601,8 +600,6 @@ def evict(mountpoint: Path, globs: tuple[str, ...]) -> None:
 
     Opening such a file fetches it again.
     """
-    from humanfriendly import format_size
-
     result = _call(mountpoint, "evict", globs=globs)
     kept = f"; {result['kept']:,} kept (open, pinned, or the last in their directory)" if result["kept"] else ""
     click.echo(f"{files(result['files'])} evicted, {format_size(result['bytes'])}{kept}")
@@ -616,8 +613,6 @@ def verify(place: Path) -> None:
     The digest of each file is recorded when the file is fetched. Damaged files are evicted, and fetched again if the
     cache is mounted. Exits with 1 if any file was damaged.
     """
-    from humanfriendly import format_size
-
     from growfs.client.verify import verify as verify_cache
 
     found = verify_cache(place)
@@ -782,7 +777,6 @@ def doctor(url: str | None, mountpoint: Path | None, as_json: bool, measure: str
     """
     from growfs.daemon.options import Options
     from growfs.doctor.examination import diagnose
-    from growfs.units import parsed, seconds
 
     options = Options.parse(given)
     measure_s, answer_s = parsed("doctor: --measure", seconds, measure), parsed("doctor: --timeout", seconds, timeout)

@@ -15,13 +15,12 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from humanfriendly import format_size, format_timespan
-
 from growfs.client.charts import Values, chart_data, coverage
 from growfs.client.figures import Figures, read
 from growfs.daemon.running import find_cache
 from growfs.errors import GrowfsError, pip_install
 from growfs.status_and_metrics import MountState
+from growfs.units import format_size, format_timespan
 
 WIDE = ("states", "coverage", "directories")
 DASHED = "muted"

@@ -151,7 +151,7 @@ def _usage(unit: csi.VolumeUsage.Unit, total: int, cached: int) -> csi.VolumeUsa
 
 
 def handler(name: str, service: object) -> grpc.GenericRpcHandler:
-    """Answers a service of csi.proto by the methods of an object. Those that it lacks are unimplemented for clients."""
+    """Calls the methods of an object for a service of csi.proto. Those that it lacks are UNIMPLEMENTED for clients."""
     descriptor = csi.DESCRIPTOR.services_by_name[name]
     handlers = {
         method.name: grpc.unary_unary_rpc_method_handler(

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import trio
-from humanfriendly import format_size
 
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node
@@ -26,6 +25,7 @@ from growfs.remote.filter import PathFilter
 from growfs.scheduler.space import Space
 from growfs.signal import Signal
 from growfs.status_and_metrics import MountStatus
+from growfs.units import format_size
 
 FETCHES_MAX = 32
 """Files that one command fetches at a time."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from humanfriendly import format_size, format_timespan
 from platformdirs import user_cache_path
 
 from growfs.daemon.option_parsers import (
@@ -42,7 +41,7 @@ from growfs.remote.interface import Producer, RemoteSpec
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
 from growfs.rotation.rules import PassPosition
-from growfs.units import CacheSize, fraction_of, parsed, positive, rate, seconds, size
+from growfs.units import CacheSize, format_size, format_timespan, fraction_of, parsed, positive, rate, seconds, size
 from growfs.units import count as whole
 
 if sys.version_info >= (3, 11):
@@ -451,7 +450,7 @@ def _text(row: Field[Any], value: Any) -> str:
     if isinstance(value, tuple):
         return ("/" if row.name in ("partition", "start") else ", ").join(map(str, value))
     if isinstance(value, CacheSize):
-        return f"{value.share:.0%}" if value.share else str(format_size(value.bytes))
+        return f"{value.share:.0%}" if value.bytes is None else format_size(value.bytes)
     formats: dict[Any, Callable[[Any], str]] = {
         size: format_size,
         rate: lambda bytes_per_s: f"{format_size(bytes_per_s)}/s",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import trio
-from humanfriendly import format_timespan
 from pyroaring import BitMap64
 
 from growfs.cache.catalog import Catalog
@@ -41,6 +40,7 @@ from growfs.status_and_metrics import (
     ReaderStatus,
     SkippedStatus,
 )
+from growfs.units import format_timespan
 from growfs.vfs.filesystem import Misses, Opens
 
 OPENS_MIN = 10

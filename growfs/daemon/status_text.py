@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 from growfs.status_and_metrics import ExactStatus, MountState, MountStatus, RemoteStatus, StartStatus
+from growfs.units import format_size, format_timespan
 
 NAME_CHARS_MAX = 80
 """Characters of a name that are printed. Some names are skipped because they are too long."""
@@ -29,13 +30,11 @@ def figures(status: MountStatus) -> Iterator[Line]:
     partition = f" (partition {status.partition})" if status.partition else ""
     failed = f", {fetch.failed:,} failed" if fetch.failed else ""
     late = f"; {fetch.late_file} arrives slowly" if fetch.late_file else ""
-    yield "remote", f"{status.url}: {files(remote.files)}, {size_text(remote.bytes)}{known}{silence(remote)}"
+    yield "remote", f"{status.url}: {files(remote.files)}, {format_size(remote.bytes)}{known}{silence(remote)}"
     yield "mounted", f"{status.mountpoint} by pid {status.pid}, {engine(status)}"
     yield "state", state_text(status)
-    yield (
-        "cached",
-        f"{files(cache.files)} ({share:.1%} of the remote), {size_text(cache.bytes)} of {size_text(cache.limit_bytes)}",
-    )
+    used = f"{format_size(cache.bytes)} of {format_size(cache.limit_bytes)}"
+    yield "cached", f"{files(cache.files)} ({share:.1%} of the remote), {used}"
     if status.exact:
         yield "pass", pass_text(status.exact)
     yield "listed", _listed_text(status)
@@ -45,7 +44,7 @@ def figures(status: MountStatus) -> Iterator[Line]:
     )
     yield (
         "fetched",
-        f"{files(fetch.files_total)}, {size_text(fetch.bytes_total)}, now {size_text(fetch.bytes_per_s)}/s"
+        f"{files(fetch.files_total)}, {format_size(fetch.bytes_total)}, now {format_size(fetch.bytes_per_s)}/s"
         f"{failed}{late}",
     )
     others = fetch.library_files_total if fetch.client == "growfs" else 0
@@ -54,7 +53,7 @@ def figures(status: MountStatus) -> Iterator[Line]:
     yield "misses", f"{miss.files_total:,}, waited {miss.wait_s_total:.1f} s in total"
     yield "opens", f"{opens.mean:.2f} per file ({opens.min} to {opens.max}), {opens.per_fetch:.2f} per fetch"
     if peers := status.peers:
-        traffic = f"{size_text(fetch.peer_bytes_total)} received, {size_text(peers.sent_bytes_total)} sent"
+        traffic = f"{format_size(fetch.peer_bytes_total)} received, {format_size(peers.sent_bytes_total)} sent"
         yield "nodes", f"{peers.answering + 1} of {peers.nodes} answer, {traffic}"
 
 
@@ -74,7 +73,7 @@ def pass_text(exact: ExactStatus) -> str:
     """The position in the passes of --exact."""
     text = _part_text(exact)
     if exact.missing_files:
-        text += f"; {files(exact.missing_files)} ({size_text(exact.missing_bytes)}) of the next part still to come"
+        text += f"; {files(exact.missing_files)} ({format_size(exact.missing_bytes)}) of the next part still to come"
     if exact.waited_for:
         in_use = f" while {exact.in_use} {'are' if ',' in exact.in_use else 'is'} in use" if exact.in_use else ""
         waiting = f"{exact.waiting} processes wait" if exact.waiting > 1 else "a process waits"
@@ -92,7 +91,7 @@ def _listed_text(status: MountStatus) -> str:
     if new:
         next_one = "generation" if status.engine == "folder" else "listing"
         text += f"; {new:,} new file{'s wait' if new > 1 else ' waits'} for the next {next_one}"
-    return f"{text}; {size_text(outgoing)} outgoing" if outgoing else text
+    return f"{text}; {format_size(outgoing)} outgoing" if outgoing else text
 
 
 def readers(status: MountStatus) -> Iterator[Line]:
@@ -102,7 +101,7 @@ def readers(status: MountStatus) -> Iterator[Line]:
         part = f"part {reader.part}, " if reader.part else ""
         listed = f"listed {files(reader.files_shown)}, " if reader.files_shown else ""
         usage = f"{part}{listed}opened {reader.files_opened:,}"
-        holds = f", holds {size_text(reader.held_bytes)} of outgoing files" if reader.held_bytes else ""
+        holds = f", holds {format_size(reader.held_bytes)} of outgoing files" if reader.held_bytes else ""
         yield "reader", f"{reader.command} {reader.pid}: {usage}{holds}{advice}"
 
 
@@ -111,7 +110,7 @@ def notes(status: MountStatus) -> Iterator[Line]:
     budget = status.budget
     if budget.limit_bytes is not None:
         spent = "" if budget.resumes_s is None else f"; resumes in {_duration(budget.resumes_s, units=2)}"
-        yield "budget", f"{size_text(budget.spent_bytes)} of {size_text(budget.limit_bytes)} today{spent}"
+        yield "budget", f"{format_size(budget.spent_bytes)} of {format_size(budget.limit_bytes)} today{spent}"
     for skip in status.skipped:
         example = f", such as {_shortened(skip.example)!r}" if skip.example else ""
         yield "skipped", f"{files(skip.files)}: {skip.reason}{example}"
@@ -176,14 +175,14 @@ def moving(status: MountStatus) -> str:
     if not status.remote.files:
         return f"{waits_for}; nothing of {status.url} is known yet"
     needed = _needed_to_start(status.start) if status.start else ""
-    progress = f"{brief(status)}, {size_text(status.fetch.bytes_per_s)}/s"
+    progress = f"{brief(status)}, {format_size(status.fetch.bytes_per_s)}/s"
     return "; ".join(filter(None, (waits_for, needed, progress)))
 
 
 def _needed_to_start(start: StartStatus) -> str:
     if start.unit == "files":
         return f"{start.done:,} of {files(start.needed)} needed to start"
-    return f"{size_text(start.done)} of {size_text(start.needed)} needed to start"
+    return f"{format_size(start.done)} of {format_size(start.needed)} needed to start"
 
 
 def silence(remote: RemoteStatus) -> str:
@@ -196,7 +195,7 @@ def brief(status: MountStatus) -> str:
     """One line: how much is cached."""
     remote, cache = status.remote, status.cache
     known = "" if remote.listed else " listed so far"
-    bytes = f"{size_text(cache.content_bytes)} of {size_text(remote.bytes)}"
+    bytes = f"{format_size(cache.content_bytes)} of {format_size(remote.bytes)}"
     return f"{cache.files:,} of {files(remote.files)} cached, {bytes}{known}"
 
 
@@ -215,17 +214,8 @@ def printable(text: object) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in str(text))
 
 
-def size_text(count: float) -> str:
-    """Bytes, as a person writes them."""
-    from humanfriendly import format_size
-
-    return str(format_size(count))
-
-
 def _duration(seconds: float, units: int = 3) -> str:
-    from humanfriendly import format_timespan
-
-    return str(format_timespan(round(seconds), max_units=units))
+    return format_timespan(round(seconds), max_units=units)
 
 
 def _clock(at: float) -> str:

@@ -13,8 +13,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO
 
-from humanfriendly import format_size
-
 from growfs import disk
 from growfs.cache.cache_folder import DATABASE, CacheInUse, check_cache, other_format, unusable
 from growfs.daemon.options import Options
@@ -22,7 +20,7 @@ from growfs.daemon.running import in_use
 from growfs.doctor.check import SCRATCH, Check, Disk, Level, ok, warning
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import file_system, is_remote
-from growfs.units import flag_size
+from growfs.units import flag_size, format_size
 
 BLOCK_BYTES = 4 << 20
 SPEED_BYTES_MAX = 8 << 30

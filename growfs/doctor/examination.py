@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from humanfriendly import format_size, format_timespan
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -39,6 +38,7 @@ from growfs.proc import not_ignored
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
 from growfs.trust import resolve
+from growfs.units import format_size, format_timespan
 
 FETCH_BYTES_MAX = 4 << 30
 """The maximum number of bytes fetched to measure the link."""
@@ -253,4 +253,4 @@ def _describe_download(download: MeasuredDownload) -> Check:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else str(format_timespan(round(seconds, 1)))
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_timespan(round(seconds, 1))

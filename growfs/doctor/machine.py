@@ -8,8 +8,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from humanfriendly import format_size
-
 from growfs.cache.open_files import IDLE_MAX
 from growfs.doctor.check import Check, Level, attempt, ok, warning
 from growfs.errors import GrowfsError
@@ -25,6 +23,7 @@ from growfs.fuse.mounting import (
 from growfs.fuse.probe import try_mount
 from growfs.proc import read_lines
 from growfs.syscalls import check_descriptors, check_kernel, ending_limits
+from growfs.units import format_size
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMORY_BYTES_MIN = 1 << 30

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from humanfriendly import format_size, format_timespan
-
 from growfs.daemon.options import Options
 from growfs.doctor.check import Check, Disk, Level, Listing, MeasuredDownload, ok, warning
 from growfs.scheduler.readiness import START_S, StartCondition
 from growfs.simulation.plan import PolicyResult, Workload, repeats_too_often, simulate_policy
-from growfs.units import flag_size
+from growfs.units import flag_size, format_size, format_timespan
 
 EPOCHS = (1, 10, 50)
 SLOWER = 0.8

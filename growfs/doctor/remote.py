@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 
-from humanfriendly import format_timespan
-
 from growfs.doctor.check import IMPORT_S, Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry
 from growfs.errors import GrowfsError
 from growfs.syscalls import memfd_create
+from growfs.units import format_timespan
 from growfs.workers import messages
 
 Found = Check | Listing | MeasuredDownload

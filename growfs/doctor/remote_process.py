@@ -20,8 +20,6 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from humanfriendly import format_size, format_timespan
-
 from growfs.doctor.check import IMPORT_S, Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry, ok, warning
 from growfs.errors import GrowfsError
 from growfs.remote import open_remote
@@ -36,6 +34,7 @@ from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.registry import open_store
 from growfs.remote.wrappers import producer_pool
 from growfs.scheduler.stream_count import STREAMS_FIRST
+from growfs.units import format_size, format_timespan
 from growfs.workers import messages
 from growfs.workers.downloader import Downloader
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
-from humanfriendly import format_size
 from pyroaring import BitMap64
 
 from growfs.errors import GrowfsError
@@ -28,6 +27,7 @@ from growfs.remote.groups import group_of
 from growfs.remote.names import extension
 from growfs.rotation.pass_order import Keyed, draw_key, share_number
 from growfs.rotation.rules import PassPosition, keeps_last
+from growfs.units import format_size
 
 KEPT = -1
 """Used instead of a pass number in the hash that decides which files are kept; passes count from 1."""

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import trio
-from humanfriendly import format_size
 from pyroaring import BitMap64
 
 from growfs.cache.catalog import Catalog, Node, Removed
@@ -37,7 +36,7 @@ from growfs.scheduler.in_flight import Download, DownloadState
 from growfs.scheduler.rotating import Share, compute_groups, compute_soon
 from growfs.signal import Signal
 from growfs.status_and_metrics import ExactStatus, StartStatus
-from growfs.units import CacheSize, flag_size
+from growfs.units import CacheSize, flag_size, format_size
 from growfs.workers.pool import WorkerLost, WorkerPool
 
 log = logging.getLogger(__name__)

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
-from humanfriendly import format_timespan
 
 from growfs.cache.catalog import Catalog
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
 from growfs.remote.interface import RemoteFile
 from growfs.signal import Signal
 from growfs.status_and_metrics import OutageStatus
+from growfs.units import format_timespan
 from growfs.workers.messages import Probe
 from growfs.workers.pool import WorkerLost, WorkerPool
 

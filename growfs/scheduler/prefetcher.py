@@ -6,7 +6,6 @@ A drawn file is marked in the database when it is admitted, so a restarted mount
 from __future__ import annotations
 
 import trio
-from humanfriendly import format_size
 
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node
@@ -21,7 +20,7 @@ from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.rotating import DrawOrder
 from growfs.scheduler.space import Space
 from growfs.status_and_metrics import MountState
-from growfs.units import flag_size
+from growfs.units import flag_size, format_size
 
 EARLY_FILES_MAX = 1000
 """Files of an unfinished listing that the first draws choose from."""

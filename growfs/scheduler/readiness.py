@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
-from humanfriendly import format_size
 from pyroaring import BitMap64
 
 from growfs import disk
@@ -23,6 +22,7 @@ from growfs.scheduler.outage import Outage
 from growfs.scheduler.refresh import CatalogSync
 from growfs.signal import Signal
 from growfs.status_and_metrics import RESTING, MountState, StartStatus
+from growfs.units import format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,7 +507,7 @@ class StartGate:
             raise RemoteError(f"no file could be fetched: {self._last_error}")
         if state is MountState.HELD and not self._budget.is_spent:
             file = ""
-            if smallest := await self._catalog.smallest():
+            if (smallest := await self._catalog.smallest()) and smallest.size is not None:
                 file = f" {self._catalog.path(smallest)}, the smallest, has {format_size(smallest.size)}, and"
             raise GrowfsError(
                 f"{self._store.folder}: not even one file fits:{file} the cache may take"

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 
 import trio
-from humanfriendly import format_timespan
 
 from growfs import disk
 from growfs.cache.catalog import Catalog, ListingDiff, Node, Removed
@@ -25,6 +24,7 @@ from growfs.remote.interface import RemoteFile
 from growfs.scheduler.outage import Failure, Outage, may_be_outage
 from growfs.signal import Signal
 from growfs.status_and_metrics import RemoteStatus
+from growfs.units import format_timespan
 from growfs.workers.messages import ListRemote, ServerSilent
 from growfs.workers.pool import STALL_S, WorkerLost, WorkerPool, WorkerSilent, call_worker
 

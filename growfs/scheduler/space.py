@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import trio
-from humanfriendly import format_size
 from pyroaring import BitMap64
 
 from growfs import disk
@@ -42,7 +41,7 @@ from growfs.rotation.queries import Listed, kept_bytes, may_go, of_these
 from growfs.scheduler.in_flight import DownloadGroup, Priority, SizeEstimate
 from growfs.scheduler.outage import PEERS_AGAIN_S, Outage
 from growfs.signal import Signal
-from growfs.units import CacheSize
+from growfs.units import CacheSize, format_size
 
 log = logging.getLogger(__name__)
 

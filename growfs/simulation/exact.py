@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from humanfriendly import format_size
 from rich.table import Table
 
 from growfs.errors import GrowfsError
 from growfs.rotation.parts import CatalogFile, Division, ExactPass, divide
 from growfs.simulation.plan import DIRECTORIES, PolicyResult, Workload, duration, timespan
-from growfs.units import CacheSize, flag_size
+from growfs.units import CacheSize, flag_size, format_size
 
 MODEL_FILES = 12_000
 """At most about how many files a simulated dataset has."""
@@ -176,11 +175,11 @@ def exact_table(workload: Workload, found: Sequence[ExactResult]) -> Table:
         "stays cached": [f"{format_size(row.kept_bytes)}, {row.kept_bytes / workload.data_bytes:.0%}" for row in found],
         "parts of a pass": [f"{row.parts:,}" for row in found],
         "files of a part": [f"{row.part_files:,.{int(row.part_files < 10)}f}" for row in found],
-        "size of a part": [str(format_size(row.part_bytes)) for row in found],
+        "size of a part": [format_size(row.part_bytes) for row in found],
         "first listing waits": [duration(row.first_part_s) for row in found],
     }
     for name, passes in (("first pass", [row.first for row in found]), ("later pass", [row.later for row in found])):
-        lines[f"{name}: fetched"] = [str(format_size(row.fetched_bytes)) for row in passes]
+        lines[f"{name}: fetched"] = [format_size(row.fetched_bytes) for row in passes]
         lines[f"{name}: takes"] = [duration(row.s) for row in passes]
         lines[f"{name}: utilization"] = [f"{row.utilization:.1%}" for row in passes]
     for name, cells in lines.items():

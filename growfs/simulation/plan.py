@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from humanfriendly import format_size, format_timespan
 from rich.table import Table
 
 from growfs.errors import GrowfsError, UsageError, pip_install
 from growfs.simulation.cache import POLICIES, File, MountSettings
 from growfs.simulation.nodes import NodesResult
 from growfs.simulation.simulator import Simulation
-from growfs.units import count, flag_size, fraction_of, parsed, positive, rate, size
+from growfs.units import count, flag_size, format_size, format_timespan, fraction_of, parsed, positive, rate, size
 
 MODEL_FILES = 2000
 """How many files a simulated dataset has; more if its cache would hold fewer than MODEL_CACHE_FILES."""
@@ -207,7 +206,7 @@ def nodes_table(found: NodesResult) -> Table:
         ("first pass, without --peers", found.first_alone_bytes, 0),
         ("each later pass", found.later_alone_bytes, 0),
     ):
-        columns.add_row(name, str(format_size(remote)), str(format_size(peers)))
+        columns.add_row(name, format_size(remote), format_size(peers))
     return columns
 
 
@@ -236,7 +235,7 @@ def table(workload: Workload, found: list[PolicyResult]) -> Table:
             f"{row.seen:.1%}" if row.seen >= 0.01 else f"{100 * row.seen:.2g}%",
             duration(row.days * 86400),
             f"{row.local:.1%}",
-            str(format_size(round(row.epoch_bytes))),
+            format_size(round(row.epoch_bytes)),
             "-" if row.repeats is None else f"{row.repeats:.1f}",
             "never" if days is None else duration(days * 86400),
         )
@@ -267,7 +266,7 @@ def whole_epoch_bytes(workload: Workload, policy: str) -> int | None:
 def whole_epochs(found: list[PolicyResult]) -> list[str]:
     """A line on epochs of all files, if they do not all fit the cache."""
     of = {row.policy: row.whole_epoch_bytes for row in found}
-    if not of["mru"]:
+    if not (of["mru"] and of["lru"]):
         return []
     least, lru = format_size(of["mru"]), format_size(of["lru"])
     return [f"an epoch of all files fetches at least {least} with any policy, {lru} with LRU"]
@@ -275,7 +274,7 @@ def whole_epochs(found: list[PolicyResult]) -> list[str]:
 
 def timespan(days: float) -> str:
     """A duration in its two largest units."""
-    return str(format_timespan(round(days * 86400), max_units=2))
+    return format_timespan(round(days * 86400), max_units=2)
 
 
 def duration(s: float) -> str:

@@ -24,13 +24,12 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
-from humanfriendly import format_size, format_timespan
-
 from growfs import own_code
 from growfs.errors import GrowfsError, NotMade, UsageError
 from growfs.paths import StrPath
 from growfs.remote.interface import Producer, Progress, RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
+from growfs.units import format_size, format_timespan
 
 CHECK_INTERVAL_S = 0.1
 """How often a process is checked for the bytes it has written, its time and its memory."""
