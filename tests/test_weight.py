@@ -11,7 +11,7 @@ CEILINGS = {
     "files of the core": 108,
     "statements of the core": 12_100,
     "statements of all": 23_400,
-    "statements of the largest function": 162,
+    "statements of the largest function": 45,
     "constants in capitals": 900,
     "importers of exact": 8,
     "importers of peers": 8,
@@ -35,15 +35,15 @@ CEILINGS = {
     "importers of namespaces": 2,
     "importers of python api": 2,
     "importers of fstab": 3,
-    "core's uses of exact": 341,
-    "core's uses of peers": 170,
-    "core's uses of fill": 57,
+    "core's uses of exact": 340,
+    "core's uses of peers": 169,
+    "core's uses of fill": 56,
     "core's uses of links": 69,
     "core's uses of producers": 108,
     "core's uses of full disk": 122,
     "core's uses of members": 59,
     "core's uses of manifests": 18,
-    "core's uses of metrics": 22,
+    "core's uses of metrics": 21,
     "core's uses of libfuse": 7,
 }
 
@@ -64,7 +64,7 @@ def test_no_number_rises_and_each_ceiling_follows_its_number() -> None:
                 f"{name}: {number}, above the ceiling of {ceiling}. Move code into files of its feature, or remove as"
                 " much as you add. If neither is possible, raise the ceiling in a commit that says why"
             )
-        elif ceiling - number > ceiling // 100:
+        elif ceiling - number > ceiling // 50:
             advice.append(f"{name}: {number}, below the ceiling of {ceiling}. Lower the ceiling to {number}")
     assert not advice, "tools/coupling shows the details.\n" + "\n".join(advice)
 

@@ -28,7 +28,7 @@ from growfs.daemon.supervisor import Service, Supervisor
 from growfs.daemon.virtual_files import virtual_files
 from growfs.errors import GrowfsError, UsageError
 from growfs.folder.folder_engine import FolderEngine
-from growfs.fuse.engine_choice import Engine, EngineChoice
+from growfs.fuse.engine_choice import Engine, EngineChoice, KernelEngine
 from growfs.fuse.links import LinksEngine
 from growfs.fuse.mounting import file_system, is_remote
 from growfs.remote.filter import PathFilter
@@ -80,313 +80,387 @@ def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder
     spec: of the remote. url: without secrets.
     """
     with EndingSteps() as ending:
-        return _build(request, spec, url, folder, workers, ending)
+        wiring = Wiring(request, spec, url, folder, workers, ending)
+        wiring.open_ports()
+        wiring.build_cache()
+        wiring.build_listing()
+        wiring.build_fetching()
+        wiring.build_drawing()
+        wiring.build_view()
+        running = wiring.build_controls()
+        return Components(wiring.status, tuple(running), ending.pop_all(), workers)
 
 
-def _build(
-    request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder, workers: WorkerPool, ending: EndingSteps
-) -> Components:
-    """Construct and connect the components, from the lowest layer up; they take over the steps of `ending`."""
+class Wiring:
+    """Constructs the components of a mount, from the lowest layer up. The methods are called in their order.
 
-    async def snapshot() -> MountStatus:
-        return await status.snapshot()
+    Each builds a layer, and connects it with those below. A lambda looks up a component of a later layer.
+    """
 
-    options, producer = request.options, spec.producer
-    metrics = None
-    if options.metrics_addr:
-        from growfs.daemon.metrics_server import MetricsServer  # takes 0.1 s
+    def __init__(
+        self,
+        request: MountRequest,
+        spec: RemoteSpec,
+        url: str,
+        folder: CacheFolder,
+        workers: WorkerPool,
+        ending: EndingSteps,
+    ) -> None:
+        self.request, self.options = request, request.options
+        self.spec, self.url = spec, url
+        self.folder, self.workers, self.ending = folder, workers, ending
 
-        metrics = MetricsServer(listening("--metrics-addr", *options.metrics_addr), snapshot)
-    if options.peer_addr:
-        listening("--peer-addr", *options.peer_addr).close()  # fails early; a worker does the listening
-    choice = None if request.fills else EngineChoice(options.engine, folder.path, options.allow_other)
-    if choice:
-        log.info("%s engine: %s", choice.name, choice.reason)
-    shows_links = choice is not None and choice.shows_links
-    if shows_links and options.allow_other:
-        raise UsageError(
-            "--allow-other: other users cannot follow links into the cache, which only this user can read; mount as the"
-            " user who trains, or with --engine libfuse"
+    def open_ports(self) -> None:
+        """What fails early: the addresses that the options name, and the choice of the engine."""
+        request, options = self.request, self.options
+        self.metrics = None
+        if options.metrics_addr:
+            from growfs.daemon.metrics_server import MetricsServer  # takes 0.1 s
+
+            self.metrics = MetricsServer(listening("--metrics-addr", *options.metrics_addr), self.snapshot)
+        if options.peer_addr:
+            listening("--peer-addr", *options.peer_addr).close()  # fails early; a worker does the listening
+        self.choice = None if request.fills else EngineChoice(options.engine, self.folder.path, options.allow_other)
+        if self.choice:
+            log.info("%s engine: %s", self.choice.name, self.choice.reason)
+        self.shows_links = self.choice is not None and self.choice.shows_links
+        if self.shows_links and options.allow_other:
+            raise UsageError(
+                "--allow-other: other users cannot follow links into the cache, which only this user can read; mount as"
+                " the user who trains, or with --engine libfuse"
+            )
+
+    async def snapshot(self) -> MountStatus:
+        return await self.status.snapshot()
+
+    def build_cache(self) -> None:
+        """The cache. From here on, it counts as crashed until Store.stop."""
+        options, producer = self.options, self.spec.producer
+        self.database = Database(self.folder.database)
+        self.ending.add(self.database.close)
+        recover(self.database, self.folder.path)
+        self.catalog = Catalog(self.database, options.freeze)
+        self.store = Store(
+            self.folder.path,
+            self.database,
+            self.catalog,
+            options.cache_size,
+            options.min_free,
+            sees_opens=not self.shows_links,
+        )
+        self.ending.add(self.store.stop)
+        if producer is None or producer.rename is None:  # otherwise the files have other names than in the remote
+            given, names = json.dumps([options.include, options.exclude]), PathFilter(options.include, options.exclude)
+            for changes in self.catalog.forget_excluded(names, given):
+                self.store.drop_files(changes)
+                self.store.count_dropped(changes)
+        self.budget = Budget(self.database, options.remote_budget)
+        self.usage = UsageCounters(self.database, self.budget)
+        self.store.admitted.connect(self.usage.mark_changed)
+        self.budget.changed.connect(self.store.space_freed.notify)
+
+    def build_listing(self) -> None:
+        """Listed and held files."""
+        request, options = self.request, self.options
+        self.first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
+        self.peers = self._peers()
+        self.pass_order = PassOrder(
+            self.workers,
+            self.catalog,
+            self.store,
+            self.folder.partial,
+            self.first,
+            self.peers.locate if self.peers else None,
+        )
+        self.parts = None
+        if options.exact:
+            self.parts = Parts(
+                self.workers, self.database, self.catalog, self.store, self.first, options.part_size, options.start,
+                lambda *arguments: self.space.mark(*arguments),  # noqa: PLW0108  # created later, as are the others
+                self.peers.share if self.peers else None,
+                lambda: self.generations,
+                lambda generation: self.holders.has_open_folder(generation),  # noqa: PLW0108
+                lambda: self.fetcher.miss_timeout_s,
+            )  # fmt: skip
+        self.order: DrawOrder = self.parts or self.pass_order
+        self.waiting = WaitingClaims()
+        self.generations = Generations(
+            self.database,
+            self.store,
+            self.parts or RotationPlanner(self.workers, self.store, self.database),
+            lambda: Demand(self.order.missing.disk_bytes, self.waiting.largest, self.waiting.versions),
+            rotation=options.rotation,
+            turnover=options.turnover,
+            show_files=options.show_files,
+            settle_s=options.settle,
+            keep=options.kept_generations(request.fills),
+            are_asked_for=request.fills,
+        )
+        self.readers = Readers(self.generations, options.hold_idle, self.usage.recently_opened)
+        self.filled = self._folder_engine() if request.fills else None
+        self.holders = self.filled or self.readers
+        for evictable in (self.holders.released, self.generations.written):
+            evictable.connect(self.store.space_freed.notify)
+
+    def _peers(self) -> Peers | None:
+        options, token = self.options, self.spec.peer_token
+        if not (options.peers and options.peer_addr and token):
+            return None
+        settings = PeerSettings(options.peers, options.peer_addr, token, options.peer_bandwidth)
+        owns = partial(owner, self.first.seed, self.first.group) if options.exact else None
+        return Peers(settings, self.workers, self.database, self.catalog, self.store, self.first.place, owns)
+
+    def _folder_engine(self) -> FolderEngine:
+        describe = self.parts.describe if self.parts else None
+        return FolderEngine(
+            self.request.mountpoint, self.database, self.catalog, self.store, self.usage, self.generations, describe
         )
 
-    # The cache. From here on, it counts as crashed until Store.stop.
-
-    database = Database(folder.database)
-    ending.add(database.close)
-    recover(database, folder.path)
-    catalog = Catalog(database, options.freeze)
-    store = Store(folder.path, database, catalog, options.cache_size, options.min_free, sees_opens=not shows_links)
-    ending.add(store.stop)
-    if producer is None or producer.rename is None:  # otherwise the files have other names than in the remote
-        given, names = json.dumps([options.include, options.exclude]), PathFilter(options.include, options.exclude)
-        for changes in catalog.forget_excluded(names, given):
-            store.drop_files(changes)
-            store.count_dropped(changes)
-    budget = Budget(database, options.remote_budget)
-    usage = UsageCounters(database, budget)
-    store.admitted.connect(usage.mark_changed)
-    budget.changed.connect(store.space_freed.notify)
-
-    # Listed and held files.
-
-    first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
-    peers = _build_peers(options, spec.peer_token, workers, database, catalog, store, first)
-    pass_order = PassOrder(workers, catalog, store, folder.partial, first, peers.locate if peers else None)
-
-    parts = None
-    if options.exact:
-        parts = Parts(
-            workers, database, catalog, store, first, options.part_size, options.start,
-            lambda *arguments: space.mark(*arguments),  # noqa: PLW0108  # these are created below
-            peers.share if peers else None,
-            lambda: generations,
-            lambda generation: holders.has_open_folder(generation),  # noqa: PLW0108
-            lambda: fetcher.miss_timeout_s,
+    def build_fetching(self) -> None:
+        """Fetched files."""
+        options, spec = self.options, self.spec
+        workers, catalog, store = self.workers, self.catalog, self.store
+        self.outage = Outage(partial(probe_in_worker, workers, catalog, self.folder.partial))
+        self.catalog_sync = CatalogSync(workers, catalog, store, self.outage, options.refresh, spec.is_endless)
+        self.sizes = SizeEstimate(store, varies=spec.producer is not None)
+        self.downloads = InFlightTable(self.database, catalog, options.group, self.folder.partial)
+        self.peers_of = self.peers.holders if self.peers else lambda path: ()
+        self.space = Space(
+            self.database, store, self.generations, self.budget, self.outage, self.sizes, self.waiting,
+            self.holders.holds, self.peers.awaits if self.peers else None, self.peers_of,
         )  # fmt: skip
-    order: DrawOrder = parts or pass_order
-    waiting = WaitingClaims()
-    generations = Generations(
-        database,
-        store,
-        parts or RotationPlanner(workers, store, database),
-        lambda: Demand(order.missing.disk_bytes, waiting.largest, waiting.versions),
-        rotation=options.rotation,
-        turnover=options.turnover,
-        show_files=options.show_files,
-        settle_s=options.settle,
-        keep=options.kept_generations(request.fills),
-        are_asked_for=request.fills,
-    )
-    readers = Readers(generations, options.hold_idle, usage.recently_opened)
-    filled = None
-    if request.fills:
-        describe = parts.describe if parts else None
-        filled = FolderEngine(request.mountpoint, database, catalog, store, usage, generations, describe)
-    holders = filled or readers
-    for evictable in (holders.released, generations.written):
-        evictable.connect(store.space_freed.notify)
-
-    # Fetched files.
-
-    outage = Outage(partial(probe_in_worker, workers, catalog, folder.partial))
-    catalog_sync = CatalogSync(workers, catalog, store, outage, options.refresh, spec.is_endless)
-    sizes = SizeEstimate(store, varies=producer is not None)
-    downloads = InFlightTable(database, catalog, options.group, folder.partial)
-    peers_of = peers.holders if peers else lambda path: ()
-    space = Space(
-        database, store, generations, budget, outage, sizes, waiting, holders.holds,
-        peers.awaits if peers else None, peers_of,
-    )  # fmt: skip
-    client = choose_client(spec)
-    if client.uses_library:
-        log.info("files are requested by %s: %s", client.name, client.reason)
-    dispatcher = Dispatcher(
-        workers, options.fetch_processes(spec), options.bandwidth, client, producer is not None, peers_of
-    )
-    fetcher = Fetcher(
-        downloads, store, space, sizes, dispatcher, generations, catalog_sync, outage, options.miss_timeout
-    )
-    for received in (budget.spend, outage.note_received, fetcher.counters.add_bytes):
-        dispatcher.received.connect(received)
-    dispatcher.received_from_peers.connect(fetcher.counters.add_peer_bytes)
-    dispatcher.returned.connect(fetcher.handle_result)
-    dispatcher.failed.connect(outage.suspect)
-    outage.began.connect(dispatcher.hold)
-    outage.ended.connect(dispatcher.resume)
-    outage.ended.connect(catalog_sync.retry)
-
-    # Drawn files, and when training can start.
-
-    condition = StartCondition(
-        options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
-    )
-    prefetch = PrefetchState(
-        condition,
-        lambda: order.missing.files <= 0,
-        lambda: waiting.is_draw_held and downloads.is_idle,
-        outage,
-        lambda: parts is not None and parts.streams,
-    )
-    if parts:
-        parts.changed.connect(prefetch.invalidate_order)
-        generations.began.connect(parts.note_begun)
-        for arrived in (dispatcher.received, dispatcher.received_from_peers):
-            arrived.connect(parts.note_received)
-        store.replaced.connect(lambda _: catalog_sync.file_changed.notify())  # a new version has another id
-        for removed in (catalog_sync.removed, store.replaced):
-            removed.connect(parts.note_removed)
-    store.returned_to_pass.connect(prefetch.draw_evicted)
-    space.rotated.connect(prefetch.note_rotation)
-    for more in (space.resized, generations.rotation_changed):
-        more.connect(prefetch.invalidate_order)
-    outage.began.connect(lambda _: prefetch.changed.notify())
-    outage.ended.connect(prefetch.changed.notify)
-    for waited_for in (store.space_freed, fetcher.progressed):  # a waiting claim may no longer be wanted
-        prefetch.changed.connect(waited_for.notify)
-    drawer = Drawer(catalog, store, fetcher, space, sizes, prefetch, peers_of)
-    fetcher.finished.connect(order.note_finished)
-    fetcher.finished.connect(drawer.handle_finished)
-    prefetcher = Prefetcher(catalog, store, catalog_sync, order, fetcher, drawer, space, prefetch)
-    catalog_sync.changed.connect(prefetcher.handle_changed_catalog)
-    updater = VersionUpdater(catalog, fetcher, catalog_sync, prefetch)
-    start = StartGate(catalog, store, catalog_sync, fetcher, budget, prefetch, outage, parts)
-    start.opened.connect(dispatcher.move_to_background)
-    start.opened.connect(fetcher.progressed.notify)  # nothing is held back for the start any longer
-    if not (parts or filled):  # a part never grows, and a folder's first generation begins now
-        start.opened.connect(generations.end)
-    supervisor = Supervisor(lambda: prefetch.is_started)
-    if peers:
-        pass_order.computed.connect(peers.note_order)
-        drawer.found_room.connect(peers.note_room)
-        drawer.drawn.connect(peers.note_drawn)
-
-    # The readers' view.
-
-    virtual = VirtualFolder(virtual_files(folder.database, folder.log, snapshot), folder.partial)
-    engine: Engine
-    if filled:
-        engine, reason, misses, opens = filled, filled.reason, Misses(), filled.opens
-        if parts:
-            filled.file_opened.connect(parts.note_opened)
-    elif choice:
-        vfs = Vfs(
-            catalog,
-            store,
-            generations,
-            readers,
-            virtual,
-            fetcher.ensure if options.on_miss == "wait" else None,
-            shows_links,
-            PassNames(generations, parts.describe, parts.may_exist) if parts else None,
+        client = choose_client(spec)
+        if client.uses_library:
+            log.info("files are requested by %s: %s", client.name, client.reason)
+        self.dispatcher = Dispatcher(
+            workers, options.fetch_processes(spec), options.bandwidth, client, spec.producer is not None, self.peers_of
         )
-        engine = choice.create(vfs)
-        reason, misses, opens = choice.reason, vfs.misses, vfs.opens
-        vfs.file_opened.connect(usage.count_open)
+        self.fetcher = Fetcher(
+            self.downloads, store, self.space, self.sizes, self.dispatcher, self.generations, self.catalog_sync,
+            self.outage, options.miss_timeout,
+        )  # fmt: skip
+        for received in (self.budget.spend, self.outage.note_received, self.fetcher.counters.add_bytes):
+            self.dispatcher.received.connect(received)
+        self.dispatcher.received_from_peers.connect(self.fetcher.counters.add_peer_bytes)
+        self.dispatcher.returned.connect(self.fetcher.handle_result)
+        self.dispatcher.failed.connect(self.outage.suspect)
+        self.outage.began.connect(self.dispatcher.hold)
+        self.outage.ended.connect(self.dispatcher.resume)
+        self.outage.ended.connect(self.catalog_sync.retry)
+
+    def build_drawing(self) -> None:
+        """Drawn files, and when training can start."""
+        options, catalog, store, parts = self.options, self.catalog, self.store, self.parts
+        condition = StartCondition(
+            options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
+        )
+        self.prefetch = PrefetchState(
+            condition,
+            lambda: self.order.missing.files <= 0,
+            lambda: self.waiting.is_draw_held and self.downloads.is_idle,
+            self.outage,
+            lambda: parts is not None and parts.streams,
+        )
         if parts:
-            vfs.file_opened.connect(parts.note_opened)
+            parts.changed.connect(self.prefetch.invalidate_order)
+            self.generations.began.connect(parts.note_begun)
+            for arrived in (self.dispatcher.received, self.dispatcher.received_from_peers):
+                arrived.connect(parts.note_received)
+            store.replaced.connect(lambda _: self.catalog_sync.file_changed.notify())  # a new version has another id
+            for removed in (self.catalog_sync.removed, store.replaced):
+                removed.connect(parts.note_removed)
+        store.returned_to_pass.connect(self.prefetch.draw_evicted)
+        self.space.rotated.connect(self.prefetch.note_rotation)
+        for more in (self.space.resized, self.generations.rotation_changed):
+            more.connect(self.prefetch.invalidate_order)
+        self.outage.began.connect(lambda _: self.prefetch.changed.notify())
+        self.outage.ended.connect(self.prefetch.changed.notify)
+        for waited_for in (store.space_freed, self.fetcher.progressed):  # a waiting claim may no longer be wanted
+            self.prefetch.changed.connect(waited_for.notify)
+        self.drawer = Drawer(catalog, store, self.fetcher, self.space, self.sizes, self.prefetch, self.peers_of)
+        self.fetcher.finished.connect(self.order.note_finished)
+        self.fetcher.finished.connect(self.drawer.handle_finished)
+        self.prefetcher = Prefetcher(
+            catalog, store, self.catalog_sync, self.order, self.fetcher, self.drawer, self.space, self.prefetch
+        )
+        self.catalog_sync.changed.connect(self.prefetcher.handle_changed_catalog)
+        self.updater = VersionUpdater(catalog, self.fetcher, self.catalog_sync, self.prefetch)
+        self.start = StartGate(
+            catalog, store, self.catalog_sync, self.fetcher, self.budget, self.prefetch, self.outage, parts
+        )
+        self.start.opened.connect(self.dispatcher.move_to_background)
+        self.start.opened.connect(self.fetcher.progressed.notify)  # nothing is held back for the start any longer
+        if not (parts or self.filled):  # a part never grows, and a folder's first generation begins now
+            self.start.opened.connect(self.generations.end)
+        self.supervisor = Supervisor(lambda: self.prefetch.is_started)
+        if self.peers:
+            self.pass_order.computed.connect(self.peers.note_order)
+            self.drawer.found_room.connect(self.peers.note_room)
+            self.drawer.drawn.connect(self.peers.note_drawn)
+
+    def build_view(self) -> None:
+        """The readers' view."""
+        self.engine: Engine
+        if self.filled:
+            self.engine, self.engine_reason = self.filled, self.filled.reason
+            self.misses, self.opens = Misses(), self.filled.opens
+            file_opened = self.filled.file_opened
+        else:
+            assert self.choice
+            vfs = self._vfs()
+            engine = self.choice.create(vfs)
+            self._connect_vfs(vfs, engine)
+            self.engine, self.engine_reason = engine, self.choice.reason
+            self.misses, self.opens = vfs.misses, vfs.opens
+            file_opened = vfs.file_opened
+        if self.parts:
+            file_opened.connect(self.parts.note_opened)
+
+    def _vfs(self) -> Vfs:
+        return Vfs(
+            self.catalog,
+            self.store,
+            self.generations,
+            self.readers,
+            VirtualFolder(virtual_files(self.folder.database, self.folder.log, self.snapshot), self.folder.partial),
+            self.fetcher.ensure if self.options.on_miss == "wait" else None,
+            self.shows_links,
+            PassNames(self.generations, self.parts.describe, self.parts.may_exist) if self.parts else None,
+        )
+
+    def _connect_vfs(self, vfs: Vfs, engine: KernelEngine) -> None:
+        vfs.file_opened.connect(self.usage.count_open)
         vfs.name_invalidated.connect(engine.forget_name)
-        for removed in (catalog_sync.removed, store.replaced):
+        for removed in (self.catalog_sync.removed, self.store.replaced):
             removed.connect(vfs.forget_names)
-        store.damaged.connect(vfs.note_damaged)
-        store.open_files.descriptor_closed.connect(engine.drop_descriptor)
+        self.store.damaged.connect(vfs.note_damaged)
+        self.store.open_files.descriptor_closed.connect(engine.drop_descriptor)
         if isinstance(engine, LinksEngine):
-            store.open_files.descriptor_opened.connect(engine.note_own_open)
-            store.leaving.connect(engine.drop_links)
-            for removed in (catalog_sync.removed, store.replaced):
+            self.store.open_files.descriptor_opened.connect(engine.note_own_open)
+            self.store.leaving.connect(engine.drop_links)
+            for removed in (self.catalog_sync.removed, self.store.replaced):
                 removed.connect(engine.forget_links)
 
-    # The users' view and controls.
+    def build_controls(self) -> list[Service]:
+        """The users' view and controls. Returns the components with their own task."""
+        mount = MountInfo(
+            version=__version__,
+            url=self.url,
+            mountpoint=str(self.request.mountpoint),
+            cache_dir=str(self.folder.path),
+            pid=os.getpid(),
+            engine=self.engine.name,
+            engine_reason=self.engine_reason,
+            metrics_url=self.metrics.url if self.metrics else None,
+            seed=self.options.seed,
+            partition=self.first.partition,
+        )
+        settings = json.dumps({**mount, "options": self.options.changed()})
+        self.database.write_now(lambda writer: set_meta(writer, "mount", settings))
+        self.status = StatusSource(
+            mount=mount,
+            database=self.database,
+            catalog=self.catalog,
+            store=self.store,
+            budget=self.budget,
+            usage=self.usage,
+            generations=self.generations,
+            readers=self.readers,
+            outage=self.outage,
+            catalog_sync=self.catalog_sync,
+            order=self.order,
+            parts=self.parts,
+            fetcher=self.fetcher,
+            prefetch=self.prefetch,
+            prefetcher=self.prefetcher,
+            drawer=self.drawer,
+            start=self.start,
+            peers=self.peers,
+            misses=self.misses,
+            opens=self.opens,
+            engine=self.engine,
+            supervisor=self.supervisor,
+            machine_warnings=[*_cache_warnings(self.options.cache_dir), *_limit_warnings()],
+        )
+        history = History(self.database, self.sample)
+        control = Control(self.folder.path, self._commands())
+        for step in (history.save_now, self.usage.save_now, self.folder.note_end, self.engine.unmount):
+            self.ending.add(step)
+        running: list[Service] = [self.outage, self.catalog_sync, self.readers, self.generations, self.space]
+        running += [self.fetcher, self.prefetcher, self.updater, self.usage, history, Durability(self.store), control]
+        optional: list[Service | None] = [self.parts, self.metrics, self.peers]
+        return [*running, *filter(None, optional)]
 
-    mount = MountInfo(
-        version=__version__,
-        url=url,
-        mountpoint=str(request.mountpoint),
-        cache_dir=str(folder.path),
-        pid=os.getpid(),
-        engine=engine.name,
-        engine_reason=reason,
-        metrics_url=metrics.url if metrics else None,
-        seed=options.seed,
-        partition=first.partition,
-    )
-    settings = {**mount, "options": options.changed()}
-    database.write_now(lambda writer: set_meta(writer, "mount", json.dumps(settings)))
-    status = StatusSource(
-        mount=mount,
-        database=database,
-        catalog=catalog,
-        store=store,
-        budget=budget,
-        usage=usage,
-        generations=generations,
-        readers=readers,
-        outage=outage,
-        catalog_sync=catalog_sync,
-        order=order,
-        parts=parts,
-        fetcher=fetcher,
-        prefetch=prefetch,
-        prefetcher=prefetcher,
-        drawer=drawer,
-        start=start,
-        peers=peers,
-        misses=misses,
-        opens=opens,
-        engine=engine,
-        supervisor=supervisor,
-        machine_warnings=[*_cache_warnings(options.cache_dir), *_limit_warnings()],
-    )
-
-    def sample() -> Sample:
+    def sample(self) -> Sample:
         """The figures recorded in the history."""
-        summary, generation = usage.summary, generations.current
+        summary, generation = self.usage.summary, self.generations.current
         return Sample(
-            state=prefetch.mount_state.value,
-            generation=generations.number,
-            files=store.resident_files,
-            bytes=store.resident_bytes,
-            limit_bytes=store.limit_bytes,
+            state=self.prefetch.mount_state.value,
+            generation=self.generations.number,
+            files=self.store.resident_files,
+            bytes=self.store.resident_bytes,
+            limit_bytes=self.store.limit_bytes,
             listed_files=generation.files if generation else 0,
-            share_files=order.share.files,
+            share_files=self.order.share.files,
             files_seen=summary.files_seen,
             opens=summary.opens,
-            fetched_files=fetcher.counters.files,
-            fetched_bytes=fetcher.counters.bytes,
-            evicted_files=store.evicted_files,
-            missed_files=misses.files,
-            wait_ms=int(1000 * misses.wait_s),
+            fetched_files=self.fetcher.counters.files,
+            fetched_bytes=self.fetcher.counters.bytes,
+            evicted_files=self.store.evicted_files,
+            missed_files=self.misses.files,
+            wait_ms=int(1000 * self.misses.wait_s),
         )
 
-    def check_peers(_: tuple[str, ...]) -> None:
-        if peers is None:
+    def _commands(self) -> list[Command]:
+        checks: dict[str, SettingCheck] = {"peers": self._check_peers, "cache_size": self._check_cache_size}
+        of_mount = MountCommands(
+            self.status.snapshot, self.prefetch.pause, self.readers.release, self.misses.processes, self._setters(),
+            checks,
+        )  # fmt: skip
+        of_files = FileCommands(self.database, self.catalog, self.store, self.space, self.fetcher.ensure)
+        if self.parts:  # a part may wait for the room of pinned files
+            of_files.pins_changed.connect(self.prefetch.invalidate_order)
+        commands: list[Command] = [
+            of_mount.status, of_mount.set, of_mount.pause, of_mount.resume, of_mount.release, of_mount.waiting,
+            of_mount.stop, of_files.pin, of_files.unpin, of_files.fetch, of_files.evict, of_files.refetch,
+            of_files.complete,
+        ]  # fmt: skip
+        if self.filled:
+            commands.append(self.filled.next)
+            if self.parts:
+                commands += [self.filled.part, self.filled.describe]
+        return commands
+
+    def _setters(self) -> dict[str, Setter]:
+        setters: dict[str, Setter] = {
+            "peers": self._set_peers,
+            "min_free": self.store.set_min_free,
+            "rotation": self.generations.set_rotation,
+            "turnover": partial(setattr, self.generations, "turnover"),
+            "hold_idle": partial(setattr, self.readers, "hold_idle_s"),
+            "remote_budget": self.budget.set_limit,
+            "bandwidth": self.dispatcher.set_bandwidth,
+            "refresh": self.catalog_sync.set_interval,
+            "miss_timeout": self.fetcher.set_miss_timeout,
+            "settle": partial(setattr, self.generations, "settle_s"),
+            "cache_size": self.space.set_cache_size,  # last, as it raises an error if files in use stay in the way
+        }
+        assert setters.keys() == {row.name for row in fields(Options) if row.metadata["live"]}
+        if self.parts:  # which decide what is listed
+            del setters["rotation"], setters["turnover"]
+        return setters
+
+    def _check_peers(self, _: tuple[str, ...]) -> None:
+        if self.peers is None:
             raise GrowfsError("mounted without --peers; mount again with it")
 
-    def set_peers(sources: tuple[str, ...]) -> None:
-        assert peers
-        peers.set_sources(sources)
+    def _set_peers(self, sources: tuple[str, ...]) -> None:
+        assert self.peers
+        self.peers.set_sources(sources)
 
-    def check_cache_size(size: CacheSize) -> None:
-        if parts:
-            parts.check_size(store.limit_of(size))
-
-    history = History(database, sample)
-    setters: dict[str, Setter] = {
-        "peers": set_peers,
-        "min_free": store.set_min_free,
-        "rotation": generations.set_rotation,
-        "turnover": partial(setattr, generations, "turnover"),
-        "hold_idle": partial(setattr, readers, "hold_idle_s"),
-        "remote_budget": budget.set_limit,
-        "bandwidth": dispatcher.set_bandwidth,
-        "refresh": catalog_sync.set_interval,
-        "miss_timeout": fetcher.set_miss_timeout,
-        "settle": partial(setattr, generations, "settle_s"),
-        "cache_size": space.set_cache_size,  # last, as it raises an error if files in use stay in the way
-    }
-    assert setters.keys() == {row.name for row in fields(Options) if row.metadata["live"]}
-    if parts:  # which decide what is listed
-        del setters["rotation"], setters["turnover"]
-    checks: dict[str, SettingCheck] = {"peers": check_peers, "cache_size": check_cache_size}
-    of_mount = MountCommands(status.snapshot, prefetch.pause, readers.release, misses.processes, setters, checks)
-    of_files = FileCommands(database, catalog, store, space, fetcher.ensure)
-    if parts:  # a part may wait for the room of pinned files
-        of_files.pins_changed.connect(prefetch.invalidate_order)
-    commands: list[Command] = [
-        of_mount.status, of_mount.set, of_mount.pause, of_mount.resume, of_mount.release, of_mount.waiting,
-        of_mount.stop, of_files.pin, of_files.unpin, of_files.fetch, of_files.evict, of_files.refetch,
-        of_files.complete,
-    ]  # fmt: skip
-    if filled:
-        commands.append(filled.next)
-        if parts:
-            commands += [filled.part, filled.describe]
-    control = Control(folder.path, commands)
-    running: list[Service] = [outage, catalog_sync, readers, generations, space, fetcher, prefetcher, updater]
-    running += [usage, history, Durability(store), control]
-    running += [*([parts] if parts else []), *([metrics] if metrics else []), *([peers] if peers else [])]
-    for step in (history.save_now, usage.save_now, folder.note_end, engine.unmount):
-        ending.add(step)
-    return Components(status, tuple(running), ending.pop_all(), workers)
+    def _check_cache_size(self, size: CacheSize) -> None:
+        if self.parts:
+            self.parts.check_size(self.store.limit_of(size))
 
 
 def _cache_warnings(cache_dir: Path) -> list[str]:
@@ -399,19 +473,3 @@ def _cache_warnings(cache_dir: Path) -> list[str]:
 def _limit_warnings() -> list[str]:
     limits = ending_limits()
     return [f"may end the mount, or its downloads: {limits}; raise the hard limit, and mount again"] if limits else []
-
-
-def _build_peers(
-    options: Options,
-    token: str | None,
-    workers: WorkerPool,
-    database: Database,
-    catalog: Catalog,
-    store: Store,
-    first: Pass,
-) -> Peers | None:
-    if not (options.peers and options.peer_addr and token):
-        return None
-    settings = PeerSettings(options.peers, options.peer_addr, token, options.peer_bandwidth)
-    owns = partial(owner, first.seed, first.group) if options.exact else None
-    return Peers(settings, workers, database, catalog, store, first.place, owns)
