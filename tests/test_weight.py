@@ -11,7 +11,7 @@ CEILINGS = {
     "files of the core": 108,
     "statements of the core": 12_100,
     "statements of all": 23_400,
-    "statements of the largest function": 45,
+    "statements of the largest function": 41,
     "constants in capitals": 900,
     "importers of exact": 8,
     "importers of peers": 8,

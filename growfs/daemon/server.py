@@ -220,13 +220,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
             launcher.report(note=other)
             folder.empty()
         log_file = _start_log(folder)
-        machine = f"Python {platform.python_version()}, Linux {platform.release()}"
-        changed = "".join(f" {flag} {value}" for flag, value in request.options.changed().items())
-        log.info("growfs %s, %s: %s", __version__, machine, printable(f"{url} on {request.mountpoint}{changed}"))
-        if other:
-            log.warning("%s", other)
-        if confined is not None:
-            log.info(CONFINED if confined else UNCONFINED)
+        _log_mount(request, url, other, confined)
         folder.announce(url, request.mountpoint)
         threading.Thread(target=_end_if_deleted, args=(folder, ended), daemon=True).start()
         workers = WorkerPool(fork_server, replace(spec, cache=folder.path), log_file.output)
@@ -250,6 +244,17 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
         folder.release()
         if not launcher.finished:
             launcher.keep_log(folder.undo(keeps_log=log_file is not None and log_file.has_trouble))
+
+
+def _log_mount(request: MountRequest, url: str, other: str | None, confined: bool | None) -> None:
+    """Log what is mounted. other: what became of a cache in another format. confined: whether a producer is, if any."""
+    machine = f"Python {platform.python_version()}, Linux {platform.release()}"
+    changed = "".join(f" {flag} {value}" for flag, value in request.options.changed().items())
+    log.info("growfs %s, %s: %s", __version__, machine, printable(f"{url} on {request.mountpoint}{changed}"))
+    if other:
+        log.warning("%s", other)
+    if confined is not None:
+        log.info(CONFINED if confined else UNCONFINED)
 
 
 def _end_if_deleted(folder: CacheFolder, ended: threading.Event) -> None:
