@@ -8,11 +8,11 @@ from tools.coupling import Weight
 from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
-    "files of the core": 108,
-    "statements of the core": 12_100,
-    "statements of all": 23_400,
+    "files of the core": 109,
+    "statements of the core": 12_230,
+    "statements of all": 23_480,
     "statements of the largest function": 41,
-    "constants in capitals": 900,
+    "constants in capitals": 908,
     "importers of exact": 8,
     "importers of peers": 8,
     "importers of fill": 6,
@@ -35,7 +35,7 @@ CEILINGS = {
     "importers of namespaces": 2,
     "importers of python api": 2,
     "importers of fstab": 3,
-    "core's uses of exact": 340,
+    "core's uses of exact": 349,
     "core's uses of peers": 169,
     "core's uses of fill": 56,
     "core's uses of links": 69,
