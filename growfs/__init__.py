@@ -13,12 +13,15 @@ from growfs.version import __version__ as __version__
 
 TYPE_CHECKING = False  # as in `typing`, which takes longer to import than everything that this file needs
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
-    from typing import Any
+    from typing import Any, TypeVar
 
     from growfs.client.mount import Mount
+    from growfs.client.samples import Samples
     from growfs.client.verify import Verified
+
+    T = TypeVar("T")
 
 
 def mount(
@@ -83,6 +86,36 @@ def epoch(
     from growfs.client import epochs
 
     return epochs.epoch(Path(path), number, part, catalog)
+
+
+def samples(
+    path: str | os.PathLike[str],
+    read: Callable[[Path], T],
+    number: int | None = None,
+    *,
+    share: tuple[int, int] = (0, 1),
+    include: str = "*",
+) -> Samples[T]:
+    """Yield what `read` returns for each file of an epoch, part after part, in random order, for a data loader whose
+    batches span parts.
+
+    number: of the pass; by default, this process counts its calls. share: (i, n) is the i-th of n shares that processes
+    or data loader workers divide the files into; those that read it all need no barrier. include: a pattern that the
+    paths of the files match, as "train/*.jpg", where * also matches slashes. A file is read when its sample is asked
+    for: what a loader reads ahead has to be samples, not names. `state_dict()` and `load_state_dict()` of the result
+    save and restore where it is. Without --exact, the files are those of the next generation. Raises
+    growfs.errors.GrowfsError.
+
+    class Images(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            worker = torch.utils.data.get_worker_info()
+            return growfs.samples("/mnt/train", read_image, share=(worker.id, worker.num_workers))
+    """
+    from pathlib import Path
+
+    from growfs.client.samples import Samples
+
+    return Samples(Path(path), read, number, share, include)
 
 
 def position(part: str | os.PathLike[str], *, next: bool = False) -> dict[str, Any]:

@@ -10,10 +10,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from growfs.client.generation import hold_part, next_generation, release
+from growfs.client.generation import hold_part, next_generation
 from growfs.daemon.control_client import call
 from growfs.errors import GrowfsError
 from growfs.folder.layout import cache_of
@@ -29,47 +30,46 @@ OPTIONS = {
 }
 """The options that decide which files a part has, by their names in a description of a pass."""
 
-_epochs = Counter[Path]()
+begun = Counter[Path]()
 """How many epochs this process has begun without a number, by path."""
 
 
 def epoch(path: Path, number: int | None, part: int, catalog: Mapping[str, Any] | None) -> Iterator[Path]:
     """See `growfs.epoch`."""
     path = absolute_path(path).resolve()
-    passes = _passes(path)
-    if not os.path.isdir(passes):  # also if the daemon is gone: then the next line says so
+    number = pass_number(path, number)
+    if not number:
         yield next_generation(path)
         return
-    if number is None:
-        _epochs[path] += 1
-        number = _epochs[path]
     if catalog is not None:
-        _check(path, number, catalog, _describe(path, number)["catalog"])
-    while part <= _describe(path, number)["parts"]:  # until the pass begins, this follows the remote
-        folder = passes / str(number) / str(part)
-        held = None
-        if cache := cache_of(path):
-            held = hold_part(path, cache, number, part)
-        else:
+        check(path, number, catalog)
+    while part <= describe(path, number)["parts"]:  # until the pass begins, this follows the remote
+        folder = _passes(path) / str(number) / str(part)
+        cache = cache_of(path)
+        if not cache:
             _wait_for(path, folder)
-        try:
+        # Not while the next part is waited for: two ranks at different parts would wait for each other.
+        with hold_part(path, cache, number, part) if cache else nullcontext():
             yield folder
-        finally:  # before the next part is waited for: two ranks at different parts would wait for each other
-            if held:
-                release(path, held)
         part += 1
 
 
 def position(part: Path, *, next: bool) -> dict[str, Any]:
     """See `growfs.position`."""
     part = absolute_path(part)
-    path = part.parents[2]
-    if path.name == FOLDER_NAME:
-        path = path.parent
+    path = part.parents[3 if part.parents[2].name == FOLDER_NAME else 2]
     if part.parent.parent != _passes(path) or not part.name.isdecimal():
         raise GrowfsError(f"{part}: is not a part of a pass; pass a folder that growfs.epoch yielded")
     number = int(part.parent.name)
-    return {"number": number, "part": int(part.name) + next, "catalog": _describe(path, number)["catalog"]}
+    return {"number": number, "part": int(part.name) + next, "catalog": describe(path, number)["catalog"]}
+
+
+def pass_number(path: Path, number: int | None) -> int:
+    """The number of a pass, by default of the next one in this process; 0 without --exact."""
+    if not os.path.isdir(_passes(path)):  # also if the daemon is gone: then `next_generation` says so
+        return 0
+    begun[path] += number is None
+    return number or begun[path]
 
 
 def _passes(path: Path) -> Path:
@@ -77,8 +77,8 @@ def _passes(path: Path) -> Path:
     return path / PASSES if cache_of(path) else path / FOLDER_NAME / PASSES
 
 
-def _describe(path: Path, number: int) -> dict[str, Any]:
-    """How many parts a pass has, and what decides which files these have."""
+def describe(path: Path, number: int) -> dict[str, Any]:
+    """How many files each part of a pass has, and what decides which ones."""
     if cache := cache_of(path):
         return dict(call(cache, "describe", answer_s=None, number=number))
     try:
@@ -97,8 +97,9 @@ def _wait_for(path: Path, part: Path) -> None:
         raise GrowfsError(f"{part}: cannot be opened: {error.strerror}; see growfs status {path}") from None
 
 
-def _check(path: Path, number: int, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check(path: Path, number: int, then: Mapping[str, Any]) -> None:
     """Raise GrowfsError if the parts of a pass have changed since a position was saved."""
+    now = describe(path, number)["catalog"]
     different = [name for name in now if now[name] != then.get(name)]
     if not different:
         return

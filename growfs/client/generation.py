@@ -12,7 +12,8 @@ import fcntl
 import os
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -69,22 +70,26 @@ def next_generation(folder: str | os.PathLike[str], number: int | None = None) -
         return _next_generation(absolute_path(Path(folder)).resolve(), number=number)
 
 
-def hold_part(folder: Path, cache: Path, number: int, part: int) -> Held:
-    """Wait until a filled folder has a part of a pass, and hold it. Raises GrowfsError."""
+@contextmanager
+def hold_part(folder: Path, cache: Path, number: int, part: int) -> Iterator[None]:
+    """Wait until a filled folder has a part of a pass, and hold it, unless this process holds something else
+    meanwhile. Raises GrowfsError.
+    """
     from growfs.daemon.control_client import call
 
     for _ in range(ATTEMPTS):
         tree = Path(call(cache, "part", answer_s=None, number=number, part=part)["path"])
         with _asking:
             if _hold(folder, tree):
-                return _held[folder]
-    raise GrowfsError(f"{folder}: its generations end before they can be locked; see growfs status {folder}")
-
-
-def release(folder: Path, held: Held) -> None:
-    """End a hold of this process, unless it holds something else by now."""
-    if _held.get(folder) is held:
-        _held.pop(folder).end()
+                held = _held[folder]
+                break
+    else:
+        raise GrowfsError(f"{folder}: its generations end before they can be locked; see growfs status {folder}")
+    try:
+        yield
+    finally:
+        if _held.get(folder) is held:
+            _held.pop(folder).end()
 
 
 def _next_generation(folder: Path, after: int | None = None, number: int | None = None) -> Path:

@@ -173,9 +173,8 @@ class Parts(Planner):
     @property
     def share(self) -> Share:
         """The files of this node's parts; everything, before they are known."""
-        if division := self._divisions.get(self._coming.pass_):
-            return Share(division.files, division.bytes)
-        return Share(self._catalog.files, self._catalog.bytes)
+        known = self._divisions.get(self._coming.pass_) or self._catalog
+        return Share(known.files, known.bytes)
 
     @property
     def missing(self) -> Share:
@@ -351,7 +350,7 @@ class Parts(Planner):
         self._progressed.notify()
 
     async def describe(self, number: int) -> dict[str, Any]:
-        """What a program asks about a pass: how many parts it has, and all that decides which files these have.
+        """What a program asks about a pass: how many files each of its parts has, and all that decides which ones.
 
         Waits until the remote was listed. Raises GrowfsError if the pass cannot be divided.
         """
@@ -367,7 +366,8 @@ class Parts(Planner):
             **division.catalog._asdict(), "seed": pass_.seed, "cache_bytes": pass_.cache_bytes,
             "part_bytes": pass_.part_bytes, "partition": self._first.partition, "group": pass_.group,
         }  # fmt: skip
-        return {"pass": number, "parts": len(division.parts), "catalog": catalog}
+        files = [division.always + part.end - part.start for part in division.parts]
+        return {"pass": number, "parts": len(files), "part_files": files, "catalog": catalog}
 
     # Which parts are in use.
 
@@ -488,8 +488,7 @@ class Parts(Planner):
         self._progressed.notify()
 
     def _path_of(self, id: int) -> str:
-        node = self._catalog.node(id)
-        return self._catalog.path(node) if node else ""
+        return self._catalog.path(node) if (node := self._catalog.node(id)) else ""
 
     # Status.
 
