@@ -98,10 +98,10 @@ class _Parts:
         bounds = self.division.parts[part - 1]
         return self._ids[bounds.start : bounds.end]
 
-    def streamed(self, part: int) -> BitMap64:
-        """Those of its streamed files."""
+    def to_read(self, part: int) -> BitMap64:
+        """The same, if some of them are streamed; otherwise none."""
         bounds = self.division.parts[part - 1]
-        return BitMap64(map(abs, self._ids[bounds.start : bounds.kept]))
+        return BitMap64(map(abs, self.of(part) if bounds.start < bounds.kept else ()))
 
     def always(self) -> Sequence[int]:
         """The ids of the files that each part lists, also of frozen ones that the remote has changed or added since."""
@@ -266,7 +266,7 @@ def plan_part(
             if id in listed:
                 names[parent].append((name, seq))
         folders = {folder: _in_order(entries) for folder, entries in names.items()}
-        part = PartContents(position, folders, bytes, cached & parts.streamed(position.part), left_out)
+        part = PartContents(position, folders, bytes, cached & parts.to_read(position.part), left_out)
         all_seqs = BitMap64().union(*map(BitMap64, folders.values()))
         return GenerationPlan(Generation(number, last_seq, 0.0, len(cached), all_seqs, part=part), keeps_last=False)
 

@@ -1,8 +1,8 @@
 """Which parts of a pass are in use, because they were opened by their path. Uses neither the clock nor /proc.
 
-A part makes room for another one once each of its streamed files was opened, and nothing of it is open. A process that
-opens less of it, or comes late, does not hold up the others for ever: they get the room of a part of which nothing was
-open for some time. Once it is opened again, the rest of its files is enough.
+A part makes room for another one once each of its files was opened (also the kept ones: they may be all that a slow
+process reads), and nothing of it is open. A process that opens less of it, or comes late, does not hold up the others:
+they get its room once nothing of it was open for some time. Once it is opened again, the rest of its files is enough.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FORGET_S = 60.0
 
 @dataclass(eq=False, slots=True)
 class _Use:
-    """A part that is in use. unopened: ids of its streamed files. active_at: when one was open last."""
+    """A part that is in use. unopened: ids of its files. active_at: when one was open last."""
 
     generation: Generation
-    streamed: BitMap64
+    to_read: BitMap64
     unopened: BitMap64
     active_at: float
 
@@ -48,7 +48,7 @@ class PartsInUse:
     @property
     def without_room(self) -> set[PassPosition]:
         """Those of them that take no room: all of their files stay."""
-        return {position for position, use in self._uses.items() if not use.streamed}
+        return {position for position, use in self._uses.items() if not use.to_read}
 
     def find(self, position: PassPosition) -> Generation | None:
         """The generation that is this part, if it is in use."""
@@ -61,14 +61,14 @@ class PartsInUse:
         assert part
         if part.position not in self._uses:
             # A rank that is behind the others reads its share only, and can then go on.
-            unread = self._unread.pop(part.position, BitMap64()) & part.streamed
-            self._uses[part.position] = _Use(generation, part.streamed, unread or BitMap64(part.streamed), now)
+            unread = self._unread.pop(part.position, BitMap64()) & part.to_read
+            self._uses[part.position] = _Use(generation, part.to_read, unread or BitMap64(part.to_read), now)
             self.opened.notify()
 
     def note_opened(self, id: int, now: float) -> None:
         """Note that a file was opened."""
         for use in self._uses.values():
-            if id in use.streamed:
+            if id in use.to_read:
                 use.unopened.discard(id)
                 use.active_at = now
 
@@ -92,11 +92,11 @@ class PartsInUse:
         """
         ended, opened = list[PassPosition](), BitMap64(open_ids)
         for position, use in list(self._uses.items()):
-            if is_open(use.generation) or not use.streamed.isdisjoint(opened):
+            if is_open(use.generation) or not use.to_read.isdisjoint(opened):
                 use.active_at = now
-            is_read = bool(use.streamed) and not use.unopened
+            is_read = bool(use.to_read) and not use.unopened
             is_silent = silence_s is not None and not ended and now - use.active_at > silence_s
-            is_past = not use.streamed and now - use.active_at > FORGET_S
+            is_past = not use.to_read and now - use.active_at > FORGET_S
             if is_silent or is_past or (is_read and now - use.active_at >= quiet_s):
                 del self._uses[position]
                 self._unread = {each: ids for each, ids in self._unread.items() if each.pass_ == position.pass_}

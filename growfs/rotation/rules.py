@@ -81,8 +81,8 @@ class PartContents:
     folders: Mapping[int, Sequence[int]]
     """The files and folders in each folder, in the order of their names."""
     bytes: int
-    streamed: BitMap64
-    """The ids of its files that the pass fetches for it, and that do not stay."""
+    to_read: BitMap64
+    """The ids of its files, all of which are opened before it makes room; none if all of them stay."""
     left_out: BitMap64
     """The ids of files of the part that are not cached: they could not be fetched."""
 

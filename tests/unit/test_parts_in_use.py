@@ -12,9 +12,9 @@ SETTLE_S, QUIET_S = 60.0, 0.02
 FIRST, SECOND, THIRD = (PassPosition(1, part) for part in (1, 2, 3))
 
 
-def part(position: PassPosition, *streamed: int) -> Generation:
-    """The generation that is a part with these streamed files."""
-    contents = PartContents(position, {}, 1, BitMap64(streamed), BitMap64())
+def part(position: PassPosition, *files: int) -> Generation:
+    """The generation that is a part with these files."""
+    contents = PartContents(position, {}, 1, BitMap64(files), BitMap64())
     return Generation(position.part, 1, 0.0, files=1, part=contents)
 
 
@@ -41,7 +41,7 @@ class Mount:
 
 @pytest.fixture
 def mount() -> Mount:
-    """A mount that uses one part, with the streamed files 1 and 2."""
+    """A mount that uses one part, with the files 1 and 2."""
     mount = Mount()
     mount.parts.open(part(FIRST, 1, 2), mount.now)
     return mount
@@ -50,7 +50,7 @@ def mount() -> Mount:
 pytestmark = pytest.mark.promise(47)
 
 
-def test_a_part_makes_room_once_each_streamed_file_was_opened_and_none_is_open(mount: Mount) -> None:
+def test_a_part_makes_room_once_each_file_was_opened_and_none_is_open(mount: Mount) -> None:
     generation = mount.parts.find(FIRST)
     mount.opens(1, 7)
     assert mount.end(2 * SETTLE_S) == []
