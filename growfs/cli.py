@@ -25,7 +25,7 @@ from click.core import ParameterSource
 import growfs
 from growfs.client import completion
 from growfs.client.progress import Bar
-from growfs.daemon.status_text import brief, engine, files, printable, render, state_text
+from growfs.daemon.status_text import all_warnings, brief, engine, files, printable, render, state_text
 from growfs.errors import GrowfsError, UsageError
 from growfs.proc import not_ignored
 from growfs.status_and_metrics import MountState, MountStatus
@@ -285,7 +285,7 @@ def _lines_of_start(status: MountStatus, options: Options) -> Iterator[str]:
             f"note: each of the {nodes} nodes fetches all files; --partition auto gives each its own"
             " share, and --peers lets them share their caches"
         )
-    for warning in status.warnings:
+    for warning in all_warnings(status):
         yield f"warning: {printable(warning)}"
 
 
@@ -701,6 +701,8 @@ def plan(exact: bool, part_size: str | None, draw: Path | None, as_json: bool, *
             return
         console.print(whole_epochs.exact_table(workload, passes))
         click.echo(whole_epochs.exact_advice(passes))
+        if warning := whole_epochs.exact_warning(workload, passes):
+            click.echo(f"warning: {warning}")
         return
     _refuse_given("part_size", reason="needs --exact")
     found = planning.simulate_policies(workload)

@@ -36,7 +36,7 @@ def figures(status: MountStatus) -> Iterator[Line]:
     used = f"{format_size(cache.bytes)} of {format_size(cache.limit_bytes)}"
     yield "cached", f"{files(cache.files)} ({share:.1%} of the remote), {used}"
     if status.exact:
-        yield "pass", pass_text(status.exact)
+        yield "pass", pass_text(status.exact, coverage.files)
     yield "listed", _listed_text(status)
     yield (
         "coverage",
@@ -69,9 +69,11 @@ def _part_text(exact: ExactStatus) -> str:
     return f"{exact.pass_}, {part}"
 
 
-def pass_text(exact: ExactStatus) -> str:
-    """The position in the passes of --exact."""
+def pass_text(exact: ExactStatus, total: int) -> str:
+    """The position in the passes of --exact. total: the files of all parts."""
     text = _part_text(exact)
+    if exact.parts:
+        text += f", about {files(round(total / exact.parts))} each"
     if exact.missing_files:
         text += f"; {files(exact.missing_files)} ({format_size(exact.missing_bytes)}) of the next part still to come"
     if exact.waited_for:
@@ -81,6 +83,17 @@ def pass_text(exact: ExactStatus) -> str:
     if exact.left_out_files:
         text += f"; {files(exact.left_out_files)} left out, such as {_shortened(exact.left_out_example)!r}"
     return text
+
+
+def all_warnings(status: MountStatus) -> list[str]:
+    """The warnings of the status, and those about its figures."""
+    if not (exact := status.exact):
+        return status.warnings
+    from growfs.simulation.part_files import small_parts  # takes a while
+
+    sizes = exact.streamed_bytes, exact.kept_bytes, status.cache.limit_bytes
+    small = small_parts(status.coverage.files, *sizes)
+    return [*status.warnings, small] if small else status.warnings
 
 
 def _listed_text(status: MountStatus) -> str:
@@ -116,7 +129,7 @@ def notes(status: MountStatus) -> Iterator[Line]:
         yield "skipped", f"{files(skip.files)}: {skip.reason}{example}"
     if status.unpromised:
         yield "note", f"not every directory has a file yet: {status.unpromised}"
-    for warning in status.warnings:
+    for warning in all_warnings(status):
         yield "warning", warning
     if status.last_error:
         at = "" if status.last_error_at is None else f" ({_clock(status.last_error_at)})"

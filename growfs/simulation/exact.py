@@ -15,6 +15,7 @@ from rich.table import Table
 
 from growfs.errors import GrowfsError
 from growfs.rotation.parts import CatalogFile, Division, ExactPass, divide
+from growfs.simulation.part_files import small_parts
 from growfs.simulation.plan import DIRECTORIES, PolicyResult, Workload, duration, timespan
 from growfs.units import CacheSize, flag_size, format_size
 
@@ -197,6 +198,12 @@ def exact_advice(found: Sequence[ExactResult]) -> str:
         f"after the first pass, the reader waits for the link {1 - given:.0%} of the time; with --cache-size"
         f" {flag_size(enough.cache_bytes)} it hardly waits"
     )
+
+
+def exact_warning(workload: Workload, found: Sequence[ExactResult]) -> str | None:
+    """A warning if the parts have few files; None if they do not."""
+    given = found[0]
+    return small_parts(int(workload.files), workload.data_bytes - given.kept_bytes, given.kept_bytes, given.cache_bytes)
 
 
 def exact_hint(workload: Workload, part_size: CacheSize, rotation: PolicyResult) -> str | None:

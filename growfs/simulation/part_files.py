@@ -1,0 +1,31 @@
+"""Warns that the parts of a pass (--exact) have few files, in the texts of mount, status and plan."""
+
+from __future__ import annotations
+
+import math
+
+from growfs.rotation.parts import SPARE_SHARE
+
+FILES_MIN = 300
+"""Of fewer, a batch takes a large share, and drop_last drops as much."""
+
+
+def small_parts(files: int, streamed_bytes: int, kept_bytes: int, cache_bytes: int) -> str | None:
+    """A warning that parts have few files, with the --part-size that gives them more; None if they have enough.
+
+    files: of a pass. streamed_bytes, kept_bytes: the sizes of those that it fetches, and of those that stay cached.
+    """
+    usable_bytes = cache_bytes - cache_bytes // SPARE_SHARE
+    room = max(1, usable_bytes - kept_bytes)  # for the streamed files of two parts, as is --part-size
+    found = files / max(1, 2 * streamed_bytes / room)
+    if not streamed_bytes or found >= FILES_MIN:
+        return None
+    # A part has the same share of the files as half of the room has of what is streamed, which grows with the room.
+    share = 2 * FILES_MIN / files
+    uncached_bytes = streamed_bytes + kept_bytes - usable_bytes
+    enough = share * uncached_bytes / (1 - share) if share < 1 else math.inf
+    few = f"parts have about {found:,.0f} files each, few if a file is a sample"
+    if enough >= usable_bytes:
+        return f"{few}, and the cache is too small for {FILES_MIN}: use growfs.samples"
+    percent = math.ceil(100 * enough / cache_bytes)
+    return f"{few}: --part-size {percent}% gives them {FILES_MIN}, or use growfs.samples"

@@ -1,0 +1,40 @@
+"""The warning about parts of few files: the --part-size that it names gives them enough, as `growfs plan` simulates."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from growfs.simulation.exact import ExactResult, exact_warning, simulate_exact
+from growfs.simulation.part_files import FILES_MIN, small_parts
+from growfs.simulation.plan import Workload
+from growfs.units import CacheSize
+
+GB = 10**9
+
+
+def plan(files: int, cache: int, percent: int = 5) -> tuple[Workload, ExactResult]:
+    """What `growfs plan --exact` finds for 1 TB."""
+    workload = Workload(1000 * GB, files, cache * GB, bandwidth=1e8, read_rate=2e8)
+    return workload, simulate_exact(workload, CacheSize(share=percent / 100))
+
+
+@pytest.mark.parametrize("files", [5000, 20_000, 100_000])
+@pytest.mark.parametrize("cache", [50, 200, 800])
+def test_the_size_that_it_names_is_enough_and_not_much_more(files: int, cache: int) -> None:
+    workload, found = plan(files, cache)
+    warning = exact_warning(workload, [found])
+    if warning is None:
+        assert found.part_files >= 0.9 * FILES_MIN
+    elif "too small" in warning:
+        assert plan(files, cache, 95)[1].part_files < 1.1 * FILES_MIN
+    else:
+        (percent,) = re.findall(r"--part-size (\d+)%", warning)
+        workload, found = plan(files, cache, int(percent))
+        assert exact_warning(workload, [found]) is None
+        assert found.part_files == pytest.approx(FILES_MIN, rel=0.35)
+
+
+def test_there_is_none_if_all_files_stay() -> None:
+    assert small_parts(10, 0, 10 * GB, 20 * GB) is None
