@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ begun = Counter[Path]()
 """How many epochs this process has begun without a number, by path."""
 
 
-def epoch(path: Path, number: int | None, part: int, catalog: Mapping[str, Any] | None) -> Iterator[Path]:
+def epoch(path: Path, number: int | None, part: int, catalog: Mapping[str, Any] | None) -> Generator[Path, None, None]:
     """See `growfs.epoch`."""
     path = absolute_path(path).resolve()
     number = pass_number(path, number)

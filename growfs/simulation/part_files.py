@@ -24,8 +24,8 @@ def small_parts(files: int, streamed_bytes: int, kept_bytes: int, cache_bytes: i
     share = 2 * FILES_MIN / files
     uncached_bytes = streamed_bytes + kept_bytes - usable_bytes
     enough = share * uncached_bytes / (1 - share) if share < 1 else math.inf
-    few = f"parts have about {found:,.0f} files each, few if a file is a sample"
+    few = f"parts have fewer than {FILES_MIN} files"
     if enough >= usable_bytes:
-        return f"{few}, and the cache is too small for {FILES_MIN}: use growfs.samples"
+        return f"{few}, and the cache is too small for more: if each file is a sample, use growfs.samples"
     percent = math.ceil(100 * enough / cache_bytes)
-    return f"{few}: --part-size {percent}% gives them {FILES_MIN}, or use growfs.samples"
+    return f"{few}: if each file is a sample, pass --part-size {percent}%, or use growfs.samples"

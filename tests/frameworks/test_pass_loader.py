@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -106,6 +107,16 @@ def test_shares_continue_anywhere_where_they_have_stopped(growfs: Growfs, tmp_pa
         assert sorted(api.samples(other.mountpoint, opened)) == sorted(names), "of the next pass"
         assert shares[0].state_dict()["number"] == 1
         assert other.status()["exact"]["pass"] == 2
+
+
+def test_mount_and_status_say_how_many_files_a_part_has(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=3, files=FILES // 3, size=100)
+    mounted = growfs.mount(tmp_path / "remote", "--exact", *PARTS_OF_SIX, "--start", "2/1")
+    status = growfs.run("status", growfs.mountpoint).stdout
+    parts = growfs.status()["exact"]["parts"]
+    assert re.search(rf"^pass +2, no part listed yet, about {round(FILES / parts)} files each", status, re.MULTILINE)
+    for text in (mounted.stdout, status):
+        assert re.search(r"^warning:? +parts have fewer than 300 files, and the cache is too small", text, re.MULTILINE)
 
 
 def test_frozen_files_can_be_left_out(growfs: Growfs, tmp_path: Path) -> None:
