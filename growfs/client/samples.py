@@ -40,7 +40,7 @@ class Samples(Iterator[T], Generic[T]):
         if not 0 <= share[0] < share[1]:
             raise UsageError(f"share={share}: pass (i, n) with 0 <= i < n")
         self._number = pass_number(self._path, number)
-        self._part, self._index = 1, -1  # the index of the next file in its part; -1: the share's first one
+        self._done = 0  # files of the share
         self._catalog: Mapping[str, Any] | None = None
         self._files = self._run()
 
@@ -48,25 +48,31 @@ class Samples(Iterator[T], Generic[T]):
         return self._read(next(self._files))
 
     def _run(self) -> Iterator[Path]:
-        own, of = self._share
         if not self._number:
             for folder in epoch(self._path, None, 1, None):
-                yield from map(Path, self._listed(folder)[own::of])
+                yield from map(Path, self._listed(folder)[self._share[0] :: self._share[1]])
             return
         if self._catalog is not None:
             check(self._path, self._number, self._catalog)
-        while self._part <= (pass_ := describe(self._path, self._number))["parts"]:
+        own, of = self._share
+        resumed = self._done
+        part = before = 0
+        while part < (pass_ := describe(self._path, self._number))["parts"]:
             self._catalog = pass_["catalog"]
-            counts = pass_["part_files"][: self._part]
-            if self._index < 0:
-                self._index = (own - sum(counts[:-1])) % of
-            if self._index < counts[-1]:  # otherwise the others may have read the part, and it may be gone
-                with closing(epoch(self._path, self._number, self._part, None)) as folders:
+            count = pass_["part_files"][part]
+            part, first, end = part + 1, (own - before) % of, before + count
+            # Without a file in it, the share does not open a part: the others may have read it, and it may be gone.
+            if first < count and end > resumed * of:
+                with closing(epoch(self._path, self._number, part, None)) as folders:
                     files = self._listed(next(folders))
-                    while self._index < len(files):
-                        self._index += of
-                        yield Path(files[self._index - of])
-            self._part, self._index = self._part + 1, -1
+                    for index in range(first, len(files), of):
+                        number = (before + index) // of
+                        if number < resumed:  # it was read before, but not here: the part waits for it
+                            os.close(os.open(files[index], os.O_RDONLY | os.O_CLOEXEC))
+                            continue
+                        self._done = number + 1
+                        yield Path(files[index])
+            before = end
 
     def _listed(self, folder: Path) -> list[str]:
         """The files that a folder lists, in an order that is the same on all machines."""
@@ -77,12 +83,11 @@ class Samples(Iterator[T], Generic[T]):
         return files
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the share continues, as a dict for JSON."""
-        return {"number": self._number, "part": self._part, "index": self._index, "catalog": self._catalog}
+        """How many files of which pass were read, as a dict for JSON."""
+        return {"number": self._number, "done": self._done, "catalog": self._catalog}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue there; the next iterator of this process, with the pass after that."""
-        self._number, self._part, self._index = state["number"], state["part"], state["index"]
-        self._catalog = state["catalog"]
+        """Continue after these files; the next iterator of this process, with the pass after that."""
+        self._number, self._done, self._catalog = state["number"], state["done"], state["catalog"]
         begun[self._path] = self._number
         self._files = self._run()
