@@ -29,7 +29,7 @@ FEATURES = (
     Feature(
         "exact",
         "scheduler/exact.py rotation/parts.py rotation/division.py rotation/parts_in_use.py vfs/pass_names.py"
-        " simulation/exact.py client/epochs.py",
+        " simulation/exact.py simulation/part_files.py client/epochs.py client/samples.py",
         "exact part parts pass_position by_time hidden_below is_read",
     ),
     Feature(
