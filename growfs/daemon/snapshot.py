@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import trio
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
 from growfs.cache.schema import Query

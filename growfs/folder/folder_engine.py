@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from pyroaring import BitMap64
 
 from growfs import disk
+from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
 from growfs.cache.schema import Query

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
-from pyroaring import BitMap64
-
 from growfs import disk, trust
+from growfs.bitmaps import BitMap64
 from growfs.cache.cache_folder import open_cache_dir
 from growfs.cache.schema import DirectoryPaths, Query
 from growfs.errors import GrowfsError

@@ -16,9 +16,8 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pyroaring import BitMap64
-
 from growfs import disk
+from growfs.bitmaps import BitMap64
 from growfs.cache.schema import FROZEN, ROOT, Query, query_of, read_only, set_meta, with_paths
 from growfs.errors import GrowfsError
 from growfs.remote.groups import group_of

@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from operator import attrgetter
 
-from pyroaring import BitMap64
-
+from growfs.bitmaps import BitMap64
 from growfs.rotation.rules import CachedFile, Kind, LastOfKind
 
 

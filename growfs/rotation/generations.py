@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import trio
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pyroaring import BitMap64
-
+from growfs.bitmaps import BitMap64
 from growfs.rotation.rules import EVERYWHERE, Generation
 
 EPOCH_SHARE = 0.5

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
-from pyroaring import BitMap64
-
+from growfs.bitmaps import BitMap64
 from growfs.errors import GrowfsError
 from growfs.remote.groups import group_of
 from growfs.remote.names import extension

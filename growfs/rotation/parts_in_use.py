@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
-from pyroaring import BitMap64
-
+from growfs.bitmaps import BitMap64
 from growfs.rotation.rules import Generation, PassPosition
 from growfs.signal import Signal
 

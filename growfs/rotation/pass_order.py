@@ -15,8 +15,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
-from pyroaring import BitMap64
-
+from growfs.bitmaps import BitMap64
 from growfs.remote.filter import PathFilter
 from growfs.remote.groups import group_of
 from growfs.remote.names import extension

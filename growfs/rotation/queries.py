@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from pyroaring import BitMap64
-
+from growfs.bitmaps import BitMap64
 from growfs.cache.schema import Query
 from growfs.rotation.eviction import candidates, evictable, in_groups
 from growfs.rotation.rules import DELISTED_ORDER, LISTED_ORDER, CachedFile, Kind

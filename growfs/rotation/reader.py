@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from pyroaring import BitMap64
-
+from growfs.bitmaps import BitMap64
 from growfs.rotation.jobs import EPOCH_SHARE, SHORT_EPOCH_SHARE, Job
 from growfs.rotation.rules import EVERYWHERE, Generation
 

@@ -17,8 +17,8 @@ from contextlib import suppress
 from functools import partial
 
 import trio
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.errors import NotBegun, TooManyOpen
 from growfs.proc import Process, lineage, process, thread_group
 from growfs.rotation.generations import Generations

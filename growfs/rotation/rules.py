@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from pyroaring import BitMap64
+from growfs.bitmaps import BitMap64
 
 EVERYWHERE = 0
 """Stands for all directories at once, when a file of .growfs/ lists them."""

@@ -12,8 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from pyroaring import BitMap64
-
+from growfs.bitmaps import BitMap64
 from growfs.cache.schema import query_of, read_only
 from growfs.rotation.queries import DELISTABLE, DELISTED, FIELDS, IS_PINNED, KINDS, delisted_sizes, group_has
 from growfs.rotation.rules import (

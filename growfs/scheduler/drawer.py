@@ -10,8 +10,8 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 import trio
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
 from growfs.errors import DiskFailed, DiskFull, NoRoom, NotMade, RemoteChanged

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any
 
 import trio
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog, Node, Removed
 from growfs.cache.database import Database
 from growfs.cache.schema import set_meta

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import trio
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
 from growfs.cache.schema import id_at, set_meta

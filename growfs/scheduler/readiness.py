@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
-from pyroaring import BitMap64
 
 from growfs import disk
+from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import trio
-from pyroaring import BitMap64
 
 from growfs import disk
+from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Node
 from growfs.cache.database import Database
 from growfs.cache.schema import Query

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pyroaring import BitMap64
-
+from growfs.bitmaps import BitMap64
 from growfs.remote.names import extension
 from growfs.rotation.eviction import candidates, evictable, pick_victims
 from growfs.rotation.pass_order import groups_of

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 import trio
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog
 from growfs.cache.store import Reservation
 from growfs.rotation.generations import Generations

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.simulator import Process
 from tests.simulation.patterns import PATTERNS

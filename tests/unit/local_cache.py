@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from pyroaring import BitMap64
 
 from growfs import disk
+from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog, Changes, ListingDiff, Node
 from growfs.cache.database import Database
 from growfs.cache.listing_diff import Comparison

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.daemon.snapshot import OPENS_MIN, advice
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN

@@ -8,9 +8,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from pyroaring import BitMap64
 
 import growfs.cache.database
+from growfs.bitmaps import BitMap64
 from growfs.cache.cache_folder import DATABASE, FORMAT
 from growfs.cache.database import Database
 from growfs.cache.recovery import boot_id

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import trio
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.cache.database import Database
 from growfs.rotation.division import Due, divide_catalog, find_due, owner, save_division
 from growfs.rotation.parts import Division, ExactPass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.cache.schema import PINNED
 from growfs.remote.groups import group_of
 from growfs.rotation.queries import Listed, kept_bytes, may_go

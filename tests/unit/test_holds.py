@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.rotation.reader import Reader
 from growfs.rotation.rules import EVERYWHERE, Generation, PartContents, PassPosition
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.rotation.parts_in_use import FORGET_S, PartsInUse
 from growfs.rotation.rules import Generation, PartContents, PassPosition
 

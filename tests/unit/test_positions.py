@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import trio
-from pyroaring import BitMap64
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from growfs.bitmaps import BitMap64
 from growfs.errors import GrowfsError
 from growfs.rotation.division import read_division
 from growfs.rotation.pass_order import Pass

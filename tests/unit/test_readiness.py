@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pyroaring import BitMap64
-
+from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Node
 from growfs.errors import RemoteError
 from growfs.rotation.pass_order import Order

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.rules import (
     CachedFile,

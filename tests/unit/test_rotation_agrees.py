@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.disk import BLOCK
 from growfs.rotation.reader import Reader, held_by
 from growfs.rotation.rules import EVERYWHERE

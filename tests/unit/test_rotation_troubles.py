@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import trio
-from pyroaring import BitMap64
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs import disk
+from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.publish import Publisher
 from growfs.cache.schema import ROOT

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 import trio
-from pyroaring import BitMap64
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import growfs.cache.store
 import growfs.daemon.commands
+from growfs.bitmaps import BitMap64
 from growfs.cache import catalog
 from growfs.cache.cache_folder import DATABASE
 from growfs.cache.catalog import Catalog, Node

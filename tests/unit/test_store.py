@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import trio
-from pyroaring import BitMap64
 from trio.testing import MockClock
 
 from growfs import disk
+from growfs.bitmaps import BitMap64
 from growfs.cache import open_files, store
 from growfs.cache.open_files import OpenFile
 from growfs.cache.publish import Publisher

@@ -11,8 +11,8 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyroaring import BitMap64
 
+from growfs.bitmaps import BitMap64
 from growfs.cache.schema import FROZEN, PINNED
 from growfs.disk import BLOCK
 from growfs.rotation.queries import delisted_sizes
