@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,18 +92,15 @@ class Publisher:
     last_seq: the last number given. Admissions and queue positions take their numbers from the same counter, and never
     the same one. left_behind: whether there is a file without a row. mirrors: folders with links to files,
     under the same paths. A removed file is also removed there, and a replaced one replaced there, so that its bytes are
-    freed. leaving: called with files that are about to be removed.
+    freed.
     """
 
-    def __init__(
-        self, files: Path, paths: DirectoryPaths, last_seq: int, leaving: Callable[[Sequence[Removed]], None]
-    ) -> None:
+    def __init__(self, files: Path, paths: DirectoryPaths, last_seq: int) -> None:
         self.last_seq = last_seq
         self.left_behind = False
         self.mirrors: list[Path] = []
         self._files = files
         self._paths = paths
-        self._leaving = leaving
 
     def publish(
         self, writer: sqlite3.Connection, staged: Sequence[StagedFile], pass_number: int, done: Published
@@ -267,9 +264,9 @@ class Publisher:
 
         left_catalog: the files left the catalog, so the folders that this leaves empty are removed as well.
         """
-        cached = [file for file in removed if file.bytes is not None]
-        self._leaving(cached)
-        for file in cached:
+        for file in removed:
+            if file.bytes is None:
+                continue
             with self._log_failure(self._files / file.path):
                 for top in (self._files, *self.mirrors):
                     path = top / file.path

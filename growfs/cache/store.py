@@ -10,8 +10,8 @@ import logging
 import math
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,13 +128,13 @@ class Store:
     excess cannot be evicted. Counters change only on trio's thread, between two awaits, hence atomically.
 
     Signals: `space_freed`; `admitted`, after files became resident; `returned_to_pass`, after the eviction of files
-    that the current pass may draw again; `replaced`, with the versions that newer ones replaced; `damaged`, with the
-    node id of a file that was evicted because of wrong content; `leaving`, on the writing thread, with files that are
-    about to be deleted.
+    that the current pass may draw again; `evicted`, with the files; `replaced`, with the versions that newer ones
+    replaced; `damaged`, with the node id of a file that was evicted because of wrong content.
 
     open_files: the cached files that readers have open or mapped.
-    sees_opens: readers open files through the daemon. Otherwise each file is opened here before it is removed, so that
-    a lease can tell who has it open, then and later (`OpenFile.is_mapped`).
+    unreachable: given if readers open files by themselves: keeps them from files, given by their ids, while it is
+    entered. Each file is then also opened here before it is removed, so that a lease can tell who has it open, then and
+    later (`OpenFile.is_mapped`).
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Store:
         catalog: Catalog,
         cache_size: CacheSize,
         min_free: int,
-        sees_opens: bool = True,
+        unreachable: Callable[[Sequence[int]], AbstractAsyncContextManager[None]] | None = None,
     ) -> None:
         self.folder = folder
         self.min_free = min_free
@@ -155,8 +155,8 @@ class Store:
         self.replaced = Signal[[list[Removed]]]()
         self.returned_to_pass = Signal[[]]()
         self.damaged = Signal[[int]]()
-        self.leaving = Signal[[Sequence[Removed]]]()
-        self._sees_opens = sees_opens
+        self.evicted = Signal[[list[Removed]]]()
+        self._unreachable = unreachable
         self.open_files = OpenFiles()
         self._db = database
         self._catalog = catalog
@@ -177,7 +177,7 @@ class Store:
         self.limit_bytes = self.limit_of(cache_size)
         (shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
         (self.last_seq,) = database.row("SELECT coalesce(max(seq), 0) FROM resident")
-        self._publisher = Publisher(self._files, catalog.paths, max(shown_seq, last_place), self.leaving.notify)
+        self._publisher = Publisher(self._files, catalog.paths, max(shown_seq, last_place))
         self.mirrors = self._publisher.mirrors
         """Folders of hard links to cached files, under the same paths; changed on the writing thread, or at start."""
         self._durable = database.row("SELECT 1 FROM resident WHERE durable = 0") is None
@@ -383,13 +383,19 @@ class Store:
         return freed
 
     async def _evict(self, ids: Sequence[int], return_to_pass: bool) -> int:
-        evicted = await self._db.write(
-            lambda writer: self._publisher.evict(writer, ids, return_to_pass), self._publisher.remove
-        )
+        async with self.unreachable(ids):
+            evicted = await self._db.write(
+                lambda writer: self._publisher.evict(writer, ids, return_to_pass), self._publisher.remove
+            )
         freed = self._count_gone(evicted)
+        self.evicted.notify(evicted)
         self.evicted_files += len(evicted)
         self.evicted_bytes += freed
         return freed
+
+    def unreachable(self, ids: Sequence[int]) -> AbstractAsyncContextManager[None]:
+        """A block in which files may be removed: no reader is about to open one by itself."""
+        return self._unreachable(ids) if self._unreachable and ids else nullcontext()
 
     @property
     def refusal(self) -> Exception | None:
@@ -496,7 +502,7 @@ class Store:
 
         Returns False if the daemon has as many descriptors as it may have.
         """
-        if not self._sees_opens:
+        if self._unreachable:
             try:
                 if self.open(id):
                     self.open_files.close(id)

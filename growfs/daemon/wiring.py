@@ -146,7 +146,7 @@ class Wiring:
             self.catalog,
             options.cache_size,
             options.min_free,
-            sees_opens=not self.shows_links,
+            (lambda ids: self.links.without_links(ids)) if self.shows_links else None,  # noqa: PLW0108
         )
         self.ending.add(self.store.stop)
         if producer is None or producer.rename is None:  # otherwise the files have other names than in the remote
@@ -336,8 +336,9 @@ class Wiring:
         self.store.damaged.connect(vfs.note_damaged)
         self.store.open_files.descriptor_closed.connect(engine.drop_descriptor)
         if isinstance(engine, LinksEngine):
+            self.links = engine
             self.store.open_files.descriptor_opened.connect(engine.note_own_open)
-            self.store.leaving.connect(engine.drop_links)
+            self.store.evicted.connect(vfs.forget_names)
             for removed in (self.catalog_sync.removed, self.store.replaced):
                 removed.connect(engine.forget_links)
 

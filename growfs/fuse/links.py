@@ -11,10 +11,9 @@ import logging
 import math
 import os
 import sqlite3
-import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from growfs import proc
+from growfs.bitmaps import BitMap64
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol
 from growfs.fuse.mounting import MountSpec
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DROPPED_S_MAX = 0.1
-"""How long deletions wait for the kernel to drop the links: listings of their directory have to be answered first."""
+DROPPED_S_MAX = 1.0
+"""How long a deletion waits for the kernel to drop the links: earlier notifications may wait for a listing's answer."""
 FOLLOWED_S = 0.01
-"""How long a process may take to receive a sent entry, and to open the path that it has read from a link."""
+"""How long a process may take to open the path that it has read from a link."""
 OWN_OPEN_S = 1.0
 """Opens of a file by unknown processes this soon after the daemon has opened it are the daemon's own."""
 TREE = 0
@@ -59,8 +59,8 @@ class LinksEngine(PassthroughEngine):
         self._sees = lru_cache(1000)(proc.sees)  # each takes 10 us, and each file has a link
         self._counter: OpenCounter
         self._to_recheck: set[int] = set()
-        self._token: trio.lowlevel.TrioToken | None = None
-        """Set while it serves."""
+        self._followed = BitMap64()
+        """The ids of the files whose links the kernel may have read."""
         self._own_opens: dict[int, float] = {}
         """When the daemon last opened a file, by node id; the earliest first."""
 
@@ -78,43 +78,41 @@ class LinksEngine(PassthroughEngine):
 
     async def serve(self) -> None:
         """Answer the kernel until the file system is unmounted."""
-        self._token = trio.lowlevel.current_trio_token()
         try:
             await super().serve()
         finally:
-            self._token = None
+            self._followed.clear()
             self._counter.close()
 
     def _services(self) -> Sequence[Callable[[], Awaitable[None]]]:
         return (*super()._services(), self._counter.run)  # it starts tasks in the same nursery
 
-    def drop_links(self, leaving: Sequence[Removed]) -> None:
-        """Make the kernel forget the links to files that are about to be deleted: opens of their names wait again.
+    @asynccontextmanager
+    async def without_links(self, ids: Sequence[int]) -> AsyncIterator[None]:
+        """Within the block, no process is about to open one of these files through a link, so they may be deleted.
 
-        Called on the thread that deletes them.
+        The daemon gives out no more links to them, and the kernel drops those that it has read. A name may stay that of
+        a link for a while, but has to be read again to be followed, and is then looked up again, and opened as a file.
         """
-        token = self._token
-        if not (self._mounted and leaving and token):
-            return
-        done = threading.Event()
-        token.run_sync_soon(self._vfs.drop_entries, leaving)
-        token.run_sync_soon(done.set)
-        done.wait(DROPPED_S_MAX)
-        time.sleep(FOLLOWED_S)  # the kernel may have an earlier reply, but no entry yet to drop
-        messages = []
-        for file in leaving:
-            messages.append(protocol.inval_entry(file.parent, file.name.encode()))
-            messages.append(protocol.inval_inode(file.id | LINK_BIT, 0, 0))  # a descriptor (O_PATH) may keep it
-        self._session.notify_all(messages, DROPPED_S_MAX)
-        time.sleep(FOLLOWED_S)
+        with self._vfs.without_links(ids):
+            if followed := self._followed & BitMap64(ids):
+                with trio.move_on_after(DROPPED_S_MAX):
+                    await self._session.notify_all(protocol.inval_inode(id | LINK_BIT, 0, 0) for id in followed)
+                    self._followed -= followed
+                await trio.to_thread.run_sync(time.sleep, FOLLOWED_S)  # trio's timers may be late: session.POLL_S_MAX
+            yield
 
     def forget_links(self, removed: Sequence[Removed]) -> None:
         """Make the kernel read the links to files that are gone again, and then look up their names.
 
-        It may know them by names in generations that have ended. A new version's link has another id.
+        It may know them by names in generations that have ended. A new version's link has another id, but leads to the
+        same path: until then, the old one leads to the new version.
         """
         if self._mounted:
             for gone in removed:
+                if gone.id in self._followed and (new := self._vfs.find(gone.parent, gone.name)):
+                    self._followed.add(new.id)
+                self._followed.discard(gone.id)
                 self._session.notify(protocol.inval_inode(gone.id | LINK_BIT, 0, 0))
 
     def note_own_open(self, id: int) -> None:
@@ -177,13 +175,17 @@ class LinksEngine(PassthroughEngine):
             self._counter.watch(TREE, {link.directory: Path(link.target).parent})
             link = self._vfs.link(request.nodeid)  # others may have changed it until now
         if link.is_current:
-            self._reply(request, os.fsencode(link.target))
+            self._reply_link(request, link.target)
         else:
             self._start_task(request, partial(self._read_link_later, request))
 
     async def _read_link_later(self, request: FuseRequest) -> None:
         link = await self._vfs.settled_link(request.nodeid)
-        self._reply(request, os.fsencode(link.target))
+        self._reply_link(request, link.target)
+
+    def _reply_link(self, request: FuseRequest, target: str) -> None:
+        self._followed.add(request.nodeid & ~LINK_BIT)
+        self._reply(request, os.fsencode(target))
 
     def _warn_of(self, tid: int, sees: bool) -> None:
         """Warn, once, if a thread does not see the cache: it cannot follow links, even those that the kernel keeps."""

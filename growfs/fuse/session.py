@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import trio
 
@@ -97,7 +98,7 @@ class Session:
         os.set_blocking(fd, False)
         self._deferred: deque[Callable[[], object]] = deque()
         self.cpu_latency = CpuLatencyRequest()
-        self._notifications: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
+        self._notifications: queue.SimpleQueue[bytes | Callable[[], object] | None] = queue.SimpleQueue()
         self._notifier = threading.Thread(target=self._write_notifications, name="notifier", daemon=True)
 
     def handshake(self, needed: protocol.InitFlag, stack_depth: int = 0) -> None:
@@ -215,21 +216,19 @@ class Session:
         """Send a notification from the notifier thread: the kernel may block it until requests are answered."""
         self._notifications.put(message)
 
-    def notify_all(self, messages: Iterable[bytes], timeout_s: float) -> None:
-        """Send notifications, and return when the kernel has handled them; on any thread but the serving one.
-
-        Also returns after the timeout: the kernel holds them while a listing of that directory waits for its answer.
-        """
+    async def notify_all(self, messages: Iterable[bytes]) -> None:
+        """Send notifications, and return when the kernel has handled them and all earlier ones."""
+        done = trio.Event()
         for message in messages:
             self._notifications.put(message)
-        done = threading.Event()
-        self._notifications.put(done)
-        done.wait(timeout_s)
+        self._notifications.put(partial(trio.lowlevel.current_trio_token().run_sync_soon, done.set))
+        await done.wait()
 
     def _write_notifications(self) -> None:
         while (message := self._notifications.get()) is not None:
-            if isinstance(message, threading.Event):
-                message.set()
+            if not isinstance(message, bytes):
+                with contextlib.suppress(trio.RunFinishedError):
+                    message()
                 continue
             try:
                 os.write(self._fd, message)

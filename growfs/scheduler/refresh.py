@@ -239,17 +239,20 @@ class CatalogSync:
     async def _apply(self, part: ListingDiff) -> None:
         """Apply the differences, but leave a resident file as it is until its new version can take its place."""
         immediate = []
+        removed = [*part.gone]
         for id, file in part.changed:
             node = self._catalog.node(id)
             fits = disk.allocation(file.size or 0) <= self._store.max_file_bytes
             is_same = node is not None and node.version == file.version != ""
             if not (node and node.seq is not None and fits) or is_same:
                 immediate.append((id, file))
+                removed += [id] if node and node.seq is not None else []
             elif id not in self._updating:  # otherwise the next listing compares it again
                 self.updates[id] = file
         for id in part.gone:
             self._store.track(id)
-        changes = await self._catalog.apply(replace(part, changed=immediate), self._store.drop_files)
+        async with self._store.unreachable(removed):
+            changes = await self._catalog.apply(replace(part, changed=immediate), self._store.drop_files)
         self._store.count_dropped(changes)
         if changes.removed:
             self.removed.notify(changes.removed)

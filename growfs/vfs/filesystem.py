@@ -12,7 +12,8 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -146,6 +147,7 @@ class Vfs:
         self.file_opened = Signal[[int]]()
         self.name_invalidated = Signal[[int, str]]()
         self._damaged: set[int] = set()
+        self._without_links: Counter[int] = Counter()
         self._catalog = catalog
         self._store = store
         self._generations = generations
@@ -193,17 +195,27 @@ class Vfs:
 
     def _named(self, node: Node) -> Attributes:
         """The attributes of a file's name: a link's if the cached file is there, else to be looked up again."""
-        if self.is_unchanged(node):
+        if node.id not in self._without_links and self.is_unchanged(node):
             return self._link_attributes(node)
         return replace(self._of(node), timeout_s=0.0)
+
+    @contextmanager
+    def without_links(self, ids: Sequence[int]) -> Iterator[None]:
+        """Give out no links to these cached files within the block: their names are those of files."""
+        self._without_links.update(ids)
+        try:
+            yield
+        finally:
+            self._without_links -= Counter(ids)
 
     def _link_attributes(self, node: Node) -> Attributes:
         length = len(os.fsencode(self._store.path_of(node.parent, node.name)))
         return self._attributes(node.id | LINK_BIT, False, length, node.mtime_ns, FILE_TIMEOUT_S)
 
     def link(self, id: int) -> Link:
-        """The link to a cached file. Raises Stale if it is no longer cached: then its name is not a link."""
-        if (file := self._store.resident(id & ~LINK_BIT)) is None:
+        """The link to a cached file. Raises Stale if its name is not a link: it is not cached, or not for long."""
+        node = id & ~LINK_BIT
+        if node in self._without_links or (file := self._store.resident(node)) is None:
             raise Stale(str(id))
         return Link(file.parent, file.path, file.is_unchanged())
 
@@ -381,16 +393,12 @@ class Vfs:
             self._end_hold(directory)
         return given
 
-    def drop_entries(self, removed: Sequence[Removed]) -> None:
-        """Make listings under way leave out files that are gone: their next entries are read again."""
+    def forget_names(self, removed: Sequence[Removed]) -> None:
+        """Make the kernel look up names that are gone, and listings under way read their next entries again."""
         parents = {gone.parent for gone in removed}
         for directory in self._directories.values():
             if node_of(directory.id) in parents:
                 directory.pending = []
-
-    def forget_names(self, removed: Sequence[Removed]) -> None:
-        """Make the kernel look up names that are gone, and listings under way leave them out."""
-        self.drop_entries(removed)
         all_bits = self.names.all_bits() + (self._passes.all_bits() if self._passes else [])
         for gone in removed:
             for bits in all_bits:

@@ -10,6 +10,8 @@ import sqlite3
 import subprocess
 import threading
 import time
+from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -17,8 +19,11 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import trio
 
+from growfs.cache.catalog import Removed
+from growfs.daemon.control_client import call
 from growfs.errors import Unreadable
 from growfs.fuse.links import LinksEngine
+from growfs.vfs.attributes import LINK_BIT
 from growfs.vfs.open_counter import OpenCounter
 from tests.cli.support import namespace, needs_root
 from tests.forkserver import SETUP_VARIABLE
@@ -27,6 +32,7 @@ from tests.fuse.reader import Reader
 from tests.harness import Growfs, make_tree, until
 
 if TYPE_CHECKING:
+    from growfs.fuse.protocol import FuseRequest
     from growfs.vfs.filesystem import Vfs
 
 SIZE = 20_000
@@ -121,7 +127,7 @@ def test_a_name_whose_file_was_evicted_waits_for_it_and_is_a_link_again(growfs: 
     growfs.mount(tmp_path / "remote", "--rotation", "never", "--wait-files", "5")
     assert growfs.content() == tree
     growfs.run("evict", growfs.mountpoint, "class0/0001.bin")
-    assert not is_link(growfs, "class0/0001.bin")
+    until(lambda: not is_link(growfs, "class0/0001.bin"))
     assert (growfs.mountpoint / "class0/0001.bin").stat().st_size == SIZE
     assert (growfs.mountpoint / "class0/0001.bin").read_bytes() == tree["class0/0001.bin"]
     assert growfs.status()["miss"]["files_total"] == 1
@@ -261,6 +267,39 @@ def test_no_open_of_a_listed_file_fails_while_misses_evict_what_others_list(grow
 
 
 @pytest.mark.promise(1)
+def test_no_open_fails_while_what_is_opened_is_evicted(growfs: Growfs, tmp_path: Path) -> None:
+    """A process that has read a link opens the file before it goes; then the name is that of a file to wait for."""
+    tree = make_tree(tmp_path / "remote", directories=1, files=4, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", "4", "--rotation", "never")
+    ended, errors = threading.Event(), list[str]()
+
+    def read() -> None:
+        while not ended.is_set():
+            for path, content in tree.items():
+                try:
+                    if (growfs.mountpoint / path).read_bytes() != content:
+                        errors.append(f"{path}: other bytes")
+                except OSError as error:
+                    errors.append(str(error))
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+
+    def has_evicted_enough() -> bool:
+        call(growfs.cache, "evict", globs=["*"])
+        return growfs.status()["evict"]["files_total"] > 20 or bool(errors)
+
+    try:
+        until(has_evicted_enough)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+
+
+@pytest.mark.promise(1)
 def test_after_sigkill_the_next_mount_shows_what_is_cached(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
     growfs.mount(tmp_path / "remote", "--wait-files", "5")
@@ -347,6 +386,25 @@ async def test_a_disk_that_fails_ends_neither_the_counter_nor_the_mount(tmp_path
     engine._to_recheck.add(1)
     await engine._recheck_later(1)
     assert not engine._to_recheck
+
+
+async def test_a_file_waits_for_those_who_open_it_only_if_its_link_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    vfs = SimpleNamespace(without_links=nullcontext, find=lambda parent, name: SimpleNamespace(id=9))
+    engine = LinksEngine(cast("Vfs", vfs))
+    dropped = list[bytes]()
+
+    async def drop(messages: Iterable[bytes]) -> None:
+        dropped.extend(messages)
+
+    session = SimpleNamespace(notify_all=drop, notify=lambda message: None, send=lambda message: True)
+    monkeypatch.setattr(engine, "_session", session, raising=False)
+    monkeypatch.setattr(engine, "_mounted", True)
+    for id in (6, 7):
+        engine._reply_link(cast("FuseRequest", SimpleNamespace(nodeid=id | LINK_BIT, unique=1)), "target")
+    engine.forget_links([Removed(6, 1, "a", "a", 3, None)])  # a new version has replaced it
+    for ids, expected in (([8], 0), ([7, 8], 1), ([7], 1), ([6], 1), ([9], 2)):
+        async with engine.without_links(ids):
+            assert len(dropped) == expected
 
 
 async def test_a_file_that_goes_while_the_mount_ends_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

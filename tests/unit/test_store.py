@@ -6,8 +6,8 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -226,11 +226,37 @@ async def test_a_file_counts_as_in_use_if_no_descriptor_is_left_to_tell(
     """With links, the daemon has to open it for that."""
     await list_files(cache, "a")
     await cache.admit("a")
-    monkeypatch.setattr(cache.store, "_sees_opens", False)
+    monkeypatch.setattr(cache.store, "_unreachable", nullcontext)
     with monkeypatch.context() as patch:
         patch.setattr(cache.store.open_files, "_descriptors_max", 0)
         assert cache.store.is_in_use(cache.node("a").id)
     assert not cache.store.is_in_use(cache.node("a").id)
+
+
+async def test_while_readers_are_kept_from_a_file_that_is_to_go_others_are_admitted(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With links, each eviction waits for readers. It holds up no other write."""
+    await list_files(cache, "a", "b")
+    await cache.admit("a")
+    waiting, ready = trio.Event(), trio.Event()
+
+    @asynccontextmanager
+    async def keep_away(ids: Sequence[int]) -> AsyncIterator[None]:
+        assert ids == [cache.node("a").id]
+        waiting.set()
+        await ready.wait()
+        yield
+        assert "a" not in cache.cached()
+
+    monkeypatch.setattr(cache.store, "_unreachable", keep_away)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cache.store.evict, [cache.node("a").id])
+        await waiting.wait()
+        await cache.admit("b")
+        assert set(cache.cached()) == cache.resident() == {"a", "b"}
+        ready.set()
+    assert set(cache.cached()) == cache.resident() == {"b"}
 
 
 async def test_a_staged_file_of_an_old_version_is_not_admitted(cache: LocalCache) -> None:
