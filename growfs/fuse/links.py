@@ -91,22 +91,23 @@ class LinksEngine(PassthroughEngine):
     async def without_links(self, ids: Sequence[int]) -> AsyncIterator[None]:
         """Within the block, no process is about to open one of these files through a link, so they may be deleted.
 
-        The daemon gives out no more links to them, and the kernel drops those that it has read. A name may stay that of
-        a link for a while, but has to be read again to be followed, and is then looked up again, and opened as a file.
+        The daemon refuses to read their links, and the kernel drops what it has read. Their names may be those of links
+        for a while; whoever follows one makes the kernel look it up again, as the name of a file.
         """
         with self._vfs.without_links(ids):
             if followed := self._followed & BitMap64(ids):
-                with trio.move_on_after(DROPPED_S_MAX):
+                with trio.move_on_after(DROPPED_S_MAX) as waiting:
                     await self._session.notify_all(protocol.inval_inode(id | LINK_BIT, 0, 0) for id in followed)
-                    self._followed -= followed
                 await trio.to_thread.run_sync(time.sleep, FOLLOWED_S)  # trio's timers may be late: session.POLL_S_MAX
+                if not waiting.cancelled_caught:
+                    self._followed -= followed
             yield
 
     def forget_links(self, removed: Sequence[Removed]) -> None:
         """Make the kernel read the links to files that are gone again, and then look up their names.
 
-        It may know them by names in generations that have ended. A new version's link has another id, but leads to the
-        same path: until then, the old one leads to the new version.
+        It may know them by names in generations that have ended. A new version's link has another id, but the same
+        target: whoever has read the old link opens the new version.
         """
         if self._mounted:
             for gone in removed:
