@@ -96,15 +96,14 @@ def samples(
     share: tuple[int, int] = (0, 1),
     include: str = "*",
 ) -> Samples[T]:
-    """Yield what `read` returns for each file of an epoch, part after part, in random order, for a data loader whose
+    """Yield what `read` returns for each file of a pass, part after part, in random order, for a data loader whose
     batches span parts.
 
-    number: of the pass; by default, this process counts its calls. share: (i, n) is the i-th of n shares that processes
-    or data loader workers divide the files into; those that read it all need no barrier. include: a pattern that the
-    paths of the files match, as "train/*.jpg", where * also matches slashes. A file is read when its sample is asked
-    for: what a loader reads ahead has to be samples, not names. `state_dict()` and `load_state_dict()` of the result
-    save and restore where it is. Without --exact, the files are those of the next generation. Raises
-    growfs.errors.GrowfsError.
+    `read` is called when its sample is asked for, and has to open the file. number: of the pass; by default, this
+    process counts its calls. share: (i, n) is the i-th of n shares, for processes or data loader workers that divide
+    the files. include: a pattern that the paths of the files match, such as "train/*.jpg"; * also matches slashes.
+    `state_dict()` and `load_state_dict()` of the result save and restore its position. Without --exact, the files are
+    those of the next generation. Raises growfs.errors.GrowfsError.
 
     class Images(torch.utils.data.IterableDataset):
         def __iter__(self):

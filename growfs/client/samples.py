@@ -1,11 +1,11 @@
 """The samples of a whole pass, for one data loader over all of its parts: see `growfs.samples`.
 
-Any number of processes divide the files without talking to each other: each takes every n-th file of the pass, counted
-on from part to part. So no process has more than one file more than another, at any part: one that a loader lets wait,
-because its batches are ready, has already read what the others wait for.
+Processes divide the files without talking to each other: each takes every n-th file of the pass, counted on from part
+to part. With shares of each part, one process would get more and more files than another. A loader would then let it
+wait, with its batches full, while the other waits for the part that it has not finished.
 
-A file is read when its sample is asked for. So what a loader reads ahead are samples, and a part has been read when the
-next one is waited for.
+A file is read when its sample is asked for. So a loader reads ahead samples, not names, and each process has read its
+share of a part before it waits for the next one.
 """
 
 from __future__ import annotations
