@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
 import signal
@@ -102,6 +104,27 @@ def test_a_part_is_the_same_however_often_it_is_opened_and_makes_room_once_it_wa
     assert_each_once([first, second, *rest], tree)
     assert files_below(part(growfs, 2, 1)) == first, "it is fetched again"
     assert waited_opens(growfs) == 0
+
+
+@only("either", "links")
+def test_a_part_waits_for_its_kept_files_too(growfs: Growfs, tmp_path: Path) -> None:
+    """A process whose share of a part is kept may come late, and still finds the part."""
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    for number in (2, 3):
+        for place in range(1, parts_of(growfs, number) + 1):
+            read_all(part(growfs, number, place))
+    ledger = csv.DictReader(io.StringIO((growfs.mountpoint / ".growfs/ledger.csv").read_text()))
+    kept = {row["path"] for row in ledger if row["fetches"] == "1"}
+    first = part(growfs, 4, 1)
+    last, *others = sorted(files_below(first), key=lambda name: name not in kept)
+    assert last in kept
+    for name in others:
+        (first / name).read_bytes()
+    read_all(part(growfs, 4, 2))
+    until(lambda: exact(growfs)["in_use"] == "4/1")
+    (first / last).read_bytes()
+    until(lambda: exact(growfs)["in_use"] == "")
 
 
 def test_a_walk_of_growfs_begins_no_part_and_other_names_are_none(growfs: Growfs, tmp_path: Path) -> None:
