@@ -8,9 +8,9 @@ from tools.coupling import Weight
 from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
-    "files of the core": 109,
-    "statements of the core": 12_250,
-    "statements of all": 23_580,
+    "files of the core": 110,
+    "statements of the core": 12_270,
+    "statements of all": 23_600,
     "statements of the largest function": 41,
     "constants in capitals": 909,
     "importers of exact": 9,
@@ -35,10 +35,10 @@ CEILINGS = {
     "importers of namespaces": 2,
     "importers of python api": 2,
     "importers of fstab": 3,
-    "core's uses of exact": 360,
+    "core's uses of exact": 361,
     "core's uses of peers": 169,
     "core's uses of fill": 56,
-    "core's uses of links": 69,
+    "core's uses of links": 65,
     "core's uses of producers": 108,
     "core's uses of full disk": 122,
     "core's uses of members": 59,
