@@ -128,8 +128,9 @@ class Generations:
         """The newest generation; None before the first listing of this mount."""
         self._refused = False
         self._keeps_last = planner.keeps_last
-        self._considered = (0, 0)
-        """The last admission and the size that the cache could have when the last files were considered."""
+        self._considered = (0, 0, 0)
+        """The last admission, the number of files, and the size that the cache could have, when the last files were
+        considered."""
         self._rotating = trio.Lock()
         rows = database.rows("SELECT * FROM kept_generation ORDER BY number")
         self.kept = [
@@ -202,13 +203,13 @@ class Generations:
     async def reconsider_last_files(self) -> bool:
         """Let the last files of directories go if they take too much by now; returns whether that is new.
 
-        More may be cached than when the generation began. Raises Unreadable.
+        Other files may be cached than when the generation began. Raises Unreadable.
         """
-        now = self._store.last_seq, self._store.reachable_bytes
+        now = self._store.last_seq, self._store.resident_files, self._store.reachable_bytes
         if not self.listed.keeps_last or now == self._considered:  # it takes a second with a million files
             return False
         self._considered = now
-        self._keeps_last = keeps_last(await self._db.query_in_thread(least_bytes), now[1])
+        self._keeps_last = keeps_last(await self._db.query_in_thread(least_bytes), self._store.reachable_bytes)
         return not self._keeps_last
 
     @property

@@ -180,6 +180,17 @@ NUMBERS = st.integers(0, FILES - 1)
     listings=st.lists(NUMBERS, min_size=2, max_size=5),
     events=st.lists(st.tuples(st.sampled_from(EVENTS), NUMBERS), min_size=3, max_size=30),
 )
+@example(  # the smallest file of a kind is evicted, after which the last files take too much
+    sizes=[1, 2, 2, *[1] * 12, 2, *[1] * 4],
+    limit=8,
+    turnover=0.1,
+    listings=[0, 0],
+    events=[
+        (Twins.miss, 3), (Twins.draw, 0), (Twins.open_file, 0), (Twins.miss, 0), (Twins.list, 0), (Twins.fill, 12),
+        (Twins.close_files, 0), (Twins.list, 0), (Twins.miss, 4), (Twins.miss, 0), (Twins.read_some, 0),
+        (Twins.miss, 17),
+    ],
+)  # fmt: skip
 @example(sizes=[*[1] * (FILES - 1), 2], limit=14, turnover=0.6, listings=[0, 0], events=[(Twins.fill, 0)] * 3)
 def test_the_mount_and_the_simulation_list_and_evict_the_same(
     sizes: list[int],
