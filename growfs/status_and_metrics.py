@@ -247,7 +247,7 @@ class FetchStatus(Section):
     bytes_total: int = field(metadata=counter("bytes received from the remote", "bytes"))
     peer_files_total: int = field(metadata=counter("of `fetch.files_total`, those that peers sent (`--peers`)"))
     peer_bytes_total: int = field(metadata=counter("bytes received from peers", "bytes"))
-    bytes_per_s: float = field(metadata=figure("download rate over the last seconds", "bytes/s"))
+    bytes_per_s: float = field(metadata=figure("download rate over the last few seconds", "bytes/s"))
     failed: int = field(metadata=counter("downloads that failed"))
     streams: int = field(metadata=gauge("maximum number of concurrent requests"))
     limit_bytes_per_s: int | None = field(metadata=figure("`--bandwidth`, or null", "bytes/s"))

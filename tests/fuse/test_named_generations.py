@@ -1,4 +1,4 @@
-"""Generations by their paths: .growfs/generations/N is the same for every process, whoever lists it, and when."""
+"""Generations by path: .growfs/generations/N is the same for every process, whoever lists it, and when."""
 
 from __future__ import annotations
 

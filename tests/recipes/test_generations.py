@@ -18,7 +18,7 @@ from tests.harness import GROWFS, Growfs
 from tests.needs import need
 
 PAGE = Path(__file__).parents[2] / "docs/how-it-decides.md"
-SECTION = PAGE.read_text().partition("## Generations by their paths")[2].partition("\n## ")[0]
+SECTION = PAGE.read_text().partition("## Generations by path")[2].partition("\n## ")[0]
 RECIPES = re.findall(r"```(?:python|sh)\n(.*?)```", SECTION, re.DOTALL)
 AGREE = {
     "broadcast": """

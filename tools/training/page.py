@@ -194,7 +194,7 @@ def sentence(found: Findings) -> str:
     assert lru
     return (
         f"In an experiment on MNIST with a tenth of the images cached, each fetched file was opened {USUAL} times. The"
-        f" model came within {less(found, growfs)} points of its accuracy with all images local. In the same time,"
+        f" model came within {less(found, growfs)} points of its accuracy with all images local. Given the same time,"
         f" training through an LRU mount lost {less(found, lru)} points, because it waited."
     )
 
