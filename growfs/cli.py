@@ -275,7 +275,7 @@ def _lines_of_start(status: MountStatus, options: Options) -> Iterator[str]:
         if status.engine == "links":
             yield "note: programs see symbolic links; if a program needs plain files, pass --engine libfuse"
         elif status.engine == "libfuse" and not options.allow_other:
-            yield "note: --engine links reads at the speed of the disk, but programs see symbolic links"
+            yield "note: --engine links reads at disk speed, but programs see symbolic links"
     if status.metrics_url:
         yield f"{status.mountpoint}: metrics at {status.metrics_url}"
     if status.unpromised:
@@ -348,7 +348,7 @@ def wait(
 )
 @click.option("--last", metavar="TIME", help="Show only this much of the history, such as the last 2h or 7d.")
 def report(mountpoint: Path, output: Path, last: str | None) -> None:
-    """Write a page with charts of what a mount did.
+    """Write an HTML page with charts of a mount's history.
 
     The page needs neither a network nor a server. MOUNTPOINT may also be the folder of a cache that is not mounted.
     """
@@ -444,7 +444,7 @@ def _show_table(rows: list[dict[str, Any]]) -> None:
 
 @main.group("cache")
 def cache_() -> None:
-    """List and remove caches, which stay when their mounts end."""
+    """List and remove caches, which outlive their mounts."""
 
 
 @cache_.command("list")
@@ -498,7 +498,7 @@ def remove_caches(caches: tuple[Path, ...]) -> None:
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def prune(cache_dir: Path | None, unused_for: str, yes: bool) -> None:
-    """Remove the caches that have not been used for a long time.
+    """Remove caches that have gone unused for a long time.
 
     Also removes logs of failed mounts that are just as old.
     """

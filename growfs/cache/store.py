@@ -560,7 +560,7 @@ class Store:
             return False
         if not await self._is_still(located, id):
             return False
-        log.warning("%s: the cached file has been changed; it is fetched again", located.path)
+        log.warning("%s: the cached file was changed; fetching it again", located.path)
         await self.evict([id])
         self.damaged.notify(id)
         return True
@@ -601,7 +601,7 @@ class Store:
             if located is None or await trio.to_thread.run_sync(verify_on_medium, located.path, located.digest):
                 continue
             if await self._is_still(located, id):
-                log.warning("%s: the disk has lost it; it is fetched again", located.path)
+                log.warning("%s: the disk has lost it; fetching it again", located.path)
                 await self.evict([id], return_to_pass=True)
 
     def stop(self) -> None:

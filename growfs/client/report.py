@@ -107,7 +107,7 @@ def _tiles(figures: Figures) -> list[str]:
         ),
         _tile("Cached now", f"{last['files']:,}", of_remote, "files"),
         _tile("On the disk", format_size(last["bytes"]), f"of {format_size(last['limit_bytes'])}", "bytes"),
-        _tile("Coverage", f"{share:.1%}", f"{seen:,} files cached at some time", "coverage"),
+        _tile("Coverage", f"{share:.1%}", f"{seen:,} files ever cached", "coverage"),
         _tile("Opens per file", f"{last['opens'] / max(1, seen):.1f}", f"{last['opens']:,} opens in all", "opens"),
         _tile("Fetched", format_size(last["fetched_bytes"] - first["fetched_bytes"]), f"{fetched:,} files", "fetched"),
     ]
@@ -128,9 +128,9 @@ def _cards(figures: Figures, data: dict[str, Values]) -> Iterator[str]:
     yield _card(
         "coverage",
         "Coverage",
-        f"{points[-1]['seen']:.1%} of the files were cached at some time; {points[-1]['best']:.1%} is the most that the"
+        f"{points[-1]['seen']:.1%} of the files were ever cached; {points[-1]['best']:.1%} is the most that the"
         " files fetched could have shown.",
-        {"cached at some time": "green", "if each fetch had brought a new file": "muted"},
+        {"ever cached": "green", "if each fetch had brought a new file": "muted"},
     )
     used = f"{format_size(last['bytes'])} of {format_size(last['limit_bytes'])} on the disk."
     yield _card("bytes", "Cache", used, {"cached": "green", "size of the cache": "muted"})
@@ -159,7 +159,7 @@ def _cards(figures: Figures, data: dict[str, Values]) -> Iterator[str]:
         "Balance of the directories",
         f"{which} {total:,} directories, by the share of their files that is cached. The dashed line is that of all"
         " files.",
-        {"cached now": "green", "cached at some time": "faint", "all files": "muted"},
+        {"cached now": "green", "ever cached": "faint", "all files": "muted"},
     )
     mount = figures.mount
     rows = {"cache": mount["cache_dir"], "engine": f"{mount['engine']} ({mount['engine_reason']})", **mount["options"]}

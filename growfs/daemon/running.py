@@ -218,7 +218,7 @@ def in_use(cache: Path) -> GrowfsError:
     if was_killed(cache):
         return GrowfsError(
             f"{cache}: its growfs (pid {pid}) was killed, but the kernel still waits for it; as root, find the folder"
-            " in /sys/fs/fuse/connections whose file waiting is not 0, and write 1 to its file abort"
+            " in /sys/fs/fuse/connections whose waiting file is not 0, and write 1 to its abort file"
         )
     if any(row.cache == cache for row in mounts()):
         use = (

@@ -79,7 +79,7 @@ class CacheDisk:
             text = f"{text}: the writable layer of a container; it is slow, and is deleted with the container"
             return warning("file system", text, "put --cache-dir on a volume")
         if kind in MEMORY:
-            text = f"{text}: in memory; cached files use memory, and are lost at a restart"
+            text = f"{text}: in memory; cached files use memory, and are lost on restart"
             return warning("file system", text, f"{elsewhere}, unless this is intended")
         if is_remote(kind):
             return warning("file system", f"{text}: not a local disk", elsewhere)
@@ -127,7 +127,7 @@ class CacheDisk:
         """Write and read a file without a name, bypassing the page cache if the file system can."""
         most = min(self.spare // 2, SPEED_BYTES_MAX)
         if most < BLOCK_BYTES:
-            return warning("speed", "not measured: too little room", "delete something there")
+            return warning("speed", "not measured: too little space", "delete something there")
         try:
             with tempfile.TemporaryFile(dir=self.folder, buffering=0) as file:
                 direct = _bypass_page_cache(file.fileno())

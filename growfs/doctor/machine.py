@@ -67,7 +67,7 @@ def check_engine(requested: str, folder: Path, allow_other: bool) -> tuple[Check
         seen = "programs see symbolic links, and a container needs the cache directory under the same path"
         return ok("engine", f"links: {seen} ({choice.reason})"), choice.name
     text, _, remedy = choice.reason.partition("; ")
-    links = "pass --engine links (the speed of the disk, but programs see symbolic links)"
+    links = "pass --engine links (disk speed, but programs see symbolic links)"
     remedy = f"{remedy}, or {links}" if remedy else links
     return warning("engine", f"libfuse, which is slower; {text}", remedy), choice.name
 
@@ -127,13 +127,13 @@ def _check_limits() -> Iterator[Check]:
     size = format_size(memory, binary=True)
     if memory < MEMORY_BYTES_MIN:
         remedy = "allow 1 GiB or more, and as much again for the page cache"
-        yield warning("memory", f"{size}, by a control group; the daemon or a worker may be killed", remedy)
+        yield warning("memory", f"{size}, set by a control group; the daemon or a worker may be killed", remedy)
     if cores < CORES_MIN:
         remedy = "allow one CPU or more (cpu.max; in Kubernetes: resources.limits.cpu)"
-        yield warning("CPU", f"{cores:g}, by a control group; growfs fetches no faster than that allows", remedy)
+        yield warning("CPU", f"{cores:g}, set by a control group; growfs fetches no faster than that allows", remedy)
     if processes < PROCESSES_MIN:
         remedy = f"allow {PROCESSES_MIN} or more (pids.max; docker --pids-limit)"
-        yield warning("processes", f"{processes:,}, by a control group; each transfer needs a thread", remedy)
+        yield warning("processes", f"{processes:,}, set by a control group; each transfer needs a thread", remedy)
     available, load = min(cores, len(os.sched_getaffinity(0))), os.getloadavg()[0]
     if load > available:
         text = f"load {load:.1f} on {available:g} CPUs; downloads run at a low priority, so they will be slower"

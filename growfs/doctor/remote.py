@@ -75,4 +75,4 @@ def _silent(phase: Phase, answer_s: float, busy: GrowfsError | None) -> Check:
     if busy:
         return Check.failed("server", busy)
     text = f"no answer for {format_timespan(answer_s)} ({phase.name})"
-    return Check(Level.FAILURE, "server", text, "check the network, a proxy and --endpoint-url; --timeout waits longer")
+    return Check(Level.FAILURE, "server", text, "check the network, the proxy and --endpoint-url, or raise --timeout")

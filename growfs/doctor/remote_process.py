@@ -141,7 +141,7 @@ def _reach(store: StoreRemote, send: Send) -> bool:
 def _compare_regions(region: str, actual: str | None) -> Check:
     if actual in (None, region):
         return ok("region", region)
-    text = f"the bucket is in {actual}, and requests are signed for {region}, until the store refuses the first"
+    text = f"the bucket is in {actual}, but requests are signed for {region} until the store refuses the first"
     return warning("region", text, f"set AWS_DEFAULT_REGION={actual}")
 
 

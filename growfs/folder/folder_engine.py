@@ -282,7 +282,7 @@ class FolderEngine:
             self._last_error = ""
         except (OSError, Unreadable) as error:
             if str(error) != self._last_error:  # it is retried again and again
-                log.warning("%s: a generation cannot be made or ended, so the last one stays: %s", self.folder, error)
+                log.warning("%s: a generation cannot be made or ended, so the last one is kept: %s", self.folder, error)
             self._last_error = str(error)
             self._retry_at = trio.current_time() + RETRY_S
 

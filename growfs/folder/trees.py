@@ -132,7 +132,7 @@ def claim(top: OpenFolder, cache: Path) -> None:
     Raises GrowfsError if another one does; existing contents stay as they are.
     """
     if not _lock_alone(top.fd):
-        raise GrowfsError(f"{top.path}: another growfs fills it; stop that one first: growfs stop {top.path}")
+        raise GrowfsError(f"{top.path}: another growfs is filling it; stop that one first: growfs stop {top.path}")
     known = cache_of(top.here)
     if known and known.exists() and not known.samefile(cache):
         raise GrowfsError(

@@ -184,7 +184,7 @@ class Prefetcher:
             warnings.append("--group puts no two files together: each is fetched and replaced alone")
         if not (self._all_fit or self._catalog.freezes) and (folder := self._catalog.validation_folder()):
             warnings.append(
-                f"{folder}/ looks like a validation set, but its files come and go like all others: --freeze"
+                f"{folder}/ looks like a validation set, but its files come and go like any others: --freeze"
                 f" '{folder}/**' keeps them all, --exclude '{folder}/**' leaves them out"
             )
         return warnings

@@ -478,7 +478,7 @@ class StartGate:
                 return False
             raise GrowfsError(
                 f"--show-files {show_files}: groups (--group) contain {least} to {most} files, so no generation is sure"
-                " to have exactly as many; drop one of the two options"
+                " to list exactly that many; drop one of the two options"
             )
         if show_files % least:
             fewer = show_files - show_files % least

@@ -171,8 +171,8 @@ class CatalogSync:
             raise self._unanswered(silent.silent_s, silent.why)
         if not self._was_silent:
             log.warning(
-                "the listing of %s is slow: its server has sent no page for %s; growfs waits for it, and requests it"
-                " again; a manifest needs no listing",
+                "the listing of %s is slow: its server has sent no page for %s; growfs keeps waiting and retrying;"
+                " with a manifest, nothing has to be listed",
                 self._workers.url,
                 format_timespan(round(silent.silent_s)),
             )

@@ -246,7 +246,7 @@ async def compute_soon(
             result: T = await call_worker(workers, Compute(function))
             return result
         except (WorkerLost, GrowfsError) as error:
-            log.warning("no worker could compute what is listed next: %s", error)
+            log.warning("no worker could compute the next listing: %s", error)
     try:
         return await trio.to_thread.run_sync(function, lambda: None)  # a thread needs no heartbeat
     except sqlite3.DatabaseError as failure:

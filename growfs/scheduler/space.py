@@ -478,7 +478,7 @@ class Space:
             await self._store.evict(ids, return_to_pass)
         except sqlite3.DatabaseError as error:  # nothing is freed, and the caller waits for room
             if trio.current_time() >= self._warns_from:
-                log.warning("no room could be made: %s; check the cache's disk (dmesg)", error)
+                log.warning("cannot make room: %s; check the cache's disk (dmesg)", error)
                 self._warns_from = trio.current_time() + WARN_EVERY_S
 
 

@@ -58,7 +58,7 @@ class Workload:
     def parse(cls, given: dict[str, str | None]) -> Workload:
         """Parse the values of the flags. Raises UsageError that names the flag."""
         if (given["--files"] is None) == (given["--file-size"] is None):
-            raise UsageError("plan: give one of --files and --file-size")
+            raise UsageError("plan: pass either --files or --file-size")
         data = _number(given, "--data-size", size)
         files = _number(given, "--files", count) if given["--files"] else data / _number(given, "--file-size", size)
         cache = min(data, _number(given, "--cache-size", size))

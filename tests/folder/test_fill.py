@@ -576,7 +576,7 @@ def test_a_folder_that_another_cache_fills_stays_as_it_is(growfs: Fill, tmp_path
     for is_running in (True, False):
         if not is_running:
             stop(growfs.mountpoint)
-        refusal = "another growfs fills it" if is_running else "is filled from another cache"
+        refusal = "another growfs is filling it" if is_running else "is filled from another cache"
         for url, *flags in ((tmp_path / "other",), (tmp_path / "remote", "--cache-dir", tmp_path / "cache2")):
             assert refusal in growfs.fill(url, *flags, check=False)
             assert reader.names() == shown

@@ -66,7 +66,7 @@ def releases(reader: Reader) -> None:
             SHARE,
             (),
             "opens files by name and never listed them, so all files that were listed at its first open stay cached"
-            " until it ends: have it list in each epoch",
+            " until it ends: have it list every epoch",
         ),
         ([opens(1), releases], SHARE, (), None),
         (

@@ -423,7 +423,7 @@ async def test_a_disk_that_refuses_to_evict_is_logged_once_a_minute(
     for times in (1, 2):
         for _ in range(3):
             assert await scene.cache.reserve_by_eviction(BLOCK, BitMap64()) is None
-        assert caplog.text.count("no room could be made: disk I/O error") == times
+        assert caplog.text.count("cannot make room: disk I/O error") == times
         mock_clock.jump(60)
 
 

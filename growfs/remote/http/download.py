@@ -181,7 +181,7 @@ class RangeDownloader:
             raise ChecksumMismatch(mismatch)
         if is_new:
             log.warning(
-                "%s: %s, as for all files; the store's checksums are wrong, and are not used", task.file.path, mismatch
+                "%s: %s, as for all files; the store's checksums are wrong, and are ignored", task.file.path, mismatch
             )
 
     def record_head(self, useful: bool) -> None:
