@@ -399,7 +399,7 @@ def test_a_bucket_in_another_region(growfs: Growfs, s3: S3Server) -> None:
 
     with serving(Handler) as url:
         done = doctor(growfs, f"s3://{s3.bucket}", "--endpoint-url", url)
-    assert line(done, "region").startswith("warning region the bucket is in eu-west-1, and requests are signed for us-")
+    assert line(done, "region").startswith("warning region the bucket is in eu-west-1, but requests are signed for us-")
     assert line(done, "region").endswith("; set AWS_DEFAULT_REGION=eu-west-1")
     assert "access denied" in line(done, "listing")
 
