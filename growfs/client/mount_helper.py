@@ -21,15 +21,11 @@ from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import Options, flag_name
 from growfs.daemon.running import in_mount_table
 from growfs.errors import UsageError
+from growfs.fuse.mounting import IGNORED
 from growfs.remote.names import redact
 
 WRONG_USAGE, FAILED = 1, 32
 """Exit codes of mount(8)."""
-IGNORED = re.compile(
-    "[xX]-.*|_netdev|comment|defaults|default_permissions|nofail|ro|rw|sync|async|dirsync|silent|loud|"
-    "(no)?(atime|auto|dev|diratime|exec|group|iversion|lazytime|mand|owner|relatime|strictatime|suid|symfollow|users?)"
-)
-"""Options for mount(8) itself, or without effect: the mount is read-only, nosuid and nodev."""
 
 
 def main(arguments: Sequence[str], growfs: Callable[..., object]) -> None:

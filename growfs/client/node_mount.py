@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
@@ -14,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
+from growfs.client.mount_command import config_text, mount_command, mount_error
 from growfs.daemon.control_client import call, status_of
 from growfs.daemon.launch import stop_or_detach
 from growfs.daemon.options import Options, storage_option_texts
 from growfs.daemon.running import find_living
-from growfs.errors import GrowfsError, UsageError
+from growfs.errors import GrowfsError
 from growfs.remote.names import join_address
 from growfs.status_and_metrics import CoverageStatus, MountStatus
 from growfs.workers.membership import PeerPoll
@@ -54,26 +53,6 @@ class ClusterMountRequest:
         """The same for one node, with its name instead of NODE."""
         mountpoint, config = self.mountpoint.replace(NODE, node), self.config.replace(NODE, node)
         return ClusterMountRequest(self.url, mountpoint, config, self.token)
-
-
-def config_text(options: Mapping[str, Any]) -> str:
-    """Options by field name, in the form of a file for --config."""
-    # JSON's text, numbers, booleans and lists of them are also valid TOML, except for its escapes of surrogates.
-    values = {name: json.dumps(value, default=str, ensure_ascii=False) for name, value in options.items()}
-    return "".join(f"{name.replace('_', '-')} = {value}\n" for name, value in values.items())
-
-
-def mount_command(url: str, mountpoint: Path, *flags: str) -> list[str]:
-    """The words of a command that mounts."""
-    return [sys.executable, "-m", "growfs.cli", "mount", *flags, "--", url, str(mountpoint)]
-
-
-def mount_error(exit_code: int, errors: str) -> GrowfsError:
-    """The error of such a command. errors: what it printed to standard error."""
-    message = errors.strip().rpartition("\n")[2].removeprefix("growfs: ")
-    if exit_code < 0:
-        message = f"the mount command was ended by signal {-exit_code}; check dmesg: memory may have run out"
-    return (UsageError if exit_code == UsageError.exit_code else GrowfsError)(message)
 
 
 class NodeMount:

@@ -20,7 +20,7 @@ from typing import IO
 
 from growfs import trust
 from growfs.cache.cache_folder import daemon_of
-from growfs.client.node_mount import mount_command, mount_error
+from growfs.client.mount_command import mount_command, mount_error
 from growfs.csi import cgroups
 from growfs.csi.volumes import CREDENTIALS, Volume
 from growfs.daemon.control_client import status_of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
-from growfs.client.node_mount import config_text
+from growfs.client.mount_command import config_text
 from growfs.daemon.options import Options, flag_name
 from growfs.errors import UsageError
 from growfs.remote.names import redact

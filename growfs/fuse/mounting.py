@@ -39,6 +39,11 @@ CAP_SYS_ADMIN = 21
 NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "afs", "virtiofs"}
 )
+IGNORED = re.compile(
+    "[xX]-.*|_netdev|comment|defaults|default_permissions|nofail|ro|rw|sync|async|dirsync|silent|loud|"
+    "(no)?(atime|auto|dev|diratime|exec|group|iversion|lazytime|mand|owner|relatime|strictatime|suid|symfollow|users?)"
+)
+"""Options for mount(8) itself, or without effect: the mount is read-only, nosuid and nodev."""
 ANSWER_S = 5.0
 """How long a mount may take to answer before its daemon counts as hung."""
 
