@@ -24,9 +24,8 @@ from ray.util.metrics import Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from growfs.client.node_mount import NODE, ClusterMountRequest, ClusterStatus, NodeMount, cluster_status
-from growfs.daemon.metrics_server import families
 from growfs.errors import GrowfsError
-from growfs.status_and_metrics import MountStatus
+from growfs.status_and_metrics import MountStatus, metrics
 
 NAMESPACE = "growfs"
 FOLLOW_S = 5.0
@@ -285,12 +284,12 @@ class _Metrics:
 
     def set(self, status: MountStatus) -> None:
         """Set all of them. Counters are also gauges, because Ray's counters cannot be set."""
-        for family in families(status):
-            for sample in family.samples:
-                if (gauge := self._gauges.get(sample.name)) is None:
-                    tags = ("mountpoint", *sample.labels)
-                    gauge = self._gauges[sample.name] = Gauge(sample.name, family.documentation, tag_keys=tags)
-                gauge.set(sample.value, {"mountpoint": self._mountpoint, **sample.labels})
+        for metric in metrics():
+            for labels, value in metric.samples(status):
+                tags = {"mountpoint": self._mountpoint, **dict(zip(metric.labels, labels, strict=True))}
+                if (gauge := self._gauges.get(metric.name)) is None:
+                    gauge = self._gauges[metric.name] = Gauge(metric.name, metric.text, tag_keys=tuple(tags))
+                gauge.set(float(value), tags)
 
 
 def _text(error: Exception) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -440,7 +440,7 @@ Sample = tuple[tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric that is not a single field of the status. samples: returns what it is, from a status."""
+    """samples: returns the samples for a status."""
 
     name: str
     text: str
@@ -491,3 +491,20 @@ METRICS = (
         lambda status: [((), sum(skip.files for skip in status.skipped))],
     ),
 )
+"""Those that are not a single field of the status."""
+
+
+def metrics() -> Iterator[Metric]:
+    """All metrics, those of single fields first."""
+    for each in status_fields():
+        if each.metric and each.meaning.kind:
+            yield Metric(each.metric, each.meaning.text, partial(_sample_of, each.path), kind=each.meaning.kind)
+    yield from METRICS
+
+
+def _sample_of(path: str, status: MountStatus) -> list[Sample]:
+    """The sample of a field, unless that is null."""
+    value: Any = status
+    for name in path.split("."):
+        value = value and value[name]
+    return [] if value is None else [((), value)]

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
@@ -20,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer, choose_encoder, make_wsgi_app
 from prometheus_client.openmetrics.exposition import generate_latest
 
-from growfs.status_and_metrics import METRICS, MountStatus, status_fields
+from growfs.status_and_metrics import MountStatus, metrics
 
 log = logging.getLogger(__name__)
 
@@ -35,29 +34,6 @@ FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 Snapshot = Callable[[], Awaitable[MountStatus]]
 
 
-def _of_fields() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """(its path, a function that makes its metric of a value) for each field of the status that is a metric."""
-    for field in status_fields():
-        if field.metric and field.meaning.kind:
-            yield field.path, partial(FAMILIES[field.meaning.kind], field.metric, field.meaning.text)
-
-
-def families(status: MountStatus) -> Iterator[Any]:
-    """All metrics, in prometheus_client's form, those of single fields first."""
-    for path, family_of in _of_fields():
-        value: Any = status
-        for name in path.split("."):
-            value = value and value[name]
-        if value is not None:
-            yield family_of(float(value))
-    for metric in METRICS:
-        family = FAMILIES[metric.kind](metric.name, metric.text, labels=metric.labels)
-        for labels, value in metric.samples(status):
-            family.add_metric(labels, float(value))
-        if family.samples:
-            yield family
-
-
 class _Collector:
     """A collector for prometheus_client. take: returns a status."""
 
@@ -66,13 +42,17 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         """All metrics."""
-        return families(self._take())
+        status = self._take()
+        for metric in metrics():
+            family = FAMILIES[metric.kind](metric.name, metric.text, labels=metric.labels)
+            for labels, value in metric.samples(status):
+                family.add_metric(labels, float(value))
+            if family.samples:
+                yield family
 
     def describe(self) -> Iterator[Any]:
         """The metrics without values: a client may ask for some by name (?name[]=growfs_state)."""
-        for _, family_of in _of_fields():
-            yield family_of()
-        for metric in METRICS:
+        for metric in metrics():
             yield FAMILIES[metric.kind](metric.name, metric.text)
 
 
