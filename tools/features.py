@@ -62,7 +62,8 @@ FEATURES = (
     Feature("csi", "csi"),
     Feature("ray", "ray.py client/node_mount.py"),
     Feature("top", "client/top"),
-    Feature("report", "client/report.py client/charts.py client/figures.py cache/history.py"),
+    Feature("report", "client/report.py client/charts.py client/figures.py"),
+    Feature("history", "cache/history.py"),
     Feature("plan", "simulation"),  # without the files above
     Feature("doctor", "doctor"),
     Feature("verify", "client/verify.py"),

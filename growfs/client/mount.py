@@ -10,11 +10,10 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from growfs.cache.cache_folder import daemon_of
 from growfs.client.progress import Bar
-from growfs.client.report import Report
 from growfs.client.wait import Enough, wait
 from growfs.daemon.control_client import status_of
 from growfs.daemon.launch import start, stop_or_detach
@@ -27,6 +26,9 @@ from growfs.paths import absolute_path
 from growfs.status_and_metrics import MountStatus
 from growfs.trust import resolve
 from growfs.units import seconds
+
+if TYPE_CHECKING:
+    from growfs.client.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class Mount:
 
         last: only the last so many seconds, or as "2h". Raises GrowfsError if the extra `report` is not installed.
         """
+        from growfs.client.report import Report
+
         return Report.of(self.path, None if last is None else seconds(str(last)))
 
     def __enter__(self) -> Path:
