@@ -14,8 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from difflib import get_close_matches
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,9 @@ import click
 from click.core import ParameterSource
 
 import growfs
+from growfs import extensions
 from growfs.client import completion
+from growfs.client.arguments import A_MOUNT, FOLDER, MOUNTPOINT, MountCommand
 from growfs.client.progress import Bar
 from growfs.daemon.status_text import all_warnings, brief, engine, files, printable, render, state_text
 from growfs.errors import GrowfsError, UsageError
@@ -35,32 +36,23 @@ if TYPE_CHECKING:
     from growfs.client.caches import CacheInfo
     from growfs.daemon.options import Options
 
-FOLDER, MOUNTPOINT = completion.Folder(), completion.Mountpoint()
-
-
-def _or_the_only_mount(ctx: click.Context, param: click.Parameter, given: Path | None) -> Path:
-    """The mountpoint that is given, or else that of the only mount of this user."""
-    from growfs.daemon.running import only_mount
-
-    return given or only_mount().mountpoint
-
-
-A_MOUNT = click.argument("mountpoint", type=MOUNTPOINT, required=False, callback=_or_the_only_mount)
 CACHE_DIR = click.argument("cache_dir", envvar="GROWFS_CACHE_DIR", required=False, type=FOLDER)
 LIST_S = 5.0
 """How long the daemons may take to answer `growfs list`."""
 
 
 SECTIONS = {
-    "Mount": ("mount", "wait", "next", "status", "top", "log", "list", "report", "umount"),
-    "Plan and check": ("doctor", "plan", "verify"),
-    "Change a mount": ("set", "pause", "resume", "release"),
-    "Choose files": ("fetch", "pin", "unpin", "evict"),
-    "Without a mount": ("fill", "stop", "cache"),
-    "Kubernetes": ("csi",),
-    "Shell": ("completion",),
+    "Mount": ["mount", "wait", "next", "status", "log", "list", "report", "umount"],
+    "Plan and check": ["doctor", "plan", "verify"],
+    "Change a mount": ["set", "pause", "resume", "release"],
+    "Choose files": ["fetch", "pin", "unpin", "evict"],
+    "Without a mount": ["fill", "stop", "cache"],
+    "Kubernetes": ["csi"],
+    "Shell": ["completion"],
 }
-"""The subcommands, as `growfs --help` lists them."""
+"""The subcommands, as `growfs --help` lists them. Extensions add theirs."""
+for _extension, _section in extensions.ALL.items():
+    SECTIONS.setdefault(_section, []).append(_extension)
 
 
 class CommandGroup(click.Group):
@@ -72,11 +64,21 @@ class CommandGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections. Summaries are not cut."""
+        for name in extensions.ALL:
+            self.get_command(ctx, name)
         width = max(map(len, self.commands))
         for title, names in SECTIONS.items():
-            with formatter.section(title):
-                summaries = [self.commands[name].get_short_help_str(formatter.width) for name in names]
-                formatter.write_dl([(name.ljust(width), text) for name, text in zip(names, summaries, strict=True)])
+            rows = [(name.ljust(width), self.commands[name].get_short_help_str(formatter.width)) for name in names]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The subcommand. That of an extension is imported now."""
+        if name not in self.commands:
+            for extension in [name] if name in extensions.ALL else extensions.ALL:  # an unknown name may resemble any
+                self.commands[extension] = extensions.command(extension)
+        return self.commands.get(name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a subcommand."""
@@ -109,103 +111,6 @@ def main(debug: bool) -> None:
     """Mount remote storage as a folder that lists only files that are complete on the local disk."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
-
-
-class MountCommand(click.Command):
-    """A command that takes all mount options: from flags, the environment and --config.
-
-    Its function gets those that are given, by field name, not parsed yet.
-    """
-
-    def __init__(self, **more: Any) -> None:
-        super().__init__(context_settings={"auto_envvar_prefix": "GROWFS"}, **more)
-        path = click.Path(path_type=Path)
-        self.params.append(click.Option(["--config"], metavar="FILE", type=path, help="Read options from a TOML file."))
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """All parameters: the command's own, and the mount options, which are created on demand."""
-        return [*super().get_params(ctx), *_mount_options()]
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, without secrets in the command line of this process."""
-        from growfs.daemon import launch
-        from growfs.daemon.options import read_file
-
-        launch.hide_secrets()
-        _note_unread_variables({f"GROWFS_{parameter.name}".upper() for parameter in self.get_params(ctx)})
-        config = ctx.params.pop("config") or _default_config()
-        own = {parameter.name for parameter in self.params}
-        given = {name: value for name, value in ctx.params.items() if name in own or value not in (None, ())}
-        in_file = read_file(config) if config else {}
-        ctx.params = in_file | given
-        try:
-            return super().invoke(ctx)
-        except UsageError as error:
-            flag, _, reason = str(error).partition(": ")
-            key = flag.removeprefix("--")
-            name = key.replace("-", "_")
-            if ctx.get_parameter_source(name) is ParameterSource.ENVIRONMENT:
-                source = f"GROWFS_{name.upper()}"
-            elif name in in_file and name not in given:
-                source = f"--config {config}: {key}"
-            else:
-                raise
-            raise UsageError(f"{source}: {reason}") from None
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in groups."""
-        from growfs.daemon.options import GROUPS
-
-        title = "Options"
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            title = GROUPS.get(parameter.name or "", title)
-            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
-                groups.setdefault(title, []).append(record)
-        for title, records in groups.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
-
-
-def _default_config() -> Path | None:
-    path = Path(click.get_app_dir("growfs"), "config.toml")
-    return path if path.exists() else None
-
-
-def _note_unread_variables(options: set[str]) -> None:
-    """Name the variables that look like options and are not, but for those that Kubernetes sets for its services."""
-    from growfs.client.generation import VARIABLE
-
-    for name in sorted(os.environ.keys() - options - {VARIABLE, "GROWFS_FAULT"}):
-        if name.startswith("GROWFS_") and not re.search(r"_SERVICE_(HOST|PORT)|_PORT($|_\d)", name):
-            (similar,) = get_close_matches(name, options, 1) or [""]
-            hint = similar and f"; did you mean {similar}?"
-            click.echo(f"note: the environment variable {name} is not a growfs option{hint}", err=True)
-
-
-@cache
-def _mount_options() -> list[click.Option]:
-    from dataclasses import fields
-
-    from growfs.daemon.options import Options, flag_name
-
-    made = []
-    for row in fields(Options):
-        meta, names = row.metadata, [flag_name(row.name), row.name]
-        if row.default is False:
-            made.append(click.Option(names, is_flag=True, default=None, help=meta["help"]))
-        else:
-            made.append(
-                click.Option(
-                    names,
-                    metavar=meta["metavar"],
-                    multiple=bool(meta.get("repeatable")),
-                    default=None,
-                    help=f"{meta['help']} [{meta['default']}]" if meta.get("default") else meta["help"],
-                    shell_complete=completion.values,
-                )
-            )
-    return made
 
 
 @main.command(cls=MountCommand)
@@ -308,15 +213,6 @@ def status(mountpoint: Path, as_json: bool) -> None:
         click.echo(json.dumps(_call(mountpoint, "status"), indent=1))
     else:
         click.echo(render(status_of(find_living(mountpoint).cache)), nl=False)
-
-
-@main.command()
-@click.argument("mountpoint", type=MOUNTPOINT, required=False)
-def top(mountpoint: Path | None) -> None:
-    """Watch one mount, or all mounts, live."""
-    from growfs.client.top import app
-
-    sys.exit(app.run(mountpoint))
 
 
 @main.command()

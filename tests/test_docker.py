@@ -15,6 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import click
 import compose_spec
 import kubernetes_validate
 import promql_parser
@@ -170,11 +171,18 @@ def growfs_commands() -> Iterator[list[str]]:
             yield shlex.split(command)
 
 
+def parsed(name: str, arguments: list[str]) -> click.Context:
+    """The arguments of a command of growfs. Raises UsageError."""
+    command = main.get_command(click.Context(main), name)
+    assert command
+    return command.make_context(name, list(arguments))
+
+
 def test_the_commands_are_those_of_growfs() -> None:
     commands = list(growfs_commands())
     assert {words[1] for words in commands} >= {"mount", "wait", "status"}
     for _, name, *arguments in commands:
-        main.commands[name].make_context(name, arguments)  # raises UsageError
+        parsed(name, arguments)  # raises UsageError
 
 
 def test_the_environment_has_options_of_growfs() -> None:
@@ -191,7 +199,7 @@ def test_kubelet_finds_the_driver() -> None:
     assert driver["metadata"]["name"] == DRIVER
     assert driver["spec"]["podInfoOnMount"]
     growfs, registrar, probe = pod["containers"]
-    parameters = main.commands["csi"].make_context("csi", list(growfs["args"])).params
+    parameters = parsed("csi", growfs["args"]).params
     socket = f"{parameters['state_dir']}/csi.sock"
     assert f"--kubelet-registration-path={socket}" in registrar["args"]
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}

@@ -61,7 +61,7 @@ FEATURES = (
     Feature("libfuse", "fuse/libfuse.py", "libfuse"),
     Feature("csi", "csi"),
     Feature("ray", "ray.py client/node_mount.py"),
-    Feature("top", "client/top"),
+    Feature("top", "extensions/top"),
     Feature("report", "client/report.py client/charts.py client/figures.py"),
     Feature("history", "cache/history.py"),
     Feature("plan", "simulation"),  # without the files above

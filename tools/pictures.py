@@ -20,9 +20,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from growfs.client.top.app import picture
-from growfs.client.top.view import Shown, TopPage
-from growfs.client.top.watch import Watch, find_new
+from growfs.extensions.top.app import picture
+from growfs.extensions.top.view import Shown, TopPage
+from growfs.extensions.top.watch import Watch, find_new
 from tools.benchmarks.measure import run, temporary_folder, write_file
 from tools.benchmarks.mounts import GROWFS, mounted
 from tools.benchmarks.reader_process import ReaderProcess

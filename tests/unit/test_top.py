@@ -12,9 +12,10 @@ from rich.console import Console
 
 from growfs.cache.database import Database
 from growfs.cache.history import INSERT
-from growfs.client.top.app import HOME, PAGE_DOWN, UP, after, picture
-from growfs.client.top.view import Shown, TopPage, bar, frame, graph, histogram
-from growfs.client.top.watch import (
+from growfs.errors import GrowfsError
+from growfs.extensions.top.app import HOME, PAGE_DOWN, UP, after, picture
+from growfs.extensions.top.view import Shown, TopPage, bar, frame, graph, histogram
+from growfs.extensions.top.watch import (
     DirectoryShare,
     Event,
     Rates,
@@ -26,7 +27,6 @@ from growfs.client.top.watch import (
     logged,
     rates,
 )
-from growfs.errors import GrowfsError
 from growfs.status_and_metrics import ExactStatus, MountState
 from tests.unit.test_history import FIRST
 from tests.unit.test_status_text import READER, status
@@ -289,7 +289,7 @@ def test_the_log_has_events_and_what_workers_printed(tmp_path: Path) -> None:
 
 
 def test_without_any_mount_there_is_nothing_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.client.top.watch.running", list)
+    monkeypatch.setattr("growfs.extensions.top.watch.running", list)
     with pytest.raises(GrowfsError, match="no growfs mounts on this machine"):
         find_new(None, [])
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from growfs.client.top.view import Shown, TopPage, frame
-from growfs.client.top.watch import Watch, find_new
+from growfs.extensions.top.view import Shown, TopPage, frame
+from growfs.extensions.top.watch import Watch, find_new
 from growfs.proc import not_ignored
 
 REDRAW_S = 0.5

@@ -19,8 +19,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from growfs.client.top.watch import Watch
 from growfs.daemon.status_text import files, generation_text, notes, printable, state_text
+from growfs.extensions.top.watch import Watch
 from growfs.status_and_metrics import MountStatus, ReaderStatus
 
 EIGHTHS = "▁▁▂▃▄▅▆▇█"
