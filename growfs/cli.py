@@ -42,7 +42,7 @@ LIST_S = 5.0
 
 
 SECTIONS = {
-    "Mount": ["mount", "wait", "next", "status", "log", "list", "report", "umount"],
+    "Mount": ["mount", "wait", "next", "status", "log", "list", "umount"],
     "Plan and check": ["doctor", "plan", "verify"],
     "Change a mount": ["set", "pause", "resume", "release"],
     "Choose files": ["fetch", "pin", "unpin", "evict"],
@@ -235,23 +235,6 @@ def wait(
 
     now = wait_for(mountpoint, Enough.parse(files, bytes_, fraction, everything), timeout)
     click.echo(f"{mountpoint}: {brief(now)}")
-
-
-@main.command()
-@A_MOUNT
-@click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), required=True, help="HTML file to write."
-)
-@click.option("--last", metavar="TIME", help="Show only this much of the history, such as the last 2h or 7d.")
-def report(mountpoint: Path, output: Path, last: str | None) -> None:
-    """Write an HTML page with charts of a mount's history.
-
-    The page needs neither a network nor a server. MOUNTPOINT may also be the folder of a cache that is not mounted.
-    """
-    from growfs.client.report import Report
-
-    Report.of(mountpoint, parsed("report: --last", seconds, last) if last else None).save(output)
-    click.echo(f"{output}: written; open it in a browser")
 
 
 @main.command()

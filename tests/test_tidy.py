@@ -51,7 +51,7 @@ MAY_TOUCH_DISK = {
     ("growfs.workers.process", "write_text"): "the session's niceness, in /proc, and the group's",
     ("growfs.cache.database", "unlink"): "room that is taken and given back, without any content",
     ("growfs.cache.store", "mkdir"): "files/, at the first start",
-    ("growfs.client.report", "write_text"): "the page, outside of the cache",
+    ("growfs.extensions.report.page", "write_text"): "the page, outside of the cache",
     ("growfs.client.verify", "link"): "another name of a cached file, in partial/",
     ("growfs.client.verify", "unlink"): "the same; the next mount removes one that is left over",
     ("growfs.client.mount", "rmdir"): "a temporary mountpoint, outside of the cache",

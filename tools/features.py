@@ -62,7 +62,7 @@ FEATURES = (
     Feature("csi", "csi"),
     Feature("ray", "ray.py client/node_mount.py"),
     Feature("top", "extensions/top"),
-    Feature("report", "client/report.py client/charts.py client/figures.py"),
+    Feature("report", "extensions/report"),
     Feature("history", "cache/history.py"),
     Feature("plan", "simulation"),  # without the files above
     Feature("doctor", "doctor"),

@@ -28,7 +28,7 @@ from growfs.trust import resolve
 from growfs.units import seconds
 
 if TYPE_CHECKING:
-    from growfs.client.report import Report
+    from growfs.extensions.report.page import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Mount:
 
         last: only the last so many seconds, or as "2h". Raises GrowfsError if the extra `report` is not installed.
         """
-        from growfs.client.report import Report
+        from growfs.extensions.report.page import Report
 
         return Report.of(self.path, None if last is None else seconds(str(last)))
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ALL = {
     "top": "Mount",
+    "report": "Mount",
 }
 """The section of `growfs --help` for the command of each extension, in the order there."""
 

@@ -20,7 +20,7 @@ from tests.harness import GROWFS, Growfs, forks_for
 from tests.needs import need_programs
 
 NOBODY = 65534
-WITHOUT_CHARTS = "from growfs.client import report; report._library = lambda: ''"
+WITHOUT_CHARTS = "from growfs.extensions.report import page; page._library = lambda: ''"
 """For SETUP_VARIABLE: `growfs report` leaves out the library that draws, which takes seconds to import."""
 
 Done = subprocess.CompletedProcess[str]

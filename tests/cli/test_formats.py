@@ -15,7 +15,7 @@ from growfs.cache.cache_folder import DATABASE, FORMAT
 from growfs.daemon.control_client import call
 from growfs.daemon.launch import stop
 from growfs.errors import GrowfsError
-from tests.cli.support import assert_refused
+from tests.cli.support import WITHOUT_CHARTS, assert_refused
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, files_below, make_tree, set_format, until
 
@@ -101,7 +101,7 @@ def test_a_folder_is_filled_again(growfs: Growfs, tree: dict[str, bytes], tmp_pa
 
 
 def test_what_reads_a_cache_says_that_it_is_of_another_format(growfs: Growfs, other: Path, tmp_path: Path) -> None:
-    growfs.env[SETUP_VARIABLE] = "from growfs.client import report; report._library = lambda: ''"  # seconds to import
+    growfs.env[SETUP_VARIABLE] = WITHOUT_CHARTS
     before = state_of(other)
     again = "the next mount empties and refills it"
     assert_refused(growfs.run("verify", other, check=False), f"{other}: {OTHER}; {again}")

@@ -204,7 +204,7 @@ def test_it_waits_and_says_what_is_cached(growfs: Growfs, remote: Path) -> None:
 def test_a_report_is_a_page_for_a_notebook_and_for_a_file(
     growfs: Growfs, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("growfs.client.report._library", lambda: "")
+    monkeypatch.setattr("growfs.extensions.report.page._library", lambda: "")
     mount = package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir)
     mount.wait(all=True)
     report = mount.report(last="1h")

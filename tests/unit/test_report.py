@@ -14,10 +14,10 @@ import pytest
 from growfs.cache.database import Database
 from growfs.cache.history import INSERT, Sample
 from growfs.cache.schema import set_meta
-from growfs.client.charts import BARS_MAX, GENERATIONS_MAX, POINTS_MAX, chart_data
-from growfs.client.figures import DIRECTORIES_MAX, OPENS_BARS, Directory, Figures, read
-from growfs.client.report import Report
 from growfs.errors import GrowfsError
+from growfs.extensions.report.charts import BARS_MAX, GENERATIONS_MAX, POINTS_MAX, chart_data
+from growfs.extensions.report.figures import DIRECTORIES_MAX, OPENS_BARS, Directory, Figures, read
+from growfs.extensions.report.page import Report
 from growfs.status_and_metrics import MountState
 
 NOW = 1_700_000_000
@@ -87,7 +87,7 @@ def test_a_gap_is_a_gap_and_no_line_crosses_it(cache: Cache) -> None:
 
 
 def test_a_full_cache_is_called_full_and_every_state_has_a_color(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.client.report._library", lambda: "")
+    monkeypatch.setattr("growfs.extensions.report.page._library", lambda: "")
     for at, state in enumerate(MountState):
         cache.add(60 * at, 60 * at, replace(FIRST, state=state.value))
     cache.add(3600, 3600, replace(FIRST, state="held"))
@@ -195,7 +195,7 @@ def test_an_empty_cache_and_a_single_row_will_do(cache: Cache) -> None:
 
 
 def test_opens_that_waited_are_drawn_where_there_were_any(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.client.report._library", lambda: "")
+    monkeypatch.setattr("growfs.extensions.report.page._library", lambda: "")
     cache.add(1, 0)
     cache.add(2, 1)
     assert 'id="plot-misses"' not in Report.of(cache.path).html
@@ -204,7 +204,7 @@ def test_opens_that_waited_are_drawn_where_there_were_any(cache: Cache, monkeypa
 
 
 def test_names_cannot_add_to_the_page(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.client.report._library", lambda: "const end = '</script>';")
+    monkeypatch.setattr("growfs.extensions.report.page._library", lambda: "const end = '</script>';")
     cache.add(0, 0)
     cache.add_directory("</script><script>alert(1)</script>", 1, 1, 1)
     mount = {**MOUNT, "mountpoint": "/no text: \udcff", "options": {"--group": "<b>"}}

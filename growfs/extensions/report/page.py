@@ -15,10 +15,10 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from growfs.client.charts import Values, chart_data, coverage
-from growfs.client.figures import Figures, read
 from growfs.daemon.running import find_cache
 from growfs.errors import GrowfsError, pip_install
+from growfs.extensions.report.charts import Values, chart_data, coverage
+from growfs.extensions.report.figures import Figures, read
 from growfs.status_and_metrics import MountState
 from growfs.units import format_size, format_timespan
 
@@ -44,7 +44,7 @@ class Report:
         last = figures.history[-1]
         palette = {each.label: each.page_color for each in MountState}
         state = MountState(last["state"]) if figures.is_mounted else None
-        page = Template(files("growfs.client").joinpath("report.html").read_text(encoding="utf-8"))
+        page = Template(files("growfs.extensions.report").joinpath("report.html").read_text(encoding="utf-8"))
         html = page.substitute(
             title=escape(f"growfs: {figures.mount['url']}"),
             url=escape(figures.mount["url"]),

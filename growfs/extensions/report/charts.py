@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
-from growfs.client.figures import Directory, Figures, segments
+from growfs.extensions.report.figures import Directory, Figures, segments
 from growfs.status_and_metrics import MountState
 
 Values = list[dict[str, Any]]
