@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from growfs.client.mount import Mount
     from growfs.client.samples import Samples
-    from growfs.client.verify import Verified
+    from growfs.extensions.verify.digests import Verified
 
     T = TypeVar("T")
 
@@ -137,9 +137,9 @@ def verify(place: str | os.PathLike[str]) -> Verified:
     """
     from pathlib import Path
 
-    from growfs.client import verify
+    from growfs.extensions.verify import digests
 
-    return verify.verify(Path(place))
+    return digests.verify(Path(place))
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ LIST_S = 5.0
 
 SECTIONS = {
     "Mount": ["mount", "wait", "next", "status", "log", "list", "umount"],
-    "Plan and check": ["doctor", "plan", "verify"],
+    "Plan and check": ["doctor", "plan"],
     "Change a mount": ["set", "pause", "resume", "release"],
     "Choose files": ["fetch", "pin", "unpin", "evict"],
     "Without a mount": ["fill", "stop", "cache"],
@@ -482,26 +482,6 @@ def evict(mountpoint: Path, globs: tuple[str, ...]) -> None:
     result = _call(mountpoint, "evict", globs=globs)
     kept = f"; {result['kept']:,} kept (open, pinned, or the last in their directory)" if result["kept"] else ""
     click.echo(f"{files(result['files'])} evicted, {format_size(result['bytes'])}{kept}")
-
-
-@main.command()
-@click.argument("place", type=MOUNTPOINT, metavar="MOUNTPOINT|CACHE_DIR")
-def verify(place: Path) -> None:
-    """Check the cached files against their digests.
-
-    The digest of each file is recorded when the file is fetched. Damaged files are evicted, and fetched again if the
-    cache is mounted. Exits with 1 if any file was damaged.
-    """
-    from growfs.client.verify import verify as verify_cache
-
-    found = verify_cache(place)
-    for path in found.damaged:
-        click.echo(f"damaged: {printable(path)}")
-    done = f" and evicted, {found.fetched:,} fetched again" if found.damaged else ""
-    if found.error:
-        done += f"; the others not yet: {printable(found.error)}"
-    click.echo(f"{files(found.files)} verified, {format_size(found.bytes)}: {len(found.damaged):,} damaged{done}")
-    sys.exit(1 if found.damaged else 0)
 
 
 @main.command("set")

@@ -66,7 +66,7 @@ FEATURES = (
     Feature("history", "cache/history.py"),
     Feature("plan", "simulation"),  # without the files above
     Feature("doctor", "doctor"),
-    Feature("verify", "client/verify.py"),
+    Feature("verify", "extensions/verify"),
     Feature("stores", "remote/stores remote/http"),
     Feature("latency", "fuse/latency.py"),
     Feature("namespaces", "fuse/users.py"),

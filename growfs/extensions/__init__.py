@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 ALL = {
     "top": "Mount",
     "report": "Mount",
+    "verify": "Plan and check",
 }
 """The section of `growfs --help` for the command of each extension, in the order there."""
 

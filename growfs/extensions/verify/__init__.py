@@ -1,0 +1,1 @@
+"""`growfs verify`: the cached files are compared with their digests."""
