@@ -43,7 +43,7 @@ LIST_S = 5.0
 
 SECTIONS = {
     "Mount": ["mount", "wait", "next", "status", "log", "list", "umount"],
-    "Plan and check": ["doctor", "plan"],
+    "Plan and check": ["plan"],
     "Change a mount": ["set", "pause", "resume", "release"],
     "Choose files": ["fetch", "pin", "unpin", "evict"],
     "Without a mount": ["fill", "stop", "cache"],
@@ -622,26 +622,6 @@ def csi(endpoint: str | None, node_id: str, state_dir: Path, control_groups: Pat
         raise UsageError(f"csi: {error.name} is missing; install it: {pip_install('growfs[kubernetes]')}") from None
     endpoint = endpoint or f"unix://{state_dir}/csi.sock"
     server.serve(endpoint, node_id, state_dir, control_groups, given)
-
-
-@main.command(cls=MountCommand)
-@click.argument("url", shell_complete=completion.values, required=False)
-@click.argument("mountpoint", type=FOLDER, required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--measure", metavar="TIME", default="2s", help="Time spent measuring each rate; 0: measure none. [2s]")
-@click.option("--timeout", metavar="TIME", default="10s", help="Maximum time to wait for a server to respond. [10s]")
-def doctor(url: str | None, mountpoint: Path | None, as_json: bool, measure: str, timeout: str, **given: Any) -> None:
-    """Check whether this machine can mount URL, and how fast.
-
-    Takes the same arguments as growfs mount. Without URL, checks only the machine and the cache. Exits with 1 if
-    mounting would fail. Changes nothing.
-    """
-    from growfs.daemon.options import Options
-    from growfs.doctor.examination import diagnose
-
-    options = Options.parse(given)
-    measure_s, answer_s = parsed("doctor: --measure", seconds, measure), parsed("doctor: --timeout", seconds, timeout)
-    sys.exit(diagnose(url, mountpoint, options, measure_s, answer_s, as_json))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ PRELOADED = (
     "growfs.remote.wrappers.produced",
     "growfs.remote.wrappers.retrying",
     "growfs.client.wait",
-    "growfs.doctor.examination",
+    "growfs.extensions.doctor.examination",
     "awscrt.checksums",
     "inotify_simple",
     "pathspec",

@@ -58,7 +58,7 @@ MAY_TOUCH_DISK = {
     ("growfs.daemon.server", "rmdir"): "a mountpoint that was made for nothing",
     ("growfs.client.node_mount", "mkdir"): "the mountpoint, outside of the cache",
     ("growfs.client.node_mount", "write_text"): "files for the command that mounts, in a temporary folder",
-    ("growfs.doctor.cache_disk", "link"): "tries a link, in a temporary folder",
+    ("growfs.extensions.doctor.cache_disk", "link"): "tries a link, in a temporary folder",
     ("growfs.csi.cgroups", "mkdir"): "a control group, which is no file",
     ("growfs.csi.cgroups", "rmdir"): "the same",
     ("growfs.csi.node", "rmdir"): "the mountpoints, in that folder and of pods",

@@ -65,7 +65,7 @@ FEATURES = (
     Feature("report", "extensions/report"),
     Feature("history", "cache/history.py"),
     Feature("plan", "simulation"),  # without the files above
-    Feature("doctor", "doctor"),
+    Feature("doctor", "extensions/doctor"),
     Feature("verify", "extensions/verify"),
     Feature("stores", "remote/stores remote/http"),
     Feature("latency", "fuse/latency.py"),

@@ -16,6 +16,7 @@ ALL = {
     "top": "Mount",
     "report": "Mount",
     "verify": "Plan and check",
+    "doctor": "Plan and check",
 }
 """The section of `growfs --help` for the command of each extension, in the order there."""
 

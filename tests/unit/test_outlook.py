@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from growfs.daemon.options import Options
-from growfs.doctor.check import Check, Disk, Level, Listing, MeasuredDownload
-from growfs.doctor.outlook import Outlook, check_outlook
+from growfs.extensions.doctor.check import Check, Disk, Level, Listing, MeasuredDownload
+from growfs.extensions.doctor.outlook import Outlook, check_outlook
 
 GB = 10**9
 LISTING = Listing(10_000, 0, 100 * GB, 10**7, s=2.0, first_s=0.5, whole=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from growfs.cache.open_files import IDLE_MAX
-from growfs.doctor.check import Check, Level, attempt, ok, warning
 from growfs.errors import GrowfsError
+from growfs.extensions.doctor.check import Check, Level, attempt, ok, warning
 from growfs.fuse.engine_choice import EngineChoice, has_pyfuse3
 from growfs.fuse.mounting import (
     DEVICE,

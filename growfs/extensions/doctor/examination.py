@@ -26,12 +26,12 @@ from growfs.daemon.option_parsers import remote_url
 from growfs.daemon.options import Options
 from growfs.daemon.running import is_dead
 from growfs.daemon.status_text import files, printable
-from growfs.doctor.cache_disk import CacheDisk
-from growfs.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload, RemoteToTry, ok, warning
-from growfs.doctor.machine import check_engine, check_machine
-from growfs.doctor.outlook import Outlook, check_outlook
-from growfs.doctor.remote import check_remote
 from growfs.errors import GrowfsError
+from growfs.extensions.doctor.cache_disk import CacheDisk
+from growfs.extensions.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload, RemoteToTry, ok, warning
+from growfs.extensions.doctor.machine import check_engine, check_machine
+from growfs.extensions.doctor.outlook import Outlook, check_outlook
+from growfs.extensions.doctor.remote import check_remote
 from growfs.fuse.mounting import check_mountpoint, check_outside, mounted_at
 from growfs.paths import absolute_path, working_folder
 from growfs.proc import not_ignored

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from growfs.daemon.options import Options
-from growfs.doctor.check import Check, Disk, Level, Listing, MeasuredDownload, ok, warning
+from growfs.extensions.doctor.check import Check, Disk, Level, Listing, MeasuredDownload, ok, warning
 from growfs.scheduler.readiness import START_S, StartCondition
 from growfs.simulation.plan import PolicyResult, Workload, repeats_too_often, simulate_policy
 from growfs.units import flag_size, format_size, format_timespan

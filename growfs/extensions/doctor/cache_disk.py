@@ -17,8 +17,8 @@ from growfs import disk
 from growfs.cache.cache_folder import DATABASE, CacheInUse, check_cache, other_format, unusable
 from growfs.daemon.options import Options
 from growfs.daemon.running import in_use
-from growfs.doctor.check import SCRATCH, Check, Disk, Level, ok, warning
 from growfs.errors import GrowfsError
+from growfs.extensions.doctor.check import SCRATCH, Check, Disk, Level, ok, warning
 from growfs.fuse.mounting import file_system, is_remote
 from growfs.units import flag_size, format_size
 

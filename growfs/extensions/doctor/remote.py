@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 
-from growfs.doctor.check import IMPORT_S, Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry
 from growfs.errors import GrowfsError
+from growfs.extensions.doctor.check import IMPORT_S, Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry
 from growfs.syscalls import memfd_create
 from growfs.units import format_timespan
 from growfs.workers import messages
@@ -26,7 +26,7 @@ def check_remote(probe: RemoteToTry, answer_s: float, on_phase: Callable[[str], 
     with connection, os.fdopen(memfd_create("growfs-errors"), "w+") as errors:
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "growfs.doctor.remote_process", str(theirs.fileno())],
+                [sys.executable, "-m", "growfs.extensions.doctor.remote_process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,

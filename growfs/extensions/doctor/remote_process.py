@@ -1,4 +1,4 @@
-"""The process that tries the remote, `python -m growfs.doctor.remote_process FD`, in the way of a mount's worker.
+"""A process that tries the remote as a mount's worker would: `python -m growfs.extensions.doctor.remote_process FD`.
 
 A call that waits for a server cannot be interrupted within a process, so this is a separate one, which can be killed.
 It gets a `RemoteToTry`, and sends a `Phase` before each step that may take long, then each `Check`, `Listing` and
@@ -20,8 +20,18 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from growfs.doctor.check import IMPORT_S, Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry, ok, warning
 from growfs.errors import GrowfsError
+from growfs.extensions.doctor.check import (
+    IMPORT_S,
+    Check,
+    Level,
+    Listing,
+    MeasuredDownload,
+    Phase,
+    RemoteToTry,
+    ok,
+    warning,
+)
 from growfs.remote import open_remote
 from growfs.remote.client_choice import LEFT_MAX
 from growfs.remote.groups import FirstNames, suggestion
