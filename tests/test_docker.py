@@ -23,9 +23,9 @@ import pytest
 import yaml
 
 from growfs.cli import main
-from growfs.csi.server import DRIVER
-from growfs.csi.volumes import IS_INLINE, Volume
 from growfs.daemon.options import Options
+from growfs.extensions.csi.server import DRIVER
+from growfs.extensions.csi.volumes import IS_INLINE, Volume
 from growfs.status_and_metrics import METRICS as OTHERS
 from growfs.status_and_metrics import MountState, status_fields
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import growfs
 
 ROOT = Path(growfs.__file__).parent
-PATHS = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT / "csi/generated")
+PATHS = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT / "extensions/csi/generated")
 
 TOUCHES_DISK = {
     "os": {
@@ -59,10 +59,10 @@ MAY_TOUCH_DISK = {
     ("growfs.client.node_mount", "mkdir"): "the mountpoint, outside of the cache",
     ("growfs.client.node_mount", "write_text"): "files for the command that mounts, in a temporary folder",
     ("growfs.extensions.doctor.cache_disk", "link"): "tries a link, in a temporary folder",
-    ("growfs.csi.cgroups", "mkdir"): "a control group, which is no file",
-    ("growfs.csi.cgroups", "rmdir"): "the same",
-    ("growfs.csi.node", "rmdir"): "the mountpoints, in that folder and of pods",
-    ("growfs.csi.node", "write_bytes"): "the secret of the node",
+    ("growfs.extensions.csi.cgroups", "mkdir"): "a control group, which is no file",
+    ("growfs.extensions.csi.cgroups", "rmdir"): "the same",
+    ("growfs.extensions.csi.node", "rmdir"): "the mountpoints, in that folder and of pods",
+    ("growfs.extensions.csi.node", "write_bytes"): "the secret of the node",
     ("growfs.ray", "write_text"): "what the kernel ends first, in /proc",
     ("growfs.fuse.mounting", "write_text"): "the read-ahead of the mount, in /sys",
 }

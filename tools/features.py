@@ -59,7 +59,7 @@ FEATURES = (
     Feature("manifests", "remote/manifests", "manifest"),
     Feature("metrics", "daemon/metrics_server.py", "metrics"),
     Feature("libfuse", "fuse/libfuse.py", "libfuse"),
-    Feature("csi", "csi"),
+    Feature("csi", "extensions/csi"),
     Feature("ray", "ray.py client/node_mount.py"),
     Feature("top", "extensions/top"),
     Feature("report", "extensions/report"),

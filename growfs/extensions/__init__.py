@@ -17,6 +17,7 @@ ALL = {
     "report": "Mount",
     "verify": "Plan and check",
     "doctor": "Plan and check",
+    "csi": "Kubernetes",
 }
 """The section of `growfs --help` for the command of each extension, in the order there."""
 

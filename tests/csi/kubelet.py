@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from growfs.csi.cgroups import SLICE
-from growfs.csi.generated import csi_pb2 as csi
+from growfs.extensions.csi.cgroups import SLICE
+from growfs.extensions.csi.generated import csi_pb2 as csi
 from growfs.fuse.mounting import mounts, unmount
 from tests.cli.support import processes_of
 from tests.forkserver import Process

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from growfs.csi.generated import csi_pb2 as csi
-from growfs.csi.server import DRIVER, handler
+from growfs.extensions.csi.generated import csi_pb2 as csi
+from growfs.extensions.csi.server import DRIVER, handler
 from tests.csi.kubelet import Kubelet
 from tests.needs import need_programs
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from growfs.csi.node import Claims, VolumeBusy
 from growfs.daemon.control_client import daemon_pid
+from growfs.extensions.csi.node import Claims, VolumeBusy
 from growfs.fuse.mounting import mounted_at
 from tests.cli.test_namespaces import (
     AT_EMPTY_PATH,

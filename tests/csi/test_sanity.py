@@ -7,8 +7,8 @@ from functools import partial
 
 import grpc
 
-from growfs.csi.generated import csi_pb2 as csi
-from growfs.csi.server import DRIVER
+from growfs.extensions.csi.generated import csi_pb2 as csi
+from growfs.extensions.csi.server import DRIVER
 from tests.csi.kubelet import Kubelet, code_of
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND

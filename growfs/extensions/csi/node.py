@@ -21,13 +21,13 @@ from typing import IO
 from growfs import trust
 from growfs.cache.cache_folder import daemon_of
 from growfs.client.mount_command import mount_command, mount_error
-from growfs.csi import cgroups
-from growfs.csi.volumes import CREDENTIALS, Volume
 from growfs.daemon.control_client import status_of
 from growfs.daemon.launch import stop_or_detach
 from growfs.daemon.running import is_dead
 from growfs.daemon.status_text import state_text
 from growfs.errors import GrowfsError
+from growfs.extensions.csi import cgroups
+from growfs.extensions.csi.volumes import CREDENTIALS, Volume
 from growfs.fuse.mounting import MountRow, create_mountpoint, mounted_at, mounts, unmount
 from growfs.status_and_metrics import MountState, MountStatus
 from growfs.syscalls import bind_mount, memfd_create

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from growfs.csi.generated import csi_pb2 as csi
-from growfs.csi.node import NodeMounts, NotPublished, VolumeBusy
-from growfs.csi.volumes import Volume
 from growfs.daemon.options import Options
 from growfs.errors import GrowfsError, UsageError
+from growfs.extensions.csi.generated import csi_pb2 as csi
+from growfs.extensions.csi.node import NodeMounts, NotPublished, VolumeBusy
+from growfs.extensions.csi.volumes import Volume
 from growfs.fuse.mounting import IGNORED, check_fuse
 from growfs.syscalls import check_kernel
 from growfs.version import __version__
