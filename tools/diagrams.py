@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from growfs.extensions.plan.texts import TITLES
 from growfs.rotation.circle import first_place
 from growfs.rotation.parts import CatalogFile, ExactPass, divide
 from growfs.simulation import nodes
 from growfs.simulation.cache import File, MountSettings, Rotating
-from growfs.simulation.plan import TITLES, Point, Workload, simulate_policy
 from growfs.simulation.simulator import SimReader, Simulation
+from growfs.simulation.training import Point, Workload, simulate_policy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

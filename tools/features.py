@@ -64,7 +64,8 @@ FEATURES = (
     Feature("top", "extensions/top"),
     Feature("report", "extensions/report"),
     Feature("history", "cache/history.py"),
-    Feature("plan", "simulation"),  # without the files above
+    Feature("simulation", "simulation"),  # without the files above
+    Feature("plan", "extensions/plan"),
     Feature("doctor", "extensions/doctor"),
     Feature("verify", "extensions/verify"),
     Feature("stores", "remote/stores remote/http"),

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 ALL = {
     "top": "Mount",
     "report": "Mount",
-    "verify": "Plan and check",
     "doctor": "Plan and check",
+    "plan": "Plan and check",
+    "verify": "Plan and check",
     "csi": "Kubernetes",
 }
 """The section of `growfs --help` for the command of each extension, in the order there."""

@@ -10,7 +10,7 @@ import pytest
 from growfs.errors import GrowfsError
 from growfs.simulation.exact import HARDLY_WAITS, exact_advice, exact_hint, simulate_larger
 from growfs.simulation.exact import simulate_exact as simulate
-from growfs.simulation.plan import Workload, simulate_policy
+from growfs.simulation.training import Workload, simulate_policy
 from growfs.units import CacheSize
 
 simulate_exact = cache(simulate)

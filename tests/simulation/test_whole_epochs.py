@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from growfs.simulation.plan import Workload, whole_epoch_bytes
+from growfs.simulation.training import Workload, whole_epoch_bytes
 
 FILES, EPOCHS = 400, 8
 Order = Callable[[int], list[int]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from growfs.daemon.options import Options
 from growfs.extensions.doctor.check import Check, Disk, Level, Listing, MeasuredDownload, ok, warning
 from growfs.scheduler.readiness import START_S, StartCondition
-from growfs.simulation.plan import PolicyResult, Workload, repeats_too_often, simulate_policy
+from growfs.simulation.training import PolicyResult, Workload, repeats_too_often, simulate_policy
 from growfs.units import flag_size, format_size, format_timespan
 
 EPOCHS = (1, 10, 50)

@@ -17,7 +17,7 @@ from growfs.units import parsed, seconds
 )
 @click.option("--last", metavar="TIME", help="Show only this much of the history, such as the last 2h or 7d.")
 def report(mountpoint: Path, output: Path, last: str | None) -> None:
-    """Write a page with charts of what a mount did.
+    """Write an HTML page with charts of a mount's history.
 
     The page needs neither a network nor a server. MOUNTPOINT may also be the folder of a cache that is not mounted.
     """

@@ -1,0 +1,1 @@
+"""`growfs plan`: simulated training runs, as text and pictures."""
