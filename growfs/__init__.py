@@ -156,7 +156,7 @@ def main() -> None:
         from growfs import cli
 
         if as_helper:
-            from growfs.client import mount_helper
+            from growfs.extensions.fstab import mount_helper
 
             mount_helper.main(arguments, cli.main)
         else:

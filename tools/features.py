@@ -72,7 +72,7 @@ FEATURES = (
     Feature("latency", "fuse/latency.py"),
     Feature("namespaces", "fuse/users.py"),
     Feature("python api", "client/mount.py client/wait.py"),
-    Feature("fstab", "client/mount_helper.py client/completion.py"),
+    Feature("fstab", "extensions/fstab"),
 )
 OWNERS = {PurePath(file): feature for feature in FEATURES for file in feature.files.split()}
 

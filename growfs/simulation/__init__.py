@@ -1,4 +1,4 @@
-"""A mount in memory, in simulated time, which runs the rules of `rotation`, for tests, `growfs plan` and `growfs doctor`.
+"""A mount in memory, in simulated time, with the rules of `rotation`; for tests, `growfs plan` and `growfs doctor`.
 
 Owns no rules: the simulation decides with the functions that the daemon uses.
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from growfs import cli, is_mount_helper
-from growfs.client import mount_helper
-from growfs.client.mount_helper import command_line
 from growfs.daemon import launch
 from growfs.daemon.options import Options
 from growfs.errors import GrowfsError, UsageError
+from growfs.extensions.fstab import mount_helper
+from growfs.extensions.fstab.mount_helper import command_line
 from tests.cli.support import assert_refused, namespace, processes_of
 from tests.harness import Growfs, make_tree, until
 
