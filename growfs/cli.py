@@ -14,18 +14,19 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import growfs
-from growfs import extensions
 from growfs.client import completion
 from growfs.client.arguments import A_MOUNT, FOLDER, MOUNTPOINT, MountCommand
 from growfs.client.progress import Bar
 from growfs.daemon.status_text import all_warnings, brief, engine, files, printable, render, state_text
 from growfs.errors import GrowfsError, UsageError
+from growfs.extensions import ALL
 from growfs.proc import not_ignored
 from growfs.status_and_metrics import MountState, MountStatus
 from growfs.units import format_size, parsed, seconds
@@ -48,7 +49,7 @@ SECTIONS = {
     "Shell": ["completion"],
 }
 """The subcommands, as `growfs --help` lists them. Extensions add theirs."""
-for _extension, _section in extensions.ALL.items():
+for _extension, _section in ALL.items():
     SECTIONS.setdefault(_section, []).append(_extension)
 
 
@@ -61,7 +62,7 @@ class CommandGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections. Summaries are not cut."""
-        for name in extensions.ALL:
+        for name in ALL:
             self.get_command(ctx, name)
         width = max(map(len, self.commands))
         for title, names in SECTIONS.items():
@@ -73,8 +74,9 @@ class CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """The subcommand. That of an extension is imported now."""
         if name not in self.commands:
-            for extension in [name] if name in extensions.ALL else extensions.ALL:  # an unknown name may resemble any
-                self.commands[extension] = extensions.command(extension)
+            for extension in [name] if name in ALL else ALL:  # an unknown name may resemble any
+                module = import_module(f"growfs.extensions.{extension}.command")
+                self.commands[extension] = getattr(module, extension)
         return self.commands.get(name)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -1,6 +1,6 @@
 """The features of growfs, their own files, and the words by which other code names them. The rest is the core.
 
-A good feature is a folder that one module imports. Those with words are not there yet: the core knows of them.
+A good feature is an extension: a folder that can be deleted. Those with words are far from it: the core knows of them.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ FEATURES = (
     Feature("latency", "fuse/latency.py"),
     Feature("namespaces", "fuse/users.py"),
     Feature("python api", "client/mount.py client/wait.py"),
+    Feature("completion", "client/completion.py"),
     Feature("fstab", "extensions/fstab"),
 )
 OWNERS = {PurePath(file): feature for feature in FEATURES for file in feature.files.split()}
