@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,6 +90,8 @@ def _default_config() -> Path | None:
 
 def _note_unread_variables(options: set[str]) -> None:
     """Name the variables that look like options and are not, but for those that Kubernetes sets for its services."""
+    from difflib import get_close_matches
+
     from growfs.client.generation import VARIABLE
 
     for name in sorted(os.environ.keys() - options - {VARIABLE, "GROWFS_FAULT"}):
