@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from growfs.extensions import ALL
 from tests.servers import S3Server
 
 COMMANDS = {"trio", "rich", "asyncio", "ssl", "botocore", "fsspec", "pyfuse3", "growfs.daemon.options"}
@@ -40,6 +41,11 @@ def imported(script: str, modules: set[str], **env: str) -> list[str]:
 @pytest.mark.parametrize("words", [["--help"], ["status", "/"], ["list"], ["umount", "--help"]])
 def test_a_small_command_imports_little(words: list[str]) -> None:
     assert imported(SMALL.format(words) + "except SystemExit: pass", COMMANDS) == []
+
+
+def test_a_command_imports_no_extension() -> None:
+    extensions = {f"growfs.extensions.{name}.command" for name in ALL}
+    assert imported(SMALL.format(["status", "/"]) + "except SystemExit: pass", extensions) == []
 
 
 def test_completion_imports_little() -> None:

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import growfs
+from growfs.extensions import ALL
 
 ROOT = Path(growfs.__file__).parent
 PATHS = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT / "extensions/csi/generated")
@@ -177,6 +178,10 @@ def test_only_disk_touches_the_disk() -> None:
 def test_every_exception_for_the_disk_is_used() -> None:
     for name, method in MAY_TOUCH_DISK:
         assert method in set(disk_calls(name)), f"{name} does not call {method}: remove it from MAY_TOUCH_DISK"
+
+
+def test_every_command_of_an_extension_is_listed() -> None:
+    assert {path.parent.name for path in (ROOT / "extensions").glob("*/command.py")} == ALL.keys()
 
 
 def test_every_module_has_a_docstring() -> None:
