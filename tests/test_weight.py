@@ -8,12 +8,12 @@ from tools.coupling import Weight
 from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
-    "files of the core": 112,
-    "statements of the core": 12_204,
-    "statements of all": 23_542,
+    "files of the core": 113,
+    "statements of the core": 12_250,
+    "statements of all": 23_670,
     "statements of the largest function": 41,
-    "constants in capitals": 909,
-    "importers of exact": 8,
+    "constants in capitals": 910,
+    "importers of exact": 9,
     "importers of peers": 8,
     "importers of fill": 7,
     "importers of links": 3,
@@ -38,7 +38,7 @@ CEILINGS = {
     "importers of python api": 2,
     "importers of completion": 3,
     "importers of fstab": 1,
-    "core's uses of exact": 340,
+    "core's uses of exact": 351,
     "core's uses of peers": 169,
     "core's uses of fill": 56,
     "core's uses of links": 65,

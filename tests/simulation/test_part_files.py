@@ -8,7 +8,7 @@ import pytest
 
 from growfs.simulation.exact import ExactResult, exact_warning, simulate_exact
 from growfs.simulation.part_files import FILES_MIN, small_parts
-from growfs.simulation.plan import Workload
+from growfs.simulation.training import Workload
 from growfs.units import CacheSize
 
 GB = 10**9
