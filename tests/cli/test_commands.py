@@ -485,6 +485,6 @@ def test_an_error_is_one_line_and_on_a_terminal_one_for_each_part(
     done = CliRunner().invoke(cli.main, ["status", str(tmp_path)])
     assert done.stderr == f"growfs: {tmp_path}: growfs is not mounted there{between}growfs list shows all mounts\n"
     assert done.exit_code == 1
-    done = CliRunner().invoke(cli.main, ["status"], prog_name="growfs")
-    assert done.stderr == f"growfs: Missing argument 'MOUNTPOINT'{between}see growfs status --help\n"
+    done = CliRunner().invoke(cli.main, ["set"], prog_name="growfs")
+    assert done.stderr == f"growfs: Missing argument 'MOUNTPOINT'{between}see growfs set --help\n"
     assert done.exit_code == 2
