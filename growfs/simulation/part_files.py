@@ -17,13 +17,13 @@ def small_parts(files: int, streamed_bytes: int, kept_bytes: int, cache_bytes: i
     """
     usable_bytes = cache_bytes - cache_bytes // SPARE_SHARE
     room = max(1, usable_bytes - kept_bytes)  # for the streamed files of two parts, as is --part-size
-    found = files / max(1, 2 * streamed_bytes / room)
+    found = files / max(1, math.ceil(2 * streamed_bytes / room))
     if not streamed_bytes or found >= FILES_MIN:
         return None
-    # A part has the same share of the files as half of the room has of what is streamed, which grows with the room.
-    share = 2 * FILES_MIN / files
+    parts = files // FILES_MIN
     uncached_bytes = streamed_bytes + kept_bytes - usable_bytes
-    enough = share * uncached_bytes / (1 - share) if share < 1 else math.inf
+    # What is streamed grows with the room: the room for two parts, and what is not cached anyway.
+    enough = 2 * uncached_bytes / (parts - 2) if parts > 2 else math.inf
     few = f"parts have fewer than {FILES_MIN} files"
     if enough >= usable_bytes:
         return f"{few}, and the cache is too small for more: if each file is a sample, use growfs.samples"

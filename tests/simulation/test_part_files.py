@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from growfs.rotation.parts import CatalogFile, ExactPass, divide
 from growfs.simulation.exact import ExactResult, exact_warning, simulate_exact
 from growfs.simulation.part_files import FILES_MIN, small_parts
 from growfs.simulation.training import Workload
@@ -34,6 +35,27 @@ def test_the_size_that_it_names_is_enough_and_not_much_more(files: int, cache: i
         workload, found = plan(files, cache, int(percent))
         assert exact_warning(workload, [found]) is None
         assert found.part_files == pytest.approx(FILES_MIN, rel=0.35)
+
+
+@pytest.mark.parametrize(("files", "cache"), [(700, 630), (900, 800), (2000, 1000), (10_000, 2000), (10_000, 9000)])
+def test_the_size_is_enough_for_the_parts_that_a_pass_really_has(files: int, cache: int) -> None:
+    """Of 700 files, 300 would be in one of two parts and a bit. There are three, and no size makes it two."""
+
+    def divided(percent: int) -> tuple[float, str | None]:
+        catalog = [CatalogFile(id, f"{id}", 4096, 4096, False) for id in range(1, files + 1)]
+        division, _ = divide(catalog, ExactPass(0, 2, cache * 4096, cache * 4096 * percent // 100))
+        warning = small_parts(files, division.streamed_bytes, division.kept_bytes, cache * 4096)
+        return files / len(division.parts), warning
+
+    found, warning = divided(1)
+    if warning is None:
+        assert found >= FILES_MIN
+    elif "too small" in warning:
+        assert max(divided(percent)[0] for percent in range(5, 95, 5)) < FILES_MIN
+    else:
+        found, warning = divided(int(re.findall(r"--part-size (\d+)%", warning)[0]))
+        assert found >= FILES_MIN
+        assert warning is None
 
 
 def test_there_is_none_if_all_files_stay() -> None:
