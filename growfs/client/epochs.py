@@ -16,7 +16,7 @@ from typing import Any
 
 from growfs.client.generation import hold_part, next_generation
 from growfs.daemon.control_client import call
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, UsageError
 from growfs.folder.layout import cache_of
 from growfs.paths import absolute_path
 from growfs.vfs.attributes import FOLDER_NAME, PARTS, PASSES
@@ -65,11 +65,15 @@ def position(part: Path, *, next: bool) -> dict[str, Any]:
 
 
 def pass_number(path: Path, number: int | None) -> int:
-    """The number of a pass, by default of the next one in this process; 0 without --exact."""
+    """The number of a pass, by default of the next one in this process; 0 without --exact. Raises UsageError."""
     if not os.path.isdir(_passes(path)):  # also if the daemon is gone: then `next_generation` says so
         return 0
-    begun[path] += number is None
-    return number or begun[path]
+    if number is None:
+        begun[path] += 1
+        return begun[path]
+    if number < 1:
+        raise UsageError(f"number={number}: passes count from 1")
+    return number
 
 
 def _passes(path: Path) -> Path:

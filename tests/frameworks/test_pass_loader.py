@@ -109,6 +109,15 @@ def test_shares_continue_anywhere_where_they_have_stopped(growfs: Growfs, tmp_pa
         assert other.status()["exact"]["pass"] == 2
 
 
+def test_passes_count_from_1(growfs: Growfs, tmp_path: Path) -> None:
+    """A loop over range(90) would read pass 1 twice."""
+    mount(growfs, tmp_path / "remote")
+    with pytest.raises(UsageError, match="number=0: passes count from 1"):
+        api.samples(growfs.mountpoint, opened, 0)
+    with pytest.raises(UsageError, match="number=0: passes count from 1"):
+        next(api.epoch(growfs.mountpoint, 0))
+
+
 def test_mount_and_status_say_how_many_files_a_part_has(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=3, files=FILES // 3, size=100)
     mounted = growfs.mount(tmp_path / "remote", "--exact", *PARTS_OF_SIX, "--start", "2/1")
