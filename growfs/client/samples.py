@@ -56,15 +56,16 @@ class Samples(Iterator[T], Generic[T]):
             check(self._path, self._number, self._catalog)
         own, of = self._share
         resumed = self._done
-        part = before = 0
-        while part < (pass_ := describe(self._path, self._number))["parts"]:
-            self._catalog = pass_["catalog"]
-            count = pass_["part_files"][part]
-            part, first, end = part + 1, (own - before) % of, before + count
+        pass_, part, before = describe(self._path, self._number), 0, 0
+        while part < pass_["parts"]:
+            part, count = part + 1, pass_["part_files"][part]
+            first = (own - before) % of
             # Without a file in it, the share does not open a part: the others may have read it, and it may be gone.
-            if first < count and end > resumed * of:
+            if first < count and before + count > resumed * of:
                 with closing(epoch(self._path, self._number, part, None)) as folders:
                     files = self._listed(next(folders))
+                    pass_ = describe(self._path, self._number)  # until the pass began, this followed the remote
+                    self._catalog = pass_["catalog"]
                     for index in range(first, len(files), of):
                         number = (before + index) // of
                         if number < resumed:  # it was read before, but not here: the part waits for it
@@ -72,7 +73,7 @@ class Samples(Iterator[T], Generic[T]):
                             continue
                         self._done = number + 1
                         yield Path(files[index])
-            before = end
+            before += pass_["part_files"][part - 1]
 
     def _listed(self, folder: Path) -> list[str]:
         """The files that a folder lists, in an order that is the same on all machines."""

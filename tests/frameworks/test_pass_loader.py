@@ -6,15 +6,17 @@ import json
 import re
 import subprocess
 from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import growfs as api
+from growfs.client.epochs import epoch
 from growfs.errors import GrowfsError, UsageError
 from tests.frameworks.harness import BLOCK, ENV, FORKS, HERE
-from tests.harness import Growfs, make_tree
+from tests.harness import Growfs, make_tree, until
 from tests.needs import need
 from tests.recipes.running import misses
 from tests.recipes.test_torch import other_node
@@ -107,6 +109,26 @@ def test_shares_continue_anywhere_where_they_have_stopped(growfs: Growfs, tmp_pa
         assert sorted(api.samples(other.mountpoint, opened)) == sorted(names), "of the next pass"
         assert shares[0].state_dict()["number"] == 1
         assert other.status()["exact"]["pass"] == 2
+
+
+def test_shares_agree_if_the_remote_changes_before_the_pass_begins(
+    growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "remote"
+    names = mount(growfs, folder, "--exact", *PARTS_OF_SIX, "--refresh", "1s", "--start", "2/1")
+    added = {f"new{number}.bin" for number in range(FILES // 2 + 1)}
+
+    def parts(*asked: Any) -> Any:
+        if not (folder / "class0/new0.bin").exists():  # the first share has asked about the pass
+            for name in added:
+                (folder / "class0" / name).write_bytes(b"new")
+            until(lambda: growfs.status()["remote"]["files"] == len(names | added))
+        return epoch(*asked)
+
+    monkeypatch.setattr("growfs.client.samples.epoch", parts)
+    shares = [api.samples(growfs.mountpoint, opened, 2, share=(number, 3)) for number in range(3)]
+    read = [name for row in zip_longest(*shares) for name in row if name]
+    assert Counter(read) == Counter(names | added)
 
 
 def test_passes_count_from_1(growfs: Growfs, tmp_path: Path) -> None:
