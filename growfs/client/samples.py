@@ -40,7 +40,7 @@ class Samples(Iterator[T], Generic[T]):
         if not 0 <= share[0] < share[1]:
             raise UsageError(f"share={share}: pass (i, n) with 0 <= i < n")
         self._number = pass_number(self._path, number)
-        self._done = 0  # files of the share
+        self._done = 0  # files of the pass, if all shares have got as far as this one
         self._catalog: Mapping[str, Any] | None = None
         self._files = self._run()
 
@@ -61,17 +61,17 @@ class Samples(Iterator[T], Generic[T]):
             part, count = part + 1, pass_["part_files"][part]
             first = (own - before) % of
             # Without a file in it, the share does not open a part: the others may have read it, and it may be gone.
-            if first < count and before + count > resumed * of:
+            if first < count and before + count > resumed:
                 with closing(epoch(self._path, self._number, part, None)) as folders:
                     files = self._listed(next(folders))
                     pass_ = describe(self._path, self._number)  # until the pass began, this followed the remote
                     self._catalog = pass_["catalog"]
                     for index in range(first, len(files), of):
-                        number = (before + index) // of
+                        number = before + index
                         if number < resumed:  # it was read before, but not here: the part waits for it
                             os.close(os.open(files[index], os.O_RDONLY | os.O_CLOEXEC))
                             continue
-                        self._done = number + 1
+                        self._done = number - own + of
                         yield Path(files[index])
             before += pass_["part_files"][part - 1]
 
@@ -84,7 +84,9 @@ class Samples(Iterator[T], Generic[T]):
         return files
 
     def state_dict(self) -> dict[str, Any]:
-        """How many files of which pass were read, as a dict for JSON."""
+        """How many files of which pass were read, by all shares together if they have got as far, as a dict for JSON.
+        So another number of shares can continue.
+        """
         return {"number": self._number, "done": self._done, "catalog": self._catalog}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -111,6 +111,18 @@ def test_shares_continue_anywhere_where_they_have_stopped(growfs: Growfs, tmp_pa
         assert other.status()["exact"]["pass"] == 2
 
 
+def test_another_number_of_shares_continues(growfs: Growfs, tmp_path: Path) -> None:
+    names = mount(growfs, tmp_path / "remote")
+    shares = [api.samples(growfs.mountpoint, opened, 1, share=(number, 2)) for number in range(2)]
+    read = [next(share) for _ in range(9) for share in shares]
+    state = shares[0].state_dict()
+    shares = [api.samples(growfs.mountpoint, opened, 1, share=(number, 3)) for number in range(3)]
+    for share in shares:
+        share.load_state_dict(state)
+    read += [name for _ in range(FILES // 3 - 6) for name in map(next, shares)]
+    assert Counter(read) == Counter(names)
+
+
 def test_shares_agree_if_the_remote_changes_before_the_pass_begins(
     growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
