@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from growfs.client.epochs import begun, check, describe, epoch, pass_number
-from growfs.errors import UsageError
+from growfs.errors import GrowfsError, UsageError
 from growfs.paths import absolute_path
 
 T = TypeVar("T")
@@ -77,8 +77,14 @@ class Samples(Iterator[T], Generic[T]):
 
     def _listed(self, folder: Path) -> list[str]:
         """The files that a folder lists, in an order that is the same on all machines."""
+
+        def fail(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):  # of a subfolder that the remote has lost meanwhile
+                raise GrowfsError(f"{folder}: cannot be listed: {error.strerror}; see growfs status {self._path}")
+
         start = len(f"{folder}/")
-        files = sorted(os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names)
+        walked = os.walk(folder, onerror=fail)
+        files = sorted(os.path.join(parent, name) for parent, _, names in walked for name in names)
         files = [file for file in files if fnmatch.fnmatchcase(file[start:], self._include)]
         random.Random("/".join(folder.parts[-2:])).shuffle(files)
         return files

@@ -143,6 +143,15 @@ def test_shares_agree_if_the_remote_changes_before_the_pass_begins(
     assert Counter(read) == Counter(names | added)
 
 
+def test_a_part_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount(growfs, tmp_path / "remote")
+    monkeypatch.setattr("growfs.client.samples.epoch", lambda *_: (Path(path) for path in ["/dev/null"]))
+    with pytest.raises(GrowfsError, match="/dev/null: cannot be listed: Not a directory"):
+        next(api.samples(growfs.mountpoint, opened))
+
+
 def test_passes_count_from_1(growfs: Growfs, tmp_path: Path) -> None:
     """A loop over range(90) would read pass 1 twice."""
     mount(growfs, tmp_path / "remote")
