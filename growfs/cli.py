@@ -237,7 +237,7 @@ def wait(
 
 
 @main.command()
-@A_MOUNT
+@click.argument("mountpoint", type=MOUNTPOINT)
 @click.option("--lazy", is_flag=True, help="Unmount even while files are open; they stay readable.")
 def umount(mountpoint: Path, lazy: bool) -> None:
     """Unmount; the cached files stay for the next mount."""

@@ -10,7 +10,7 @@ from tools.features import FEATURES, OWNERS, ROOT
 CEILINGS = {
     "files of the core": 113,
     "statements of the core": 12_250,
-    "statements of all": 23_670,
+    "statements of all": 23_680,
     "statements of the largest function": 41,
     "constants in capitals": 910,
     "importers of exact": 9,
