@@ -106,26 +106,27 @@ class FakeStore:
                 self.on_get(request)
             status = self.status(request)
             data, etag, modified, how = self.data, self.etag, self.modified, self.body
+            ranges, honors_if_match = self.ranges, self.honors_if_match
         headers = self.extra_headers | self.headers_for(request)
         if self.location and not request.target.endswith(self.location):
             headers["Location"] = self.location
             return self.reply(handler, 302, headers, b"moved", how)
         wanted = request.headers["If-Match"]
-        if status is None and self.honors_if_match and wanted and wanted != etag:
+        if status is None and honors_if_match and wanted and wanted != etag:
             status = 412
         if status is not None:
             return self.reply(handler, status, headers, b"<Error><Code>Odd</Code></Error>", how)
         headers |= {name: value for name, value in (("ETag", etag), ("Last-Modified", modified)) if value is not None}
         start, code = request.start, 200
-        if self.ranges == "first" and start:
+        if ranges == "first" and start:
             start = None
-        if start is not None and self.ranges != "ignored":
+        if start is not None and ranges != "ignored":
             end = int(request.headers["Range"].partition("-")[2])
             if start >= len(data):
                 return self.reply(handler, 416, headers | {"Content-Range": f"bytes */{len(data)}"}, b"", how)
             part = data[start : end + 1]
             headers["Content-Range"] = f"bytes {start}-{start + len(part) - 1}/{len(data)}"
-            data, code = part, 200 if self.ranges == "rclone" else 206
+            data, code = part, 200 if ranges == "rclone" else 206
         return self.reply(handler, code, headers, data, how)
 
     def reply(
