@@ -101,7 +101,8 @@ class Twins:
         lasting_holds = BitMap64().union(*(reader.lasting_holds(real) for reader, _ in self.readers))
         generation = await self.cache.begin(lasting_holds, frozenset(map(self.node_id, self.opened & self.resident)))
         if self.simulated.generation:
-            self.simulated.generation.opened_since.update(range(len(self.paths)))
+            self.simulated.generation.opened_since.clear()
+            self.simulated.generation.opened_since.update(self.resident)  # as `LocalCache.begin` does
         begun = self.simulated._begin(copy, NOW)
         assert generation
         assert (generation.number, generation.files) == (begun.number, begun.files)
@@ -190,6 +191,10 @@ NUMBERS = st.integers(0, FILES - 1)
         (Twins.close_files, 0), (Twins.list, 0), (Twins.miss, 4), (Twins.miss, 0), (Twins.read_some, 0),
         (Twins.miss, 17),
     ],
+)  # fmt: skip
+@example(  # a file that was listed and opened is evicted before the next generation begins
+    sizes=[2, 1, 2, 2, 2, 1, 2, *[1] * 13], limit=12, turnover=0.6, listings=[3, 1, 1],
+    events=[(Twins.miss, 5), (Twins.list, 0)],
 )  # fmt: skip
 @example(sizes=[*[1] * (FILES - 1), 2], limit=14, turnover=0.6, listings=[0, 0], events=[(Twins.fill, 0)] * 3)
 def test_the_mount_and_the_simulation_list_and_evict_the_same(
