@@ -118,7 +118,12 @@ class ListingDiff:
         return _unpickled, (self.listing, list(map(tuple, self.new)), self.changed, self.gone, self.skipped)
 
 
+def _unpickled(listing: int, new: list[tuple[Any, ...]], *others: Any) -> ListingDiff:
+    return ListingDiff(listing, list(map(RemoteFile._make, new)), *others)
+
+
 def _first_paths(ask: Query) -> Iterator[str]:
+    """Paths that show the layout of the remote: the first names in the first directories."""
     paths = DirectoryPaths()
     folders = ask("SELECT id FROM node WHERE is_dir = 1 ORDER BY id LIMIT ?", FOLDERS_LOOKED_AT)
     for number, (folder,) in enumerate(folders, 1):
@@ -126,10 +131,6 @@ def _first_paths(ask: Query) -> Iterator[str]:
         for name, is_dir in ask(names, folder, names_looked_at(number)):
             if not is_dir:
                 yield join(paths.of(ask, folder), name)
-
-
-def _unpickled(listing: int, new: list[tuple[Any, ...]], *others: Any) -> ListingDiff:
-    return ListingDiff(listing, list(map(RemoteFile._make, new)), *others)
 
 
 NO_FILTER = "[[], []]"

@@ -189,8 +189,7 @@ class Download:
 class InFlightTable:
     """Owns the downloads in flight, by node id: each file at most once.
 
-    group: the value of --group; None if every file is alone. staging: the folder that
-    workers write to.
+    group: the value of --group; None if every file is alone. staging: the folder that workers write to.
     """
 
     def __init__(self, database: Database, catalog: Catalog, group: str | None, staging: Path) -> None:
