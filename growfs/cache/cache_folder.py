@@ -334,13 +334,23 @@ def _is_tagged(cache_dir: Path) -> bool:
     return tag.exists() and tag.stat().st_size > 0  # empty after a power loss
 
 
-def open_database(database: Path) -> sqlite3.Connection:
-    """Open a database for reading. Creates none of SQLite's files. Raises sqlite3.Error."""
-    import sqlite3
+def read_only(database: Path) -> sqlite3.Connection:
+    """A connection that cannot write, for the calling thread. Raises sqlite3.Error.
 
-    # The write-ahead log left by a crash counts as well. Without a log, there is no writer.
-    how = "mode=ro" if database.with_name(f"{DATABASE}-wal").exists() else "immutable=1"
-    return sqlite3.connect(f"{database.absolute().as_uri()}?{how}", uri=True)
+    Creates none of SQLite's files: the daemon may have ended, and its user may be deleting the cache.
+    """
+    import sqlite3  # most commands do not need it
+
+    how = "mode=ro"
+    try:
+        os.stat(database.with_name(f"{database.name}-wal"))
+    except FileNotFoundError:  # without a write-ahead log, which a crash leaves, there is no writer
+        how = "immutable=1"
+    except OSError:
+        pass  # of a failing disk, which SQLite reports
+    return sqlite3.connect(
+        f"{database.absolute().as_uri()}?{how}", uri=True, isolation_level=None, cached_statements=256
+    )
 
 
 def other_format(cache: Path) -> str:
@@ -354,7 +364,7 @@ def other_format(cache: Path) -> str:
     if not os.path.exists(database):  # Path.exists raises for another user's cache that is not accessible
         return ""
     try:
-        with closing(open_database(database)) as connection:
+        with closing(read_only(database)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             (number,) = connection.execute("PRAGMA user_version").fetchone()
     except sqlite3.DatabaseError as error:

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import trio
 
 from growfs import btrfs, disk
-from growfs.cache.cache_folder import FORMAT, unreadable
-from growfs.cache.schema import PAGE_CACHE_KIB, Query, create, read_only
+from growfs.cache.cache_folder import FORMAT, read_only, unreadable
+from growfs.cache.schema import Query, create
 from growfs.errors import Unreadable
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,6 @@ class Database:
         self._writer.execute("PRAGMA journal_mode = WAL")
         self._writer.execute("PRAGMA synchronous = NORMAL")
         self._writer.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_MAX}")
-        self._writer.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
         if self._writer.execute("PRAGMA user_version").fetchone() != (FORMAT,):
             with transaction(self._writer):
                 create(self._writer)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from growfs.cache.cache_folder import FORMAT
@@ -23,9 +22,6 @@ NODES_FROM = 1024
 
 DIRECTORY_CACHE_MAX = 100_000
 """Directories whose paths or ids a process caches in memory."""
-
-PAGE_CACHE_KIB = 2 * 1024
-"""For each connection. The kernel's page cache holds the rest: with ten million rows, 16 MiB were no faster."""
 
 PINNED, FROZEN = 1, 2
 """Bits of the column `pinned`. Both keep a file from being delisted and evicted: `growfs pin`, or --freeze."""
@@ -122,15 +118,6 @@ def create(writer: sqlite3.Connection) -> None:
     """Create the schema in an empty database, within a transaction."""
     for statement in SCHEMA.split(";\n"):
         writer.execute(statement)
-
-
-def read_only(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write, for the calling thread."""
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, cached_statements=256
-    )
-    connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
-    return connection
 
 
 def query_of(connection: sqlite3.Connection) -> Query:

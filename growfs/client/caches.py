@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from growfs import disk, trust
-from growfs.cache.cache_folder import DATABASE, LOCK, daemon_of, is_in_use, locked, open_database, other_format, url_of
+from growfs.cache.cache_folder import DATABASE, LOCK, daemon_of, is_in_use, locked, other_format, read_only, url_of
 from growfs.errors import GrowfsError
 
 
@@ -41,7 +41,7 @@ def caches(cache_dir: Path) -> list[CacheInfo]:
 
 def _info(path: Path) -> CacheInfo:
     bytes = None
-    with suppress(sqlite3.Error), closing(open_database(path / DATABASE)) as connection:
+    with suppress(sqlite3.Error), closing(read_only(path / DATABASE)) as connection:
         (bytes,) = connection.execute("SELECT coalesce(sum(bytes), 0) FROM resident").fetchone()
     mountpoint = daemon_of(path).get("mountpoint", "") if is_in_use(path) else None
     return CacheInfo(path, url_of(path), bytes, (path / LOCK).stat().st_mtime, mountpoint)

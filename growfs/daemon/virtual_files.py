@@ -13,9 +13,9 @@ from typing import IO, Any
 
 import trio
 
-from growfs.cache.cache_folder import unreadable
+from growfs.cache.cache_folder import read_only, unreadable
 from growfs.cache.publish import FIRST_SHOWN
-from growfs.cache.schema import query_of, read_only, with_paths
+from growfs.cache.schema import query_of, with_paths
 from growfs.daemon.log_file import last_lines
 from growfs.daemon.status_text import render
 from growfs.rotation.rules import Generation

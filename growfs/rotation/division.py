@@ -18,7 +18,8 @@ from pathlib import Path
 
 from growfs import disk
 from growfs.bitmaps import BitMap64
-from growfs.cache.schema import FROZEN, ROOT, Query, query_of, read_only, set_meta, with_paths
+from growfs.cache.cache_folder import read_only
+from growfs.cache.schema import FROZEN, ROOT, Query, query_of, set_meta, with_paths
 from growfs.errors import GrowfsError
 from growfs.remote.groups import group_of
 from growfs.rotation.order_file import with_beats

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from growfs.cache.cache_folder import read_only
 from growfs.cache.catalog import UNKNOWN_SIZE
-from growfs.cache.schema import FROZEN, query_of, read_only, with_paths
+from growfs.cache.schema import FROZEN, query_of, with_paths
 from growfs.rotation.pass_order import Candidate, Order, Pass, draw_order
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from growfs.bitmaps import BitMap64
-from growfs.cache.schema import query_of, read_only
+from growfs.cache.cache_folder import read_only
+from growfs.cache.schema import query_of
 from growfs.rotation.queries import DELISTABLE, DELISTED, FIELDS, IS_PINNED, KINDS, delisted_sizes, group_has
 from growfs.rotation.rules import (
     CachedFile,

@@ -28,9 +28,9 @@ from dataclasses import replace
 from typing import Any
 
 from growfs import disk, own_code
+from growfs.cache.cache_folder import read_only
 from growfs.cache.catalog import ListingDiff
 from growfs.cache.listing_diff import Comparison
-from growfs.cache.schema import read_only
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteError, unexpected
 from growfs.remote import open_remote, preload
 from growfs.remote.interface import ByteRange, FetchTask, Remote, RemoteFile, RemoteSpec

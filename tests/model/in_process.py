@@ -28,12 +28,12 @@ import trio._core._run
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs import disk
-from growfs.cache.cache_folder import open_cache
+from growfs.cache.cache_folder import open_cache, read_only
 from growfs.cache.catalog import ListingDiff
 from growfs.cache.durability import Durability
 from growfs.cache.history import History
 from growfs.cache.listing_diff import Comparison
-from growfs.cache.schema import ROOT, read_only
+from growfs.cache.schema import ROOT
 from growfs.daemon import wiring
 from growfs.daemon.control import Command
 from growfs.daemon.options import MountRequest, Options

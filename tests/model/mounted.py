@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from growfs import disk
-from growfs.cache.schema import ROOT, read_only
+from growfs.cache.cache_folder import read_only
+from growfs.cache.schema import ROOT
 from growfs.daemon.control_client import call
 from growfs.fuse.mounting import mounted_at, unmount
 from tests.forkserver import SETUP_VARIABLE

@@ -13,12 +13,13 @@ import trio
 
 from growfs import disk
 from growfs.bitmaps import BitMap64
+from growfs.cache.cache_folder import read_only
 from growfs.cache.catalog import Catalog, Changes, ListingDiff, Node
 from growfs.cache.database import Database
 from growfs.cache.listing_diff import Comparison
 from growfs.cache.publish import StagedFile
 from growfs.cache.recovery import recover
-from growfs.cache.schema import ROOT, id_at, read_only
+from growfs.cache.schema import ROOT, id_at
 from growfs.cache.store import Reservation, Store
 from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError

@@ -11,7 +11,7 @@ import pytest
 
 import growfs.cache.database
 from growfs.bitmaps import BitMap64
-from growfs.cache.cache_folder import DATABASE, FORMAT
+from growfs.cache.cache_folder import DATABASE, FORMAT, read_only
 from growfs.cache.database import Database
 from growfs.cache.recovery import boot_id
 from growfs.cache.schema import Query, set_meta
@@ -87,6 +87,13 @@ def test_a_database_is_created_once(tmp_path: Path) -> None:
         assert database.meta("pass", 0) == number
         database.write_now(lambda writer: set_meta(writer, "pass", 1))
         database.close()
+
+
+def test_a_reader_of_a_database_that_nobody_writes_creates_no_file(tmp_path: Path) -> None:
+    Database(tmp_path / DATABASE).close()
+    with closing(read_only(tmp_path / DATABASE)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+        assert not list(tmp_path.glob(f"{DATABASE}-*"))
 
 
 def test_the_write_ahead_log_is_small_again_after_a_large_transaction(

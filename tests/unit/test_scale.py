@@ -23,10 +23,10 @@ import growfs.cache.store
 import growfs.daemon.commands
 from growfs.bitmaps import BitMap64
 from growfs.cache import catalog
-from growfs.cache.cache_folder import DATABASE
+from growfs.cache.cache_folder import DATABASE, read_only
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.publish import FIRST_SHOWN
-from growfs.cache.schema import ROOT, read_only
+from growfs.cache.schema import ROOT
 from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK

@@ -25,10 +25,11 @@ from unittest.mock import patch
 
 import trio
 
+from growfs.cache.cache_folder import read_only
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.recovery import recover
-from growfs.cache.schema import NODES_FROM, ROOT, read_only
+from growfs.cache.schema import NODES_FROM, ROOT
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FileCommands

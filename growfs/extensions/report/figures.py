@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from growfs.cache.cache_folder import DATABASE, check_format, is_in_use
-from growfs.cache.schema import DirectoryPaths, query_of, read_only
+from growfs.cache.cache_folder import DATABASE, check_format, is_in_use, read_only
+from growfs.cache.schema import DirectoryPaths, query_of
 from growfs.errors import GrowfsError
 
 OPENS_BARS = 24

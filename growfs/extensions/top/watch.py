@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from growfs.cache.cache_folder import DATABASE
+from growfs.cache.cache_folder import DATABASE, read_only
 from growfs.cache.history import EVERY_S
-from growfs.cache.schema import DirectoryPaths, query_of, read_only
+from growfs.cache.schema import DirectoryPaths, query_of
 from growfs.daemon.control_client import status_of
 from growfs.daemon.running import find_living, running
 from growfs.daemon.status_text import files, generation_text, state_text

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from growfs import disk
-from growfs.cache.cache_folder import DATABASE, check_format, locked
+from growfs.cache.cache_folder import DATABASE, check_format, locked, read_only
 from growfs.cache.recovery import verify_on_medium
-from growfs.cache.schema import query_of, read_only, set_meta, with_paths
+from growfs.cache.schema import query_of, set_meta, with_paths
 from growfs.client.progress import Bar
 from growfs.daemon.control_client import call
 from growfs.daemon.running import find_cache, in_mount
