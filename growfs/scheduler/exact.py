@@ -374,13 +374,11 @@ class Parts(Planner):
     async def run(self) -> None:
         """End the use of parts, and store which part was read last, until cancelled."""
         while True:
-            if self._read != self._written:
+            while self._read != self._written:
                 await self._write_position()
-            elif not self._in_use:
+            with trio.move_on_after(QUIET_S if self._in_use else math.inf):
                 await self._in_use.opened.wait()
-            else:
-                await trio.sleep(QUIET_S)
-                self._end_uses()
+            self._end_uses()
 
     def _end_uses(self) -> None:
         ahead = self._window()[1]

@@ -8,13 +8,14 @@ import random
 import shutil
 import subprocess
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import growfs as api
+from growfs.cache.cache_folder import DATABASE, read_only
 from growfs.errors import GrowfsError
 from tests.blocking_server import BlockingServer
 from tests.folder.readers import Readers as Ranks
@@ -58,6 +59,17 @@ def position(growfs: Growfs) -> tuple[int, int, int]:
     """(pass, part, parts) of the part that began last."""
     exact = mount_status(growfs)["exact"]
     return exact["pass"], exact["part"], exact["parts"]
+
+
+def until_stored(growfs: Growfs, *position: int) -> None:
+    """Wait until the database has the position of the last opened file: after a kill, the next daemon reads it."""
+
+    def is_stored() -> bool:
+        with closing(read_only(growfs.cache / DATABASE)) as connection:
+            rows = connection.execute("SELECT value FROM meta WHERE key = 'position'").fetchall()
+        return rows == [(json.dumps(position),)]
+
+    until(is_stored)
 
 
 def one_pass(growfs: Growfs, reader: Reader) -> list[set[str]]:
@@ -165,6 +177,7 @@ def test_a_killed_mount_goes_on_with_the_next_part(growfs: Growfs, tmp_path: Pat
             _, part, count = position(growfs)
             if part == count:
                 break
+        until_stored(growfs, 2, part)
         growfs.kill()
         growfs.run("umount", growfs.mountpoint)
     assert_each_once(parts, tree)
