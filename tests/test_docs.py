@@ -19,6 +19,7 @@ from growfs.daemon.virtual_files import LEDGER, virtual_files
 from growfs.fuse.engine_choice import PACKAGES
 from growfs.status_and_metrics import METRICS as OTHERS
 from growfs.status_and_metrics import MountState, MountStatus, status_fields
+from tools import man
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -55,6 +56,10 @@ def test_every_command_is_documented() -> None:
         re.findall(r"`growfs ([a-z]+)", OPTIONS)
     )
     assert {command for commands in SECTIONS.values() for command in commands} <= documented
+
+
+def test_the_man_page_is_the_help_of_the_commands() -> None:
+    assert man.PAGE.read_text() == man.page(), "update it: python -m tools.man"
 
 
 def test_every_option_that_can_be_set_is_documented() -> None:

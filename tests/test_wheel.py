@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from growfs.fuse.engine_choice import PACKAGES
 from growfs.fuse.probe import why_not_passthrough
+from tools.man import PAGE
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
@@ -89,6 +90,10 @@ def mountpoint(installed: Installed, tmp_path: Path) -> Iterator[Path]:
     path.mkdir()
     yield path
     installed.growfs("umount", path, check=False)
+
+
+def test_it_brings_the_man_page(installed: Installed) -> None:
+    assert (installed.python.parents[1] / "share/man/man1/growfs.1").read_text() == PAGE.read_text()
 
 
 def test_it_mounts_by_passthrough(installed: Installed, remote: Path, mountpoint: Path, tmp_path: Path) -> None:
