@@ -45,7 +45,11 @@ class Samples(Iterator[T], Generic[T]):
         self._files = self._run()
 
     def __next__(self) -> T:
-        return self._read(next(self._files))
+        file = next(self._files)
+        try:
+            return self._read(file)
+        except StopIteration as error:  # would end the pass in silence
+            raise RuntimeError(f"{file}: reading it raised StopIteration") from error
 
     def _run(self) -> Iterator[Path]:
         if not self._number:

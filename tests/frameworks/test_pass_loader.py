@@ -79,6 +79,16 @@ def test_a_file_that_cannot_be_read_fails_its_batch_only(growfs: Growfs, tmp_pat
     assert misses(growfs) == 0
 
 
+def test_a_function_that_finds_nothing_to_return_does_not_end_the_pass(growfs: Growfs, tmp_path: Path) -> None:
+    mount(growfs, tmp_path / "remote")
+    samples = api.samples(growfs.mountpoint, lambda _: next(iter(())), 1)
+    for _ in range(FILES):
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            next(samples)
+    with pytest.raises(StopIteration):
+        next(samples)
+
+
 def test_a_pass_that_is_left_in_the_middle_is_followed_by_the_next_one(growfs: Growfs, tmp_path: Path) -> None:
     names = mount(growfs, tmp_path / "remote")
     left, whole = run(growfs, workers=2, batch=1, passes=2, stop_after=3)
