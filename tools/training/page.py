@@ -112,7 +112,7 @@ def samples_table(found: Findings) -> str:
         if not row.mounted and (row.way == GROWFS or not row.in_time)
     ]
     head = "way to read, opens of each fetched file", "samples", "fetched, times the data", "opens of each, measured"
-    return table([*head, "data seen", "accuracy, %", "difference to everything local, points"], rows).strip()
+    return table([*head, "data seen", "accuracy, %", "difference from everything local, points"], rows).strip()
 
 
 def time_table(found: Findings) -> str:
@@ -132,7 +132,7 @@ def time_table(found: Findings) -> str:
         if not row.mounted and row.in_time and row.opens_per_fetch == link
     ]
     head = "the link delivers a file in the time of", "way to read", "waits", "samples", "data seen"
-    return table([*head, "accuracy, %", "difference to everything local, points"], rows).strip()
+    return table([*head, "accuracy, %", "difference from everything local, points"], rows).strip()
 
 
 def mounted_table(found: Findings) -> str:

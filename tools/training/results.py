@@ -103,7 +103,7 @@ class Findings:
         return [mine - theirs for mine, theirs in zip(row.accuracies, others, strict=False)]
 
     def difference(self, row: Row, digits: int = 2) -> str:
-        """The mean difference to everything local, as text."""
+        """The mean difference from everything local, as text."""
         return "" if row.way == LOCAL else shown(self.differences(row), "+", digits)
 
     def steps(self, row: Row) -> float:
@@ -137,14 +137,14 @@ def verdicts(found: Findings) -> str:
             if math.isnan(half):
                 met = "unknown from one repetition"
             elif abs(mean + GOAL_POINTS) < half:
-                met += ", with the goal inside the interval"
+                met += ", but the goal is inside the interval"
             through = " through a mount" * row.mounted
             lines.append(f"- growfs, {row.opens_per_fetch}{through}: {found.difference(row)} points: {met}.\n")
     return "".join(lines)
 
 
 def draw(found: Findings, path: Path) -> None:
-    """Plot the differences to everything local: after as many samples, and after the same time."""
+    """Plot the differences from everything local: after as many samples, and after the same time."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
