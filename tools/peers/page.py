@@ -212,7 +212,7 @@ def readme_table(results: Results) -> str:
     columns: list[Column] = [
         ("accelerator busy", *UTILIZATION[1:]),
         ("different samples/s", different_per_s, "{:,.0f}"),
-        ("first batch after, s", lambda run: run["first_batch_s"], "{:.1f}"),
+        ("time to first batch, s", lambda run: run["first_batch_s"], "{:.1f}"),
     ]
     rows = (
         [peer, disk, *(spread(list(map(show, found)), form) for _, show, form in columns)]
@@ -220,7 +220,7 @@ def readme_table(results: Results) -> str:
         for setting, disk in (("35%", "35%"), ("any", "100%"))
         if peer in IN_README and (found := results.of(LARGER, peer, setting))
     )
-    return table(["", "disk, of the dataset", *(head for head, _, _ in columns)], rows) if results.has(LARGER) else ""
+    return table(["", "disk, % of dataset", *(head for head, _, _ in columns)], rows) if results.has(LARGER) else ""
 
 
 def never_evict_table(results: Results) -> str:
