@@ -189,13 +189,13 @@ class PeersStatus(Section):
 class RemoteStatus(Section):
     """What the listing found."""
 
-    files: int = field(metadata=gauge("files of the remote"))
+    files: int = field(metadata=gauge("files on the remote"))
     bytes: int = field(metadata=gauge("size of the remote", "bytes"))
-    directories: int = field(metadata=gauge("directories of the remote"))
+    directories: int = field(metadata=gauge("directories on the remote"))
     listed: bool = field(metadata=gauge("whether the listing of the remote is complete"))
     listing: bool = field(metadata=gauge("whether the remote is being listed now"))
     listing_silent_s: float | None = field(
-        metadata=gauge("if the listing is slow: time since its last page arrived; else null", "seconds")
+        metadata=gauge("if the listing is slow: time since its last page arrived; otherwise null", "seconds")
     )
 
 
@@ -226,11 +226,11 @@ class ExactStatus(Section):
     """The position in the passes of `--exact`."""
 
     pass_: int = field(metadata=gauge("number of the pass, from 1"))
-    part: int = field(metadata=gauge("number of the part that began last, from 1; 0: none has begun"))
+    part: int = field(metadata=gauge("number of the latest part to begin, from 1; 0: none has begun"))
     parts: int = field(metadata=gauge("parts of the pass; 0: not known yet"))
     kept_bytes: int = field(metadata=gauge("disk space of the files that stay cached", "bytes"))
     streamed_bytes: int = field(metadata=gauge("disk space of the files that each pass fetches", "bytes"))
-    in_use: str = field(metadata=figure("parts in use by their paths, such as `3/7, 3/8`"))
+    in_use: str = field(metadata=figure("parts in use that were opened by path, such as `3/7, 3/8`"))
     waited_for: str = field(metadata=figure("parts that processes are waiting for"))
     missing_files: int = field(metadata=gauge("files of the next part that are not cached yet"))
     missing_bytes: int = field(metadata=gauge("their size", "bytes"))
@@ -245,14 +245,14 @@ class FetchStatus(Section):
 
     files_total: int = field(metadata=counter("files fetched"))
     bytes_total: int = field(metadata=counter("bytes received from the remote", "bytes"))
-    peer_files_total: int = field(metadata=counter("of `fetch.files_total`, those that peers sent (`--peers`)"))
+    peer_files_total: int = field(metadata=counter("of `fetch.files_total`, files that peers sent (`--peers`)"))
     peer_bytes_total: int = field(metadata=counter("bytes received from peers", "bytes"))
     bytes_per_s: float = field(metadata=figure("download rate over the last few seconds", "bytes/s"))
-    failed: int = field(metadata=counter("downloads that failed"))
+    failed: int = field(metadata=counter("failed downloads"))
     streams: int = field(metadata=gauge("maximum number of concurrent requests"))
     limit_bytes_per_s: int | None = field(metadata=figure("`--bandwidth`, or null", "bytes/s"))
     client: str = field(metadata=figure("client that requests files: `growfs`, or the store's library (`--client`)"))
-    client_reason: str = field(metadata=figure("why this client"))
+    client_reason: str = field(metadata=figure("why this client was chosen"))
     library_files_total: int = field(metadata=counter("files that the store's library fetched"))
     late_file: str | None = field(
         metadata=figure("a file that arrives so slowly that later files are listed without it, or null")
@@ -287,7 +287,7 @@ class CoverageStatus(Section):
 
     files_seen: int = field(metadata=gauge("of `coverage.files`, those that were ever cached"))
     files_cached: int = field(metadata=gauge("of `coverage.files`, those that are cached now"))
-    files: int = field(metadata=gauge("files of the remote, or of this node's share"))
+    files: int = field(metadata=gauge("files on the remote, or in this node's share"))
     pass_: int = field(metadata=gauge("number of the pass over the data, from 1"))
 
 
@@ -298,7 +298,7 @@ class BudgetStatus(Section):
     limit_bytes: int | None = field(metadata=gauge("traffic allowed per day (`--remote-budget`), or null", "bytes"))
     spent_bytes: int = field(metadata=gauge("bytes received today (UTC)", "bytes"))
     resumes_s: float | None = field(
-        metadata=gauge("time until prefetching resumes, if the budget is spent; else null", "seconds")
+        metadata=gauge("time until prefetching resumes, if the budget is spent; otherwise null", "seconds")
     )
 
 
@@ -319,14 +319,14 @@ class OpensStatus(Section):
 class ReaderStatus(Section):
     """A process that reads."""
 
-    pid: int = field(metadata=figure("process ID; 0: all processes of other pid namespaces"))
+    pid: int = field(metadata=figure("process ID; 0: all processes in other PID namespaces"))
     command: str = field(metadata=figure("name of the process"))
     listed_at: float | None = field(metadata=figure("its last listing; null: it has never listed", "time"))
     generation: int = field(metadata=figure("generation of its last listing"))
-    part: str | None = field(metadata=figure("with `--exact`: the pass and part that this is, such as `3/7`; or null"))
+    part: str | None = field(metadata=figure("with `--exact`: pass and part of that generation, such as `3/7`; or null"))
     files_shown: int = field(metadata=figure("files that its program listed in that generation, except frozen ones"))
-    files_opened: int = field(metadata=figure("of these, files that it opened"))
-    opens: int = field(metadata=figure("its opens"))
+    files_opened: int = field(metadata=figure("how many of these it opened"))
+    opens: int = field(metadata=figure("times that it opened a file"))
     held_bytes: int = field(
         metadata=figure("disk space of outgoing files that it holds, estimated from their mean size", "bytes")
     )
@@ -358,10 +358,10 @@ class MountInfo(Section):
     version: str = field(metadata=figure("version of growfs"))
     url: str = field(metadata=figure("the remote, without secrets"))
     mountpoint: str = field(metadata=figure("the folder where it is mounted"))
-    cache_dir: str = field(metadata=figure("folder of the cache of this mount"))
+    cache_dir: str = field(metadata=figure("cache folder of this mount"))
     pid: int = field(metadata=figure("process ID of the daemon"))
     engine: str = field(metadata=figure("`passthrough`, `links` or `libfuse`; `folder` for `growfs fill`"))
-    engine_reason: str = field(metadata=figure("why this engine"))
+    engine_reason: str = field(metadata=figure("why this engine was chosen"))
     metrics_url: str | None = field(metadata=figure("URL of the metrics (`--metrics-addr`), or null"))
     seed: int = field(metadata=figure("`--seed`"))
     partition: str | None = field(metadata=figure("`--partition` as I/N, or null"))
@@ -452,7 +452,7 @@ class Metric:
 METRICS = (
     Metric(
         "growfs_mount_info",
-        "the mount, by its labels; always 1",
+        "always 1; the labels describe the mount",
         lambda status: [((status.url, status.mountpoint, status.engine, status.version), 1)],
         ("url", "mountpoint", "engine", "version"),
     ),
@@ -469,7 +469,7 @@ METRICS = (
     ),
     Metric(
         "growfs_last_error_timestamp_seconds",
-        "time of the latest failure that has not succeeded since",
+        "time of the failure in `last_error`",
         lambda status: [((), status.last_error_at)] if status.last_error_at else [],
     ),
     Metric(
