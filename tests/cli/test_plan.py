@@ -110,7 +110,7 @@ def test_evicting_what_was_just_read_hardly_makes_one_reader_wait(growfs: Growfs
 def test_the_least_that_epochs_of_all_files_fetch_is_printed(growfs: Growfs) -> None:
     """800 GB of 1 TB do not fit; LRU saves 0.2 + 0.8 ln 0.8 = 2.1%."""
     output = printed(growfs, *SMALL, *READ)
-    assert "an epoch of all files fetches at least 800 GB with any policy, 978.51 GB with LRU" in output
+    assert "an epoch over all files fetches at least 800 GB with any policy, 978.51 GB with LRU" in output
     rows = plan(growfs, *SMALL, *READ)
     assert [rows[policy]["whole_epoch_bytes"] for policy in ("mru", "growfs")] == [800 * 10**9, None]
 
@@ -152,7 +152,7 @@ def test_data_that_fits_the_cache_is_all_seen(growfs: Growfs) -> None:
     output = growfs.run("plan", *arguments).stdout
     assert "warning" not in output
     assert "--exact" not in output
-    assert "an epoch of all files" not in output
+    assert "an epoch over all files" not in output
 
 
 @pytest.mark.parametrize(

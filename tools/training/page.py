@@ -161,10 +161,10 @@ def section(found: Findings) -> str:
     """The section of docs/sizing.md."""
     about = (
         f"In an experiment on MNIST, yes, as long as each fetched file is opened no more than about {USUAL} times. A"
-        f" small convolutional network learned from {TRAIN:,} images, with a cache for a tenth of them, in"
-        f" {found.repetitions} repetitions. The table compares its accuracy with that of training on local data: after"
-        " the same number of samples, and after the same time behind a link that delivers one file in the time that"
-        " the given number of opens takes. All reads are simulated, except in the row for the real mount."
+        f" small convolutional network was trained on {TRAIN:,} images, with a cache that holds a tenth of them, in"
+        f" {found.repetitions} repetitions. The table compares its accuracy with that of training on local data, after"
+        " the same number of samples and after the same time. The link delivers one file in the time that the given"
+        " number of opens takes. All reads are simulated, except in the row for the real mount."
     )
     rows = []
     for row in found.rows:

@@ -119,7 +119,7 @@ def whole_epochs(found: list[PolicyResult]) -> list[str]:
     if not (of["mru"] and of["lru"]):
         return []
     least, lru = format_size(of["mru"]), format_size(of["lru"])
-    return [f"an epoch of all files fetches at least {least} with any policy, {lru} with LRU"]
+    return [f"an epoch over all files fetches at least {least} with any policy, {lru} with LRU"]
 
 
 def advice(workload: Workload, found: PolicyResult) -> list[str]:
@@ -142,7 +142,7 @@ def advice(workload: Workload, found: PolicyResult) -> list[str]:
     }
     before = found.repeats or math.inf
     tried = {knob: simulate_policy(changed, "growfs").repeats or math.inf for knob, changed in knobs.items()}
-    lines = [f"warning: {before:.1f} opens of each fetched file; beyond {REPEATS_MAX:g} accuracy falls off"]
+    lines = [f"warning: {before:.1f} opens of each fetched file; beyond {REPEATS_MAX:g}, accuracy falls off"]
     for knob, repeats in sorted(tried.items(), key=lambda pair: pair[1]):
         helps = repeats * 1.1 < before
         lines.append(f"  {knob}: {repeats:.1f}{'' if helps else ', which does not help'}")
