@@ -323,7 +323,7 @@ class ReaderStatus(Section):
     command: str = field(metadata=figure("name of the process"))
     listed_at: float | None = field(metadata=figure("its last listing; null: it has never listed", "time"))
     generation: int = field(metadata=figure("generation of its last listing"))
-    part: str | None = field(metadata=figure("with `--exact`: pass and part of that generation, such as `3/7`; or null"))
+    part: str | None = field(metadata=figure("with `--exact`: its pass and part, such as `3/7`; or null"))
     files_shown: int = field(metadata=figure("files that its program listed in that generation, except frozen ones"))
     files_opened: int = field(metadata=figure("how many of these it opened"))
     opens: int = field(metadata=figure("times that it opened a file"))
