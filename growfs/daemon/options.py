@@ -110,14 +110,14 @@ class Options:
     freeze: tuple[str, ...] = repeatable(
         str,
         "GLOB",
-        "Fetch matching files, such as a validation set, first and never evict them; mount waits for them.",
+        "Fetch matching files first, such as a validation set, and never evict them; mount waits for them.",
     )
 
     wait_files: int | None = option(None, whole, "N", "Return as soon as N files are cached.")
     wait_bytes: int | None = option(None, size, "SIZE", "Return as soon as SIZE bytes are cached.")
     no_wait: bool = flag("Return at once, even if no file is cached.")
     list_timeout: float = option(
-        "60s", seconds, "TIME", "Start with an incomplete listing of the remote after this time."
+        "60s", seconds, "TIME", "If listing the remote takes longer than this, start with an incomplete listing."
     )
 
     endpoint_url: str | None = option(None, web_url, "URL", "URL of the store's server, for S3-compatible stores.")
@@ -125,7 +125,7 @@ class Options:
     storage_option: tuple[tuple[str, Any], ...] = repeatable(
         storage_option,
         "NAME=VALUE",
-        "Option of the store's fsspec filesystem; dots nest: client_kwargs.region_name=eu-west-1.",
+        "Option for the store's fsspec filesystem; dots nest: client_kwargs.region_name=eu-west-1.",
     )
     client: str = choice(
         "auto|growfs|library",
@@ -239,7 +239,10 @@ class Options:
     producer_timeout: float = option("10m", seconds, "TIME", "Time limit for creating one file; 0: no limit.")
     producer_memory: int = option("4GiB", size, "SIZE", "Memory limit for each producer process.")
     producer_retries: int = option(
-        "2", whole, "N", "Retries when the producer fails on a file; then the file is skipped for this pass."
+        "2",
+        whole,
+        "N",
+        "Retries if the producer fails on a file; after the last one, the file is skipped for this pass.",
     )
 
     engine: str = choice(
