@@ -41,7 +41,7 @@ def keep() -> None:
             _kept = _archived()
             _import_first_from(_kept)
         except (OSError, ImportError, RuntimeError, MemoryError) as error:
-            log.warning("the code of growfs cannot be kept in memory; unmount before upgrading it: %s", error)
+            log.warning("growfs's code cannot be kept in memory; unmount before upgrading it: %s", error)
 
 
 def command(module: str, *arguments: str) -> tuple[list[str], list[int]]:

@@ -601,7 +601,7 @@ class Store:
             if located is None or await trio.to_thread.run_sync(verify_on_medium, located.path, located.digest):
                 continue
             if await self._is_still(located, id):
-                log.warning("%s: the disk has lost it; fetching it again", located.path)
+                log.warning("%s: it has disappeared from the disk; fetching it again", located.path)
                 await self.evict([id], return_to_pass=True)
 
     def stop(self) -> None:

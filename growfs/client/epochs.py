@@ -72,7 +72,7 @@ def pass_number(path: Path, number: int | None) -> int:
         begun[path] += 1
         return begun[path]
     if number < 1:
-        raise UsageError(f"number={number}: passes count from 1")
+        raise UsageError(f"number={number}: passes are numbered from 1")
     return number
 
 

@@ -27,5 +27,5 @@ def mount_error(exit_code: int, errors: str) -> GrowfsError:
     """The error of such a command. errors: what it printed to standard error."""
     message = errors.strip().rpartition("\n")[2].removeprefix("growfs: ")
     if exit_code < 0:
-        message = f"the mount command was ended by signal {-exit_code}; check dmesg: memory may have run out"
+        message = f"the mount command was killed by signal {-exit_code}; check dmesg: memory may have run out"
     return (UsageError if exit_code == UsageError.exit_code else GrowfsError)(message)

@@ -144,4 +144,4 @@ def _other_version(folder: Path) -> GrowfsError:
 
 
 def _not_understood(folder: Path) -> GrowfsError:
-    return GrowfsError(f"the answer of the daemon of {folder} is not understood; unmount and mount again")
+    return GrowfsError(f"{folder}: its daemon's answer is not understood; unmount and mount again")

@@ -95,7 +95,7 @@ def start(
             return daemon.process, _wait_until_ready(daemon.messages, on_progress, daemon.errors)
         except GrowfsError:
             if -daemon.process.wait() in ENDING:  # it could not report that yet
-                raise GrowfsError(f"{mountpoint}: the mount was ended before it was ready") from None
+                raise GrowfsError(f"{mountpoint}: the mount was stopped before it was ready") from None
             raise
         except BaseException:
             daemon.process.terminate()
@@ -119,7 +119,7 @@ def check_function(function: Function | None) -> None:
         done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = done.stderr.strip().splitlines()
-            raise UsageError(lines[-1] if lines else f"{function}: importing it ended Python ({done.returncode})")
+            raise UsageError(lines[-1] if lines else f"{function}: importing it made Python exit ({done.returncode})")
 
 
 def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, errors: IO[str]) -> MountStatus:

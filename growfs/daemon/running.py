@@ -217,8 +217,8 @@ def in_use(cache: Path) -> GrowfsError:
     pid, folder = daemon["pid"], daemon["mountpoint"]
     if was_killed(cache):
         return GrowfsError(
-            f"{cache}: its growfs (pid {pid}) was killed, but the kernel still waits for it; as root, find the folder"
-            " in /sys/fs/fuse/connections whose waiting file is not 0, and write 1 to its abort file"
+            f"{cache}: its growfs (pid {pid}) was killed, but the kernel is still waiting for it; as root, find the"
+            " folder in /sys/fs/fuse/connections whose waiting file is not 0, and write 1 to its abort file"
         )
     if any(row.cache == cache for row in mounts()):
         use = (
@@ -250,10 +250,10 @@ def find_living(mountpoint: Path) -> Running:
     """As `find`, but also raises GrowfsError if the daemon is gone."""
     mounted = find(mountpoint)
     if not living(mounted) and mounted.fills:
-        raise GrowfsError(f"{mountpoint}: nothing fills it now; start growfs fill again: growfs fill URL {mountpoint}")
+        raise GrowfsError(f"{mountpoint}: nothing is filling it; start growfs fill again: growfs fill URL {mountpoint}")
     if not living(mounted):
         remedy = f"remove the dead mount: growfs umount {mountpoint}"
         if not mounted.cache.exists():
-            raise GrowfsError(f"{mountpoint}: its daemon has ended, because {mounted.cache} was deleted; {remedy}")
+            raise GrowfsError(f"{mountpoint}: its daemon has exited, because {mounted.cache} was deleted; {remedy}")
         raise GrowfsError(f"{mountpoint}: its daemon is gone; {remedy}")
     return mounted

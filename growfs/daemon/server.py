@@ -112,7 +112,7 @@ class Launcher:
             while not self._flush():
                 await trio.lowlevel.wait_writable(self._fd)
         except GrowfsError:
-            log.warning("the mount command has already ended")
+            log.warning("the mount command has already exited")
         os.close(self._fd)
 
     def keep_log(self, path: Path | None) -> None:
@@ -134,7 +134,7 @@ class Launcher:
     def end_early(self, *_: object) -> None:
         """The signal handler until the mount is served. Raises GrowfsError, so that nothing is left behind."""
         if not self.finished:
-            raise GrowfsError("the mount was ended before it was ready")
+            raise GrowfsError("the mount was stopped before it was ready")
 
     def _flush(self) -> bool:
         """Send the unsent bytes, as far as the pipe accepts them; returns whether that is all."""
@@ -144,7 +144,7 @@ class Launcher:
         except BlockingIOError:
             return False
         except OSError:
-            raise GrowfsError("the mount command ended before the mount was ready") from None
+            raise GrowfsError("the mount command exited before the mount was ready") from None
         return True
 
 
@@ -227,7 +227,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
         mount = MountSpec(request.mountpoint, folder.path, allow_other, place)
         trio.run(_run, lambda: build(request, spec, url, folder, workers), mount, launcher)
         if not launcher.finished:
-            raise GrowfsError(f"{request.mountpoint}: the mount was ended before it was ready")
+            raise GrowfsError(f"{request.mountpoint}: the mount was stopped before it was ready")
     except sqlite3.DatabaseError as error:
         raise unreadable(folder.database, error) from error
     except OSError as error:

@@ -223,8 +223,8 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
         if not reader.held:
             return None
         return (
-            "opens files by name and never listed them, so all files that were listed at its first open stay cached"
-            " until it ends: have it list every epoch"
+            "opens files by name and never listed them, so all files listed when it first opened one stay cached"
+            " until it exits: have it list every epoch"
         )
     if reader.generations == 1 and reader.opened_all and listed_share < 1:
         ago = format_timespan(round(now - reader.listed_at), max_units=1)

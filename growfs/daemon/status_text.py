@@ -29,7 +29,7 @@ def figures(status: MountStatus) -> Iterator[Line]:
     known = "" if remote.listed else " so far"
     partition = f" (partition {status.partition})" if status.partition else ""
     failed = f", {fetch.failed:,} failed" if fetch.failed else ""
-    late = f"; {fetch.late_file} arrives slowly" if fetch.late_file else ""
+    late = f"; {fetch.late_file} is arriving slowly" if fetch.late_file else ""
     yield "remote", f"{status.url}: {files(remote.files)}, {format_size(remote.bytes)}{known}{silence(remote)}"
     yield "mounted", f"{status.mountpoint} by pid {status.pid}, {engine(status)}"
     yield "state", state_text(status)

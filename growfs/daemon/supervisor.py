@@ -44,7 +44,7 @@ class Supervisor:
         """The services that have failed lately, and why."""
         now = trio.current_time()
         return [
-            f"a part of growfs ({name}) failed, and is tried again: {error}; see the log"
+            f"a part of growfs ({name}) failed and will be retried: {error}; see the log"
             for name, (at, error) in self._failures.items()
             if now - at < 2 * RETRY_S_MAX
         ]

@@ -93,7 +93,9 @@ class FolderEngine:
         self.reason = "plain files, hard links to the cached ones"
         if not has_hard_links:
             self._target = f"../../{LINK}/files"
-            self.reason = "symbolic links to the cached files, as hard links cannot be made here; opens are not counted"
+            self.reason = (
+                "symbolic links to the cached files, because hard links cannot be made here; opens are not counted"
+            )
         self._counter = OpenCounter(self._count_open, sees_opens=has_hard_links)
         self._spare: Path | None = None
         self._is_ready = False
@@ -166,7 +168,7 @@ class FolderEngine:
             if os.path.samestat(os.stat(self.folder), os.fstat(self._top.fd)):
                 return True
         except GrowfsError as error:
-            log.warning("%s; until then, growfs fill stops", error)
+            log.warning("growfs fill stops: %s", error)
             return False
         except OSError:
             pass

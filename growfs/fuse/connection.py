@@ -43,8 +43,8 @@ def abort(row: MountRow) -> None:
         if error.errno == errno.ENOENT:  # it is gone
             return
         raise GrowfsError(
-            f"{row.mountpoint}: its daemon was killed, but the kernel still waits for it, and so do processes that"
-            f" cannot be killed; run as root: umount -f {row.mountpoint}"
+            f"{row.mountpoint}: its daemon was killed, but the kernel is still waiting for it, and so are processes"
+            f" that cannot be killed; run as root: umount -f {row.mountpoint}"
         ) from None
     try:
         os.write(switch, b"1")

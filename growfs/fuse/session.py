@@ -109,10 +109,10 @@ class Session:
         ready = select.poll()
         ready.register(self._fd, select.POLLIN)
         if not ready.poll(HANDSHAKE_S * 1000):
-            raise GrowfsError("the kernel's FUSE does not begin the session; check its log (dmesg)")
+            raise GrowfsError("the kernel did not start the FUSE session; check its log (dmesg)")
         request = protocol.parse_request(os.read(self._fd, protocol.MIN_READ_BUFFER))
         if request.opcode != protocol.Opcode.INIT:
-            raise GrowfsError(f"the kernel's FUSE begins the session with request {request.opcode}")
+            raise GrowfsError(f"the kernel started the FUSE session with request {request.opcode}")
         try:
             offer = protocol.parse_offer(request)
             answer = protocol.negotiate(offer, FLAGS, needed, BACKGROUND_MAX, mmap.PAGESIZE, stack_depth)

@@ -84,7 +84,7 @@ class PeerClient:
         version = quote(file.version)
         found = self._downloader.fetch(task._replace(tries=None), sign, check, _as_it_is)
         if digest.text() != sent_digest:
-            raise ChecksumMismatch(f"its digest is {digest.text()}, but should be {sent_digest or 'sent with it'}")
+            raise ChecksumMismatch(f"its digest is {digest.text()}, but the node sent {sent_digest or 'none'}")
         return found[1]
 
     def _pause(self, peer: str) -> None:

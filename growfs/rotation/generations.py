@@ -287,7 +287,7 @@ class Generations:
         one stays.
         """
         if not await self._wait_until_written():  # the next generation depends on the changes of the last one
-            log.warning("generation %d cannot be written: no new one", self.number)
+            log.warning("generation %d cannot be written, so no new one begins", self.number)
             return True
         async with self._rotating:  # evictions under way are complete, and none begins
             has_begun = await self._begin(lasting_holds, opened, part)
@@ -310,7 +310,9 @@ class Generations:
         generation = plan.generation
         if self.show_files is not None and generation.files < self.show_files:
             log.warning(
-                "--show-files needs %d files; %d can be listed: no new generation", self.show_files, generation.files
+                "--show-files needs %d files, but only %d can be listed, so no new generation begins",
+                self.show_files,
+                generation.files,
             )
             return True
         generation.begins(trio.current_time(), self.current)

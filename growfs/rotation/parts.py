@@ -225,10 +225,10 @@ class _Dividing:
             return BitMap64(groups)
         left = cache_bytes - cache_bytes // SPARE_SHARE - always_bytes - room
         if left < 0:
-            always = f" besides {format_size(always_bytes)} of frozen and pinned files" if always_bytes else ""
+            always = f" besides {format_size(always_bytes)} for frozen and pinned files" if always_bytes else ""
             raise GrowfsError(
-                f"--exact needs {format_size(room)} of the cache{always} to stream files through it, more than is left"
-                f" of {format_size(cache_bytes)}; raise --cache-size, or lower --part-size"
+                f"--exact needs {format_size(room)} of the cache for streamed files{always}, which is more than a cache"
+                f" of {format_size(cache_bytes)} leaves; raise --cache-size, or lower --part-size"
             )
         kept = BitMap64()
         for group in groups:

@@ -429,7 +429,7 @@ class Parts(Planner):
     async def _wait_for(self, part: PassPosition, patience_s: float) -> None:
         """Return once a part is cached, or other parts are the newest or the next one."""
         if part not in self._waited_for:
-            log.info("a listing waits for part %s", part)
+            log.info("a listing is waiting for part %s", part)
         began, before = trio.current_time(), self._begun
         self._waited_for[part] += 1
         self._end_uses()
@@ -441,7 +441,7 @@ class Parts(Planner):
                 until = max(began, self._moved_at) + patience_s
                 if trio.current_time() >= until:
                     why = "nothing has arrived" if part in self._window()[1] else "other parts took its space"
-                    raise TimedOut(f"part {part} is waited for, and {why} for {patience_s:g} s; see growfs status")
+                    raise TimedOut(f"gave up waiting for part {part}: {why} for {patience_s:g} s; see growfs status")
                 with trio.move_on_at(until):
                     await self._progressed.wait()
         finally:

@@ -424,7 +424,7 @@ class Fetcher:
             downloads = [download for group in groups for download in group.downloads]
             if late := [download for download in downloads if download.state is not DownloadState.FETCHED]:
                 self._late += late
-                what = f" and {len(late) - 1} more arrive" if late[1:] else " arrives"
+                what = f" and {len(late) - 1} more are arriving" if late[1:] else " is arriving"
                 log.warning("%s%s slowly; later files are listed first", late[0].path, what)
             if groups:
                 self._admission_due.set()
@@ -466,7 +466,7 @@ class Fetcher:
     def _handle_refusal(self, download: Download, refused: Exception | None) -> None:
         """Handle a fetched file that was not admitted. refused: the disk's error, if it refused the file."""
         if refused is None:
-            self._fail(download, RemoteError(f"{download.path}: the remote has another version by now"))
+            self._fail(download, RemoteError(f"{download.path}: the remote now has another version"))
             return
         error = disk.cannot_write(refused)
         if not (isinstance(error, DiskFull) and self._handle_full_disk(download, error)):

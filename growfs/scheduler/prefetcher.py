@@ -106,7 +106,7 @@ class Prefetcher:
             return [f"{store.folder}: its disk is out of inodes, so the cache cannot grow; see mkfs -i"]
         why = f"of which --min-free keeps {format_size(store.min_free)}"
         if store.quota_bytes is not None and free > store.min_free:
-            why = f"but refuses to hold more of the cache than {format_size(store.quota_bytes)}, as with a quota"
+            why = f"but a quota seems to limit the cache to {format_size(store.quota_bytes)}"
         others = max(0, disk.taken_bytes(store.folder) - store.used_bytes)
         until, remedy = f"to its size of {format_size(store.limit_bytes)}", f"pass --cache-size {flag_size(size)}"
         if excess := store.excess_bytes:

@@ -79,7 +79,7 @@ class SeedTracker:
         self._reason = None
         self._failed.clear()
         if len(order.seeds) > SEED_DIRECTORIES_MAX:
-            self._reason = f"{len(order.seeds)} directories are too many to fetch a file from each first"
+            self._reason = f"there are {len(order.seeds):,} directories, too many to fetch a file from each first"
         elif order.seed_bytes > limit_bytes // 2:
             self._reason = (
                 f"a file from each takes {format_size(order.seed_bytes)}, more than half of the cache, so directories"
@@ -425,7 +425,7 @@ class StartGate:
         if self._catalog_sync.complete:
             return None
         if self._catalog.directories > SEED_DIRECTORIES_MAX:
-            return f"more than {SEED_DIRECTORIES_MAX:,} directories are too many to fetch a file from each first"
+            return f"there are more than {SEED_DIRECTORIES_MAX:,} directories, too many to fetch a file from each first"
         if trio.current_time() - self._began_at > self._condition.list_timeout_s:
             return f"the listing was not complete after {self._condition.list_timeout_s:g} s"
         return None
@@ -467,7 +467,7 @@ class StartGate:
         folders, show_files = await self._catalog.folders_with_files(), self._condition.show_files
         if folders > show_files:
             raise GrowfsError(
-                f"--show-files {show_files}: {folders} directories have files, and none may be empty; show more"
+                f"--show-files {show_files}: {folders} directories contain files, and none may be empty; show more"
             )
 
     def _are_groups_equal(self, sizes: list[int], ended: bool) -> bool:
@@ -508,7 +508,7 @@ class StartGate:
         if state is MountState.HELD and not self._budget.is_spent:
             file = ""
             if (smallest := await self._catalog.smallest()) and smallest.size is not None:
-                file = f" {self._catalog.path(smallest)}, the smallest, has {format_size(smallest.size)}, and"
+                file = f" {self._catalog.path(smallest)}, the smallest, is {format_size(smallest.size)}, and"
             raise GrowfsError(
                 f"{self._store.folder}: not even one file fits:{file} the cache may take"
                 f" {format_size(self._store.limit_bytes)}, its disk has"

@@ -228,7 +228,9 @@ class CatalogSync:
 
     def _unanswered(self, silent_s: float, why: GrowfsError | None = None) -> RemoteBusy:
         remedy = f": {why}" if why else "; check the network and --endpoint-url"
-        return RemoteBusy(f"{self._workers.url}: its server has not answered the listing for {silent_s:.0f} s{remedy}")
+        return RemoteBusy(
+            f"{self._workers.url}: its server has not answered the listing request for {silent_s:.0f} s{remedy}"
+        )
 
     def _extent(self) -> int | None:
         if not self.is_endless:

@@ -228,8 +228,8 @@ async def compute_groups(workers: WorkerPool, function: Callable[[Callable[[], N
         if group is None:
             raise
         raise SlowGroups(
-            f"--group {group!r} took too long for the names of the remote; if it is a regular expression, simplify it,"
-            " such as with [^/]* for .*"
+            f"--group {group!r} took too long to match the remote's file names; if it is a regular expression, simplify"
+            " it, for example with [^/]* instead of .*"
         ) from None
 
 

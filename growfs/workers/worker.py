@@ -239,7 +239,7 @@ def _require_gone(remote: Remote, url: str, gone: int, asked: list[RemoteFile], 
             if is_there:
                 raise RemoteError(
                     f"{url}: its listing lacks {gone:,} files, but {file.path}, one of them, is still there; growfs"
-                    " treats no file as deleted, and lists again; if this persists, check the server"
+                    " keeps all of them, and lists again; if this persists, check the server"
                 )
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -66,7 +66,7 @@ def test_an_expression_that_takes_hours(growfs: Growfs, tmp_path: Path, flags: t
     growfs.env[SETUP_VARIABLE] = IMPATIENT
     done = growfs.mount(tmp_path / "remote", "--group", f"^{'(.*)' * 12}x$", *flags, check=False)
     assert done.returncode == 1
-    assert "took too long for the names of the remote; if it is a regular expression, simplify it" in done.stderr
+    assert "took too long to match the remote's file names; if it is a regular expression, simplify it" in done.stderr
     until(lambda: leftovers(growfs) == [])
 
 
@@ -455,7 +455,7 @@ def test_a_remote_whose_files_are_all_larger_than_the_cache(growfs: Growfs, tmp_
     make_tree(tmp_path / "remote", directories=1, files=2, size=300_000)
     (tmp_path / "remote/class0/small").write_bytes(bytes(250_000))
     done = growfs.mount(tmp_path / "remote", "--cache-size", "200kB", check=False)
-    expected = "not even one file fits: class0/small, the smallest, has 250 KB, and the cache may take 200 KB"
+    expected = "not even one file fits: class0/small, the smallest, is 250 KB, and the cache may take 200 KB"
     assert_refused(done, str(growfs.cache_dir), expected)
     assert "its log is" not in done.stderr, "there is nothing more in it"
     assert leftovers(growfs) == []

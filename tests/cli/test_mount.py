@@ -180,7 +180,7 @@ def test_a_mount_that_lists_the_remote_is_listed_and_can_be_ended(growfs: Growfs
         growfs.run("umount", growfs.mountpoint)
         _, errors = mounting.communicate(timeout=30)
         assert mounting.returncode == 1
-        assert f"{growfs.mountpoint}: the mount was ended before it was ready" in errors
+        assert f"{growfs.mountpoint}: the mount was stopped before it was ready" in errors
         assert growfs.listed() is None
 
 
@@ -450,7 +450,7 @@ def test_a_server_that_never_answers_is_named_meanwhile_and_given_up(growfs: Gro
         *_, error = mounting.stderr
         assert mounting.wait(30) == 1
         assert re.match(
-            rf"growfs: {server.url}: its server has not answered the listing for \d+ s; check the net", error
+            rf"growfs: {server.url}: its server has not answered the listing request for \d+ s; check the net", error
         )
 
 
@@ -491,7 +491,7 @@ def test_a_foreground_mount_that_is_ended_before_it_is_ready_leaves_nothing(
         mounting.send_signal(number)
         output, errors = mounting.communicate(timeout=30)
         assert (mounting.returncode, output) == (1, "")
-        assert "the mount was ended before it was ready" in errors
+        assert "the mount was stopped before it was ready" in errors
         assert leftovers(growfs) == []
 
 
@@ -519,7 +519,7 @@ def test_a_daemon_that_is_ended_before_it_has_its_request(growfs: Growfs, remote
         daemon.wait()
 
     options = Options.parse({"cache_dir": str(growfs.cache_dir)})
-    with pytest.raises(GrowfsError, match=f"^{growfs.mountpoint}: the mount was ended before it was ready$"):
+    with pytest.raises(GrowfsError, match=f"^{growfs.mountpoint}: the mount was stopped before it was ready$"):
         launch.start(str(remote), growfs.mountpoint, options, on_daemon=end)
 
 

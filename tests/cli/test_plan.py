@@ -135,7 +135,7 @@ def test_the_plan_of_nodes_is_printed(growfs: Growfs) -> None:
     output = growfs.run("plan", *TINY, "--nodes", "8").stdout
     assert "8 nodes, each with this cache and link" in output
     assert "each has seen 99% after: " in output
-    assert re.search(r"in two passes, each lists all files for the same time, ±\d+%", output)
+    assert re.search(r"over two passes, each file is shown for the same time, ±\d+%", output)
     (line,) = (line for line in output.splitlines() if "first pass, without" in line)
     assert "8 TB" in line
     assert "nodes" not in printed(growfs, *TINY)

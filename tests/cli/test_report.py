@@ -38,7 +38,7 @@ def test_a_dead_mount_and_a_cache_have_a_report_too(growfs: Growfs, tmp_path: Pa
     growfs.run("report", growfs.cache, "-o", page)
     assert set(growfs.cache.iterdir()) == left, "reading creates nothing there"
     assert "not mounted" in page.read_text()
-    assert "3 files arrived, 0 were evicted" in page.read_text()
+    assert "3 files arrived, and 0 were evicted" in page.read_text()
     growfs.mount(tmp_path / "remote", "--turnover", "35%")
     growfs.kill()
     growfs.run("report", growfs.mountpoint, "-o", page, "--last", "1h")

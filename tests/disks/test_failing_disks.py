@@ -313,7 +313,7 @@ def test_what_a_disk_could_not_write_is_dropped_before_it_is_read_back(
         growfs.cache_dir = system.folder / "cache"
         growfs.env[SETUP_VARIABLE] = HURRY
         growfs.mount(tmp_path / "remote", *FLAGS, "--no-wait")
-        until(lambda: "the disk has lost it" in growfs.log())
+        until(lambda: "it has disappeared from the disk" in growfs.log())
         growfs.run("pause", growfs.mountpoint)
         query, failed = f"file:{growfs.cache}/catalog.sqlite?mode=ro", growfs.log().count(FAILED)
         with closing(sqlite3.connect(query, uri=True)) as rows:
@@ -359,7 +359,7 @@ def test_a_quota_that_statvfs_does_not_tell_rotates_and_status_says_so(
     tree = make_tree(tmp_path / "remote", files=15, size=500_000)
     growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "120MB")
     read_until_seen(growfs, tree, len(tree) - 1)
-    until(lambda: "refuses to hold more of the cache" in (growfs.mountpoint / ".growfs/status").read_text())
+    until(lambda: "a quota seems to limit the cache" in (growfs.mountpoint / ".growfs/status").read_text())
     failed = growfs.status()["fetch"]["failed"]
     for path in sorted(set(tree) - files_below(growfs.cache / "files"))[:5]:
         assert (growfs.mountpoint / path).read_bytes() == tree[path]
@@ -384,7 +384,7 @@ def test_a_miss_notices_that_others_make_room_below_a_quota(growfs: Growfs, disk
         others.touch()
         os.truncate(others, 32 << 20)
         content = threads.submit((growfs.mountpoint / missing).read_bytes)
-        until(lambda: "refuses to hold more of the cache" in (growfs.mountpoint / ".growfs/status").read_text())
+        until(lambda: "a quota seems to limit the cache" in (growfs.mountpoint / ".growfs/status").read_text())
         time.sleep(2 * LOOK_AGAIN_S_MIN)  # it has looked again in vain
         others.unlink()
         assert content.result() == tree[missing]

@@ -303,7 +303,7 @@ def test_commands_work_as_on_a_mount(growfs: Fill, tmp_path: Path, readers: Read
     assert growfs.run("next", at).stdout.strip() == str(growfs.current)
     growfs.run("stop", at)
     assert files_below(growfs.current)
-    assert "nothing fills it now" in growfs.run("status", at, check=False).stderr
+    assert "nothing is filling it" in growfs.run("status", at, check=False).stderr
     assert "no new generation" in growfs.run("next", at).stderr
     done = growfs.run("next", at, "--", "pwd")
     assert done.stdout.strip() == str(growfs.current)

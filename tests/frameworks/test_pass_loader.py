@@ -165,9 +165,9 @@ def test_a_part_that_cannot_be_listed_is_not_taken_for_an_empty_one(
 def test_passes_count_from_1(growfs: Growfs, tmp_path: Path) -> None:
     """A loop over range(90) would read pass 1 twice."""
     mount(growfs, tmp_path / "remote")
-    with pytest.raises(UsageError, match="number=0: passes count from 1"):
+    with pytest.raises(UsageError, match="number=0: passes are numbered from 1"):
         api.samples(growfs.mountpoint, opened, 0)
-    with pytest.raises(UsageError, match="number=0: passes count from 1"):
+    with pytest.raises(UsageError, match="number=0: passes are numbered from 1"):
         next(api.epoch(growfs.mountpoint, 0))
 
 

@@ -451,4 +451,5 @@ def test_show_files_below_the_number_of_directories_is_refused(growfs: Growfs, t
     make_tree(tmp_path / "remote", directories=4, files=3)
     done = growfs.mount(tmp_path / "remote", "--show-files", 3, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("growfs: --show-files 3: 4 directories have files, and none may be empty; show more")
+    expected = "growfs: --show-files 3: 4 directories contain files, and none may be empty; show more"
+    assert done.stderr.startswith(expected)

@@ -150,7 +150,7 @@ def test_a_head_that_almost_fills_the_buffer_is_read(
 def test_a_head_over_the_size_limit_is_refused(server: Server, connection: Connection, ends: bool) -> None:
     fill = b"X: " + b"x" * module.HEAD_BYTES_MAX
     server.answer = lambda client, _: client.sendall(b"HTTP/1.1 200 OK\r\n" + fill + (b"\r\n\r\n" if ends else b""))
-    with pytest.raises(FallBack, match="without an end"):
+    with pytest.raises(FallBack, match="does not end"):
         connection.send(HttpRequest(server.url), {})
 
 

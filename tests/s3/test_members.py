@@ -80,7 +80,7 @@ def test_a_store_that_falls_silent_in_each_shard_is_named_and_given_up(growfs: G
     )
     bucket.proxy.fault = lambda request: stall(1000) if request.is_fetch else None
     refused = growfs.mount(bucket.url, *bucket.flags, "tar", "--list-timeout", "20s", check=False)
-    assert re.search(rf"{bucket.url}: its server has not answered the listing for \d+ s", refused.stderr)
+    assert re.search(rf"{bucket.url}: its server has not answered the listing request for \d+ s", refused.stderr)
 
 
 @pytest.mark.promise(37)

@@ -90,7 +90,7 @@ def test_the_smallest_cache_without_waits_is_found(workload: Workload) -> None:
 
 
 def test_a_cache_that_cannot_stream_is_refused() -> None:
-    with pytest.raises(GrowfsError, match="to stream files through it"):
+    with pytest.raises(GrowfsError, match="of the cache for streamed files"):
         simulate_exact(MANY, CacheSize(share=1.0))
 
 

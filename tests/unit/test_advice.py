@@ -65,8 +65,8 @@ def releases(reader: Reader) -> None:
             [opens(100)],
             SHARE,
             (),
-            "opens files by name and never listed them, so all files that were listed at its first open stay cached"
-            " until it ends: have it list every epoch",
+            "opens files by name and never listed them, so all files listed when it first opened one stay cached"
+            " until it exits: have it list every epoch",
         ),
         ([opens(1), releases], SHARE, (), None),
         (

@@ -85,4 +85,4 @@ async def test_a_server_that_never_answers_the_listing_is_named_and_the_listing_
         assert not nursery.cancel_scope.cancel_called, "the daemon goes on"
         nursery.cancel_scope.cancel()
     assert isinstance(sync.failure.error, RemoteBusy)
-    assert str(sync.failure.error).startswith("s3://bucket/train: its server has not answered the listing for")
+    assert str(sync.failure.error).startswith("s3://bucket/train: its server has not answered the listing request for")

@@ -270,5 +270,5 @@ async def test_a_session_that_begins_with_another_request_is_refused() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.send(protocol.InHeader.pack(protocol.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0))
-        with pytest.raises(GrowfsError, match="begins the session with request 17"):
+        with pytest.raises(GrowfsError, match="started the FUSE session with request 17"):
             Session(ours.fileno()).handshake(InitFlag.PASSTHROUGH, 1)

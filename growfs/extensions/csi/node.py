@@ -201,7 +201,7 @@ class NodeMounts:
                 raise mount_error(mounting.returncode, errors.read())
 
     def _end(self, base: Path) -> None:
-        log.info("ending the mount of the volume %s, which no pod uses", base.name)
+        log.info("unmounting the volume %s, which no pod uses", base.name)
         with suppress(GrowfsError):
             stop_or_detach(base)  # a mount namespace that gets no unmounts may still have it
         with suppress(OSError):

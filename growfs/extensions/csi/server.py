@@ -195,5 +195,5 @@ def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defau
         try:
             mounts.sweep()
         except (GrowfsError, OSError) as error:
-            log.warning("mounts without pods could not be ended: %s", error)
+            log.warning("mounts without pods could not be unmounted: %s", error)
     os._exit(0)  # a mount that takes longer than the grace goes on without the driver

@@ -39,7 +39,7 @@ def check_remote(probe: RemoteToTry, answer_s: float, on_phase: Callable[[str], 
             yield from _found(connection, answer_s, on_phase)
         except (EOFError, OSError):
             errors.seek(0)
-            lines = errors.read().strip().splitlines() or [f"it ended with {process.wait()}"]
+            lines = errors.read().strip().splitlines() or [f"it exited with {process.wait()}"]
             text = f"the process that tests the remote died: {lines[-1]}"
             yield Check(Level.FAILURE, "remote", text, "check dmesg: it may have run out of memory")
         finally:

@@ -257,7 +257,7 @@ def _download(probe: RemoteToTry, sample: list[RemoteFile], send: Send) -> None:
         text = f"{len(progress.failed)} of {len(progress.failed) + progress.finished} files: {progress.failed[0]}"
         send(warning("files", text, "such files are tried again in each pass"))
     if progress.gave_up:
-        text = f"growfs could not request the last {LEFT_MAX} files, only the store's library could: {progress.gave_up}"
+        text = f"growfs could not request the last {LEFT_MAX} files; only the store's library could: {progress.gave_up}"
         send(warning("client", text, "mount with --client library, which avoids the failing requests"))
     send(MeasuredDownload(progress.finished - alone, progress.received, time.monotonic() - began, first_s))
 

@@ -69,7 +69,7 @@ def nodes_table(found: NodesResult) -> Table:
         "from other nodes",
         title=f"{found.nodes:,} nodes, each with this cache and link",
         caption=f"each has seen {SEEN:.0%} after: {'never' if days is None else timespan(days)}\n"
-        f"in two passes, each lists all files for the same time, ±{found.unevenness:.0%}",
+        f"over two passes, each file is shown for the same time, ±{found.unevenness:.0%}",
     )
     for name, remote, peers in (
         ("first pass, with --peers", found.first_remote_bytes, found.first_peer_bytes),

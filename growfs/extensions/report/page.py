@@ -142,14 +142,14 @@ def _cards(figures: Figures, data: dict[str, Values]) -> Iterator[str]:
         {"cached": "green", "listed": "blue"},
     )
     arrived, evicted = (abs(sum(bar[name] for bar in bars)) for name in ("arrived", "evicted"))
-    note = f"{arrived:,} files arrived, {evicted:,} were evicted."
+    note = f"{arrived:,} files arrived, and {evicted:,} were evicted."
     yield _card("traffic", "Arrivals and evictions", note, {"arrived": "green", "evicted": "amber"})
     unopened = next((files for least, _, files in figures.opens if least == 0), 0)
     never = f"{unopened:,} files were cached and never opened."
     yield _card("opens", "Opens per file", never if unopened else "Every file that was cached was opened.")
     if any(bar["misses"] for bar in bars):
         yield _card("misses", "Opens that waited", "Each is an open of a file that was not cached.")
-        note = "Seconds that opens waited for files that were not cached, added up."
+        note = "Total seconds that opens waited for files that were not cached."
         yield _card("waits", "Time that opens waited", note)
     half, total = len(figures.directories) // 2, figures.directories_all
     is_all = total == len(figures.directories)

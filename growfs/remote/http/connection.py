@@ -269,9 +269,9 @@ class Connection:
         waited_s_max = self._waited_s + self.timeouts.read_s
         while (end := self._bytes.find(b"\r\n\r\n", 0, min(received, HEAD_BYTES_MAX))) < 0:
             if received >= min(HEAD_BYTES_MAX, len(self._bytes)):
-                raise FallBack("a head without an end")
+                raise FallBack("a response header that does not end")
             if self._waited_s > waited_s_max:
-                raise TimeoutError("it sends too slowly")
+                raise TimeoutError("it is sending too slowly")
             count = self._receive(sock, self._buffer[received:])
             if not count:
                 raise _ServerClosed("it hung up")
@@ -334,7 +334,7 @@ class Connection:
         with _translating_errors:
             while end < least and (end <= counted or time.monotonic() < due_at):
                 if self._waited_s > waited_s_max:
-                    raise TimeoutError("it sends too slowly")
+                    raise TimeoutError("it is sending too slowly")
                 count = self._receive(self._socket, self._buffer[end:most])
                 if not count:
                     missing = left - (end - start)
@@ -360,7 +360,7 @@ class Connection:
                 self._waited_s_max = self._waited_s + self.timeouts.read_s
             with _translating_errors:
                 if self._waited_s > self._waited_s_max:
-                    raise TimeoutError("it sends too slowly")
+                    raise TimeoutError("it is sending too slowly")
                 count = self._receive(self._socket, buffer)
             if not count:
                 raise ConnectionFailed(f"the answer was cut short, {left} bytes are missing")
@@ -412,11 +412,11 @@ class Connection:
     def _read_more(self, received: bytearray) -> None:
         assert self._socket is not None
         if len(received) > TEXT_BYTES_MAX:
-            raise FallBack("a text that is too long")
+            raise FallBack("a response that is too long")
         patience_s = self.timeouts.read_s * (1 + len(received) // PIECE_BYTES)
         with _translating_errors:
             if self._waited_s - self._text_waited_s > patience_s:
-                raise TimeoutError("it sends too slowly")
+                raise TimeoutError("it is sending too slowly")
             count = self._receive(self._socket, self._buffer)
         if not count:
             raise ConnectionFailed("the answer was cut short")
@@ -565,7 +565,7 @@ def _tunnel(sock: socket.socket, proxy: Proxy, address: str, timeouts: Timeouts)
         sock.sendall(f"CONNECT {address} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1"))
         while b"\r\n\r\n" not in head:
             if time.monotonic() > ends_at:
-                raise TimeoutError("it sends too slowly")
+                raise TimeoutError("it is sending too slowly")
             if len(head) > HEAD_BYTES_MAX or not (received := sock.recv(HEAD_BYTES_MAX)):
                 raise ProxyFailed(proxy, f"it does not answer CONNECT {address}")
             head += received

@@ -140,7 +140,7 @@ class SampledRemote(_ProducerRemote):
     def _number(self, path: str) -> int:
         number = self._parse(path)
         if number < 0 or (self._count is not None and number >= self._count):
-            raise RemoteMissing(f"{path}: no number gives this name")
+            raise RemoteMissing(f"{path}: no number produces this name")
         return number
 
     def _parse(self, path: str) -> int:
