@@ -19,7 +19,7 @@ from growfs.daemon.virtual_files import LEDGER, virtual_files
 from growfs.fuse.engine_choice import PACKAGES
 from growfs.status_and_metrics import METRICS as OTHERS
 from growfs.status_and_metrics import MountState, MountStatus, status_fields
-from tools import man
+from tools import man, messages
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -114,23 +114,26 @@ def test_every_errno_of_a_miss_is_documented() -> None:
         assert all(f"| {name} |" in text for name in ("EIO", "ETIMEDOUT", "EFBIG", "ENOSPC", "ENFILE", "ENOENT"))
 
 
-def test_every_message_of_its_page_exists_in_the_code() -> None:
-    source = "\n".join(text for path in (ROOT / "growfs").rglob("*.py") for text in texts(ast.parse(path.read_text())))
-    assert len(quoted_messages()) > 20
-    assert [message for message in quoted_messages() if message not in source] == []
+def test_the_page_of_messages_has_those_of_the_code() -> None:
+    page = messages.PAGE.read_text()
+    assert len(messages.quoted(page)) > 300
+    assert page == messages.rewritten(page), "update it: python -m tools.messages"
+
+
+def test_the_page_quotes_whole_messages_unless_several_have_a_part() -> None:
+    first, second = "…: no such bucket; check the name", "…: no such folder"
+    assert messages.whole("such bucket", {first, second}) == first
+    assert messages.whole("…: there is no such bucket; check its name", {first, second}) == first
+    assert messages.whole("no such", {first, second}) == "no such"
+    with pytest.raises(LookupError):
+        messages.whole("out of memory", {first, second})
 
 
 def test_every_message_that_a_person_can_meet_is_on_its_page() -> None:
-    known = quoted_messages()
+    known = messages.quoted(messages.PAGE.read_text())
     raised = [message for path in (ROOT / "growfs").rglob("*.py") for message in raised_messages(path)]
     assert len(raised) > 100
     assert [message for message in raised if not any(part in message for part in known)] == []
-
-
-def quoted_messages() -> list[str]:
-    """The parts of messages that their page quotes."""
-    cells = re.findall(r"^\| (`[^|]*) \|", (DOCS / "messages.md").read_text(), re.MULTILINE)
-    return [message.removeprefix("`").removesuffix("`") for cell in cells for message in cell.split("`, `")]
 
 
 def raised_messages(path: Path) -> Iterator[str]:
@@ -138,18 +141,9 @@ def raised_messages(path: Path) -> Iterator[str]:
     classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes and node.args:
-            message = next(texts(node.args[0]), "")  # the first is the whole
-            if message.strip("\0:;() "):
+            message = next(messages.texts(node.args[0]), "")  # the first is the whole
+            if message.strip(f"{messages.VALUE}:;() "):
                 yield message
-
-
-def texts(tree: ast.AST) -> Iterator[str]:
-    """The string literals in the code. Adjacent ones are joined; NUL stands for each value in an f-string."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
 
 
 @pytest.mark.parametrize("name", LINES_MAX)
