@@ -81,7 +81,7 @@ COMMON = (
     RATE,
 )
 READY = Row("mounted after, s", lambda run, _: float(run["ready_s"]), "{:.1f}", -1)
-DIFFERENT_PER_S = Row("different samples/s", different_per_s, "{:,.1f}")
+DIFFERENT_PER_S = Row("distinct samples/s", different_per_s, "{:,.1f}")
 ROWS = {
     CACHED: COMMON,
     THIRD: (

@@ -70,7 +70,7 @@ def best_pass(figure: str, of: float = 1.0) -> Callable[[Run], float]:
 
 
 def different_per_s(run: Run) -> float:
-    """How many different samples per second an epoch after the first had."""
+    """How many distinct samples per second an epoch after the first had."""
     return later("different")(run) * later("samples_per_s")(run)
 
 
@@ -204,14 +204,14 @@ def verdicts(results: Results) -> str:
             for figure in (SAMPLES[1], different_per_s)
         )
         rows.append([peer, *ratios, results.peers[peer]["note"]])
-    return table(["growfs, relative to", "samples/s", "different samples/s", "the other one"], rows)
+    return table(["growfs, relative to", "samples/s", "distinct samples/s", "the other one"], rows)
 
 
 def readme_table(results: Results) -> str:
     """README's table: case 1 with a cache of a third, for some of the peers."""
     columns: list[Column] = [
         ("accelerator busy", *UTILIZATION[1:]),
-        ("different samples/s", different_per_s, "{:,.0f}"),
+        ("distinct samples/s", different_per_s, "{:,.0f}"),
         ("time to first batch, s", lambda run: run["first_batch_s"], "{:.1f}"),
     ]
     rows = (
@@ -232,7 +232,7 @@ def never_evict_table(results: Results) -> str:
         found = [results.of(LARGER, peer, share) for peer in peers]
         cells = [f"{median(map(busy, runs)):.0%}, {median(map(per_s, runs)):,.0f}" if runs else "" for runs in found]
         rows.append([share, *cells])
-    return table(["cached", f"{peers[0]}: accelerator busy, different samples/s", *peers[1:]], rows)
+    return table(["cached", f"{peers[0]}: accelerator busy, distinct samples/s", *peers[1:]], rows)
 
 
 PAGES_WITH_TABLE: dict[Path, Callable[[Results], str]] = {README: readme_table, COMPARISON: never_evict_table}

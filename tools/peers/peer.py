@@ -267,7 +267,7 @@ PEERS = (
     Peer(
         "growfs",
         "lists the cached files, and rotates them",
-        "trains on each fetched file several times, so it sees fewer different samples in an epoch",
+        "trains on each fetched file several times, so it sees fewer distinct samples in an epoch",
         lambda: growfs.__version__,
         run_growfs,
         documents="README.md",
