@@ -45,10 +45,6 @@ class Roff(click.HelpFormatter):
         """The command becomes a section, and its usage the first line."""
         self.write(f".SH {escaped(prog.upper())}\n.B {escaped(prog)}\n{escaped(args)}\n")
 
-    def write_heading(self, heading: str) -> None:
-        """Write a subsection's heading."""
-        self.write(f".SS {escaped(heading)}\n")
-
     def write_paragraph(self) -> None:
         """Begin a paragraph."""
         self.write(".PP\n")
@@ -60,13 +56,16 @@ class Roff(click.HelpFormatter):
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         """Write a list of terms with their descriptions."""
         for term, text in rows:
-            self.write(f".TP\n.B {escaped(term)}\n{escaped(text)}\n")
+            if "--help" not in term:  # which each command has
+                self.write(f".TP\n.B {escaped(term)}\n{escaped(text)}\n")
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """Write a subsection."""
-        self.write_heading(name)
+        """Write a subsection, if the block writes anything."""
+        before = len(self.buffer)
         yield
+        if self.buffer[before:]:
+            self.buffer.insert(before, f".SS {escaped(name)}\n")
 
     @contextmanager
     def indentation(self) -> Iterator[None]:

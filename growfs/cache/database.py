@@ -135,14 +135,20 @@ class Database:
         try:
             return self._reader.execute(query, values).fetchall()
         except sqlite3.DatabaseError as error:
-            raise unreadable(self.path, error) from error
+            raise self._unreadable(error) from error
 
     def row(self, query: str, *values: object) -> Any:
         """The first row of a query over committed data, or None."""
         try:
             return self._reader.execute(query, values).fetchone()
         except sqlite3.DatabaseError as error:
-            raise unreadable(self.path, error) from error
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: sqlite3.DatabaseError) -> Unreadable:
+        """The error for a failed query, which is logged: a program that looks up a name gets nothing but an EIO."""
+        failure = unreadable(self.path, error)
+        log.warning("%s", failure)
+        return failure
 
     async def query_in_thread(self, function: Callable[[Query], T]) -> T:
         """Run a function with queries on a thread, with its own connection: for queries that would delay readers."""
@@ -153,7 +159,7 @@ class Database:
                     connection.execute("BEGIN")  # all queries see one snapshot
                     return function(lambda query, *values: connection.execute(query, values))
             except sqlite3.DatabaseError as error:
-                raise unreadable(self.path, error) from error
+                raise self._unreadable(error) from error
 
         return await trio.to_thread.run_sync(query)
 

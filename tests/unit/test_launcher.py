@@ -95,6 +95,6 @@ async def test_a_command_that_is_gone_ends_a_mount_that_is_not_ready() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     launcher = Launcher(writing)
-    with pytest.raises(GrowfsError, match="ended before the mount was ready"):
+    with pytest.raises(GrowfsError, match="exited before the mount was ready"):
         launcher.report(progress=1)
     await launcher.ready({})

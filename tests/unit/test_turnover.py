@@ -241,7 +241,7 @@ async def test_no_generation_begins_with_fewer_files_than_show_files(
     scene.cache.generations.show_files = 3
     await scene.admit("1", "2")
     assert await scene.cache.begin() is None
-    assert "--show-files needs 3 files; 2 can be listed" in caplog.text
+    assert "--show-files needs 3 files, but only 2 can be listed" in caplog.text
     await scene.admit("3")
     assert (await scene.begin()).number == 1
     assert scene.listed() == "123"
