@@ -104,6 +104,20 @@ def _allocate(path: Path, bytes: int) -> bool:
     return False
 
 
+def failed_query(path: Path, error: sqlite3.DatabaseError) -> Unreadable:
+    """The error for it, which is logged: a program that looks up a name gets nothing but an EIO."""
+    log.warning("%s", failure := unreadable(path, error))
+    return failure
+
+
+async def read_in_thread(path: Path, function: Callable[[], T]) -> T:
+    """Run a function that reads a database on a thread. Raises Unreadable."""
+    try:
+        return await trio.to_thread.run_sync(function)
+    except sqlite3.DatabaseError as error:
+        raise failed_query(path, error) from error
+
+
 class Database:
     """Owns both connections of the daemon.
 
@@ -135,33 +149,24 @@ class Database:
         try:
             return self._reader.execute(query, values).fetchall()
         except sqlite3.DatabaseError as error:
-            raise self._unreadable(error) from error
+            raise failed_query(self.path, error) from error
 
     def row(self, query: str, *values: object) -> Any:
         """The first row of a query over committed data, or None."""
         try:
             return self._reader.execute(query, values).fetchone()
         except sqlite3.DatabaseError as error:
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: sqlite3.DatabaseError) -> Unreadable:
-        """The error for a failed query, which is logged: a program that looks up a name gets nothing but an EIO."""
-        failure = unreadable(self.path, error)
-        log.warning("%s", failure)
-        return failure
+            raise failed_query(self.path, error) from error
 
     async def query_in_thread(self, function: Callable[[Query], T]) -> T:
         """Run a function with queries on a thread, with its own connection: for queries that would delay readers."""
 
         def query() -> T:
-            try:
-                with closing(read_only(self.path)) as connection:
-                    connection.execute("BEGIN")  # all queries see one snapshot
-                    return function(lambda query, *values: connection.execute(query, values))
-            except sqlite3.DatabaseError as error:
-                raise self._unreadable(error) from error
+            with closing(read_only(self.path)) as connection:
+                connection.execute("BEGIN")  # all queries see one snapshot
+                return function(lambda query, *values: connection.execute(query, values))
 
-        return await trio.to_thread.run_sync(query)
+        return await read_in_thread(self.path, query)
 
     async def write(self, function: Callable[[sqlite3.Connection], T], then: Callable[[T], None] | None = None) -> T:
         """Run a function in a transaction; returns its result after the commit.

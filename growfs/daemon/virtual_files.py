@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import IO, Any
 
 import trio
 
-from growfs.cache.cache_folder import read_only, unreadable
+from growfs.cache.cache_folder import read_only
+from growfs.cache.database import read_in_thread
 from growfs.cache.publish import FIRST_SHOWN
 from growfs.cache.schema import query_of, with_paths
 from growfs.daemon.log_file import last_lines
@@ -45,21 +45,15 @@ def virtual_files(catalog: Path, log_file: Path, snapshot: Callable[[], Awaitabl
 
         return openmetrics(status)
 
-    async def in_thread(function: Callable[[], None]) -> None:
-        try:
-            await trio.to_thread.run_sync(function)
-        except sqlite3.DatabaseError as error:
-            raise unreadable(catalog, error) from error
-
     def of_listing(write_rows: Callable[[Iterator[Row], IO[bytes]], None]) -> Render:
         async def write(out: IO[bytes], generation: Generation | None) -> None:
             assert generation
-            await in_thread(lambda: write_rows(_listed(catalog, generation), out))
+            await read_in_thread(catalog, lambda: write_rows(_listed(catalog, generation), out))
 
         return write
 
     async def ledger(out: IO[bytes], _: Generation | None) -> None:
-        await in_thread(lambda: _write_csv(LEDGER, _ever_fetched(catalog), out))
+        await read_in_thread(catalog, lambda: _write_csv(LEDGER, _ever_fetched(catalog), out))
 
     async def log(out: IO[bytes], _: Generation | None) -> None:
         out.write(await trio.to_thread.run_sync(last_lines, log_file))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import mmap
-import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,9 +16,8 @@ from typing import Protocol, TypeVar
 import trio
 
 from growfs import disk
-from growfs.cache.cache_folder import unreadable
 from growfs.cache.catalog import Catalog, Node
-from growfs.cache.database import Database
+from growfs.cache.database import Database, read_in_thread
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError
 from growfs.rotation.generations import Planner
@@ -247,7 +245,4 @@ async def compute_soon(
             return result
         except (WorkerLost, GrowfsError) as error:
             log.warning("no worker could compute the next listing: %s", error)
-    try:
-        return await trio.to_thread.run_sync(function, lambda: None)  # a thread needs no heartbeat
-    except sqlite3.DatabaseError as failure:
-        raise unreadable(catalog, failure) from failure
+    return await read_in_thread(catalog, lambda: function(lambda: None))  # a thread needs no heartbeat
