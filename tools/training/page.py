@@ -194,8 +194,8 @@ def sentence(found: Findings) -> str:
     assert lru
     return (
         "In an [experiment](docs/sizing.md) on MNIST (nothing larger has been tried) with a tenth of the images cached"
-        f" and each opened {USUAL} times, a model came within {less(found, growfs)} points of its accuracy with all of"
-        f" them local. An LRU mount, given the same time, lost {less(found, lru)} points, because it waited."
+        f" and each opened {USUAL} times, a model came within {less(found, growfs)} points of its accuracy when all"
+        f" images are local. An LRU mount, given the same time, lost {less(found, lru)} points, because it waited."
     )
 
 
