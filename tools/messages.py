@@ -1,9 +1,8 @@
 """Writes whole messages into docs/messages.md: python -m tools.messages.
 
-The page says for each message what to do, and people search it for what they see. So its first column quotes messages
-as the code has them, with … for each value. This program replaces what it finds there: a part of one message in the
-code by the whole, and a message that has changed since by the one that resembles it most. Other parts stay: several
-messages contain them.
+The page says what to do about each message, and people search it for what they see. Its first column therefore quotes
+messages as they are in the code, with … for each value. This program replaces a part of one message by the whole, and
+a message that has changed by the one that resembles it most. Parts that several messages contain stay as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ PAGE = ROOT / "docs/messages.md"
 VALUE = "…"
 CELL = re.compile(r"(?<=^\| )`[^|]*`(?= \|)", re.MULTILINE)
 LIKE_MIN = 0.6
-"""How much of a message that has changed must be left, as in `difflib.get_close_matches`."""
+"""How similar the new text of a message must be, as for `difflib.get_close_matches`."""
 UNQUOTABLE = re.compile(r"[`|\n]")
 """What a cell of a table cannot quote."""
 
