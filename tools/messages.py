@@ -25,7 +25,7 @@ UNQUOTABLE = re.compile(r"[`|\n]")
 
 
 def texts(node: ast.AST) -> Iterator[str]:
-    """The strings in the code that are no docstrings. Adjacent ones are joined; VALUE stands for each value."""
+    """The strings in the code, except docstrings. Adjacent ones are joined; VALUE stands for each value."""
     inner = list(ast.iter_child_nodes(node))
     if isinstance(node, ast.JoinedStr):
         yield "".join(str(part.value) if isinstance(part, ast.Constant) else VALUE for part in node.values)
