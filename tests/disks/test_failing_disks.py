@@ -403,7 +403,11 @@ def test_a_disk_that_fails_below_python_fails_misses_at_most(
         ("write", "catalog.sqlite", r"cannot be written \(disk I/O error\); check its disk"),
         ("write", "partial", r"cannot be written \(\[Errno 5\] Input/output error\); check its disk"),
         # To SQLite, a log that cannot be read may look like a damaged database.
-        ("read", "catalog.sqlite", r"catalog\.sqlite: (disk I/O error|.* malformed); check the cache's disk \(dmesg\)"),
+        (
+            "read",
+            "catalog.sqlite",
+            r"catalog\.sqlite: (disk I/O error|database disk image is malformed); check the cache's disk \(dmesg\)",
+        ),
     ):
         missing = sorted(set(tree) - files_below(growfs.cache / "files"))
         disk_control.write_text(f"{calls} {part}\n")
