@@ -91,7 +91,6 @@ COMPONENTS = {
     "CatalogSync",
     "Database",
     "Dispatcher",
-    "Durability",
     "Space",
     "Fetcher",
     "Generations",

@@ -1,11 +1,11 @@
-"""The local disk: the database and its schema, the catalog, the cached files, the quota, recovery.
+"""The local disk: the database and its schema, the catalog, the cached files and the room for them, recovery.
 
 Owns the cache directory: catalog.sqlite, files/ and partial/.
 
-Invariants: a row means that its file is whole; resident, reserved and orphaned bytes stay within the quota; writes to
+Invariants: a row means that its file is whole; resident, reserved and orphaned bytes stay within the limit; writes to
 the database happen on one thread at a time.
 
-Public modules: `cache_folder`, `database`, `schema`, `catalog`, `listing_diff`, `store`, `durability`, `publish`,
+Public modules: `cache_folder`, `database`, `schema`, `catalog`, `listing_diff`, `room`, `store`, `publish`,
 `open_files`, `recovery`, `usage` and `history`. Workers import `schema`, `catalog` and `listing_diff`, so this file
 imports nothing.
 """

@@ -125,7 +125,8 @@ class Database:
     thread. Writes never overlap; one that raises is rolled back. If the disk refuses, reads raise Unreadable and writes
     sqlite3.DatabaseError.
 
-    stopped_cleanly: whether the last daemon did, once `recover` has found out.
+    refusal: the error with which the disk refused the last write; None if it did not. stopped_cleanly: whether the
+    last daemon did, once `recover` has found out.
     """
 
     def __init__(self, path: Path) -> None:

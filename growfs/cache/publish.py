@@ -26,7 +26,7 @@ from growfs.remote.interface import Fetched
 from growfs.remote.names import extension
 
 if TYPE_CHECKING:
-    from growfs.cache.store import Reservation
+    from growfs.cache.room import Reservation
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,12 @@
-"""The cached files: which are resident, which are open, and how much of the quota is reserved.
+"""The cached files: which are resident, and which are open.
 
-Owns the folder files/, the table `resident`, and the quota.
+Owns the folder files/ and the table `resident`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
@@ -19,27 +18,20 @@ import trio
 
 from growfs import btrfs, disk
 from growfs.cache.catalog import Catalog, Changes, Removed
-from growfs.cache.database import SPARE_BYTES_MAX, Database
+from growfs.cache.database import DISK_ERRORS, Database
 from growfs.cache.open_files import OpenFile, OpenFiles
 from growfs.cache.publish import Published, Publisher, StagedFile, last_admitted, mark_durable
 from growfs.cache.recovery import Identity, set_identity, verify_content, verify_on_medium
+from growfs.cache.room import Room
 from growfs.cache.schema import set_meta
-from growfs.errors import TooManyOpen, Unreadable
+from growfs.errors import TooManyOpen
 from growfs.signal import Signal
 from growfs.status_and_metrics import CacheStatus
 from growfs.units import CacheSize
 
 log = logging.getLogger(__name__)
 
-QUOTA_MARGIN_SHARE = 32
-"""When a quota refuses more, one part in 32 of the used bytes is given up, or SPARE_BYTES_MAX: the catalog grows.
-
-The space that the spare file had, or should have had, is also left free.
-"""
-QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX = 100, 64 << 20
-"""A quota that has refused more is probed with a hundredth of what it allowed, or with this if it is less."""
-QUOTA_RETRY_S = 60.0
-"""Pause before probing it again after another refusal, unless a reader waits."""
+SYNC_EVERY_S = 30.0
 EVICTED_FILES_MAX = 1000
 """Files evicted in one transaction: other writers and readers wait for some ten milliseconds."""
 
@@ -71,63 +63,12 @@ class ResidentFile(NamedTuple):
         return Identity.of(stat) == self.identity and stat.st_size == self.size
 
 
-class Reservation:
-    """Bytes of the quota that one owner holds in order to write a file of at most this size.
-
-    Invariant: they are given back once, however often that is requested, or are spent when the file is admitted. An
-    error in a `with` block gives them back.
-    """
-
-    def __init__(self, store: Store, bytes: int) -> None:
-        self.bytes = bytes
-        self._store = store
-        store.reserved_bytes += bytes
-
-    def resize(self, size: int) -> None:
-        """Hold the bytes for a file whose size is now known."""
-        before, self.bytes = self.bytes, disk.allocation(size)
-        self._store.reserved_bytes += self.bytes - before
-        if self.bytes < before:
-            self._store.space_freed.notify()
-
-    def extend(self, need: int) -> None:
-        """Also hold free bytes, up to what a file needs."""
-        more = min(disk.allocation(need) - self.bytes, self._store.free_bytes())
-        if more > 0:
-            self.resize(self.bytes + more)
-
-    def split(self, bytes: int) -> Reservation:
-        """Give a part of it to another owner."""
-        self.spend(bytes)
-        return Reservation(self._store, bytes)
-
-    def spend(self, bytes: int | None = None) -> None:
-        """Hold this many bytes less, or none: they are now in use."""
-        spent = self.bytes if bytes is None else bytes
-        self.bytes -= spent
-        self._store.reserved_bytes -= spent
-
-    def release(self) -> None:
-        """Give the bytes back."""
-        if self.bytes:
-            self.spend()
-            self._store.space_freed.notify()
-
-    def __enter__(self) -> Reservation:
-        return self
-
-    def __exit__(self, error: object, *_: object) -> None:
-        if error:
-            self.release()
-
-
 class Store:
-    """Owns the quota and the rows of the cached files.
+    """Owns the rows of the cached files. room: what they may take.
 
-    Invariant: resident_bytes + reserved_bytes + orphan_bytes <= limit_bytes, unless the limit was lowered and the
-    excess cannot be evicted. Counters change only on trio's thread, between two awaits, hence atomically.
+    Counters change only on trio's thread, between two awaits, hence atomically.
 
-    Signals: `space_freed`; `admitted`, after files became resident; `returned_to_pass`, after the eviction of files
+    Signals: `admitted`, after files became resident; `returned_to_pass`, after the eviction of files
     that the current pass may draw again; `evicted`, with the files; `replaced`, with the versions that newer ones
     replaced; `damaged`, with the node id of a file that was evicted because of wrong content.
 
@@ -147,10 +88,7 @@ class Store:
         unreachable: Callable[[Sequence[int]], AbstractAsyncContextManager[None]] | None = None,
     ) -> None:
         self.folder = folder
-        self.min_free = min_free
-        self.reserved_bytes = 0
         self.evicted_files = self.evicted_bytes = 0
-        self.space_freed = Signal[[]]()
         self.admitted = Signal[[]]()
         self.replaced = Signal[[list[Removed]]]()
         self.returned_to_pass = Signal[[]]()
@@ -174,156 +112,33 @@ class Store:
             "SELECT count(r.suffix), coalesce(sum(r.bytes), 0), coalesce(sum(iif(n.is_dir, 0, n.size)), 0),"
             " max(coalesce(max(r.seq), 0), coalesce(max(r.queue_position), 0)) FROM resident r JOIN node n USING (id)"
         )
-        self.limit_bytes = self.limit_of(cache_size)
+        self.room = Room(folder, database.spare, self.open_files, lambda: self.resident_bytes, cache_size, min_free)
         (shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
         (self.last_seq,) = database.row("SELECT coalesce(max(seq), 0) FROM resident")
         self._publisher = Publisher(self._files, catalog.paths, max(shown_seq, last_place))
         self.mirrors = self._publisher.mirrors
         """Folders of hard links to cached files, under the same paths; changed on the writing thread, or at start."""
         self._durable = database.row("SELECT 1 FROM resident WHERE durable = 0") is None
-        self.quota_bytes: int | None = None
-        """The bytes that a quota invisible to statvfs(2) allows, as far as probed; None until it refuses more."""
-        self._quota_retry_at = -math.inf
-
-    # The quota.
-
-    @property
-    def orphan_bytes(self) -> int:
-        """Bytes of files that are evicted or replaced but still open or mapped."""
-        return self.open_files.orphan_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the quota that are in use."""
-        return self.resident_bytes + self.reserved_bytes + self.orphan_bytes
-
-    def reserve(self, size: int) -> Reservation | None:
-        """Reserve the bytes for a file of this size; None if the cache is full."""
-        self.collect_orphans()
-        need = disk.allocation(size)
-        return None if self.bytes_short(need) > 0 else Reservation(self, need)
-
-    def reserve_part(self, need: int, at_least: int) -> Reservation | None:
-        """Reserve half of the free bytes, up to `need`, or all of them if half is less than at_least.
-
-        None if fewer bytes than at_least are free. The other half is left to the next file.
-        """
-        free = self.free_bytes()
-        half = disk.allocation(free // 2)
-        part = min(disk.allocation(need), half if half >= at_least else free)
-        return None if part < max(at_least, disk.BLOCK) else Reservation(self, part)
-
-    def free_bytes(self) -> int:
-        """The bytes that may be reserved, in whole blocks."""
-        self.collect_orphans()
-        return max(0, -self.bytes_short(0)) // disk.BLOCK * disk.BLOCK
-
-    @property
-    def max_file_bytes(self) -> int:
-        """Size of the largest file that fits into the cache."""
-        return self.limit_bytes // disk.BLOCK * disk.BLOCK
 
     def largest_resident(self) -> int | None:
         """Size of the largest resident file; None if there is none."""
         (size,) = self._db.row("SELECT max(n.size) FROM node n JOIN resident r USING (id)")
         return None if size is None else int(size)
 
-    def bytes_short(self, need: int) -> int:
-        """Bytes that have to be evicted before a file of `need` bytes fits; negative if space is left.
-
-        Files in flight count as not written yet, so this is too high by their written part. If the disk has run out of
-        inodes, the result is `need`.
-        """
-        short = self._short_by_disk(need)
-        if self.quota_bytes is not None:
-            short = max(short, self.used_bytes + need - self.quota_bytes)
-        return short
-
-    def _short_by_disk(self, need: int) -> int:
-        """The same, by the size of the cache and the disk figures of statvfs(2). Raises Unreadable."""
-        try:
-            free, files = disk.room(self.folder)
-        except OSError as error:
-            raise Unreadable(f"{self.folder}: {error.strerror}; check the cache's disk (dmesg)") from error
-        kept = self.min_free + self._db.spare.lacking_bytes
-        short = max(self.used_bytes + need - self.limit_bytes, kept + need + self.reserved_bytes - free)
-        return short if files else max(short, need)
-
-    @property
-    def excess_bytes(self) -> int:
-        """By how much the cached files exceed what the size of the cache, or others on its disk, leave them."""
-        return max(0, self.bytes_short(-self.reserved_bytes))
-
-    def note_full(self, in_flight_bytes: int) -> bool:
-        """Note that the disk refused a file for which there seemed to be room; returns whether it has a quota.
-
-        in_flight_bytes: the written part of the files in flight.
-        """
-        if self._short_by_disk(0) > 0:
-            return False
-        used = self.resident_bytes + self.orphan_bytes + in_flight_bytes
-        margin = min(SPARE_BYTES_MAX, used // QUOTA_MARGIN_SHARE) + self._db.spare.lacking_bytes
-        self.quota_bytes = used - min(margin, used // 2)
-        self._db.spare.leave_free()
-        return True
-
-    @property
-    def is_over_quota(self) -> bool:
-        """Whether files in flight would take space that a quota leaves to the catalog: they started before it was
-        found.
-        """
-        return self.quota_bytes is not None and self.used_bytes > self.quota_bytes
-
-    async def try_quota(self, need: int, at_once: bool) -> bool:
-        """Probe whether a quota that has refused more now has room for `need` bytes; returns whether it does.
-
-        While files are in flight, the written part of their space is unknown. at_once: even if it has just refused.
-        """
-        is_due = at_once or trio.current_time() >= self._quota_retry_at
-        if self.quota_bytes is None or self.reserved_bytes or not is_due:
-            return False
-        more = max(need, min(self.quota_bytes // QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX))
-        quota = self.used_bytes + more
-        if not await trio.to_thread.run_sync(self._db.spare.has_room_for, more):
-            self._quota_retry_at = trio.current_time() + QUOTA_RETRY_S
-            return False
-        self.quota_bytes = quota
-        return True
-
-    @property
-    def reachable_bytes(self) -> int:
-        """How large the cache can become: its limit, or less if its disk has less room; less than now, if others have
-        taken that.
-        """
-        return max(0, min(self.limit_bytes, self.used_bytes - self.bytes_short(0)))
-
     def status(self, delisted_bytes: int) -> CacheStatus:
         """The cache section of the status. delisted_bytes: of the cached files, which take long to sum up."""
-        self.collect_orphans()
+        self.room.collect_orphans()
         return CacheStatus(
             files=self.resident_files,
             bytes=self.resident_bytes,
             content_bytes=self.resident_content_bytes,
-            limit_bytes=self.limit_bytes,
-            in_flight_bytes=self.reserved_bytes,
-            orphan_bytes=self.orphan_bytes,
+            limit_bytes=self.room.limit_bytes,
+            in_flight_bytes=self.room.reserved_bytes,
+            orphan_bytes=self.open_files.orphan_bytes,
             left_out_bytes=delisted_bytes,
         )
 
     # Admission and eviction.
-
-    def set_cache_size(self, size: CacheSize) -> None:
-        """Change the quota. `Space.set_cache_size` evicts the excess."""
-        self.limit_bytes = self.limit_of(size)
-        self.space_freed.notify()
-
-    def limit_of(self, size: CacheSize) -> int:
-        """The limit that an option stands for, in bytes."""
-        return size.of(disk.free_bytes(self.folder) + self.resident_bytes)
-
-    def set_min_free(self, min_free: int) -> None:
-        """Change how much of the disk is left free for other programs."""
-        self.min_free = min_free
 
     async def admit(self, staged: list[StagedFile]) -> Published:
         """Publish files, in this order, in one transaction.
@@ -378,7 +193,7 @@ class Store:
             freed += await self._evict(ids[start : start + EVICTED_FILES_MAX], return_to_pass)
         if ids and return_to_pass:
             self.returned_to_pass.notify()
-        if freed and self._short_by_disk(freed) > 0:  # otherwise the size of the cache is the limit
+        if freed and self.room.short_by_disk(freed) > 0:  # otherwise the size of the cache is the limit
             await trio.to_thread.run_sync(btrfs.commit, self._sync_fd)
         return freed
 
@@ -396,11 +211,6 @@ class Store:
     def unreachable(self, ids: Sequence[int]) -> AbstractAsyncContextManager[None]:
         """A block in which files may be removed: no reader is about to open one by itself."""
         return self._unreachable(ids) if self._unreachable and ids else nullcontext()
-
-    @property
-    def refusal(self) -> Exception | None:
-        """The error with which the disk refused the last write to the catalog; None if it did not."""
-        return self._db.refusal
 
     def drop_files(self, changes: Changes) -> None:
         """Remove the cached files that left the catalog. Called on the writing thread, after the commit."""
@@ -420,7 +230,7 @@ class Store:
                 self.resident_content_bytes -= file.size
                 is_freed = not self.open_files.orphan(file.id, file.bytes) or is_freed
         if is_freed:
-            self.space_freed.notify()
+            self.room.freed.notify()
         return bytes - self.resident_bytes
 
     def entries(self, parent: int, after_seq: int, last_seq: int, limit: int, mtime_ns: int) -> list[Any]:
@@ -461,7 +271,7 @@ class Store:
             log.warning("files to be evicted cannot be marked: %s", error)
             return False
         finally:
-            self.space_freed.notify()
+            self.room.freed.notify()
 
     async def admit_folders(self) -> None:
         """Make all directories of the catalog resident, even those without a cached file."""
@@ -568,14 +378,18 @@ class Store:
     def close_file(self, id: int) -> None:
         """Close a file once; the last close of a file that is no longer resident frees its bytes."""
         if self.open_files.close(id):
-            self.space_freed.notify()
-
-    def collect_orphans(self) -> None:
-        """Free the bytes of orphans that are no longer mapped; the kernel does not notify of that."""
-        if self.open_files.collect_orphans():
-            self.space_freed.notify()
+            self.room.freed.notify()
 
     # Durability.
+
+    async def run(self) -> None:
+        """Sync the resident files repeatedly until cancelled, so that they count even after a power loss."""
+        while True:
+            await trio.sleep(SYNC_EVERY_S)
+            try:
+                await self.make_durable()
+            except DISK_ERRORS as error:
+                log.warning("the cached files could not be synced to the disk, trying again: %s", error)
 
     async def make_durable(self) -> None:
         """Sync the resident files and mark them durable: they then count even after a power loss."""

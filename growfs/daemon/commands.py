@@ -210,7 +210,7 @@ class FileCommands:
         return matching
 
     def _refuse_too_much(self, matching: Matching) -> None:
-        if matching.bytes > self._store.limit_bytes:
+        if matching.bytes > self._store.room.limit_bytes:
             raise GrowfsError(
                 f"the {files(len(matching.ids))} that match ({format_size(matching.bytes)}) do not fit in the cache;"
                 " match fewer files, or raise cache-size"

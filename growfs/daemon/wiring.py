@@ -12,7 +12,6 @@ from pathlib import Path
 from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
-from growfs.cache.durability import Durability
 from growfs.cache.history import History, Sample
 from growfs.cache.recovery import recover
 from growfs.cache.schema import set_meta
@@ -157,7 +156,7 @@ class Wiring:
         self.budget = Budget(self.database, options.remote_budget)
         self.usage = UsageCounters(self.database, self.budget)
         self.store.admitted.connect(self.usage.mark_changed)
-        self.budget.changed.connect(self.store.space_freed.notify)
+        self.budget.changed.connect(self.store.room.freed.notify)
 
     def build_listing(self) -> None:
         """Listed and held files."""
@@ -200,7 +199,7 @@ class Wiring:
         self.filled = self._folder_engine() if request.fills else None
         self.holders = self.filled or self.readers
         for evictable in (self.holders.released, self.generations.written):
-            evictable.connect(self.store.space_freed.notify)
+            evictable.connect(self.store.room.freed.notify)
 
     def _peers(self) -> Peers | None:
         options, token = self.options, self.spec.peer_token
@@ -275,7 +274,7 @@ class Wiring:
             more.connect(self.prefetch.invalidate_order)
         self.outage.began.connect(lambda _: self.prefetch.changed.notify())
         self.outage.ended.connect(self.prefetch.changed.notify)
-        for waited_for in (store.space_freed, self.fetcher.progressed):  # a waiting claim may no longer be wanted
+        for waited_for in (store.room.freed, self.fetcher.progressed):  # a waiting claim may no longer be wanted
             self.prefetch.changed.connect(waited_for.notify)
         self.drawer = Drawer(catalog, store, self.fetcher, self.space, self.sizes, self.prefetch, self.peers_of)
         self.fetcher.finished.connect(self.order.note_finished)
@@ -388,7 +387,7 @@ class Wiring:
         for step in (history.save_now, self.usage.save_now, self.folder.note_end, self.engine.unmount):
             self.ending.add(step)
         running: list[Service] = [self.outage, self.catalog_sync, self.readers, self.generations, self.space]
-        running += [self.fetcher, self.prefetcher, self.updater, self.usage, history, Durability(self.store), control]
+        running += [self.fetcher, self.prefetcher, self.updater, self.usage, history, self.store, control]
         optional: list[Service | None] = [self.parts, self.metrics, self.peers]
         return [*running, *filter(None, optional)]
 
@@ -400,7 +399,7 @@ class Wiring:
             generation=self.generations.number,
             files=self.store.resident_files,
             bytes=self.store.resident_bytes,
-            limit_bytes=self.store.limit_bytes,
+            limit_bytes=self.store.room.limit_bytes,
             listed_files=generation.files if generation else 0,
             share_files=self.order.share.files,
             files_seen=summary.files_seen,
@@ -435,7 +434,7 @@ class Wiring:
     def _setters(self) -> dict[str, Setter]:
         setters: dict[str, Setter] = {
             "peers": self._set_peers,
-            "min_free": self.store.set_min_free,
+            "min_free": partial(setattr, self.store.room, "min_free"),
             "rotation": self.generations.set_rotation,
             "turnover": partial(setattr, self.generations, "turnover"),
             "hold_idle": partial(setattr, self.readers, "hold_idle_s"),
@@ -461,7 +460,7 @@ class Wiring:
 
     def _check_cache_size(self, size: CacheSize) -> None:
         if self.parts:
-            self.parts.check_size(self.store.limit_of(size))
+            self.parts.check_size(self.store.room.limit_of(size))
 
 
 def _cache_warnings(cache_dir: Path) -> list[str]:

@@ -299,7 +299,7 @@ class FolderEngine:
         due = max(tree.generation.began_at + self._generations.settle_s, self._retry_at)
         if now < due or trees.is_locked(tree.path):
             return False
-        is_filling = self._store.bytes_short(self._generations.demand().largest) <= 0
+        is_filling = self._store.room.short(self._generations.demand().largest) <= 0
         return (is_filling or self._was_read()) and (self._lacks_tree() or self._generations.has_news())
 
     def _was_read(self) -> bool:

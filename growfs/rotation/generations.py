@@ -205,11 +205,11 @@ class Generations:
 
         Other files may be cached than when the generation began. Raises Unreadable.
         """
-        now = self._store.last_seq, self._store.resident_files, self._store.reachable_bytes
+        now = self._store.last_seq, self._store.resident_files, self._store.room.reachable_bytes
         if not self.listed.keeps_last or now == self._considered:  # it takes a second with a million files
             return False
         self._considered = now
-        self._keeps_last = keeps_last(await self._db.query_in_thread(least_bytes), self._store.reachable_bytes)
+        self._keeps_last = keeps_last(await self._db.query_in_thread(least_bytes), self._store.room.reachable_bytes)
         return not self._keeps_last
 
     @property
@@ -292,7 +292,7 @@ class Generations:
         async with self._rotating:  # evictions under way are complete, and none begins
             has_begun = await self._begin(lasting_holds, opened, part)
         if has_begun:
-            self._store.space_freed.notify()
+            self._store.room.freed.notify()
         return has_begun
 
     async def _begin(self, lasting_holds: BitMap64, opened: frozenset[int], part: PassPosition | None) -> bool:
@@ -327,15 +327,15 @@ class Generations:
 
     def _turnover(self, lasting_holds: BitMap64, opened: frozenset[int]) -> TurnoverInput:
         store, demand = self._store, self.demand()
-        short = store.bytes_short(0)
+        room, short = store.room, store.room.short(0)
         return TurnoverInput(
-            limit=min(store.limit_bytes, store.used_bytes + max(0, -short)),  # the disk may have less space than that
+            limit=min(room.limit_bytes, room.used_bytes + max(0, -short)),  # the disk may have less space than that
             turnover=self.turnover,
             largest=demand.largest,
             lacking=demand.bytes + demand.versions,
             # Files in flight were not listed yet, so nothing has to be delisted for them. If other data fills the disk,
             # nothing is delisted to make up for it: that would be all files.
-            free=max(0, store.reserved_bytes - short),
+            free=max(0, room.reserved_bytes - short),
             shown_seq=self.shown_seq,
             last_seq=store.last_seq,
             lasting_holds=lasting_holds,

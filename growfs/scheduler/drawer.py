@@ -210,7 +210,7 @@ class Drawer:
         store, condition = self._store, self._state.condition
         if condition.no_wait or self._state.is_started:
             return False
-        files, bytes = condition.amount(store.limit_bytes)
+        files, bytes = condition.amount(store.room.limit_bytes)
         if not condition.explicit:
             bytes = max(bytes, self._state.seeds.bytes)
         if store.resident_files >= files and store.resident_content_bytes >= bytes:
@@ -218,7 +218,7 @@ class Drawer:
         if not condition.explicit and any(self._sizes.is_guess(node) for node in self._nodes(ids)):
             return False  # reservations for files of unknown size may be far too large
         enough_files = store.resident_files + len(self._fetcher.downloads) >= files
-        return enough_files and store.resident_content_bytes + store.reserved_bytes >= bytes
+        return enough_files and store.resident_content_bytes + store.room.reserved_bytes >= bytes
 
     async def _fetch(self, missing: list[Node], ids: Sequence[int]) -> bool:
         """Put the missing files of a group in flight once there is space; False if others are missing then."""

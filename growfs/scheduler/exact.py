@@ -126,7 +126,7 @@ class Parts(Planner):
             return
         self._divisions[read.pass_] = division
         if start.pass_ == read.pass_:
-            self.check_size(self._store.limit_bytes, division)
+            self.check_size(self._store.room.limit_bytes, division)
 
     @property
     def _begun(self) -> PassPosition | None:
@@ -143,7 +143,7 @@ class Parts(Planner):
     @property
     def _sizes_now(self) -> tuple[int, int]:
         """The size of the cache and the room for streamed files, of the passes to come."""
-        cache_bytes = self._store.limit_bytes
+        cache_bytes = self._store.room.limit_bytes
         return cache_bytes, self._part_size.of(cache_bytes)
 
     def _is_of_same_order(self, division: Division) -> bool:
@@ -219,7 +219,7 @@ class Parts(Planner):
             marks = due.unneeded, due.needed_again
             if not any(marks) or await self._mark(*marks, partial(self._is_window, window)):
                 break
-            await trio.sleep(RETRY_S if self._store.refusal else 0)
+            await trio.sleep(RETRY_S if self._db.refusal else 0)
         self._wanted, self._missing = due.lacking, Share(len(due.lacking), due.bytes)
         self._failed -= self._wanted
         self._lacking = dict(zip(ahead, due.of_parts, strict=True))
@@ -285,7 +285,7 @@ class Parts(Planner):
                 return
             if self._begun and number <= self._begun.pass_ and number not in self._revisions:  # it may have begun
                 stored = read_division(self._db.rows, number)
-                if stored and self._is_of_same_order(stored) and stored.needed_bytes <= self._store.limit_bytes:
+                if stored and self._is_of_same_order(stored) and stored.needed_bytes <= self._store.room.limit_bytes:
                     self._divisions[number] = stored
                     return
             first, revision = self._first, self._catalog.revision

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from functools import partial
 
@@ -26,7 +25,8 @@ from growfs import disk
 from growfs.cache.catalog import Node
 from growfs.cache.database import DISK_ERRORS
 from growfs.cache.publish import Published, StagedFile
-from growfs.cache.store import Reservation, Store
+from growfs.cache.room import Reservation
+from growfs.cache.store import Store
 from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteError, RemoteMissing, TimedOut, TooLarge, Unreadable
 from growfs.remote.http.threads import PART_BYTES_MAX
 from growfs.remote.interface import Fetched
@@ -87,7 +87,7 @@ class Fetcher:
         self.downloads = downloads
         self.progressed = Signal[[]]()
         self.finished = Signal[[Download]]()
-        self._store = store
+        self._store, self._room = store, store.room
         self._space = space
         self._sizes = sizes
         self._dispatcher = dispatcher
@@ -99,10 +99,6 @@ class Fetcher:
         self._late: list[Download] = []
         """Downloads not fetched yet although ones drawn after them were already admitted."""
         self._claims: dict[Download, Claim] = {}  # of downloads that wait for room
-        self._full_at = -math.inf
-        """When a download last found the disk full, in trio's time."""
-        self._full_error: DiskFull | None = None
-        """The error that it got."""
         self._nursery: trio.Nursery | None = None  # while it runs
 
     async def run(self) -> None:
@@ -148,7 +144,7 @@ class Fetcher:
     @property
     def window_full(self) -> bool:
         """Whether a draw has to wait."""
-        bytes = self._store.reserved_bytes
+        bytes = self._room.reserved_bytes
         streams = self._dispatcher.streams
         return len(self._admission_queue) >= self._dispatcher.files_wanted or (
             len(self._admission_queue) >= streams and bytes >= WINDOW_PARTS * streams * PART_BYTES_MAX
@@ -222,7 +218,7 @@ class Fetcher:
         if self._space.is_too_large([node]):
             raise too_large(path)
         if self.downloads.get(node.id) is None:
-            for started in await self.downloads.start_miss(node, self._store.max_file_bytes):
+            for started in await self.downloads.start_miss(node, self._room.max_file_bytes):
                 self._request_room(started)
         download = self.downloads.get(node.id)
         if download is None:
@@ -303,10 +299,8 @@ class Fetcher:
 
         Returns False if no reader waits, or none waits any longer.
         """
-        if download.sent_at > self._full_at:  # otherwise it was refused before that room was made
-            self._full_at, self._full_error = trio.current_time(), error
-            if self._store.note_full(self.downloads.written_bytes()):
-                self._fail_waiting(error)
+        if self._room.note_refusal(error, download.sent_at, self.downloads.written_bytes):
+            self._fail_waiting(error)
         if download.state is DownloadState.FAILED:
             return True
         if not download.urgent or trio.current_time() >= download.group.awaited_until:
@@ -348,17 +342,14 @@ class Fetcher:
             download.group.ids,
         )  # fmt: skip
         download.move(DownloadState.FETCHED)
-        error = download.group.error
-        if self._store.is_over_quota and not download.urgent:
-            error = self._full_error
-        if error:
+        if error := download.group.error or (None if download.urgent else self._room.overdraft):
             self._fail(download, error)
         else:
             self._queue_for_admission(download.group)
 
     def _handle_failure(self, download: Download, failure: FetchFailed) -> None:
         error = failure.error
-        if isinstance(error, SizeExceeded) and download.size_max < self._store.max_file_bytes:
+        if isinstance(error, SizeExceeded) and download.size_max < self._room.max_file_bytes:
             self._sizes.exceeded(download.node, download.size_max)
             download.discard()
             download.move(DownloadState.QUEUED)
@@ -489,7 +480,7 @@ class Fetcher:
         self.downloads.finish(download)
         self.finished.notify(download)
         self._space.waiting.reconsider()
-        self._store.space_freed.notify()
+        self._room.freed.notify()
         self.progressed.notify()
 
 

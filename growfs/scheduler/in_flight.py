@@ -29,8 +29,9 @@ from growfs import disk
 from growfs.cache.catalog import UNKNOWN_SIZE, Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.publish import StagedFile
+from growfs.cache.room import Reservation
 from growfs.cache.schema import Query
-from growfs.cache.store import Reservation, Store
+from growfs.cache.store import Store
 from growfs.errors import DiskFull, GrowfsError
 from growfs.remote.groups import Grouping, grouping
 from growfs.scheduler.outage import Failure
@@ -382,11 +383,11 @@ class SizeEstimate:
         estimate = self.bytes if self.is_guess(node) else 0
         retry = max(2 * exceeded, self._retry_size) if exceeded else 0
         size = max(estimate, node.size or 0, retry)
-        return min(size, self._store.max_file_bytes) if estimate or retry else size
+        return min(size, self._store.room.max_file_bytes) if estimate or retry else size
 
     def most(self, nodes: Sequence[Node]) -> int:
         """Bytes to reserve for files that are fetched together: guesses alone never exceed the cache."""
-        return sum(self.divide(nodes, self._store.max_file_bytes))
+        return sum(self.divide(nodes, self._store.room.max_file_bytes))
 
     def least(self, nodes: Sequence[Node]) -> int:
         """The fewest bytes that are worth a try if `most` does not fit."""
@@ -427,7 +428,7 @@ class SizeEstimate:
 
     @property
     def _retry_size(self) -> int:
-        return min(RETRY_SIZE, self._store.max_file_bytes // RETRY_SHARE)
+        return min(RETRY_SIZE, self._store.room.max_file_bytes // RETRY_SHARE)
 
 
 BATCH_MAX = 256

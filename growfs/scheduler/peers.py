@@ -249,7 +249,7 @@ class Peers:
 
     def _final_span(self) -> float:
         """The share of the files that this node's cache will eventually hold."""
-        return min(1.0, self._store.limit_bytes / max(1, self._catalog.bytes))
+        return min(1.0, self._store.room.limit_bytes / max(1, self._catalog.bytes))
 
     # The worker.
 
@@ -314,7 +314,7 @@ class Peers:
         self._follower = own and follower(own, list(self._others.values()))
         self._looked.notify()
         if self._waits:
-            self._store.space_freed.notify()  # the files that a draw waits for may have been sent
+            self._store.room.freed.notify()  # the files that a draw waits for may have been sent
 
     def _open(self, path: str) -> ServedFile | None:
         """Hold a cached file open; None if that is not possible: the other node reads the remote then."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import trio
 
-from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
 from growfs.remote.groups import Suggestion
@@ -20,7 +19,6 @@ from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.rotating import DrawOrder
 from growfs.scheduler.space import Space
 from growfs.status_and_metrics import MountState
-from growfs.units import flag_size, format_size
 
 EARLY_FILES_MAX = 1000
 """Files of an unfinished listing that the first draws choose from."""
@@ -94,33 +92,16 @@ class Prefetcher:
         return [*self._warnings, *groups, *missing, *self._shortage()]
 
     def _shortage(self) -> list[str]:
-        """Advice if the disk, rather than the size of the cache, ends its growth before everything is cached, or others
-        have taken more of it than that.
-        """
-        store = self._store
-        size, is_held = store.reachable_bytes, self._state.mount_state is MountState.HELD
-        if size >= ALMOST * store.limit_bytes or not (is_held or self._order.share.bytes > size):
-            return []
-        free, files = disk.room(store.folder)
-        if not files:
-            return [f"{store.folder}: its disk is out of inodes, so the cache cannot grow; see mkfs -i"]
-        why = f"of which --min-free keeps {format_size(store.min_free)}"
-        if store.quota_bytes is not None and free > store.min_free:
-            why = f"but a quota seems to limit the cache to {format_size(store.quota_bytes)}"
-        others = max(0, disk.taken_bytes(store.folder) - store.used_bytes)
-        until, remedy = f"to its size of {format_size(store.limit_bytes)}", f"pass --cache-size {flag_size(size)}"
-        if excess := store.excess_bytes:
-            until = f"until {format_size(excess)} of it is evicted or {format_size(excess)} of other data is deleted"
-            remedy = "lower --min-free"
-        return [
-            f"{store.folder}: its disk has {format_size(others)} of other data and {format_size(free)} free, {why}, so"
-            f" the cache cannot grow {until}; delete something there, or {remedy}"
-        ]
+        """Advice if the disk, rather than the size of the cache, ends its growth before everything is cached."""
+        room, is_held = self._store.room, self._state.mount_state is MountState.HELD
+        size = room.reachable_bytes
+        is_short = size < ALMOST * room.limit_bytes and (is_held or self._order.share.bytes > size)
+        return [room.shortage()] if is_short else []
 
     def eta_s(self) -> float | None:
         """Seconds until the cache is full or everything is cached, at the current rate; None if no more will come."""
         store, rate = self._store, self._fetcher.counters.bytes_per_s()
-        to_come = min(self._order.missing.bytes, store.limit_bytes - store.resident_bytes)
+        to_come = min(self._order.missing.bytes, store.room.limit_bytes - store.resident_bytes)
         return to_come / rate if rate and to_come > 0 and self._state.mount_state in GROWING else None
 
     def handle_changed_catalog(self) -> None:
@@ -143,7 +124,7 @@ class Prefetcher:
             with trio.move_on_after(LISTING_GRACE_S):
                 while not sync.complete:
                     await sync.progressed.wait()
-        files, bytes = condition.amount(self._store.limit_bytes)
+        files, bytes = condition.amount(self._store.room.limit_bytes)
         while not sync.complete:
             for node in await self._first_listed() if files > 0 or bytes > 0 else ():
                 if (files <= 0 and bytes <= 0) or sync.complete:
@@ -168,11 +149,11 @@ class Prefetcher:
     async def _begin_order(self) -> Order:
         state, drawer = self._state, self._drawer
         began = trio.current_time()
-        order = await self._order.remaining(self._store.max_file_bytes)
+        order = await self._order.remaining(self._store.room.max_file_bytes)
         self._order_took_s = trio.current_time() - began
         self._warnings = self._options_without_effect(order)
         drawer.begin_order()
-        state.draw_order(order, self._store.limit_bytes)
+        state.draw_order(order, self._store.room.limit_bytes)
         return order
 
     def _options_without_effect(self, order: Order) -> list[str]:
@@ -191,7 +172,7 @@ class Prefetcher:
 
     @property
     def _all_fit(self) -> bool:
-        return self._catalog.bytes <= self._store.reachable_bytes
+        return self._catalog.bytes <= self._store.room.reachable_bytes
 
     async def _draw_order(self, order: Order) -> bool:
         """Draw everything once; False if the order is out of date."""

@@ -339,7 +339,7 @@ class StartGate:
         if self._parts and not condition.explicit:
             return self._parts.start_status()
         done, needed = (0, 0) if condition.explicit else self._prefetch.seeds.progress
-        files, bytes = condition.amount(store.limit_bytes)
+        files, bytes = condition.amount(store.room.limit_bytes)
         files = max(files, condition.show_files)
         if needed > done:
             return StartStatus(done=done, needed=needed, unit="files")
@@ -388,7 +388,7 @@ class StartGate:
         store, condition, is_listed = self._store, self._condition, self._catalog_sync.complete
         if condition.no_wait:
             return "the first page of the listing" if is_listed or self._catalog.files > 0 else None
-        files, bytes = condition.amount(store.limit_bytes)
+        files, bytes = condition.amount(store.room.limit_bytes)
         enough = store.resident_files >= files and store.resident_content_bytes >= bytes
         everything = is_listed and state is MountState.COMPLETE
         if condition.explicit:
@@ -440,9 +440,10 @@ class StartGate:
             if state is MountState.ERROR or self._is_away:
                 raise RemoteError(not_all_frozen(self._last_error, 1))
             if ended:
+                holds = format_size(self._store.room.limit_bytes)
                 raise GrowfsError(
-                    f"the files that --freeze names do not fit: the cache holds {format_size(self._store.limit_bytes)};"
-                    " freeze fewer, or raise --cache-size"
+                    f"the files that --freeze names do not fit: the cache holds {holds}; freeze fewer, or raise"
+                    " --cache-size"
                 )
             return False
         if state is MountState.HELD and not seeds.seeds_complete:
@@ -511,7 +512,7 @@ class StartGate:
                 file = f" {self._catalog.path(smallest)}, the smallest, is {format_size(smallest.size)}, and"
             raise GrowfsError(
                 f"{self._store.folder}: not even one file fits:{file} the cache may take"
-                f" {format_size(self._store.limit_bytes)}, its disk has"
+                f" {format_size(self._store.room.limit_bytes)}, its disk has"
                 f" {format_size(disk.free_bytes(self._store.folder))} free, of which --min-free keeps"
-                f" {format_size(self._store.min_free)} for other programs; change one of the two, or --cache-dir"
+                f" {format_size(self._store.room.min_free)} for other programs; change one of the two, or --cache-dir"
             )

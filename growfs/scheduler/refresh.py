@@ -244,7 +244,7 @@ class CatalogSync:
         removed = [*part.gone]
         for id, file in part.changed:
             node = self._catalog.node(id)
-            fits = disk.allocation(file.size or 0) <= self._store.max_file_bytes
+            fits = disk.allocation(file.size or 0) <= self._store.room.max_file_bytes
             is_same = node is not None and node.version == file.version != ""
             if not (node and node.seq is not None and fits) or is_same:
                 immediate.append((id, file))

@@ -11,7 +11,7 @@ The difficulties, and their solutions:
 5. An error between two lines must not leak bytes. A Reservation is given back once, by its owner; the waiting bytes are
    counted from the waiting claims (`WaitingClaims`), each of which leaves in a `finally`.
 6. Other programs fill and free the disk, and mappings end, unnoticed. So a claim looks again by itself, less and less
-   often unless a reader waits for it; a notice of `space_freed` makes it look sooner.
+   often unless a reader waits for it; a notice of `Room.freed` makes it look sooner.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from growfs import disk
 from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Node
 from growfs.cache.database import Database
+from growfs.cache.room import Reservation
 from growfs.cache.schema import Query
-from growfs.cache.store import Reservation, Store
+from growfs.cache.store import Store
 from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError, NoRoom
 from growfs.rotation.eviction import pick_victims
@@ -161,7 +162,7 @@ class Space:
         self.resized = Signal[[]]()
         self.waiting = waiting
         self._db = database
-        self._store = store
+        self._store, self._room = store, store.room
         self._generations = generations
         self._budget = budget
         self._outage = outage
@@ -182,8 +183,8 @@ class Space:
     async def run(self) -> None:
         """Evict the excess over the quota when possible: after the quota is lowered, files may still be in use."""
         while True:
-            while self._store.used_bytes <= self._store.limit_bytes:
-                await self._store.space_freed.wait()
+            while self._room.used_bytes <= self._room.limit_bytes:
+                await self._room.freed.wait()
             await self._evict_excess()
             await trio.sleep(EXCESS_POLL_S)
 
@@ -191,7 +192,7 @@ class Space:
 
     def is_too_large(self, nodes: Sequence[Node]) -> bool:
         """Whether files would not fit together even into an empty cache."""
-        return self._sizes.most(nodes) > self._store.max_file_bytes
+        return self._sizes.most(nodes) > self._room.max_file_bytes
 
     # Room for a claim.
 
@@ -201,7 +202,7 @@ class Space:
         Raises NoRoom, or the error of a disk that refuses to evict, if the claim has waited long enough or there never
         will be room; Unreadable. waits_first: the last reservation did not help.
         """
-        pause_s, freed = LOOK_AGAIN_S_MIN, self._store.space_freed.count
+        pause_s, freed = LOOK_AGAIN_S_MIN, self._room.freed.count
         if waits_first:
             self.waiting.add(claim)
         try:
@@ -216,7 +217,7 @@ class Space:
                         await self._outage.ended.wait()
                 if not claim.is_wanted():
                     return None
-                freed = self._store.space_freed.count
+                freed = self._room.freed.count
                 reservation = await self._look(claim)
                 with reservation or nullcontext():
                     is_wanted = claim.is_wanted()
@@ -236,17 +237,17 @@ class Space:
         """Reserve the space for a claim from the free space, without waiting or evicting. Raises Unreadable."""
         is_allowed = self._may_draw or not claim.is_draw
         need = self._sizes.most(claim.nodes)
-        if is_allowed and (reserved := self._store.reserve(need)):
+        if is_allowed and (reserved := self._room.reserve(need)):
             return reserved
         claim.least = self._sizes.least(claim.nodes)
-        return self._store.reserve_part(need, claim.least) if is_allowed and claim.least < need else None
+        return self._room.reserve_half(need, claim.least) if is_allowed and claim.least < need else None
 
     async def _look(self, claim: Claim) -> Reservation | None:
         """Reserve the space for a claim if there is room now, or room may be made."""
         reserved = self.reserve_free(claim)
         # A reader who has waited found nothing to evict: only more room below the quota can help, and nothing tells it.
         at_once = claim.priority is Priority.READER and claim.waits_since is not None
-        if reserved is None and await self._store.try_quota(claim.least, at_once):
+        if reserved is None and await self._room.probe(claim.least, at_once):
             reserved = self.reserve_free(claim)
         if reserved is None and (self._may_draw or not claim.is_draw) and not self._may_be_given_back(claim):
             need = self._sizes.most(claim.nodes)
@@ -266,7 +267,7 @@ class Space:
         if claim.priority is Priority.READER or claim.renews or claim.patience_s == math.inf:
             return False
         waited_s = 0.0 if claim.waits_since is None else trio.current_time() - claim.waits_since
-        return waited_s < claim.patience_s / 2 and self._store.bytes_short(claim.least) <= self._store.reserved_bytes
+        return waited_s < claim.patience_s / 2 and self._room.short(claim.least) <= self._room.reserved_bytes
 
     def pause_draws(self) -> None:
         """Give no draw room for a while."""
@@ -274,23 +275,22 @@ class Space:
 
     def no_room(self, claim: Claim) -> GrowfsError:
         """The error for files if nothing may be evicted for them, or the disk refuses to evict."""
-        store = self._store
-        if refusal := store.refusal:
+        if refusal := self._db.refusal:
             return disk.cannot_write(refusal)
         why = "everything cached is open, pinned or the last file in its directory; raise --cache-size"
-        if store.excess_bytes:
-            why = f"other data takes up the cache's space in {store.folder}; delete something there"
+        if self._room.excess_bytes:
+            why = f"other data takes up the cache's space in {self._store.folder}; delete something there"
         elif claim.priority is not Priority.READER:
             why = "the rest is held by readers, pinned, or reserved for files in flight; growfs tries again"
         return NoRoom(
             f"{claim.path}: no room for {claim.least or self._sizes.most(claim.nodes)} bytes besides the"
-            f" {store.free_bytes()} that are free; {why}"
+            f" {self._room.free_bytes()} that are free; {why}"
         )
 
     @property
     def _may_draw(self) -> bool:
         is_allowed = not self._missed_bytes and trio.current_time() >= self._draws_from
-        return is_allowed and self._budget.covers(self._store.reserved_bytes)
+        return is_allowed and self._budget.covers(self._room.reserved_bytes)
 
     async def _is_hopeless(self, claim: Claim) -> bool:
         """Whether a claim that found no room should not wait, or not any longer."""
@@ -304,15 +304,15 @@ class Space:
         """Whether files may fit once nothing is open or in flight: not if pinned and last files take too much."""
         await self._generations.reconsider_last_files()
         kept = await self._db.query_in_thread(partial(kept_bytes, self._generations.listed.keeps_last))
-        return kept + bytes <= self._store.limit_bytes
+        return kept + bytes <= self._room.limit_bytes
 
     async def _wait(self, claim: Claim, pause_s: float, freed: int) -> None:
         """Return when there may be new room, or the claim has waited long enough. freed: how often there was at the
         last look."""
         with trio.move_on_at(min(trio.current_time() + pause_s, claim.waits_until)):
-            if self._store.space_freed.count == freed:
-                await self._store.space_freed.wait()
-            is_patient = claim.priority is not Priority.READER and not self._store.reserved_bytes
+            if self._room.freed.count == freed:
+                await self._room.freed.wait()
+            is_patient = claim.priority is not Priority.READER and not self._room.reserved_bytes
             if is_patient and claim.is_wanted():
                 await trio.sleep(NOTICE_S)
 
@@ -338,18 +338,18 @@ class Space:
         if reserved and is_draw:
             self.rotated.notify()
         elif reserved and missed and not self._missed_bytes and self.waiting.largest:
-            self._store.space_freed.notify()  # for draws: when room was freed, they were held back
+            self._room.freed.notify()  # for draws: when room was freed, they were held back
         return reserved
 
     async def _evict_for(self, size: int, priority: Priority) -> Reservation | None:
         is_draw = priority is Priority.DRAW
-        ample = self._store.limit_bytes // BATCH_PARTS if is_draw else 0
+        ample = self._room.limit_bytes // BATCH_PARTS if is_draw else 0
         for _ in range(2):  # the disk may free less than the files took: btrfs writes metadata to delete them
-            short = self._store.bytes_short(disk.allocation(size))
+            short = self._room.short(disk.allocation(size))
             if short <= 0:
                 break
             chosen = list[int]()
-            if priority is Priority.READER and (of_all := self._store.bytes_short(self._missed_bytes)) > short:
+            if priority is Priority.READER and (of_all := self._room.short(self._missed_bytes)) > short:
                 chosen = await self._pick(priority, of_all)  # one commit makes room for all misses that wait here
             chosen = chosen or await self._pick(priority, short, ample)
             if not chosen and self._may_make_up(size):
@@ -359,13 +359,13 @@ class Space:
             if is_draw and self._are_awaited and self._are_awaited(chosen):
                 return None
             await self._evict(chosen, return_to_pass=not is_draw)
-        return self._store.reserve(size)  # no other task runs in between
+        return self._room.reserve(size)  # no other task runs in between
 
     def _may_make_up(self, size: int) -> bool:
         """Whether others have taken more of the disk than they should, and the cache can make up for it, with each
         generation a part, and still cache files of this size.
         """
-        return 0 < self._store.excess_bytes <= self._store.resident_bytes - size
+        return 0 < self._room.excess_bytes <= self._store.resident_bytes - size
 
     async def set_cache_size(self, size: CacheSize) -> None:
         """Change the quota, and evict the excess. Raises GrowfsError if not all of it can be evicted.
@@ -373,18 +373,18 @@ class Space:
         It looks twice: the kernel tells late of files that were just closed, downloads end, and a full disk has room
         for the catalog after refusing it once.
         """
-        store = self._store
-        store.set_cache_size(size)
+        room = self._room
+        room.set_cache_size(size)
         await self._evict_excess()
-        if store.used_bytes > store.limit_bytes:
+        if room.used_bytes > room.limit_bytes:
             await trio.sleep(LOOK_AGAIN_S_MIN)
             await self._evict_excess()
         self.resized.notify()
-        if store.used_bytes > store.limit_bytes:
-            if refusal := store.refusal:
+        if room.used_bytes > room.limit_bytes:
+            if refusal := self._db.refusal:
                 raise disk.cannot_write(refusal)
             raise GrowfsError(
-                f"cache-size is now {format_size(store.limit_bytes)}, but {format_size(store.used_bytes)} cannot be"
+                f"cache-size is now {format_size(room.limit_bytes)}, but {format_size(room.used_bytes)} cannot be"
                 " evicted: open files (until they are closed), files being fetched, pinned files, or the last files in"
                 " directories"
             )
@@ -429,11 +429,11 @@ class Space:
 
     async def _evict_excess(self) -> None:
         """Evict the excess over the quota, or all that may go. Each round reads at most ROWS_MAX files of each sort."""
-        store, evicted = self._store, -1
-        while store.evicted_files != evicted and store.used_bytes > store.limit_bytes:
+        store, room, evicted = self._store, self._room, -1
+        while store.evicted_files != evicted and room.used_bytes > room.limit_bytes:
             evicted = store.evicted_files
             async with self._by_what_is_listed() as is_known:
-                if is_known and (excess := store.used_bytes - store.limit_bytes) > 0:
+                if is_known and (excess := room.used_bytes - room.limit_bytes) > 0:
                     chosen = await self._pick(Priority.READER, excess)
                     # If evicting everything allowed does not free enough, evict it all the same.
                     chosen = chosen or await self._pick(Priority.READER, 1, sys.maxsize, ROWS_MAX[-1:])

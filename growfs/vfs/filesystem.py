@@ -577,8 +577,8 @@ class Vfs:
 
     def capacity(self) -> Capacity:
         """How large the cache can become, and how much of that is free."""
-        size = self._store.reachable_bytes
-        return Capacity(size // BLOCK, max(0, size - self._store.used_bytes) // BLOCK)
+        size = self._store.room.reachable_bytes
+        return Capacity(size // BLOCK, max(0, size - self._store.room.used_bytes) // BLOCK)
 
 
 def visible_entries(

@@ -11,7 +11,7 @@ import trio
 
 from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog
-from growfs.cache.store import Reservation
+from growfs.cache.room import Reservation
 from growfs.rotation.generations import Generations
 from growfs.rotation.reader import Reader
 from growfs.rotation.rules import Generation

@@ -30,10 +30,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from growfs import disk
 from growfs.cache.cache_folder import open_cache, read_only
 from growfs.cache.catalog import ListingDiff
-from growfs.cache.durability import Durability
 from growfs.cache.history import History
 from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import ROOT
+from growfs.cache.store import Store
 from growfs.daemon import wiring
 from growfs.daemon.control import Command
 from growfs.daemon.options import MountRequest, Options
@@ -402,7 +402,7 @@ class InProcess:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     for service in self.components.running:
-                        if not isinstance(service, (History, Durability)):
+                        if not isinstance(service, (History, Store)):
                             nursery.start_soon(service.run)
         except BaseException as error:  # noqa: BLE001 - the next call raises it
             self._error = error

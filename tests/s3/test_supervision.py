@@ -72,7 +72,7 @@ def test_a_service_that_fails_is_run_again_and_nothing_is_lost(growfs: Growfs, t
             "Space",
             "Generations",
             "Control",
-            "Durability",
+            "Store",
         } <= set(names)
         for name in names:
             break_service(growfs, tmp_path, name)

@@ -19,8 +19,9 @@ from growfs.cache.database import Database
 from growfs.cache.listing_diff import Comparison
 from growfs.cache.publish import StagedFile
 from growfs.cache.recovery import recover
+from growfs.cache.room import Reservation
 from growfs.cache.schema import ROOT, id_at
-from growfs.cache.store import Reservation, Store
+from growfs.cache.store import Store
 from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError
 from growfs.remote import digest
@@ -131,7 +132,7 @@ class LocalCache:
         node = self.node(path)
         file = self.folder / "partial" / str(node.id)
         file.write_bytes(content)
-        reserved = self.store.reserve(len(content))
+        reserved = self.store.room.reserve(len(content))
         assert reserved is not None, "the cache is full"
         return StagedFile(node, path, file, Fetched(len(content), node.mtime_ns, digest.of(file)), reserved)
 

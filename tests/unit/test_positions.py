@@ -44,7 +44,7 @@ def parts(cache: LocalCache) -> Parts:
     async def mark(*_: object) -> bool:
         return True
 
-    cache.store.limit_bytes = SIZES[0]
+    cache.store.room.limit_bytes = SIZES[0]
     no_workers: Any = None
     return Parts(
         no_workers,

@@ -17,8 +17,8 @@ from growfs import disk
 from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.publish import Publisher
+from growfs.cache.room import Reservation
 from growfs.cache.schema import ROOT
-from growfs.cache.store import Reservation
 from growfs.daemon.virtual_files import _listed
 from growfs.errors import GrowfsError, RemoteError, Unreadable
 from growfs.remote.client_choice import ClientChoice
@@ -51,7 +51,7 @@ async def full_cache(folder: Path) -> LocalCache:
 
 async def test_a_disk_that_others_fill_does_not_empty_the_listing(tmp_path: Path) -> None:
     cache = await full_cache(tmp_path)
-    cache.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
+    cache.store.room.min_free = disk.free_bytes(tmp_path) + (1 << 30)
     await cache.begin()
     assert len(cache.listed()) == FILES - 2
     cache.close()
@@ -66,7 +66,7 @@ async def test_what_is_delisted_is_evicted_even_if_others_have_taken_more(
     cache = await full_cache(tmp_path)
     left = (FILES + 1) * SIZE
     monkeypatch.setattr(disk, "room", lambda _: (max(0, left - cache.store.resident_bytes), 1000))
-    cache.store.min_free = 5 * SIZE
+    cache.store.room.min_free = 5 * SIZE
     found = []
     for _ in range(3):
         newest = await cache.begin()
@@ -83,7 +83,7 @@ async def test_a_draw_evicts_nothing_if_others_have_taken_more_than_the_cache(
     """It would find no room in an empty cache either, and readers keep what they list."""
     cache = await full_cache(tmp_path)
     monkeypatch.setattr(disk, "room", lambda _: (SIZE, 1000))
-    cache.store.min_free = (FILES + 1) * SIZE
+    cache.store.room.min_free = (FILES + 1) * SIZE
     await cache.begin()
     assert await cache.reserve_by_rotation(SIZE, BitMap64()) is None
     assert cache.store.resident_files == FILES
@@ -126,7 +126,7 @@ async def test_a_smaller_cache_evicts_on_a_full_disk(
     monkeypatch.setattr(Publisher, "evict", refusing)
     if refusals == 1:
         await cache.space.set_cache_size(CacheSize(bytes=2 * SIZE))
-        assert cache.store.used_bytes <= 2 * SIZE
+        assert cache.store.room.used_bytes <= 2 * SIZE
     else:
         with pytest.raises(GrowfsError, match=disk.DATABASE_FULL):
             await cache.space.set_cache_size(CacheSize(bytes=2 * SIZE))
@@ -136,7 +136,7 @@ async def test_a_smaller_cache_evicts_on_a_full_disk(
 async def test_without_rotation_nothing_is_delisted_even_where_the_disk_is_full(tmp_path: Path) -> None:
     cache = await full_cache(tmp_path)
     cache.generations.rotation = "never"
-    cache.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
+    cache.store.room.min_free = disk.free_bytes(tmp_path) + (1 << 30)
     await cache.begin()
     assert len(cache.listed()) == FILES
     cache.close()
@@ -248,7 +248,7 @@ async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path
         await cache.begin()
         assert len(cache.listed()) == FILES - 1, "the next generation makes room, though the whole remote is cached"
         cache.holds = BitMap64()
-        cache.store.space_freed.notify()
+        cache.store.room.freed.notify()
         while cache.node("d/5.bin").version != "v2":
             await cache.store.admitted.wait()
         assert cache.waiting.versions == 0
@@ -266,7 +266,7 @@ async def test_a_new_version_arrives_before_a_generation_is_decided_or_after_it_
     cache.open_all()
     await cache.generations.begin(BitMap64(), frozenset())
     expected = cache.listed()
-    cache.store.set_cache_size(CacheSize(bytes=2 * FILES * SIZE))
+    cache.store.room.set_cache_size(CacheSize(bytes=2 * FILES * SIZE))
     delisted = cache.node(min(before - expected))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
@@ -310,7 +310,7 @@ async def test_a_group_may_fail_while_one_of_its_files_waits_for_an_eviction(
     reserve_free, reserve = cache.space.reserve_free, cache.space.reserve_by_eviction
 
     def first_only(claim: Claim) -> Reservation | None:
-        return None if cache.store.reserved_bytes else reserve_free(claim)
+        return None if cache.store.room.reserved_bytes else reserve_free(claim)
 
     async def slow_reserve(size: int, priority: Priority) -> Reservation | None:
         workers.gate.set()
@@ -328,7 +328,7 @@ async def test_a_group_may_fail_while_one_of_its_files_waits_for_an_eviction(
             await fetcher.ensure(cache.node("d/1.b"), "d/1.b")
         await trio.sleep(0.4)
         nursery.cancel_scope.cancel()
-    assert cache.store.reserved_bytes == 0
+    assert cache.store.room.reserved_bytes == 0
     assert not fetcher.downloads
     cache.close()
 
@@ -358,10 +358,10 @@ async def test_nothing_waits_any_longer_for_a_version_whose_service_failed(
             await wait_all_tasks_blocked(0.1)
             assert cache.waiting.versions == SIZE
             monkeypatch.setattr(cache.space, "_pick", unreadable)
-            cache.store.space_freed.notify()
+            cache.store.room.freed.notify()
     assert cache.waiting.versions == 0
     assert cache.generations.demand().versions == 0
-    assert cache.store.reserved_bytes == 0
+    assert cache.store.room.reserved_bytes == 0
     assert sync.next_update() is None
     cache.close()
 
@@ -401,7 +401,7 @@ async def test_a_file_that_a_failed_service_left_halfway_is_fetched_by_its_next_
         await fetcher.ensure(node, "d/1.b")
         nursery.cancel_scope.cancel()
     assert cache.resident() == {"d/1.b"}
-    assert cache.store.reserved_bytes == 0
+    assert cache.store.room.reserved_bytes == 0
     cache.close()
 
 
@@ -419,7 +419,7 @@ async def test_room_that_was_found_when_the_catalog_cannot_be_read_is_given_back
 
     with pytest.raises(Unreadable):
         await cache.space.acquire(Claim([cache.node("d/1.b")], "d/1.b", Priority.DUE, is_wanted))
-    assert cache.store.reserved_bytes == 0
+    assert cache.store.room.reserved_bytes == 0
     cache.close()
 
 
@@ -471,7 +471,7 @@ async def test_a_group_of_which_a_failed_service_finished_one_file_is_finished_b
         nursery.cancel_scope.cancel()
     assert sorted(finished) == sorted(["d/1.b", other])
     assert cache.resident() == (set(finished) if other == "d/1.c" else set())
-    assert cache.store.reserved_bytes == 0
+    assert cache.store.room.reserved_bytes == 0
     cache.close()
 
 
@@ -491,12 +491,12 @@ async def test_a_group_whose_paths_cannot_be_read_leaves_nothing_behind(
         return path(node)
 
     monkeypatch.setattr(cache.catalog, "path", half_readable)
-    reserved = cache.store.reserve(2 * SIZE)
+    reserved = cache.store.room.reserve(2 * SIZE)
     assert reserved
     with pytest.raises(Unreadable):
         fetcher.draw(nodes, tuple(node.id for node in nodes), Priority.DRAW, reserved)
     with pytest.raises(Unreadable):
         await fetcher.ensure(nodes[0], "d/1.a")
-    assert cache.store.reserved_bytes == 0
+    assert cache.store.room.reserved_bytes == 0
     assert not fetcher.downloads
     cache.close()

@@ -87,7 +87,7 @@ async def full_cache(cache: LocalCache) -> list[str]:
     await cache.list([file(name, BLOCK) for name in [*names, *(f"b/{number}" for number in range(FILES))]])
     await cache.admit(*names, content=b"x" * BLOCK)
     await cache.admit("b/0", content=b"x" * BLOCK)
-    cache.store.limit_bytes = cache.store.used_bytes
+    cache.store.room.limit_bytes = cache.store.room.used_bytes
     cache.generations.turnover = 0.5
     ids = frozenset(cache.node(name).id for name in names)
     for _ in range(2):

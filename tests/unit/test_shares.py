@@ -27,7 +27,7 @@ def ordered(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
     async def ordered() -> PassOrder:
         no_workers: Any = None
         order = PassOrder(no_workers, cache.catalog, cache.store, cache.folder / "partial", Pass(0, 1, (0, 2)))
-        await order.remaining(cache.store.max_file_bytes)
+        await order.remaining(cache.store.room.max_file_bytes)
         return order
 
     monkeypatch.setattr(rotating, "call_worker", compute)
@@ -51,13 +51,13 @@ async def test_a_group_that_takes_too_long_for_the_names_of_the_remote_is_refuse
     monkeypatch.setattr(rotating, "ORDER_RETRY_S", 0.0)
     first = Pass(0, 1, group="(.*).*.*x")
     order = PassOrder(no_workers, cache.catalog, cache.store, cache.folder / "partial", first)
-    await order.remaining(cache.store.max_file_bytes)
-    await order.remaining(cache.store.max_file_bytes)
+    await order.remaining(cache.store.room.max_file_bytes)
+    await order.remaining(cache.store.room.max_file_bytes)
     assert not found
     found = [WorkerSilent()]
     order = PassOrder(no_workers, cache.catalog, cache.store, cache.folder / "partial", first)
     with pytest.raises(GrowfsError, match="simplify it"):
-        await order.remaining(cache.store.max_file_bytes)
+        await order.remaining(cache.store.room.max_file_bytes)
 
 
 @pytest.mark.promise(26)

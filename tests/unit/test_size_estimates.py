@@ -37,7 +37,7 @@ async def test_a_drawn_file_that_is_larger_than_expected_waits_for_the_room_that
     cache = open_local_cache(tmp_path, 10 * BLOCK)
     await cache.list([file("d/large", None)])
     fetcher = fetcher_of(cache, workers=MeasuringPool())
-    own, of_others = cache.store.reserve(BLOCK), cache.store.reserve(9 * BLOCK)
+    own, of_others = cache.store.room.reserve(BLOCK), cache.store.room.reserve(9 * BLOCK)
     assert own
     assert of_others
     waits, add = trio.Event(), cache.waiting.add
@@ -67,7 +67,7 @@ async def test_a_drawn_file_that_no_room_is_given_back_for_fails_and_says_what_i
     cache = open_local_cache(tmp_path, 10 * BLOCK)
     await cache.list([file("d/large", None)])
     fetcher = fetcher_of(cache, workers=MeasuringPool())
-    own, of_others = cache.store.reserve(BLOCK), cache.store.reserve(8 * BLOCK)
+    own, of_others = cache.store.room.reserve(BLOCK), cache.store.room.reserve(8 * BLOCK)
     assert own
     assert of_others
     async with trio.open_nursery() as nursery:

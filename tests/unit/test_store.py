@@ -22,9 +22,9 @@ from growfs.cache import open_files, store
 from growfs.cache.open_files import OpenFile
 from growfs.cache.publish import Publisher
 from growfs.cache.recovery import recover, verify_content
-from growfs.cache.store import QUOTA_RETRY_S, Reservation
+from growfs.cache.room import QUOTA_RETRY_S, Reservation
 from growfs.disk import BLOCK
-from growfs.errors import NoRoom, TooManyOpen
+from growfs.errors import DiskFull, NoRoom, TooManyOpen
 from growfs.paths import StrPath
 from growfs.rotation.rules import Generation
 from growfs.scheduler import space
@@ -50,42 +50,42 @@ async def list_files(cache: LocalCache, *paths: str) -> None:
 
 
 async def test_reserved_bytes_count_towards_the_limit(cache: LocalCache) -> None:
-    cache.store.limit_bytes = 3 * BLOCK
-    first = cache.store.reserve(BLOCK + 1)
+    cache.store.room.limit_bytes = 3 * BLOCK
+    first = cache.store.room.reserve(BLOCK + 1)
     assert first
-    assert first.bytes == cache.store.used_bytes == 2 * BLOCK
-    assert cache.store.reserve(BLOCK + 1) is None
-    second = cache.store.reserve(1)
+    assert first.bytes == cache.store.room.used_bytes == 2 * BLOCK
+    assert cache.store.room.reserve(BLOCK + 1) is None
+    second = cache.store.room.reserve(1)
     assert second
     assert second.bytes == BLOCK
-    assert cache.store.reserve(1) is None
+    assert cache.store.room.reserve(1) is None
     second.release()
     second.release()
-    assert cache.store.reserved_bytes == 2 * BLOCK, "it is given back once"
-    assert cache.store.reserve(BLOCK)
+    assert cache.store.room.reserved_bytes == 2 * BLOCK, "it is given back once"
+    assert cache.store.room.reserve(BLOCK)
 
 
 async def test_a_reservation_is_divided_among_the_files_of_a_group(cache: LocalCache) -> None:
-    whole = cache.store.reserve(3 * BLOCK)
+    whole = cache.store.room.reserve(3 * BLOCK)
     assert whole
     part = whole.split(2 * BLOCK)
-    assert (whole.bytes, part.bytes, cache.store.reserved_bytes) == (BLOCK, 2 * BLOCK, 3 * BLOCK)
+    assert (whole.bytes, part.bytes, cache.store.room.reserved_bytes) == (BLOCK, 2 * BLOCK, 3 * BLOCK)
     whole.release()
     part.spend()
     part.release()
-    assert cache.store.reserved_bytes == 0
+    assert cache.store.room.reserved_bytes == 0
 
 
 async def test_an_empty_file_needs_no_space(cache: LocalCache) -> None:
     await cache.list([file("a", 0)])
-    cache.store.limit_bytes = 0
+    cache.store.room.limit_bytes = 0
     await cache.admit("a", content=b"")
-    assert cache.store.used_bytes == 0
+    assert cache.store.room.used_bytes == 0
 
 
 async def test_nothing_is_reserved_below_the_minimum_of_free_space(cache: LocalCache) -> None:
-    cache.store.min_free = disk.free_bytes(cache.folder) + (1 << 30)
-    assert cache.store.reserve(1) is None
+    cache.store.room.min_free = disk.free_bytes(cache.folder) + (1 << 30)
+    assert cache.store.room.reserve(1) is None
 
 
 async def test_a_quota_that_statvfs_does_not_tell_is_found_by_what_it_refuses(
@@ -96,37 +96,40 @@ async def test_a_quota_that_statvfs_does_not_tell_is_found_by_what_it_refuses(
 
     def has_room_for(bytes: int) -> bool:
         tried.append(bytes)
-        return store.used_bytes + bytes <= 40 * BLOCK
+        return store.room.used_bytes + bytes <= 40 * BLOCK
+
+    def note_refusal(written: int) -> bool:
+        return store.room.note_refusal(DiskFull("full"), trio.current_time() + 1, lambda: written)
 
     monkeypatch.setattr(cache.database.spare, "has_room_for", has_room_for)
-    used, refused = store.reserve(32 * BLOCK), store.reserve(8 * BLOCK)
+    used, refused = store.room.reserve(32 * BLOCK), store.room.reserve(8 * BLOCK)
     assert used
     assert refused
-    assert not await store.try_quota(BLOCK, at_once=True), "nothing is known of a quota"
-    assert store.note_full(32 * BLOCK)
-    assert store.is_over_quota
+    assert not await store.room.probe(BLOCK, at_once=True), "nothing is known of a quota"
+    assert note_refusal(32 * BLOCK)
+    assert store.room.overdraft
     refused.release()
     assert cache.database.spare.lacking_bytes, "the catalog needs room, too"
     cache.database.write_now(lambda _: None)
     assert cache.database.spare.lacking_bytes, "and keeps it"
-    assert store.quota_bytes == 31 * BLOCK
-    assert store.bytes_short(8 * BLOCK) == 9 * BLOCK
-    assert not await store.try_quota(BLOCK, at_once=True), "what is in flight may not be written yet"
+    assert store.room.quota_bytes == 31 * BLOCK
+    assert store.room.short(8 * BLOCK) == 9 * BLOCK
+    assert not await store.room.probe(BLOCK, at_once=True), "what is in flight may not be written yet"
     used.spend()
     store.resident_bytes = 32 * BLOCK
     for at_once in (False, True):
-        assert not await store.try_quota(9 * BLOCK, at_once)
-    assert not await store.try_quota(BLOCK, at_once=False), "it is left alone for a while"
+        assert not await store.room.probe(9 * BLOCK, at_once)
+    assert not await store.room.probe(BLOCK, at_once=False), "it is left alone for a while"
     await trio.sleep(QUOTA_RETRY_S)
-    assert await store.try_quota(2 * BLOCK, at_once=False)
+    assert await store.room.probe(2 * BLOCK, at_once=False)
     assert tried == [9 * BLOCK, 9 * BLOCK, 2 * BLOCK]
-    assert store.bytes_short(0) == -2 * BLOCK
-    assert store.note_full(2 * BLOCK)
-    assert store.quota_bytes == 17 * BLOCK, "files took the room that was left free, and give it back; but not all"
-    store.min_free = 1 << 60
-    store.quota_bytes = None
-    assert not store.note_full(0)
-    assert store.quota_bytes is None, "others fill the disk, which statvfs tells"
+    assert store.room.short(0) == -2 * BLOCK
+    assert note_refusal(2 * BLOCK)
+    assert store.room.quota_bytes == 17 * BLOCK, "files took the room that was left free, and give it back; but not all"
+    store.room.min_free = 1 << 60
+    store.room.quota_bytes = None
+    assert not note_refusal(0)
+    assert store.room.quota_bytes is None, "others fill the disk, which statvfs tells"
 
 
 @pytest.mark.parametrize("renews", [False, True])
@@ -155,12 +158,12 @@ async def test_eviction_frees_space_and_notifies(cache: LocalCache) -> None:
     await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1", "a/2")
     notified = []
-    cache.store.space_freed.connect(lambda: notified.append(True))
+    cache.store.room.freed.connect(lambda: notified.append(True))
     assert await cache.store.evict([cache.node("a/1").id]) == BLOCK
     assert notified
     assert set(cache.cached()) == cache.resident() == {"a/2"}
     assert (cache.store.evicted_files, cache.store.evicted_bytes) == (1, BLOCK)
-    assert cache.store.used_bytes == BLOCK
+    assert cache.store.room.used_bytes == BLOCK
     assert await cache.store.evict([cache.node("a/1").id]) == 0
 
 
@@ -171,15 +174,16 @@ async def test_an_evicted_file_that_is_open_counts_until_its_last_close(cache: L
     handle = open_file(cache, "a/1")
     assert open_file(cache, "a/1") is handle
     await cache.store.evict([id])
-    assert (cache.store.resident_bytes, cache.store.orphan_bytes, cache.store.used_bytes) == (0, BLOCK, BLOCK)
+    assert cache.store.resident_bytes == 0
+    assert cache.store.open_files.orphan_bytes == cache.store.room.used_bytes == BLOCK
     assert os.pread(handle.fd, 200, 0) == b"y" * 100
     cache.store.close_file(id)
-    assert cache.store.orphan_bytes == BLOCK
+    assert cache.store.open_files.orphan_bytes == BLOCK
     notified = []
-    cache.store.space_freed.connect(lambda: notified.append(True))
+    cache.store.room.freed.connect(lambda: notified.append(True))
     cache.store.close_file(id)
     assert notified
-    assert cache.store.used_bytes == 0
+    assert cache.store.room.used_bytes == 0
     assert cache.store.open_files.get(id) is None
 
 
@@ -200,9 +204,9 @@ async def test_mapped_files_count_however_many_there_are(tmp_path: Path, monkeyp
             store.close_file(ids[number])
         assert [id in store.open_files for id in ids] == 10 * [True] + 10 * [False]
         await store.evict(ids)
-        assert store.used_bytes == store.orphan_bytes == 10 * BLOCK
-    store.collect_orphans()
-    assert store.used_bytes == 0
+        assert store.room.used_bytes == store.open_files.orphan_bytes == 10 * BLOCK
+    store.room.collect_orphans()
+    assert store.room.used_bytes == 0
     cache.close()
 
 
@@ -265,7 +269,7 @@ async def test_a_staged_file_of_an_old_version_is_not_admitted(cache: LocalCache
     await cache.list([file("a/1", version="v2"), file("a/2")])
     assert set((await cache.store.admit(staged)).admitted) == {cache.node("a/2").id}
     assert cache.resident() == set(cache.cached()) == {"a/2"}
-    assert cache.store.reserved_bytes == 0
+    assert cache.store.room.reserved_bytes == 0
     assert list((cache.folder / "partial").iterdir()) == []
 
 
@@ -276,7 +280,7 @@ async def test_where_one_file_of_several_cannot_be_published_none_is(cache: Loca
     with pytest.raises(FileNotFoundError):
         await cache.store.admit(staged)
     assert cache.resident() == set(cache.cached()) == set()
-    assert cache.store.used_bytes == 0
+    assert cache.store.room.used_bytes == 0
     await cache.admit("a/1", "a/2")
 
 
@@ -299,7 +303,7 @@ async def test_a_resident_file_survives_the_admission_of_a_second_copy(cache: Lo
     assert set((await cache.store.admit(staged)).admitted) == {cache.node("a/2").id}
     assert cache.cached() == {"a/1": b"whole", "a/2": b"x"}
     assert cache.resident() == {"a/1", "a/2"}
-    assert cache.store.used_bytes == 2 * BLOCK
+    assert cache.store.room.used_bytes == 2 * BLOCK
 
 
 @pytest.mark.promise(5)
@@ -318,7 +322,7 @@ async def fill(cache: LocalCache, count: int = 6, shown: int = 3) -> None:
     await cache.admit(*paths[:shown])
     await cache.begin()
     await cache.admit(*paths[shown:])
-    cache.store.limit_bytes = count * BLOCK
+    cache.store.room.limit_bytes = count * BLOCK
 
 
 async def evict_all(cache: LocalCache) -> list[str]:
@@ -332,7 +336,7 @@ async def evict_all(cache: LocalCache) -> list[str]:
         cache.give_back()
         (gone,) = before - cache.resident()
         order.append(gone.removeprefix("a/").removesuffix(".jpg"))
-        cache.store.limit_bytes -= BLOCK
+        cache.store.room.limit_bytes -= BLOCK
 
 
 async def test_open_and_pinned_files_are_not_evicted(cache: LocalCache) -> None:
@@ -348,7 +352,7 @@ async def test_open_and_pinned_files_are_not_evicted(cache: LocalCache) -> None:
 async def test_a_lower_limit_evicts_down_to_it(cache: LocalCache) -> None:
     await fill(cache)
     assert await cache.shrink(2 * BLOCK)
-    assert cache.store.used_bytes == 2 * BLOCK
+    assert cache.store.room.used_bytes == 2 * BLOCK
     assert cache.resident() == {"a/1.jpg", "a/2.jpg"}
 
 
@@ -359,7 +363,7 @@ async def test_a_lower_limit_evicts_more_than_is_read_at_a_time(
     monkeypatch.setattr(space.Space._pick, "__defaults__", (0, (1, 2)))
     await fill(cache, count=20)
     assert await cache.shrink(2 * BLOCK)
-    assert cache.store.used_bytes == 2 * BLOCK
+    assert cache.store.room.used_bytes == 2 * BLOCK
 
 
 async def test_a_lower_limit_waits_for_files_that_were_just_closed_and_for_downloads_that_end(
@@ -367,8 +371,8 @@ async def test_a_lower_limit_waits_for_files_that_were_just_closed_and_for_downl
 ) -> None:
     """The kernel tells of a close only after close(2) has returned."""
     await fill(cache, count=2)
-    cache.store.limit_bytes = 3 * BLOCK
-    reserved = cache.store.reserve(BLOCK)
+    cache.store.room.limit_bytes = 3 * BLOCK
+    reserved = cache.store.room.reserve(BLOCK)
     assert reserved
     opened = open_file(cache, "a/0.jpg"), open_file(cache, "a/1.jpg")
     async with trio.open_nursery() as nursery:
@@ -381,7 +385,7 @@ async def test_a_lower_limit_waits_for_files_that_were_just_closed_and_for_downl
             reserved.release()
 
         assert await cache.shrink(BLOCK)
-    assert cache.store.used_bytes == BLOCK
+    assert cache.store.room.used_bytes <= BLOCK  # less if the download ended while victims for it were picked
 
 
 async def test_a_limit_below_what_cannot_be_evicted_is_reported(cache: LocalCache) -> None:
@@ -412,8 +416,8 @@ async def test_a_drawn_file_evicts_nothing_while_others_may_give_room_back(
     """Their sizes may be guesses: what they do not need comes back when they have arrived."""
     await fill(cache, count=2)
     await cache.list([*sorted(cache.catalog_files()), file("b/1")])
-    cache.store.limit_bytes = 4 * BLOCK
-    others = cache.store.reserve(2 * BLOCK)
+    cache.store.room.limit_bytes = 4 * BLOCK
+    others = cache.store.room.reserve(2 * BLOCK)
     assert others
     claim = Claim([cache.node("b/1")], "b/1", Priority.DUE, lambda: True, patience_s=5.0)
     async with trio.open_nursery() as nursery:
@@ -429,12 +433,12 @@ async def test_a_draw_that_is_no_longer_wanted_gives_its_room_back_at_once(cache
     """Even if that happens while files are evicted for it: the next draw may need the room."""
     await fill(cache, count=2)
     await cache.list([*sorted(cache.catalog_files()), file("b/1")])
-    cache.store.limit_bytes = 2 * BLOCK
+    cache.store.room.limit_bytes = 2 * BLOCK
     answers = iter([True, False])
     claim = Claim([cache.node("b/1")], "b/1", Priority.READER, lambda: next(answers))
     assert await cache.space.acquire(claim) is None
     assert len(cache.resident()) == 1
-    assert cache.store.reserved_bytes == 0
+    assert cache.store.room.reserved_bytes == 0
 
 
 async def test_room_that_comes_up_during_a_look_is_seen_at_once(
@@ -451,8 +455,8 @@ async def test_room_that_comes_up_during_a_look_is_seen_at_once(
         found = await look(claim)
         looks.append(found)
         if len(looks) == 1:
-            cache.store.limit_bytes *= 2
-            cache.store.space_freed.notify()
+            cache.store.room.limit_bytes *= 2
+            cache.store.room.freed.notify()
         return found
 
     monkeypatch.setattr(cache.space, "_look", slow_look)
@@ -465,7 +469,7 @@ async def test_room_that_comes_up_during_a_look_is_seen_at_once(
 async def test_a_file_that_a_reader_waits_for_gets_all_that_was_evicted_for_a_guess(cache: LocalCache) -> None:
     """A draw would take the rest, and there would be no room if the file is larger."""
     await cache.list([file("a/large.jpg", 3 * BLOCK), file("a/small.jpg", BLOCK), file("a/unknown.jpg", None)])
-    cache.store.limit_bytes = 4 * BLOCK
+    cache.store.room.limit_bytes = 4 * BLOCK
     await cache.admit("a/large.jpg", content=b"x" * 3 * BLOCK)
     await cache.admit("a/small.jpg", content=b"x" * BLOCK)
     await cache.begin()
@@ -497,7 +501,7 @@ async def test_concurrent_reservations_evict_a_file_each(cache: LocalCache) -> N
         for _ in range(4):
             nursery.start_soon(reserve)
     assert len(cache.resident()) == 2
-    assert cache.store.used_bytes == cache.store.limit_bytes
+    assert cache.store.room.used_bytes == cache.store.room.limit_bytes
 
 
 async def renew(cache: LocalCache) -> None:

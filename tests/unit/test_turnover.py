@@ -41,12 +41,12 @@ class TurnoverScene:
     async def admit(self, *names: str) -> None:
         """Admit files, and raise the limit so that they just fit."""
         for name in names:
-            self.store.limit_bytes += BLOCK
+            self.store.room.limit_bytes += BLOCK
             await self.cache.admit(path(name), content=b"x" * BLOCK)
 
     async def admit_group(self, *names: str) -> None:
         """Admit files that are delisted and evicted as one group."""
-        self.store.limit_bytes += len(names) * BLOCK
+        self.store.room.limit_bytes += len(names) * BLOCK
         staged = [self.cache.stage(path(name), b"x" * BLOCK) for name in names]
         group = tuple(map(self.id, names))
         done = await self.store.admit([replace(staged_file, group=group) for staged_file in staged])
@@ -54,7 +54,7 @@ class TurnoverScene:
 
     async def admit_into_group(self, name: str, *group: str) -> None:
         """Admit a file into the group of others, which may be resident."""
-        self.store.limit_bytes += BLOCK
+        self.store.room.limit_bytes += BLOCK
         staged_file = self.cache.stage(path(name), b"x" * BLOCK)
         done = await self.store.admit([replace(staged_file, group=tuple(map(self.id, group)))])
         assert done.admitted
@@ -66,7 +66,7 @@ class TurnoverScene:
 
         opened: the names of the files that were opened; by default all.
         """
-        self.cache.generations.turnover = delist * BLOCK / self.store.limit_bytes
+        self.cache.generations.turnover = delist * BLOCK / self.store.room.limit_bytes
         self.cache.generations.rotation = "auto" if delist > 0 else "never"
         ids = [self.id(name) for name in (self.names if opened is None else opened) if self.is_resident(name)]
         generation = await self.cache.begin(lasting_holds, frozenset(ids))
@@ -100,7 +100,7 @@ def path(name: str) -> str:
 
 @pytest.fixture
 def scene(cache: LocalCache) -> TurnoverScene:
-    cache.store.limit_bytes = 0
+    cache.store.room.limit_bytes = 0
     return TurnoverScene(cache)
 
 
@@ -165,7 +165,7 @@ async def test_pinned_and_frozen_files_are_never_delisted_or_evicted(scene: Turn
     for _ in range(3):
         await scene.begin(delist=5)
         assert scene.listed() == "13"
-        assert await scene.cache.reserve_by_rotation(scene.store.limit_bytes, BitMap64()) is None
+        assert await scene.cache.reserve_by_rotation(scene.store.room.limit_bytes, BitMap64()) is None
     assert {"1", "3"} <= set(scene.resident())
 
 
@@ -293,14 +293,14 @@ async def test_a_new_version_keeps_its_queue_position(scene: TurnoverScene) -> N
     await show_all(scene, "1234")
     await scene.begin(delist=2)
     before = {name: scene.row(name) for name in "13"}
-    scene.store.limit_bytes += BLOCK
+    scene.store.room.limit_bytes += BLOCK
     for name in "13":
         old = scene.id(name)
         await scene.cache.renew(path(name), b"y" * BLOCK)
         assert scene.id(name) != old
         assert scene.row(name) == before[name]
     assert scene.listed() == "34"
-    scene.store.limit_bytes -= BLOCK
+    scene.store.room.limit_bytes -= BLOCK
     await scene.begin(delist=2)
     assert scene.listed() == "34"
 
@@ -310,7 +310,7 @@ async def test_every_generation_shows_a_new_version_just_where_it_showed_the_old
     await show_all(scene, "1234")
     second = await scene.begin(delist=2)
     third = await scene.begin()
-    scene.store.limit_bytes += BLOCK
+    scene.store.room.limit_bytes += BLOCK
     for name in "13":
         await scene.cache.renew(path(name), b"y" * BLOCK)
     assert (scene.listed(second), scene.listed(third)) == ("34", "1234")
@@ -431,8 +431,8 @@ async def test_if_the_disk_frees_less_than_the_files_took_more_are_evicted(
     scene: TurnoverScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await show_all(scene, "1234")
-    store, bytes_short = scene.store, scene.store.bytes_short
-    monkeypatch.setattr(store, "bytes_short", lambda need: bytes_short(need) + BLOCK * (store.evicted_files == 1))
+    store, short = scene.store, scene.store.room.short
+    monkeypatch.setattr(store.room, "short", lambda need: short(need) + BLOCK * (store.evicted_files == 1))
     assert await scene.cache.reserve_by_eviction(BLOCK, BitMap64())
     assert scene.resident() == "34"
 
@@ -455,7 +455,7 @@ async def test_a_delisted_file_is_still_delisted_after_a_restart(scene: Turnover
     await show_all(scene, "1234")
     second = await scene.begin(delist=2)
     scene.cache.store.stop()
-    reopened = open_local_cache(scene.cache.folder, scene.store.limit_bytes)
+    reopened = open_local_cache(scene.cache.folder, scene.store.room.limit_bytes)
     assert (reopened.generations.shown_seq, reopened.generations.number) == (second.last_seq, 0)
     generation = await reopened.begin()
     assert generation
@@ -497,7 +497,7 @@ async def test_rotation_spares_a_group_one_of_whose_files_is_used(scene: Turnove
 async def test_a_partly_delisted_group_is_listed_whole_once_the_rest_is_admitted(scene: TurnoverScene) -> None:
     await delist_pairs(scene)
     await scene.store.evict([scene.id("1")])
-    scene.store.limit_bytes -= BLOCK
+    scene.store.room.limit_bytes -= BLOCK
     await scene.admit_into_group("1", "2")
     assert scene.row("1")[1] == scene.row("2")[1]
     assert scene.listed() == "56"

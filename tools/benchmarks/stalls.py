@@ -96,7 +96,7 @@ class Scene:
         self._planner = planner
         self.catalog = Catalog(self.database)
         self.store = Store(folder, self.database, self.catalog, CacheSize(bytes=0), 0)
-        self.store.limit_bytes = self.store.used_bytes
+        self.store.room.limit_bytes = self.store.room.used_bytes
         planning = Planner(self.database, self._in_worker)
         self.generations = Generations(self.database, self.store, planning, self._demand, turnover=0.2, settle_s=60.0)
         self.usage = UsageCounters(self.database, Budget(self.database, 0))
@@ -266,11 +266,11 @@ def of_files(scene: Scene) -> Iterator[tuple[str, Step]]:
     yield "room for a draw, all is held", lambda scene: scene.space.reserve_by_eviction(FILE_BYTES, Priority.DRAW)
     yield (
         "no room for a miss",
-        lambda scene: scene.space.reserve_by_eviction(2 * scene.store.limit_bytes, Priority.READER),
+        lambda scene: scene.space.reserve_by_eviction(2 * scene.store.room.limit_bytes, Priority.READER),
     )
     yield (
         "the cache is made smaller",
-        lambda scene: scene.space.set_cache_size(CacheSize(bytes=scene.store.limit_bytes * 9 // 10)),
+        lambda scene: scene.space.set_cache_size(CacheSize(bytes=scene.store.room.limit_bytes * 9 // 10)),
     )
 
 
@@ -339,7 +339,7 @@ def of_commands(scene: Scene) -> Iterator[tuple[str, Step]]:
         async for _ in results:
             pass
 
-    scene.store.limit_bytes *= 3
+    scene.store.room.limit_bytes *= 3
     yield "pin", lambda scene: to_end(scene.commands.pin(["**"]))
     yield "unpin", lambda scene: to_end(scene.commands.unpin(["**"]))
     yield "evict", lambda scene: to_end(scene.commands.evict(["**"]))

@@ -1,0 +1,256 @@
+"""The room for cached files: how much the size of the cache and its disk leave, and how much of it is reserved.
+
+A disk may refuse more than statvfs(2) reports: the quota of a user is invisible to it. `Room` learns such a quota from
+what the disk refuses, and leaves a margin for the catalog, which has to be written before anything can be evicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from growfs import disk
+from growfs.cache.database import SPARE_BYTES_MAX, Spare
+from growfs.cache.open_files import OpenFiles
+from growfs.errors import DiskFull, Unreadable
+from growfs.signal import Signal
+from growfs.units import CacheSize, flag_size, format_size
+
+QUOTA_MARGIN_SHARE = 32
+"""When a quota refuses more, one part in 32 of the used bytes is given up, or SPARE_BYTES_MAX: the catalog grows.
+
+The space that the spare file had, or should have had, is also left free.
+"""
+QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX = 100, 64 << 20
+"""A quota that has refused more is probed with a hundredth of what it allowed, or with this if it is less."""
+QUOTA_RETRY_S = 60.0
+"""Pause before probing it again after another refusal, unless a reader waits."""
+
+
+class Reservation:
+    """Room that one owner holds in order to write a file of at most this size, in bytes.
+
+    Invariant: it is given back once, however often that is requested, or is spent when the file is admitted. An error
+    in a `with` block gives it back.
+    """
+
+    def __init__(self, room: Room, bytes: int) -> None:
+        self.bytes = bytes
+        self._room = room
+        room.reserved_bytes += bytes
+
+    def resize(self, size: int) -> None:
+        """Hold the bytes for a file whose size is now known."""
+        before, self.bytes = self.bytes, disk.allocation(size)
+        self._room.reserved_bytes += self.bytes - before
+        if self.bytes < before:
+            self._room.freed.notify()
+
+    def extend(self, need: int) -> None:
+        """Also hold free bytes, up to what a file needs."""
+        more = min(disk.allocation(need) - self.bytes, self._room.free_bytes())
+        if more > 0:
+            self.resize(self.bytes + more)
+
+    def split(self, bytes: int) -> Reservation:
+        """Give a part of it to another owner."""
+        self.spend(bytes)
+        return Reservation(self._room, bytes)
+
+    def spend(self, bytes: int | None = None) -> None:
+        """Hold this many bytes less, or none: they are now in use."""
+        spent = self.bytes if bytes is None else bytes
+        self.bytes -= spent
+        self._room.reserved_bytes -= spent
+
+    def release(self) -> None:
+        """Give the bytes back."""
+        if self.bytes:
+            self.spend()
+            self._room.freed.notify()
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error:
+            self.release()
+
+
+class Room:
+    """Owns the limit of the cache, and what is reserved of it.
+
+    Invariant: resident, reserved and orphaned bytes together are at most limit_bytes, unless the limit was lowered and
+    the excess cannot be evicted. They change only on trio's thread, between two awaits, hence atomically.
+
+    freed: notified when there may be more room. resident_bytes: returns the bytes of the resident files. open_files:
+    the owner of the orphans.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spare: Spare,
+        open_files: OpenFiles,
+        resident_bytes: Callable[[], int],
+        cache_size: CacheSize,
+        min_free: int,
+    ) -> None:
+        self.freed = Signal[[]]()
+        self.min_free = min_free
+        self.reserved_bytes = 0
+        self.quota_bytes: int | None = None
+        """The bytes that a quota invisible to statvfs(2) allows, as far as probed; None until it refuses more."""
+        self._quota_retry_at = -math.inf
+        self._refused_at = -math.inf
+        self._refused: DiskFull | None = None
+        self._folder = folder
+        self._spare = spare
+        self._open_files = open_files
+        self._resident_bytes = resident_bytes
+        self.limit_bytes = self.limit_of(cache_size)
+
+    # The size of the cache.
+
+    def limit_of(self, size: CacheSize) -> int:
+        """The limit that an option stands for, in bytes."""
+        return size.of(disk.free_bytes(self._folder) + self._resident_bytes())
+
+    def set_cache_size(self, size: CacheSize) -> None:
+        """Change the limit. `Space.set_cache_size` evicts the excess."""
+        self.limit_bytes = self.limit_of(size)
+        self.freed.notify()
+
+    @property
+    def max_file_bytes(self) -> int:
+        """Size of the largest file that fits into the cache."""
+        return self.limit_bytes // disk.BLOCK * disk.BLOCK
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that cached files, reservations and orphans take."""
+        return self._resident_bytes() + self._open_files.orphan_bytes + self.reserved_bytes
+
+    @property
+    def reachable_bytes(self) -> int:
+        """How large the cache can become: its limit, or less if its disk has less room; less than now, if others have
+        taken that.
+        """
+        return max(0, min(self.limit_bytes, self.used_bytes - self.short(0)))
+
+    # What is free.
+
+    def short(self, need: int) -> int:
+        """Bytes that have to be evicted before a file of `need` bytes fits; negative if space is left.
+
+        Files in flight count as not written yet, so this is too high by their written part. If the disk has run out of
+        inodes, the result is `need`. Raises Unreadable.
+        """
+        short = self.short_by_disk(need)
+        if self.quota_bytes is not None:
+            short = max(short, self.used_bytes + need - self.quota_bytes)
+        return short
+
+    def short_by_disk(self, need: int) -> int:
+        """The same, by the size of the cache and the disk figures of statvfs(2). Raises Unreadable."""
+        try:
+            free, files = disk.room(self._folder)
+        except OSError as error:
+            raise Unreadable(f"{self._folder}: {error.strerror}; check the cache's disk (dmesg)") from error
+        kept = self.min_free + self._spare.lacking_bytes
+        short = max(self.used_bytes + need - self.limit_bytes, kept + need + self.reserved_bytes - free)
+        return short if files else max(short, need)
+
+    @property
+    def excess_bytes(self) -> int:
+        """By how much the cached files exceed what the size of the cache, or others on its disk, leave them."""
+        return max(0, self.short(-self.reserved_bytes))
+
+    def free_bytes(self) -> int:
+        """The bytes that may be reserved, in whole blocks."""
+        self.collect_orphans()
+        return max(0, -self.short(0)) // disk.BLOCK * disk.BLOCK
+
+    def collect_orphans(self) -> None:
+        """Free the bytes of orphans that are no longer mapped; the kernel does not notify of that."""
+        if self._open_files.collect_orphans():
+            self.freed.notify()
+
+    def reserve(self, size: int) -> Reservation | None:
+        """Reserve the bytes for a file of this size; None if the cache is full."""
+        self.collect_orphans()
+        need = disk.allocation(size)
+        return None if self.short(need) > 0 else Reservation(self, need)
+
+    def reserve_half(self, need: int, at_least: int) -> Reservation | None:
+        """Reserve half of the free bytes, up to `need`, or all of them if half is less than at_least.
+
+        None if fewer bytes than at_least are free. The other half is left to the next file.
+        """
+        free = self.free_bytes()
+        half = disk.allocation(free // 2)
+        bytes = min(disk.allocation(need), half if half >= at_least else free)
+        return None if bytes < max(at_least, disk.BLOCK) else Reservation(self, bytes)
+
+    # A disk that refuses more.
+
+    def note_refusal(self, error: DiskFull, since: float, written_bytes: Callable[[], int]) -> bool:
+        """Note that the disk refused a file for which there seemed to be room; returns whether a quota was found.
+
+        since: when the file was begun, in trio's time. written_bytes: returns the written part of the files in flight.
+        """
+        if since <= self._refused_at:  # it was refused before the last refusal made room
+            return False
+        self._refused_at, self._refused = trio.current_time(), error
+        if self.short_by_disk(0) > 0:
+            return False
+        used = self.used_bytes - self.reserved_bytes + written_bytes()
+        margin = min(SPARE_BYTES_MAX, used // QUOTA_MARGIN_SHARE) + self._spare.lacking_bytes
+        self.quota_bytes = used - min(margin, used // 2)
+        self._spare.leave_free()
+        return True
+
+    @property
+    def overdraft(self) -> DiskFull | None:
+        """The error for files in flight that would take space that a quota leaves to the catalog: they began before it
+        was found. None if there is enough.
+        """
+        return self._refused if self.quota_bytes is not None and self.used_bytes > self.quota_bytes else None
+
+    async def probe(self, need: int, at_once: bool) -> bool:
+        """Find out whether a quota that has refused more now has room for `need` bytes; returns whether it does.
+
+        While files are in flight, the written part of their space is unknown. at_once: even if it has just refused.
+        """
+        is_due = at_once or trio.current_time() >= self._quota_retry_at
+        if self.quota_bytes is None or self.reserved_bytes or not is_due:
+            return False
+        more = max(need, min(self.quota_bytes // QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX))
+        quota = self.used_bytes + more
+        if not await trio.to_thread.run_sync(self._spare.has_room_for, more):
+            self._quota_retry_at = trio.current_time() + QUOTA_RETRY_S
+            return False
+        self.quota_bytes = quota
+        return True
+
+    def shortage(self) -> str:
+        """Advice if the disk, rather than the size of the cache, ends its growth."""
+        free, files = disk.room(self._folder)
+        if not files:
+            return f"{self._folder}: its disk is out of inodes, so the cache cannot grow; see mkfs -i"
+        why = f"of which --min-free keeps {format_size(self.min_free)}"
+        if self.quota_bytes is not None and free > self.min_free:
+            why = f"but a quota seems to limit the cache to {format_size(self.quota_bytes)}"
+        others = max(0, disk.taken_bytes(self._folder) - self.used_bytes)
+        until = f"to its size of {format_size(self.limit_bytes)}"
+        remedy = f"pass --cache-size {flag_size(self.reachable_bytes)}"
+        if excess := self.excess_bytes:
+            until = f"until {format_size(excess)} of it is evicted or {format_size(excess)} of other data is deleted"
+            remedy = "lower --min-free"
+        return (
+            f"{self._folder}: its disk has {format_size(others)} of other data and {format_size(free)} free, {why}, so"
+            f" the cache cannot grow {until}; delete something there, or {remedy}"
+        )
