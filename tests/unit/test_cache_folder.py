@@ -12,11 +12,13 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from growfs.cache.cache_folder import FORMAT, CacheFolder, CacheInUse, folder_name, open_cache, other_format
 from growfs.cache.database import Database
+from growfs.daemon.options import Options
 from growfs.errors import GrowfsError
 from growfs.remote.interface import RemoteSpec
 from growfs.trust import ACL_GROUP, ACL_USER
@@ -54,6 +56,23 @@ def test_a_cache_can_be_opened_again(cache_dir: Path, folder: Path) -> None:
 @pytest.mark.parametrize("urls", [("/src", "file:///src", "file:///src/", "local:///src"), ("s3://b/p", "s3://b/p/")])
 def test_a_remote_has_one_cache_however_its_url_is_written(urls: tuple[str, ...]) -> None:
     assert len({folder_name(RemoteSpec(url=url), url) for url in urls}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "url", "given"),
+    [
+        ("bucket-p-84d13436", "s3://bucket/p", {}),
+        ("bucket-p-84d13436", "s3://bucket/p", {"include": ["*.jpg"], "exclude": ["*.tmp"]}),
+        ("bucket-p-08d9705f", "s3://bucket/p", {"endpoint_url": "http://host:9000"}),
+        ("bucket-p-44d50c3b", "s3://bucket/p", {"manifest": "s3://bucket/list.csv"}),
+        ("bucket-p-60c6fe9c", "s3://bucket/p", {"members": "tar"}),
+        ("bucket-p-94289c69", "s3://bucket/p", {"manifest": "s3://bucket/list.csv", "members": "shards.py:index"}),
+        ("bucket-p-1a4ba6cd", "s3://bucket/p", {"producer": "gunzip", "rename": "{stem}"}),
+        ("py-shards-sample-c91554dc", "py:shards:sample", {"seed": "7", "count": "9"}),
+    ],
+)
+def test_a_cache_is_found_under_its_name_by_every_version(name: str, url: str, given: dict[str, Any]) -> None:
+    assert folder_name(Options.parse(given).remote(url, Path("/home/me")), url) == name
 
 
 DYING = """
