@@ -48,7 +48,7 @@ FEATURES = (
         "producers",
         "remote/wrappers/produced.py remote/wrappers/producer_pool.py workers/producer.py workers/sandbox.py"
         " producers/compressed.py producers/images.py",
-        "producer produced made makes_files endless one_at_a_time",
+        "producer produced made endless",
     ),
     Feature("full disk", "btrfs.py", "btrfs full lacking quota refusal spare"),
     Feature(

@@ -217,10 +217,7 @@ def folder_name(spec: RemoteSpec, url: str) -> str:
     """A readable name, plus a hash of everything that distinguishes remotes. url: without secrets."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", url.partition("://")[2] or url).strip("-")[:60]
     place = re.sub("^(file|local)://", "", url).rstrip("/")
-    identity: list[object] = [place, spec.endpoint_url, spec.manifest, *([str(spec.members)] if spec.members else [])]
-    if made := spec.producer:  # different producers make different files from the same remote
-        identity += [str(made.function), made.rename, made.seed]
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([place, *spec.identity]).encode()).hexdigest()
     return f"{slug}-{digest[:8]}" if slug else digest[:8]
 
 

@@ -37,9 +37,10 @@ from growfs.daemon.option_parsers import (
 )
 from growfs.errors import UsageError
 from growfs.paths import absolute_path, shown_path
-from growfs.remote.interface import Producer, RemoteSpec
+from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
+from growfs.remote.wrappers.produced import Producer
 from growfs.rotation.rules import PassPosition
 from growfs.units import CacheSize, format_size, format_timespan, fraction_of, parsed, positive, rate, seconds, size
 from growfs.units import count as whole
@@ -346,13 +347,13 @@ class Options:
             include=self.include,
             exclude=self.exclude,
             members=self.members,
-            producer=self._producer(url, folder),
+            maker=self._producer(url, folder),
             peer_token=read_token(self.peer_token_file) if self.peer_token_file else None,
         )
 
     def fetch_processes(self, spec: RemoteSpec) -> int:
-        """The number of worker processes that fetch. A producer may use a whole core, a download does not."""
-        return self.workers or (len(os.sched_getaffinity(0)) if spec.producer else FETCH_PROCESSES)
+        """The number of worker processes that fetch. To compute a file may take a whole core, a download does not."""
+        return self.workers or (len(os.sched_getaffinity(0)) if spec.traits.is_computed else FETCH_PROCESSES)
 
     def kept_generations(self, fills: bool) -> int:
         """How many generations stay even if no process holds them. With --exact, there is no room for more than one."""

@@ -51,7 +51,6 @@ from growfs.fuse.mounting import (
 )
 from growfs.proc import not_ignored, set_title
 from growfs.remote.names import redact
-from growfs.remote.wrappers.producer_pool import check
 from growfs.syscalls import check_descriptors, check_kernel
 from growfs.version import __version__
 from growfs.workers import process
@@ -79,9 +78,6 @@ of an open may wait this long for the interpreter."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 IGNORED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals each of which ends a process by default."""
-
-CONFINED = "the kernel lets a producer write only to its own file and folder (Landlock)"
-UNCONFINED = "this kernel has no Landlock: nothing keeps a producer from writing elsewhere"
 
 
 class Launcher:
@@ -207,7 +203,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
     if request.fills:
         check_folder(request.mountpoint, request.options.cache_dir)
     place = None if request.fills else _check_mount(request, allow_other)
-    confined = check(spec)
+    confined = spec.maker.check(spec) if spec.maker else None
     try:
         folder = open_cache(request.options.cache_dir, spec, url)
     except CacheInUse as error:
@@ -254,7 +250,11 @@ def _log_mount(request: MountRequest, url: str, other: str | None, confined: boo
     if other:
         log.warning("%s", other)
     if confined is not None:
-        log.info(CONFINED if confined else UNCONFINED)
+        log.info(
+            "the kernel lets a producer write only to its own file and folder (Landlock)"
+            if confined
+            else "this kernel has no Landlock: nothing keeps a producer from writing elsewhere"
+        )
 
 
 def _end_if_deleted(folder: CacheFolder, ended: threading.Event) -> None:

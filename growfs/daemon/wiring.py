@@ -134,7 +134,7 @@ class Wiring:
 
     def build_cache(self) -> None:
         """The cache. From here on, it counts as crashed until Store.stop."""
-        options, producer = self.options, self.spec.producer
+        options = self.options
         self.database = Database(self.folder.database)
         self.ending.add(self.database.close)
         recover(self.database, self.folder.path)
@@ -148,7 +148,7 @@ class Wiring:
             (lambda ids: self.links.without_links(ids)) if self.shows_links else None,  # noqa: PLW0108
         )
         self.ending.add(self.store.stop)
-        if producer is None or producer.rename is None:  # otherwise the files have other names than in the remote
+        if self.spec.traits.keeps_names:  # otherwise, the patterns are of other names
             given, names = json.dumps([options.include, options.exclude]), PathFilter(options.include, options.exclude)
             for changes in self.catalog.forget_excluded(names, given):
                 self.store.drop_files(changes)
@@ -220,8 +220,8 @@ class Wiring:
         options, spec = self.options, self.spec
         workers, catalog, store = self.workers, self.catalog, self.store
         self.outage = Outage(partial(probe_in_worker, workers, catalog, self.folder.partial))
-        self.catalog_sync = CatalogSync(workers, catalog, store, self.outage, options.refresh, spec.is_endless)
-        self.sizes = SizeEstimate(store, varies=spec.producer is not None)
+        self.catalog_sync = CatalogSync(workers, catalog, store, self.outage, options.refresh, spec.traits.is_endless)
+        self.sizes = SizeEstimate(store, varies=spec.traits.is_computed)
         self.downloads = InFlightTable(self.database, catalog, options.group, self.folder.partial)
         self.peers_of = self.peers.holders if self.peers else lambda path: ()
         self.space = Space(
@@ -232,7 +232,7 @@ class Wiring:
         if client.uses_library:
             log.info("files are requested by %s: %s", client.name, client.reason)
         self.dispatcher = Dispatcher(
-            workers, options.fetch_processes(spec), options.bandwidth, client, spec.producer is not None, self.peers_of
+            workers, options.fetch_processes(spec), options.bandwidth, client, spec.traits.is_computed, self.peers_of
         )
         self.fetcher = Fetcher(
             self.downloads, store, self.space, self.sizes, self.dispatcher, self.generations, self.catalog_sync,

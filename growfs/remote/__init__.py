@@ -6,6 +6,7 @@ processes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,32 +29,15 @@ def open_remote(
     """The remote that spec describes, with its wrappers. Does not touch the network and starts no threads.
 
     threads: the transfer threads; by default, the remote has a few of its own. retries: repeats requests when the store
-    is busy or fails; without it, none is repeated. limits: how fast a producer may read. Raises UsageError if the URL,
+    is busy or fails; without it, none is repeated. limits: how fast a maker may read. Raises UsageError if the URL,
     its options or a pattern is wrong, or a package is missing.
     """
-    producer = spec.producer
-    remote: Remote
-    if producer and producer.seed is not None:
-        from growfs.remote.wrappers.produced import SampledRemote
+    open_source: Callable[[], Remote] = partial(_open_source, spec, threads)
+    if retries:
+        from growfs.remote.wrappers.retrying import RetryingRemote
 
-        remote = SampledRemote(spec, producer, limits)
-    else:
-        open_source = partial(_open_source, spec, threads)
-        if retries:
-            from growfs.remote.wrappers.retrying import RetryingRemote
-
-            remote = RetryingRemote(open_source, retries)
-        else:
-            remote = open_source()
-    if spec.include or spec.exclude:
-        from growfs.remote.filter import FilteredRemote, PathFilter
-
-        remote = FilteredRemote(remote, PathFilter(spec.include, spec.exclude))
-    if producer and producer.seed is None:
-        from growfs.remote.wrappers.produced import ProducedRemote
-
-        remote = ProducedRemote(remote, spec, producer, limits)
-    return remote
+        open_source = partial(RetryingRemote, open_source, retries)
+    return spec.maker.open(open_source, spec, limits) if spec.maker else open_source()
 
 
 def _open_source(spec: RemoteSpec, threads: TransferThreads | None) -> Remote:
@@ -70,6 +54,10 @@ def _open_source(spec: RemoteSpec, threads: TransferThreads | None) -> Remote:
 
         assert spec.cache
         remote = ArchiveRemote(remote, spec.members, spec.cache)
+    if spec.include or spec.exclude:
+        from growfs.remote.filter import FilteredRemote, PathFilter
+
+        remote = FilteredRemote(remote, PathFilter(spec.include, spec.exclude))
     return remote
 
 
@@ -79,7 +67,7 @@ def preload(spec: RemoteSpec) -> None:
     Creates no filesystem, thread or event loop. Raises UsageError like open_remote.
     """
     open_remote(spec)
-    if not (spec.producer and spec.producer.seed is not None):
+    if spec.traits.has_store:
         from growfs.remote.stores.registry import open_store
 
         open_store(spec).preload()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from growfs.paths import StrPath
 from growfs.remote.digest import Digest
+from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.retries import Tries
 from growfs.remote.user_functions import Function
 
@@ -21,23 +22,23 @@ Progress = Callable[[int], None]
 the fetch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Producer:
-    """The user's function that makes local files: each from a remote file, or from just a number."""
+START_S_MAX = 120.0
+"""A maker's process may take this long to start: imports of the user's module may take long on a busy machine."""
 
-    function: Function
-    rename: str | None
-    """A template for the local names."""
-    timeout_s: float
-    """In seconds, for one file; 0 for no limit."""
-    memory_bytes: int
-    """The memory limit of the function's process."""
-    retries: int
-    """Additional attempts after the first one."""
-    seed: int | None = None
-    """Given if files are made from numbers, 0 to `count` - 1."""
-    count: int | None = None
-    """None if unlimited."""
+
+class Traits(NamedTuple):
+    """What the rest of growfs has to know of the files of a remote. Here: as a store has them."""
+
+    is_computed: bool = False
+    """Each worker computes one file at a time, as a whole. Its size may be another each time."""
+    has_store: bool = True
+    """Whether it reads a store."""
+    is_endless: bool = False
+    """Whether it has no last file: a listing returns as many files as requested."""
+    keeps_names: bool = True
+    """Whether files have the same names as in the store."""
+    identity: tuple[object, ...] = ()
+    """What else distinguishes the content of one cache from another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,27 @@ class RemoteSpec:
     """Finds the members of an archive, if the files are to be members."""
     cache: Path | None = None
     """The cache folder, which holds the indexes of archives."""
-    producer: Producer | None = None
+    maker: Maker | None = None
+    """Makes the files, if they are not those of the store."""
+    extent: int | None = None
+    """How many files to list, if the remote is endless."""
     peer_token: str | None = field(default=None, repr=False)
     """The token that other nodes demand, if files also come from them."""
 
     @property
-    def is_endless(self) -> bool:
-        """Whether the remote has no last file: a listing returns as many files as requested."""
-        return self.producer is not None and self.producer.seed is not None and self.producer.count is None
+    def traits(self) -> Traits:
+        """Those of the files that it lists."""
+        return self.maker.traits if self.maker else Traits()
+
+    @property
+    def identity(self) -> list[object]:
+        """What distinguishes remotes at the same URL. It is a part of the names of caches, so it never changes."""
+        return [
+            self.endpoint_url,
+            self.manifest,
+            *([str(self.members)] if self.members else []),
+            *self.traits.identity,
+        ]
 
 
 class RemoteFile(NamedTuple):
@@ -198,6 +212,26 @@ class Remote(Protocol):
 
         Raises RemoteChanged like `fetch`. `growfs.remote.file.open_seekable` turns it into a seekable file.
         """
+        ...
+
+
+class Maker(Protocol):
+    """Makes the files of a mount, from those of a store or from nothing. Every process that opens a remote has one."""
+
+    @property
+    def function(self) -> Function:
+        """The user's function that it calls."""
+        ...
+
+    @property
+    def traits(self) -> Traits: ...
+
+    def open(self, open_source: Callable[[], Remote], spec: RemoteSpec, limits: SharedLimits | None) -> Remote:
+        """The remote that has the made files. open_source: opens the one with their sources."""
+        ...
+
+    def check(self, spec: RemoteSpec) -> bool:
+        """Whether the kernel confines the writes of the function. Raises UsageError if it cannot be imported."""
         ...
 
 

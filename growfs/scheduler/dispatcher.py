@@ -39,8 +39,8 @@ AHEAD_BYTES = 64 << 20
 """Minimum number of bytes that a worker has."""
 AHEAD_S = 0.5
 """A worker has at least the files that it fetches in this time, at the last period's rate."""
-AHEAD_PRODUCED = 2
-"""Minimum number of files that a producer has: the one that it is making, and the next."""
+AHEAD_COMPUTED = 2
+"""Minimum number of files that a worker has if it computes them: the one under way, and the next."""
 SMALL_BYTES = 1 << 20
 """Smaller files are fetched by all workers in parallel: process time limits them more than the link does."""
 IN_FLIGHT_FILES = 1024
@@ -105,8 +105,8 @@ class Dispatcher:
     """Owns the workers that fetch, their files, and the queues of files without a worker.
 
     Uses at most `workers` of the pool, plus one for files that readers wait for. returned: notified of the outcome of
-    each file, in order; the file is then FETCHING, and no worker has it any more. has_producer: workers make files one
-    at a time, so the number of requests is fixed. peers_of: returns the nodes that may have a file, by its path.
+    each file, in order; the file is then FETCHING, and no worker has it any more. is_computed: workers compute files
+    one at a time, so the number of requests is fixed. peers_of: returns the nodes that may have a file, by its path.
     received: notified of bytes received from the remote, whether the file is complete or not; received_from_peers: the
     same for other nodes. failed: notified when nothing is received while requests are repeated, or for SILENCE_S.
     """
@@ -117,7 +117,7 @@ class Dispatcher:
         workers: int,
         bytes_per_s: int,
         client: ClientChoice,
-        has_producer: bool = False,
+        is_computed: bool = False,
         peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
     ) -> None:
         self.returned = Signal[[Download, Outcome]]()
@@ -137,7 +137,7 @@ class Dispatcher:
         self.library_files = 0
         """Number of files fetched by the store's library."""
         self._gave_up = ""
-        self._has_producer = has_producer
+        self._is_computed = is_computed
         self._peers_of = peers_of
         self._concurrency = ConcurrencyController()
         self._worker_count = WorkerCount(workers)
@@ -158,13 +158,13 @@ class Dispatcher:
 
         At least twice as many as the workers have: otherwise all of them would wait for the one with the first file.
         """
-        ahead = AHEAD_PRODUCED if self._has_producer else AHEAD_FILES
+        ahead = AHEAD_COMPUTED if self._is_computed else AHEAD_FILES
         return max(IN_FLIGHT_FILES, 2 * ahead * self._workers, round(IN_FLIGHT_S * self._files_rate))
 
     @property
     def streams(self) -> int:
-        """The maximum number of parallel requests. A producer makes one file, and has the next one waiting."""
-        return AHEAD_PRODUCED * self._workers if self._has_producer else self._concurrency.streams
+        """The maximum number of parallel requests. A worker that computes a file already has the next one."""
+        return AHEAD_COMPUTED * self._workers if self._is_computed else self._concurrency.streams
 
     def set_bandwidth(self, bytes_per_s: int) -> None:
         """Change the bandwidth of all workers together."""
@@ -257,7 +257,7 @@ class Dispatcher:
             download.sent_at = trio.current_time()
             slot.downloads[download.node.id] = download
             slot.bytes += download.node.size or 0
-            if not self._has_producer:
+            if not self._is_computed:
                 self._concurrency.begin_file(download.node.size)
             batches.setdefault(slot, []).append(download)
         self._share_limits()
@@ -345,9 +345,7 @@ class Dispatcher:
         different worker from the large files before it: their worker would not make way.
         """
         is_small = download.node.size is not None and download.node.size < SMALL_BYTES
-        return (
-            self._in_background and download.urgent and is_small and not (self._has_producer or _is_suspect(download))
-        )
+        return self._in_background and download.urgent and is_small and not (self._is_computed or _is_suspect(download))
 
     def _is_for_any_worker(self, download: Download) -> bool:
         """Whether all workers may get it.
@@ -355,7 +353,7 @@ class Dispatcher:
         Large files go to the worker whose streams fetch the ones before them, and urgent files to one where other files
         make way.
         """
-        if self._has_producer or _is_suspect(download):
+        if self._is_computed or _is_suspect(download):
             return True
         return not download.urgent and (download.node.size or 0) < SMALL_BYTES
 
@@ -365,8 +363,8 @@ class Dispatcher:
         if download.urgent:
             return True
         bytes, files = slot.load
-        if self._has_producer:
-            return files < max(AHEAD_PRODUCED, AHEAD_S * self._files_rate / self._busy)
+        if self._is_computed:
+            return files < max(AHEAD_COMPUTED, AHEAD_S * self._files_rate / self._busy)
         if files >= max(AHEAD_FILES, AHEAD_STREAMS * self._pool.limits.streams):
             return False
         return bytes < AHEAD_BYTES or bytes < AHEAD_S * self._bytes_rate / self._busy
@@ -462,7 +460,7 @@ class Dispatcher:
                 count / reports_s if reports_s else 0.0 for count in (self._period_bytes, self._period_files)
             )
             self._changed.notify()
-            if self._has_producer:
+            if self._is_computed:
                 continue
             silent_s += took_s
             if self._period_bytes or self._is_held:

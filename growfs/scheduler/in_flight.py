@@ -349,8 +349,8 @@ class Counters:
             self.recent.popleft()
 
 
-PRODUCED_SIZE = 1 << 30
-"""Bytes reserved for the first file of a producer. Running a producer twice costs more than making others wait."""
+COMPUTED_SIZE = 1 << 30
+"""Bytes reserved for the first file that is computed. To compute it twice costs more than to make others wait."""
 RETRY_SIZE, RETRY_SHARE = 32 << 20, 32
 """A file that exceeded its estimate reserves at least this many bytes, or this fraction (1/32) of the cache, whichever
 is less. Doubling alone, after a first file of 5 kB, fetched a file of 9 MB twelve times."""
@@ -361,11 +361,11 @@ class SizeEstimate:
 
     An estimate that is too small costs a second fetch; one that is too large makes others wait for space. So if it does
     not fit, less is worth a try, but more than the file is known to exceed. The files of a group share the room.
-    varies: a file's size the last time is not binding (the file is produced).
+    varies: a file's size the last time is not binding (the file is computed).
     """
 
     def __init__(self, store: Store, varies: bool = False) -> None:
-        self.bytes = PRODUCED_SIZE if varies else UNKNOWN_SIZE
+        self.bytes = COMPUTED_SIZE if varies else UNKNOWN_SIZE
         self._store = store
         self._varies = varies
         self._largest = 0

@@ -33,9 +33,8 @@ class Downloader:
     """Owns a worker's transfer threads. send: sends a message to the daemon. Raises UsageError like open_remote."""
 
     def __init__(self, spec: RemoteSpec, limits: SharedLimits, send: Callable[[FetchProgress], None]) -> None:
-        one_at_a_time = spec.producer is not None  # each worker has one producer process
         throttle = TokenBucket(lambda: limits.bytes_per_s).consume
-        streams = (lambda: 1) if one_at_a_time else lambda: limits.streams
+        streams = (lambda: 1) if spec.traits.is_computed else lambda: limits.streams
         self._threads = TransferThreads(streams, throttle, lambda: limits.latency_s)
         self._retries = Retries(self._threads.sleep, self._count_failure, workers=lambda: limits.workers)
         self._remote = open_remote(spec, self._threads, self._retries, limits)

@@ -174,14 +174,12 @@ def _receive(connection: socket.socket, requests: queue.SimpleQueue[Any]) -> Non
 
 def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
     if isinstance(request, ListRemote):
-        if request.extent is not None and spec.producer:
-            spec = replace(spec, producer=replace(spec.producer, count=request.extent))
         heartbeat = ListingHeartbeat(send)
-        remote = open_remote(spec, retries=Retries(on_failure=heartbeat.note_failure))
+        remote = open_remote(replace(spec, extent=request.extent), retries=Retries(on_failure=heartbeat.note_failure))
         return _list(remote, redact(spec.url), request, send, heartbeat)
     if isinstance(request, Probe):
         remote = open_remote(spec, retries=Retries(tries_max=PROBE_TRIES_MAX) if request.repeats else None)
-        return _probe(remote, request, makes_files=spec.producer is not None)
+        return _probe(remote, request, spec.traits.is_computed)
     assert isinstance(request, Compute)
     return _compute(request, send)
 
@@ -254,13 +252,13 @@ def _is_member_of(archives: set[str]) -> Callable[[str], bool]:
     return lambda version: MemberLocation.parse(version).archive in archives
 
 
-def _probe(remote: Remote, request: Probe, makes_files: bool) -> None:
-    """Answer a Probe. makes_files: the remote has a producer; request its source, and make nothing."""
+def _probe(remote: Remote, request: Probe, is_computed: bool) -> None:
+    """Answer a Probe. is_computed: request the source of a file, and compute nothing."""
     denied: GrowfsError | None = None
     try:
         for file in request.files:
             try:
-                if makes_files or file.size is None:
+                if is_computed or file.size is None:
                     remote.stat(file.path, file.version)
                 else:  # by GET: a response to HEAD has no body, which gives the reason if access is denied
                     byte_range = ByteRange(0, 1) if file.size else None

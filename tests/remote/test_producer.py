@@ -15,11 +15,10 @@ import pytest
 from growfs import producers
 from growfs.errors import NotMade, RemoteChanged, RemoteMissing, UsageError
 from growfs.remote import open_remote
-from growfs.remote.interface import FetchTask, Producer, Remote, RemoteFile, RemoteSpec
+from growfs.remote.interface import FetchTask, Remote, RemoteFile, RemoteSpec
 from growfs.remote.user_functions import Function
 from growfs.remote.wrappers import producer_pool
-from growfs.remote.wrappers.produced import ProducedRemote
-from growfs.remote.wrappers.producer_pool import check
+from growfs.remote.wrappers.produced import ProducedRemote, Producer
 from tests.fuse import producer_functions
 from tests.needs import use
 
@@ -27,9 +26,12 @@ FUNCTIONS = producer_functions.__file__
 TREE = {"a/one.bin": os.urandom(3000), "a/two.tar.gz": b"", "zero": b"0", "odd/ünï\n{x}%.bin": b"1" * 700_000}
 
 
-def spec(folder: Path, function: str = "backwards", rename: str | None = None, **more: object) -> RemoteSpec:
-    producer = Producer(Function.parse(f"{FUNCTIONS}:{function}", str(folder)), rename, 20.0, 1 << 30, 1)
-    return RemoteSpec(str(folder), producer=producer)
+def producer(folder: Path, function: str, rename: str | None = None) -> Producer:
+    return Producer(Function.parse(f"{FUNCTIONS}:{function}", str(folder)), rename, 20.0, 1 << 30, 1)
+
+
+def spec(folder: Path, function: str = "backwards", rename: str | None = None) -> RemoteSpec:
+    return RemoteSpec(str(folder), maker=producer(folder, function, rename))
 
 
 @pytest.fixture
@@ -116,7 +118,7 @@ def test_a_module_that_is_not_imported_in_time_is_reported(
     module = tmp_path / "slow.py"
     module.write_text("import time\ntime.sleep(60)\n\n\ndef make(source, out): ...\n")
     producer = Producer(Function.parse(f"{module}:make", "/"), None, 20.0, 1 << 30, 0)
-    remote = open_remote(RemoteSpec(str(folder), producer=producer))
+    remote = open_remote(RemoteSpec(str(folder), maker=producer))
     with pytest.raises(NotMade, match=r"its module was not imported within 0\.5 seconds; skipped"):
         remote.fetch(FetchTask(files(remote)["zero"], tmp_path / "partial" / "1"))
 
@@ -124,14 +126,13 @@ def test_a_module_that_is_not_imported_in_time_is_reported(
 def test_a_missing_function_is_a_usage_error(folder: Path) -> None:
     for function in ("nothing", "STEP"):
         with pytest.raises(UsageError, match=function):
-            check(spec(folder, function))
-    assert check(RemoteSpec(str(folder))) is None
+            producer(folder, function).check(spec(folder, function))
 
 
 def test_generated_samples_are_numbered(tmp_path: Path) -> None:
     sample = Function.parse(f"{FUNCTIONS}:sample", "/")
     producer = Producer(sample, "{index:02d}.x", 20.0, 1 << 30, 0, seed=5, count=120)
-    remote = open_remote(RemoteSpec("py:x:y", producer=producer))
+    remote = open_remote(RemoteSpec("py:x:y", maker=producer))
     found = files(remote)
     assert next(iter(found)) == "00.x"
     assert list(found)[-1] == "119.x"
@@ -143,10 +144,10 @@ def test_generated_samples_are_numbered(tmp_path: Path) -> None:
     for page in remote.pages():
         assert len([file for later in remote.pages(page.cursor) for file in later.files]) < 120
     alone = Producer(sample, None, 20.0, 1 << 30, 0, seed=5, count=1)
-    assert list(files(open_remote(RemoteSpec("py:x:y", producer=alone)))) == ["00000000"]
+    assert list(files(open_remote(RemoteSpec("py:x:y", maker=alone)))) == ["00000000"]
     for wrong in ("../{index}", "{index:x}", "{index:,}"):
         with pytest.raises(UsageError, match="--rename"):
-            open_remote(RemoteSpec("py:x:y", producer=Producer(sample, wrong, 1, 1, 0, seed=0)))
+            open_remote(RemoteSpec("py:x:y", maker=Producer(sample, wrong, 1, 1, 0, seed=0)))
 
 
 def compressed() -> Iterator[tuple[str, bytes]]:

@@ -20,8 +20,8 @@ from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.dispatcher import (
     AHEAD_BYTES,
+    AHEAD_COMPUTED,
     AHEAD_FILES,
-    AHEAD_PRODUCED,
     AHEAD_S,
     AHEAD_STREAMS,
     IN_FLIGHT_FILES,
@@ -123,9 +123,9 @@ CLIENT = ClientChoice("s3fs", False, "faster than s3fs")
 class DispatcherScene:
     """A dispatcher and its results. It moves downloads from state to state as the fetcher does."""
 
-    def __init__(self, size: int, has_producer: bool, peers_of: Callable[[str], tuple[str, ...]]) -> None:
+    def __init__(self, size: int, is_computed: bool, peers_of: Callable[[str], tuple[str, ...]]) -> None:
         self.pool = FakePool()
-        self.dispatcher = Dispatcher(self.pool, size, 0, CLIENT, has_producer, peers_of)  # type: ignore[arg-type]
+        self.dispatcher = Dispatcher(self.pool, size, 0, CLIENT, is_computed, peers_of)  # type: ignore[arg-type]
         self.dispatcher.returned.connect(self.handle_result)
         self.fetched: list[str] = []
         self.errors: dict[str, str] = {}
@@ -179,9 +179,9 @@ async def quiet() -> None:
 
 @asynccontextmanager
 async def start_scene(
-    size: int, has_producer: bool = False, peers_of: Callable[[str], tuple[str, ...]] = lambda path: ()
+    size: int, is_computed: bool = False, peers_of: Callable[[str], tuple[str, ...]] = lambda path: ()
 ) -> AsyncIterator[DispatcherScene]:
-    new = DispatcherScene(size, has_producer, peers_of)
+    new = DispatcherScene(size, is_computed, peers_of)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(new.dispatcher.run)
         yield new
@@ -249,11 +249,11 @@ async def test_an_urgent_file_goes_where_it_can_hold_up_the_others() -> None:
         assert list(worker.requests) == ["u", "0000"]
 
 
-async def test_producers_have_one_file_ahead_and_more_when_files_take_no_time(clock: trio.testing.MockClock) -> None:
-    async with start_scene(2, has_producer=True) as scene:
+async def test_computed_files_are_one_ahead_and_more_when_they_take_no_time(clock: trio.testing.MockClock) -> None:
+    async with start_scene(2, is_computed=True) as scene:
         scene.enqueue(*names(100), size=None)
         await quiet()
-        assert [len(worker.requests) for worker in scene.pool.all] == [AHEAD_PRODUCED] * 2
+        assert [len(worker.requests) for worker in scene.pool.all] == [AHEAD_COMPUTED] * 2
         for _ in range(20):
             for worker in scene.pool.all:
                 worker.report_fetched(*list(worker.requests)[:1])

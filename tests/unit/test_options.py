@@ -31,6 +31,7 @@ from growfs.daemon.option_parsers import (
 from growfs.daemon.options import Options, flag_name, nested, parse_value, read_file
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.user_functions import Function
+from growfs.remote.wrappers.produced import Producer
 from growfs.rotation.rules import PassPosition
 from growfs.units import CacheSize, count, flag_size, fraction_of, rate, seconds, size
 
@@ -303,13 +304,13 @@ def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_producer_is_looked_for_in_the_working_directory() -> None:
     options = Options.parse({"producer": "shards.py:make", "rename": "{stem}.x"})
-    producer = options.remote("s3://bucket", Path("/home/me")).producer
-    assert producer
+    producer = options.remote("s3://bucket", Path("/home/me")).maker
+    assert isinstance(producer, Producer)
     assert (str(producer.function), producer.seed) == (f"{Path.cwd()}/shards.py:make", None)
-    producer = Options.parse({"seed": "7"}).remote("py:shards:sample", Path("/home/me")).producer
-    assert producer
+    producer = Options.parse({"seed": "7"}).remote("py:shards:sample", Path("/home/me")).maker
+    assert isinstance(producer, Producer)
     assert (producer.function, producer.seed, producer.count) == (Function("shards", "sample", "/home/me"), 7, None)
-    assert Options.parse({}).remote("s3://bucket", Path("/home/me")).producer is None
+    assert Options.parse({}).remote("s3://bucket", Path("/home/me")).maker is None
 
 
 @pytest.mark.parametrize(

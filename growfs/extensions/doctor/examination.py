@@ -210,12 +210,12 @@ class Examination:
                 for found in findings:
                     if isinstance(found, Listing):
                         self._listing = found
-                        yield _describe_listing(found, spec.is_endless)
+                        yield _describe_listing(found, spec.traits.is_endless)
                         all_fit = found.whole and found.bytes <= cache.disk.room
                         if found.missing_group and not (all_fit or self._options.group):
                             yield warning("groups", *found.missing_group)
                     elif isinstance(found, MeasuredDownload):
-                        processes = self._options.fetch_processes(spec) if spec.producer else 1
+                        processes = self._options.fetch_processes(spec) if spec.traits.is_computed else 1
                         self._download = replace(found, processes=processes)
                         yield _describe_download(self._download)
                     else:

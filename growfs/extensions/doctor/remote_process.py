@@ -37,12 +37,11 @@ from growfs.remote.client_choice import LEFT_MAX
 from growfs.remote.groups import FirstNames, suggestion
 from growfs.remote.http.connection import Headers
 from growfs.remote.http.proxy import proxy_for
-from growfs.remote.interface import RemoteFile, RemoteSpec
+from growfs.remote.interface import START_S_MAX, Maker, RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.retries import Retries
 from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.registry import open_store
-from growfs.remote.wrappers import producer_pool
 from growfs.scheduler.stream_count import STREAMS_FIRST
 from growfs.units import format_size, format_timespan
 from growfs.workers import messages
@@ -84,13 +83,12 @@ def _end_with(connection: socket.socket) -> None:
 
 def _run(probe: RemoteToTry, send: Send) -> None:
     spec = probe.spec
-    name = "remote"
+    name = "producer" if spec.maker else "remote"
     try:
-        if spec.producer:
-            name = "producer"
-            send(Phase("importing the producer", producer_pool.START_S_MAX))
-            send(_check_producer(spec))
-        if not (spec.producer and spec.producer.seed is not None):
+        if spec.maker:
+            send(Phase("importing the producer", START_S_MAX))
+            send(_check_maker(spec.maker, spec))
+        if spec.traits.has_store:
             name = "remote"
             send(Phase("opening the remote"))
             if not _reach(open_store(spec), send):
@@ -106,11 +104,9 @@ def _run(probe: RemoteToTry, send: Send) -> None:
         send(Check.failed(name, error))
 
 
-def _check_producer(spec: RemoteSpec) -> Check:
-    confined = producer_pool.check(spec)
-    assert spec.producer
-    text = f"{spec.producer.function} can be imported"
-    if confined:
+def _check_maker(maker: Maker, spec: RemoteSpec) -> Check:
+    text = f"{maker.function} can be imported"
+    if maker.check(spec):
         return ok("producer", f"{text}; the kernel lets it write only to its own files (Landlock)")
     return warning("producer", f"{text}; nothing keeps it from writing elsewhere", "use a kernel with Landlock")
 
@@ -189,10 +185,7 @@ def _compare_clocks(date: str) -> Check:
 
 def _list(probe: RemoteToTry, send: Send) -> list[RemoteFile]:
     """List for a while. Returns a random sample of the files."""
-    spec = probe.spec
-    if spec.is_endless:
-        assert spec.producer
-        spec = replace(spec, producer=replace(spec.producer, count=SAMPLE_FILES_ENDLESS))
+    spec = replace(probe.spec, extent=SAMPLE_FILES_ENDLESS)
     sample: list[RemoteFile] = []
     first_names = FirstNames()
     choice = random.Random(0)
@@ -221,7 +214,7 @@ def _list(probe: RemoteToTry, send: Send) -> list[RemoteFile]:
     if not files:
         send(Check(Level.FAILURE, "listing", "there are no files", "check the URL, --include and --exclude"))
         return []
-    whole = whole and not probe.spec.is_endless
+    whole = whole and not spec.traits.is_endless
     send(Listing(files, unsized, size, smallest, seconds, first_s, whole, suggestion(first_names)))
     if skipped:
         send(warning("names", f"{skipped:,} names are skipped", "growfs status will say why; see SEMANTICS.md"))

@@ -43,7 +43,7 @@ def store_name(url: str) -> str:
 
 def choose_client(spec: RemoteSpec) -> ClientChoice:
     """The client that reads the remote. Raises UsageError if the one in spec.client cannot."""
-    if spec.producer and spec.producer.seed is not None:
+    if not spec.traits.has_store:
         return ClientChoice("", False, "there is no remote")
     return store_class(spec.url).choose_client(spec)
 

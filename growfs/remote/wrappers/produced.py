@@ -1,6 +1,7 @@
-"""`ProducedRemote`: files that the user's function makes from the files of another remote.
+"""`Producer`: the maker of files with the user's function, and the two kinds of remotes that it opens.
 
-`SampledRemote`: files that the function makes from just a number.
+`ProducedRemote`: files that the function makes from the files of another remote. `SampledRemote`: files that it makes
+from just a number.
 """
 
 from __future__ import annotations
@@ -9,21 +10,68 @@ import itertools
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from hashlib import blake2b
 from string import Formatter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from growfs.errors import RemoteError, RemoteMissing, UsageError
-from growfs.remote.interface import FetchTask, Page, Producer, Remote, RemoteFile, RemoteSpec, RemoteStream, Skipped
+from growfs.remote.interface import FetchTask, Page, Remote, RemoteFile, RemoteSpec, RemoteStream, Skipped, Traits
 from growfs.remote.names import reason_to_skip, template_fields
 from growfs.remote.rate_limits import SharedLimits
-from growfs.remote.wrappers.producer_pool import ProducerPool
+from growfs.remote.user_functions import Function
+
+if TYPE_CHECKING:  # it is slow to import, and every command knows the options of a producer
+    from growfs.remote.wrappers.producer_pool import ProducerPool
 
 PAGE_FILES_MAX = 1000
 LARGE_NUMBER = 1_234_567_890
 SAMPLE_NAME = "{index:08d}"
 SAME_NAME = "--rename gives another file the same name"
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """The user's function that makes local files: each from a remote file, or from just a number."""
+
+    function: Function
+    rename: str | None
+    """A template for the local names."""
+    timeout_s: float
+    """In seconds, for one file; 0 for no limit."""
+    memory_bytes: int
+    """The memory limit of the function's process."""
+    retries: int
+    """Additional attempts after the first one."""
+    seed: int | None = None
+    """Given if files are made from numbers, 0 to `count` - 1."""
+    count: int | None = None
+    """None if unlimited."""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            is_computed=True,
+            has_store=self.seed is None,
+            is_endless=self.seed is not None and self.count is None,
+            keeps_names=self.rename is None,
+            identity=(str(self.function), self.rename, self.seed),
+        )
+
+    def open(self, open_source: Callable[[], Remote], spec: RemoteSpec, limits: SharedLimits | None) -> Remote:
+        pool = self._pool(spec, limits)
+        if self.seed is None:
+            return ProducedRemote(open_source(), self, pool)
+        return SampledRemote(self, pool, spec.extent)
+
+    def check(self, spec: RemoteSpec) -> bool:
+        return self._pool(spec).check()
+
+    def _pool(self, spec: RemoteSpec, limits: SharedLimits | None = None) -> ProducerPool:
+        from growfs.remote.wrappers.producer_pool import ProducerPool
+
+        return ProducerPool(spec, self, limits)
 
 
 class _ProducerRemote(ABC):
@@ -52,12 +100,9 @@ class ProducedRemote(_ProducerRemote):
     A file's version names the remote file that it is made from, so any process can make it.
     """
 
-    def __init__(
-        self, remote: Remote, spec: RemoteSpec, producer: Producer, limits: SharedLimits | None = None
-    ) -> None:
-        self._remote = remote
+    def __init__(self, remote: Remote, producer: Producer, pool: ProducerPool) -> None:
+        self._remote, self._pool = remote, pool
         self._rename = producer.rename
-        self._pool = ProducerPool(spec, producer, limits)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         """If the template gives several files the same name, the first of them gets it."""
@@ -103,10 +148,11 @@ def _name_hash(path: str) -> int:
 
 
 class SampledRemote(_ProducerRemote):
-    """One file for each number from 0 on. The cursor of a page is the next number."""
+    """One file for each number from 0 on. The cursor of a page is the next number. extent: as in RemoteSpec."""
 
-    def __init__(self, spec: RemoteSpec, producer: Producer, limits: SharedLimits | None = None) -> None:
-        self._seed, self._count = producer.seed, producer.count
+    def __init__(self, producer: Producer, pool: ProducerPool, extent: int | None) -> None:
+        self._pool, self._seed, self._count = pool, producer.seed, producer.count
+        self._listed = producer.count or extent or 0
         self._template = producer.rename or SAMPLE_NAME
         parts = list(Formatter().parse(self._template))
         self._pattern = "".join(re.escape(text) + (r"(\d+)" if name else "") for text, name, _, _ in parts)
@@ -116,11 +162,10 @@ class SampledRemote(_ProducerRemote):
                 f"--rename {self._template}: does not produce usable names:"
                 f" {reason or 'their numbers cannot be read back'}"
             )
-        self._pool = ProducerPool(spec, producer, limits)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        """List all samples; none if the remote is endless, unless its spec gives the count."""
-        numbers = iter(range(cursor or 0, self._count or 0))
+        """List all samples; if there is no end, as many as `extent`."""
+        numbers = iter(range(cursor or 0, self._listed))
         while page := list(itertools.islice(numbers, PAGE_FILES_MAX)):
             yield Page([self._file(number) for number in page], [], page[-1] + 1)
 

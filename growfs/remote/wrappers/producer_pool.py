@@ -27,14 +27,13 @@ from typing import Any
 from growfs import own_code
 from growfs.errors import GrowfsError, NotMade, UsageError
 from growfs.paths import StrPath
-from growfs.remote.interface import Producer, Progress, RemoteFile, RemoteSpec
+from growfs.remote.interface import START_S_MAX, Progress, RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
+from growfs.remote.wrappers.produced import Producer
 from growfs.units import format_size, format_timespan
 
 CHECK_INTERVAL_S = 0.1
 """How often a process is checked for the bytes it has written, its time and its memory."""
-START_S_MAX = 120.0
-"""The imports of the user's module may take long on a busy machine."""
 GRACE_S = 2.0
 """At its timeout, a process logs its position and ends by itself; if it has not ended after this time, it is killed."""
 URGENT_PROCESSES_MAX = 4
@@ -70,7 +69,7 @@ class ProducerPool:
     """Owns the producer processes of a worker. Several threads may use it."""
 
     def __init__(self, spec: RemoteSpec, producer: Producer, limits: SharedLimits | None = None) -> None:
-        self._start = StartProducer(replace(spec, producer=None), producer, limits.fd if limits else None)
+        self._start = StartProducer(replace(spec, maker=None), producer, limits.fd if limits else None)
         self._idle: list[ProducerProcess] = []
         self._slots = threading.BoundedSemaphore(1 + URGENT_PROCESSES_MAX)
         self._lock = threading.Lock()
@@ -116,7 +115,10 @@ class ProducerPool:
 
     def check(self) -> bool:
         """Whether the kernel confines the writes of the function. Raises UsageError if it cannot be imported."""
-        process = ProducerProcess(self._start, Path(tempfile.gettempdir()), lambda _: None)
+        try:
+            process = ProducerProcess(self._start, Path(tempfile.gettempdir()), lambda _: None)
+        except ProducerFailed as error:
+            raise UsageError(f"{self._start.producer.function}: cannot be run: {error}") from None
         process.end()
         return process.is_confined
 
@@ -247,16 +249,3 @@ def _size_of(folder: Path) -> int:
             with suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(root, name)).st_size
     return total
-
-
-def check(spec: RemoteSpec) -> bool | None:
-    """Whether the kernel confines the writes of a mount's producer; None if the mount has no producer.
-
-    Raises UsageError if the producer's function cannot be imported.
-    """
-    if spec.producer is None:
-        return None
-    try:
-        return ProducerPool(spec, spec.producer).check()
-    except ProducerFailed as error:
-        raise UsageError(f"{spec.producer.function}: cannot be run: {error}") from None
