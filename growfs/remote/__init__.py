@@ -6,8 +6,7 @@ processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from growfs.remote.retries import Retries
 
 if TYPE_CHECKING:
     from growfs.remote.http.threads import TransferThreads
-    from growfs.remote.manifests.manifest import Manifest
 
 
 def open_remote(
@@ -48,7 +46,7 @@ def _open_source(spec: RemoteSpec, threads: TransferThreads | None) -> Remote:
     if spec.manifest:
         from growfs.remote.manifests.manifest import ManifestRemote
 
-        remote = ManifestRemote(_open_manifest(spec, spec.manifest), remote)
+        remote = ManifestRemote(remote, spec, spec.manifest)
     if spec.members:
         from growfs.remote.wrappers.members import ArchiveRemote
 
@@ -73,15 +71,8 @@ def preload(spec: RemoteSpec) -> None:
         open_store(spec).preload()
 
 
-def _open_manifest(spec: RemoteSpec, url: str) -> Manifest:
-    """The manifest at url. If it is in the same store as the files, it is read with their options, else with none."""
-    from growfs.remote.manifests.inventory import Inventory
-    from growfs.remote.manifests.manifest import PathTable
-    from growfs.remote.manifests.tables import open_table, suffix_of
-    from growfs.remote.stores.registry import open_store, store_class, store_name
+def is_within(containers: Collection[str]) -> Callable[[str], bool]:
+    """Tells of the version of a file whether it is in one of these containers, which a listing could not read."""
+    from growfs.remote.wrappers.members import MemberLocation
 
-    manifest = open_store(replace(spec, url=url) if store_name(url) == store_name(spec.url) else RemoteSpec(url))
-    manifest.load_library()
-    if suffix_of(url) == ".json" or url.endswith("/"):
-        return Inventory(manifest, spec)
-    return PathTable(open_table(manifest), spec.url, store_class(spec.url).is_percent_encoded)
+    return lambda version: MemberLocation.parse(version).archive in containers

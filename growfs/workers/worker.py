@@ -32,7 +32,7 @@ from growfs.cache.cache_folder import read_only
 from growfs.cache.catalog import ListingDiff
 from growfs.cache.listing_diff import Comparison
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteError, unexpected
-from growfs.remote import open_remote, preload
+from growfs.remote import is_within, open_remote, preload
 from growfs.remote.interface import ByteRange, FetchTask, Remote, RemoteFile, RemoteSpec
 from growfs.remote.names import redact
 from growfs.remote.rate_limits import SharedLimits
@@ -214,7 +214,7 @@ def _list(remote: Remote, url: str, request: ListRemote, send: Send, heartbeat: 
         unread |= {skip.path for skip in page.skipped if skip.unread}
         send(ListingDiff(request.listing, new=new, changed=changed, skipped=page.skipped + comparison.duplicates))
     if files:
-        gone = list(comparison.gone(_is_member_of(unread)))
+        gone = list(comparison.gone(is_within(unread)) if unread else comparison.gone())
         if gone:
             _require_gone(remote, url, len(gone), comparison.to_ask(gone, ASKED_MAX), heartbeat)
         for start in range(0, len(gone), GONE_PER_MESSAGE):
@@ -241,15 +241,6 @@ def _require_gone(remote: Remote, url: str, gone: int, asked: list[RemoteFile], 
                 )
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _is_member_of(archives: set[str]) -> Callable[[str], bool]:
-    """Whether a file of this version is in one of the archives."""
-    if not archives:
-        return lambda version: False
-    from growfs.remote.wrappers.members import MemberLocation
-
-    return lambda version: MemberLocation.parse(version).archive in archives
 
 
 def _probe(remote: Remote, request: Probe, is_computed: bool) -> None:

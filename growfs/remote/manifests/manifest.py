@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from growfs.remote.interface import Page, Remote, RemoteFile, RemoteWrapper, Skipped
-from growfs.remote.manifests.tables import Table
+from growfs.remote.interface import Page, Remote, RemoteFile, RemoteSpec, RemoteWrapper, Skipped
+from growfs.remote.manifests.inventory import Inventory
+from growfs.remote.manifests.tables import Table, open_table, suffix_of
 from growfs.remote.names import reason_to_skip
+from growfs.remote.stores.registry import open_store, store_class, store_name
 
 PAGE_FILES_MAX = 10_000
 
@@ -31,9 +34,10 @@ class ManifestRemote(RemoteWrapper):
     the first.
     """
 
-    def __init__(self, manifest: Manifest, remote: Remote) -> None:
-        self._manifest = manifest
+    def __init__(self, remote: Remote, spec: RemoteSpec, url: str) -> None:
+        """remote: of spec. url: of the manifest."""
         super().__init__(remote)
+        self._manifest = _open(spec, url)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         found = self._manifest.files(cursor)
@@ -51,6 +55,15 @@ class ManifestRemote(RemoteWrapper):
     def still_has(self, file: RemoteFile) -> bool:
         """Never: a file without a row is not wanted, whether or not the store has it."""
         return False
+
+
+def _open(spec: RemoteSpec, url: str) -> Manifest:
+    """The manifest at url. If it is in the same store as the files, it is read with their options, else with none."""
+    manifest = open_store(replace(spec, url=url) if store_name(url) == store_name(spec.url) else RemoteSpec(url))
+    manifest.load_library()
+    if suffix_of(url) == ".json" or url.endswith("/"):
+        return Inventory(manifest, spec)
+    return PathTable(open_table(manifest), spec.url, store_class(spec.url).is_percent_encoded)
 
 
 class PathTable:
