@@ -16,6 +16,8 @@ class GrowfsError(Exception):
 
     exit_code = 1
     errno = errno.EIO
+    skip_reason = ""
+    """Why a pass does not try a file again that fails with it, in a few words; empty if it does."""
 
 
 class UsageError(GrowfsError):
@@ -90,6 +92,8 @@ class RemoteThrottled(RemoteBusy):
 
 class NotMade(RemoteError):
     """The user's producer has failed on a file as often as allowed."""
+
+    skip_reason = "the producer failed on it"
 
 
 class NoSuchName(GrowfsError):

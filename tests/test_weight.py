@@ -9,10 +9,10 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 113,
-    "statements of the core": 12_218,
-    "statements of all": 23_675,
+    "statements of the core": 12_219,
+    "statements of all": 23_676,
     "statements of the largest function": 41,
-    "constants in capitals": 907,
+    "constants in capitals": 908,
     "importers of exact": 9,
     "importers of peers": 8,
     "importers of fill": 7,
@@ -42,7 +42,7 @@ CEILINGS = {
     "core's uses of peers": 169,
     "core's uses of fill": 56,
     "core's uses of links": 65,
-    "core's uses of producers": 51,
+    "core's uses of producers": 37,
     "core's uses of full disk": 119,
     "core's uses of members": 54,
     "core's uses of manifests": 10,

@@ -14,7 +14,7 @@ import trio
 from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
-from growfs.errors import DiskFailed, DiskFull, NoRoom, NotMade, RemoteChanged
+from growfs.errors import DiskFailed, DiskFull, NoRoom, RemoteChanged
 from growfs.rotation.pass_order import groups_of, ids_of
 from growfs.scheduler.fetcher import Fetcher, too_large
 from growfs.scheduler.in_flight import Download, Priority, SizeEstimate
@@ -30,6 +30,7 @@ DEFERRED_MAX = 256
 """Deferred files written in one transaction."""
 UPDATES_PARALLEL = 2
 """New versions fetched at a time."""
+TOO_LARGE = "larger than the whole cache"
 
 
 class Drawer:
@@ -58,8 +59,7 @@ class Drawer:
         self._sizes = sizes
         self._state = state
         self._peers_of = peers_of
-        self._oversized = BitMap64()  # files of this pass that are larger than the cache
-        self._not_made = BitMap64()  # files of this pass that the producer failed on
+        self._skipped = {TOO_LARGE: BitMap64()}  # files that this pass does not try again, by the reason
         self._failed = array("q")  # those of this pass that could not be fetched, with their groups, as ids of an Order
         self._failed_ids = BitMap64()
         self._defers = True  # cached files are deferred; otherwise they already were
@@ -76,21 +76,21 @@ class Drawer:
     @property
     def excluded(self) -> int:
         """The number of files that this pass cannot cache."""
-        return len(self._failed) + len(self._oversized | self._not_made)
+        return len(self._failed) + self.skips
 
     @property
-    def not_made(self) -> int:
-        """The number of files that the producer failed on."""
-        return len(self._not_made)
+    def skips(self) -> int:
+        """The number of those that it does not try again."""
+        return sum(map(len, self._skipped.values()))
 
     def begin_order(self) -> None:
         """Start on another order of the pass: it has all files that failed or were too large before."""
         self._take_failed()
-        self._oversized.clear()
+        self._skipped[TOO_LARGE].clear()
 
-    def forget_not_made(self) -> None:
-        """Let the producer retry the files that it failed on."""
-        self._not_made.clear()
+    def forget_skipped(self) -> None:
+        """Let those that failed be tried again."""
+        self._skipped = {TOO_LARGE: self._skipped[TOO_LARGE]}
 
     def end_round(self) -> bool:
         """Begin to draw the deferred files again; if there are none, return True: the pass is complete."""
@@ -99,8 +99,7 @@ class Drawer:
 
     def skipped(self) -> list[SkippedStatus]:
         """The files that this pass cannot fetch, by reason."""
-        reasons = {"larger than the whole cache": self._oversized, "the producer failed on it": self._not_made}
-        return [SkippedStatus(reason, len(ids), self._path(ids.min())) for reason, ids in reasons.items() if ids]
+        return [SkippedStatus(reason, len(ids), self._path(ids.min())) for reason, ids in self._skipped.items() if ids]
 
     def _path(self, id: int) -> str:
         node = self._catalog.node(id)
@@ -122,8 +121,8 @@ class Drawer:
             self._state.finish(id)
         if not download.group.is_drawn:
             return
-        if isinstance(error, NotMade):  # the producer has tried as often as it may
-            self._not_made.add(id)
+        if error and error.skip_reason:
+            self._skipped.setdefault(error.skip_reason, BitMap64()).add(id)
         elif error:
             if isinstance(error, DiskFull):
                 self._state.draw_evicted()  # there will be room: the disk's real capacity is known by now
@@ -147,7 +146,7 @@ class Drawer:
         for number, ids in enumerate(groups):
             if number % DRAWS_PER_STEP == 0:
                 await trio.lowlevel.checkpoint()
-            if all(id in self._not_made for id in ids):
+            if all(any(id in skipped for skipped in self._skipped.values()) for id in ids):
                 self._state.finish(*ids)
             elif not await self.draw(ids):
                 return False
@@ -171,7 +170,7 @@ class Drawer:
             if not missing:
                 await self._defer(ids)
             elif self._space.is_too_large(nodes):
-                self._oversized.update(node.id for node in missing)
+                self._skipped[TOO_LARGE].update(node.id for node in missing)
                 for node in missing:
                     state.seeds.failed(node, too_large(self._catalog.path(node)))
                 state.finish(*ids)

@@ -25,7 +25,7 @@ from growfs.cache.catalog import Catalog, Node, Removed
 from growfs.cache.database import Database
 from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
-from growfs.errors import GrowfsError, NoSuchName, NotMade, RemoteError, TimedOut, UsageError
+from growfs.errors import GrowfsError, NoSuchName, RemoteError, TimedOut, UsageError
 from growfs.rotation.division import divide_catalog, find_due, plan_part, read_division, save_division
 from growfs.rotation.generations import Generations, Planner
 from growfs.rotation.parts import Division, ExactPass
@@ -341,7 +341,7 @@ class Parts(Planner):
         if is_cached and id in self._wanted:
             self._wanted.discard(id)
             self._missing = self._missing and self._missing - Share(1, size)
-        if isinstance(download.error, (RemoteError, NotMade)):
+        if isinstance(download.error, RemoteError):
             self._failed.add(id)
         elif not is_cached:
             return

@@ -107,7 +107,7 @@ class Prefetcher:
     def handle_changed_catalog(self) -> None:
         """Invalidate the order: a listing has changed the files to draw."""
         if not self._catalog_sync.is_endless:  # an endless remote never changes a file
-            self._drawer.forget_not_made()
+            self._drawer.forget_skipped()
         self._state.invalidate_order()
 
     async def _watch_files(self) -> None:
@@ -178,7 +178,7 @@ class Prefetcher:
         """Draw everything once; False if the order is out of date."""
         half = len(order.rest) // 2 if self._catalog_sync.is_endless else 0
         for number, part in enumerate((order.frozen, order.seeds, order.rest[:half], order.rest[half:])):
-            if number == 3 and self._catalog_sync.is_endless and self._drawer.not_made <= half // 2:
+            if number == 3 and self._catalog_sync.is_endless and self._drawer.skips <= half // 2:
                 self._catalog_sync.extend()  # so that the next files are known before these run out
             if not await self._drawer.draw_all(groups_of(part)):
                 return False
@@ -216,5 +216,5 @@ class Prefetcher:
     async def _begin_next_pass(self) -> None:
         """Draw the deferred files of this pass again; after that, begin the next pass."""
         if self._drawer.end_round():
-            self._drawer.forget_not_made()
+            self._drawer.forget_skipped()
             await self._catalog.begin_pass(self._catalog.pass_number + 1)
