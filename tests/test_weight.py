@@ -9,8 +9,8 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 113,
-    "statements of the core": 12_219,
-    "statements of all": 23_676,
+    "statements of the core": 12_217,
+    "statements of all": 23_674,
     "statements of the largest function": 41,
     "constants in capitals": 908,
     "importers of exact": 9,
@@ -42,7 +42,7 @@ CEILINGS = {
     "core's uses of peers": 169,
     "core's uses of fill": 56,
     "core's uses of links": 65,
-    "core's uses of producers": 37,
+    "core's uses of producers": 36,
     "core's uses of full disk": 119,
     "core's uses of members": 54,
     "core's uses of manifests": 10,

@@ -232,9 +232,8 @@ class CatalogSync:
             f"{self._workers.url}: its server has not answered the listing request for {silent_s:.0f} s{remedy}"
         )
 
-    def _extent(self) -> int | None:
-        if not self.is_endless:
-            return None
+    def _extent(self) -> int:
+        """How many files to list of an endless remote."""
         times, self._more_wanted = 2 if self._more_wanted else 1, False
         return max(EXTENT, times * self._catalog.files)
 

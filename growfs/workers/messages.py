@@ -68,7 +68,7 @@ class ListRemote:
 
     The answers are ListingDiff or ServerSilent ..., then Done(number of files).
 
-    extent: how many files to list, if the remote has no end.
+    extent: how many files to list, if the remote is endless.
     """
 
     catalog: Path
