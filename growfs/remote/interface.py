@@ -27,7 +27,7 @@ START_S_MAX = 120.0
 
 
 class Traits(NamedTuple):
-    """What the rest of growfs has to know of the files of a remote. Here: as a store has them."""
+    """What the rest of growfs has to know of the files of a remote. The defaults: they are as a store has them."""
 
     is_computed: bool = False
     """Each worker computes one file at a time, as a whole. Its size may be another each time."""

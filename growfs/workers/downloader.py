@@ -26,7 +26,7 @@ REPORT_EVERY_S = 0.1
 AT_ONCE_BYTES = 8 << 20
 """A file of this size is reported at once: the message adds next to nothing, and a reader may list at any moment."""
 HEARTBEAT_S = 20.0
-"""How often a worker reports that it is making progress while no bytes arrive: a producer may compute for minutes."""
+"""How often a worker reports that it is making progress while no bytes arrive: a file may be computed for minutes."""
 
 
 class Downloader:
