@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any
 
-from growfs.remote.http.connection import Headers
 from growfs.remote.interface import RemoteFile
 
 _VERSION_KEYS = ("generation", "ETag", "etag", "md5Hash", "md5", "blob_id", "xet_hash", "Content-MD5", "Digest")
@@ -31,7 +31,7 @@ def file_from_info(path: str, info: dict[str, Any]) -> RemoteFile:
     return RemoteFile(path, size, mtime_ns, version or version_by_time(size, mtime_ns))
 
 
-def file_from_headers(path: str, size: int, headers: Headers) -> RemoteFile:
+def file_from_headers(path: str, size: int, headers: Mapping[str, str]) -> RemoteFile:
     """The RemoteFile that the headers of a GET describe."""
     return file_from_fields(path, size, headers.get("etag", ""), to_ns(headers.get("last-modified")))
 
