@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from growfs.extensions.doctor import machine
 from tests.forkserver import FORK_ALL_VARIABLE
 from tests.frameworks.harness import ENV, FORKS
 from tests.harness import NETWORK_FORKS
@@ -24,7 +25,7 @@ from tests.needs import need
 from tools import bench as program
 from tools.bench import BENCHMARKS
 from tools.benchmarks import nodes, noise
-from tools.benchmarks.measure import ENGINES, BenchError, Figures, Setting
+from tools.benchmarks.measure import ENGINES, BenchError, Figures, Setting, fault_in_memory, free_memory, write_file
 from tools.benchmarks.mounts import Mount
 from tools.benchmarks.noisy_s3 import Noise
 
@@ -153,6 +154,33 @@ def test_a_benchmark_that_fails_leaves_the_figures_of_all_others(
         ("works too", "a figure"),
     ]
     assert "bench: fails failed: no such program" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "limit", "used"),
+    [
+        ("0::/pod/job", "pod", "memory.max", "memory.current"),
+        ("4:memory:/pod/job", "memory/pod", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ],
+)
+def test_no_more_memory_is_touched_than_half_of_what_a_container_may_still_take(
+    line: str,
+    folder: str,
+    limit: str,
+    used: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    write_file(tmp_path / folder / "job" / limit, b"max\n" if limit == "memory.max" else b"9223372036854771712\n")
+    write_file(tmp_path / folder / "job" / used, b"12345\n")
+    write_file(tmp_path / folder / limit, b"300000000\n")
+    write_file(tmp_path / folder / used, b"20000000\n")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    monkeypatch.setattr(machine, "read_lines", lambda path: [line])
+    assert free_memory() == 280_000_000
+    fault_in_memory(1 << 40)
+    assert "faulted in 0.1 GB of memory" in capfd.readouterr().err
 
 
 @pytest.mark.timeout(20)

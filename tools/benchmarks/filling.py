@@ -95,6 +95,7 @@ def compare(source: Source, folder: Path, rounds: int, contenders: Mapping[str, 
             target = folder / f"target-{number}-{contender.replace(' ', '-')}"
             target.mkdir(parents=True)
             os.sync()
+            fault_in_memory(2 * source.bytes)
             runs[contender].append(copy(source, target))
             for path in target.rglob("*"):
                 if path.is_file():
@@ -125,7 +126,6 @@ def growfs_mount(engine: str, *more: object) -> Contender:
                 def on_connection() -> None:
                     first.append((time.time(), group.cpu_s()))
 
-                fault_in_memory(2 * source.bytes)
                 with first_connection(source.server.pid, on_connection):
                     run(group.command(command))
 
@@ -199,7 +199,6 @@ def s5cmd_cp(*flags: object) -> Contender:
 
 def run_copier(source: Source, target: Path, command: Sequence[object], **variables: object) -> CopyRun:
     """Time a copy program from its start to its end."""
-    fault_in_memory(2 * source.bytes)
     with Cgroup() as group:
         began = time.monotonic()
         run(group.command(command), **variables)

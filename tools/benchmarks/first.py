@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.benchmarks.filling import COPIERS, NAME, Source, flags_of, make_shards, shard_name
-from tools.benchmarks.measure import Figures, Setting, run
+from tools.benchmarks.measure import Figures, Setting, fault_in_memory, run
 from tools.benchmarks.mounts import GROWFS, mounted, rclone_mounted
 from tools.benchmarks.servers import behind_link, rclone_server
 
@@ -79,6 +79,7 @@ def _measure_case(setting: Setting, found: Figures, case: Case, folder: Path) ->
                 target = folder / "target"
                 target.mkdir()
                 os.sync()
+                fault_in_memory(2 * bytes)
                 began = time.time()
                 if copy := COPIERS.get(contender):
                     copy(source, target)

@@ -18,8 +18,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from operator import sub
 from pathlib import Path
 from typing import NoReturn, TypeVar
+
+from growfs.extensions.doctor.machine import control_groups, numbers_in
 
 ROOT = Path(__file__).parents[2]
 SHIM = ROOT / "tests" / "frameworks" / "shim"
@@ -29,6 +32,8 @@ COMMAND_S_MAX = 900.0
 END_S = 10.0
 """In which a process ends."""
 NOISE_MAX = 0.03
+FAULT_IN_S_MAX = 20.0
+FAULT_IN_BLOCK = 64 << 20
 ENGINES = ("passthrough", "links", "libfuse")
 CACHESTAT = 451
 """The number of cachestat(2) on all architectures (Linux 6.5)."""
@@ -184,6 +189,11 @@ def make_files(folder: Path, count: int, size: int, directories: int = 0) -> lis
     return paths
 
 
+def size_of(folder: Path) -> int:
+    """Bytes of all files in a folder; 0 if there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Write a file in a folder that need not be there."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -276,14 +286,40 @@ def drop_pages(*paths: Path) -> None:
 
 
 def fault_in_memory(bytes: int) -> None:
-    """Touch this much memory, at most half of the free memory, and free it: call it just before the memory is needed.
+    """Touch the memory that the next run needs, and free it: call it just before. Prints how much that was.
 
-    A virtual machine's host may reclaim memory that has been free for some seconds, and the first write to such a page
-    takes four times as long.
+    A virtual machine's host may take back memory that has been free for some seconds, and the first write to it then
+    takes four times as long. The host takes large blocks, and the page cache of large files is made of them, so these
+    are what is touched: small pages would come from others. It is at most half of the memory that this process may
+    still take, and ends after FAULT_IN_S_MAX.
     """
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-    mmap.mmap(-1, max(mmap.PAGESIZE, min(bytes, free // 2)), flags).close()
+    began, touched = time.monotonic(), []
+    for _ in range(min(bytes, free_memory() // 2) // FAULT_IN_BLOCK):
+        memory = mmap.mmap(-1, FAULT_IN_BLOCK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        touched.append(memory)
+        with contextlib.suppress(OSError):  # this kernel has no huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        memory[:: mmap.PAGESIZE] = b"\1" * (FAULT_IN_BLOCK // mmap.PAGESIZE)
+        if time.monotonic() - began > FAULT_IN_S_MAX:
+            break
+    for memory in touched:
+        memory.close()
+    if touched:
+        seconds = time.monotonic() - began
+        gb = len(touched) * FAULT_IN_BLOCK / 1e9
+        print(f"faulted in {gb:.1f} GB of memory in {seconds:.1f} s", file=sys.stderr, flush=True)
+
+
+def free_memory() -> int:
+    """The bytes that are free on this machine, and that the control groups of this process still allow."""
+    free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for controller, limit, used in (
+        ("", "memory.max", "memory.current"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        for group in control_groups(controller):
+            free += map(sub, numbers_in(group / limit), numbers_in(group / used))
+    return max(0, min(free))
 
 
 def cached_bytes(fd: int) -> int | None:

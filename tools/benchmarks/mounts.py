@@ -18,7 +18,7 @@ from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from tools.benchmarks.cgroup import Cgroup
 from tools.benchmarks.child import Child
-from tools.benchmarks.measure import ENGINES, BenchError, cpu_s, run, wait_until
+from tools.benchmarks.measure import ENGINES, BenchError, cpu_s, fault_in_memory, run, size_of, wait_until
 from tools.benchmarks.servers import rclone_binary, rclone_source
 
 GROWFS = [sys.executable, "-m", "growfs"]
@@ -89,6 +89,7 @@ def mounted(
 def fully_cached(engine: str, remote: Path, folder: Path) -> Iterator[Mount]:
     """A fresh mount of `remote` by an engine, with all files cached. `folder` keeps the cache."""
     flags = ["--engine", engine, "--no-wait", "--cache-size", CACHE_SIZE, "--refresh", 0]
+    fault_in_memory(2 * size_of(remote))
     with mounted(remote, folder, *flags) as mount:
         if mount.engine != engine:
             raise BenchError(f"{mount.engine} was used instead")

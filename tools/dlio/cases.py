@@ -13,7 +13,7 @@ from typing import Any
 
 from growfs.vfs.file_events import OPEN, Inotify
 from tools.benchmarks.cgroup import Cgroup
-from tools.benchmarks.measure import ENGINES, BenchError, run
+from tools.benchmarks.measure import ENGINES, BenchError, run, size_of
 from tools.benchmarks.mounts import GROWFS, fully_cached
 from tools.benchmarks.servers import behind_link
 from tools.dlio.profiles import Profile
@@ -199,11 +199,6 @@ def drop_page_cache() -> None:
     """Make the kernel forget what was read: a dataset that is larger than the cache is larger than the memory, too."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("1")
-
-
-def size_of(folder: Path) -> int:
-    """The bytes of all files."""
-    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def machine_cpu_s() -> float:

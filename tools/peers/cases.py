@@ -13,7 +13,7 @@ from subprocess import SubprocessError
 from typing import Any
 
 from growfs.errors import GrowfsError
-from tools.benchmarks.measure import BenchError, make_file, run, temporary_folder
+from tools.benchmarks.measure import BenchError, fault_in_memory, make_file, run, size_of, temporary_folder
 from tools.benchmarks.noisy_s3 import FOLDER_KEYS, Noise
 from tools.benchmarks.recipe_data import images
 from tools.benchmarks.servers import noisy_server, rclone_server
@@ -67,6 +67,7 @@ class Setting:
         """Add a run to the results. If a peer fails, its message is noted, and the others continue."""
         print(f"{case}: {peer.name}, {name}", file=sys.stderr, flush=True)
         run = f"{peer.name} ({case}, {name})"
+        fault_in_memory(2 * size_of(self.folder / "remote"))
         with temporary_folder() as folder:
             try:
                 self.results.add(case, peer.name, name, measured(folder))

@@ -148,23 +148,23 @@ def _check_limits() -> Iterator[Check]:
 
 def _limits(controller: str, file: str, file_v1: str) -> Iterator[int]:
     """The limits of this process's control group, and of those above it, as far as visible."""
-    for group in _groups(""):
-        yield from _numbers(group / file)
-    for group in _groups(controller):
-        yield from (number for number in _numbers(group / file_v1) if number < _UNLIMITED)
+    for group in control_groups(""):
+        yield from numbers_in(group / file)
+    for group in control_groups(controller):
+        yield from (number for number in numbers_in(group / file_v1) if number < _UNLIMITED)
 
 
 def _core_limits() -> Iterator[float]:
-    for group in _groups(""):
-        if len(numbers := list(_numbers(group / "cpu.max"))) == 2:  # else there is no limit: the first word is "max"
+    for group in control_groups(""):
+        if len(numbers := list(numbers_in(group / "cpu.max"))) == 2:  # else there is no limit: the first word is "max"
             yield numbers[0] / numbers[1]
-    for group in _groups("cpu"):
-        numbers = [*_numbers(group / "cpu.cfs_quota_us"), *_numbers(group / "cpu.cfs_period_us")]
+    for group in control_groups("cpu"):
+        numbers = [*numbers_in(group / "cpu.cfs_quota_us"), *numbers_in(group / "cpu.cfs_period_us")]
         if len(numbers) == 2 and numbers[0] > 0:
             yield numbers[0] / numbers[1]
 
 
-def _groups(controller: str) -> Iterator[Path]:
+def control_groups(controller: str) -> Iterator[Path]:
     """The folders of this process's control group and those above it (cgroups(7)). controller: "" for version 2.
 
     In a container, the path may be the host's, while only the container's own group is visible, at the top.
@@ -177,7 +177,8 @@ def _groups(controller: str) -> Iterator[Path]:
             yield from (each for each in (group, *group.parents) if each == top or top in each.parents)
 
 
-def _numbers(file: Path) -> list[int]:
+def numbers_in(file: Path) -> list[int]:
+    """The numbers in a file of a control group; none if it is missing or says that there is no limit."""
     try:
         return [int(word) for word in file.read_text().split() if word != "max"]
     except (OSError, ValueError):
