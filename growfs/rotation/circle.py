@@ -36,11 +36,6 @@ class Position:
         """Whether the node's cache may have the file at a place."""
         return distance(place, self.head) <= self.span * SLACK
 
-    @property
-    def has_all_since_start(self) -> bool:
-        """Whether the node has evicted nothing that it drew in its first pass."""
-        return distance(self.start, self.head) <= self.span * SLACK
-
 
 def distance(behind: float, before: float) -> float:
     """How far a node at `behind` has to go to reach `before`."""
@@ -53,10 +48,11 @@ def first_place(rank: int, count: int, span: float, others: Sequence[Position]) 
     rank: its number among `count` nodes. span: the share of the files that its cache can hold.
 
     Nodes that begin together begin at equal distances: all around the circle if their caches reach around it, otherwise
-    one close behind the other. A node that joins later begins behind one of the others, in the widest gap.
+    one close behind the other. A node that joins later begins behind one of the others, in the widest gap: when one has
+    gone further than its cache can reach back. (What it has at the moment says less: files arrive out of order.)
     """
     spacing = 1 / count if count * span > 1 else CLOSE * span
-    if all(other.has_all_since_start for other in others):
+    if all(distance(other.start, other.head) <= SLACK * max(span, other.span) for other in others):
         return rank * spacing
     heads = sorted(other.head for other in others)
     gaps = [

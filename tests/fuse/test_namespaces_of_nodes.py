@@ -20,7 +20,9 @@ from tests.needs import need_programs
 from tests.servers import ACCESS_KEY, SECRET_KEY
 from tools.benchmarks.servers import rclone_binary, running
 
-NODES, CACHE, FILES, SIZE = 4, 0.3, 200, 64 << 10
+NODES, FILES, SIZE = 4, 200, 64 << 10
+CACHE = 0.4
+"""So that three nodes can hold all files when the fourth is killed."""
 RATE = "40mbit"
 PORT = 7070
 READ_S_MAX = 120.0
@@ -153,7 +155,7 @@ def test_of_four_nodes_one_is_killed_and_the_others_see_every_file(network: Netw
             fetched += sum(node.status()["fetch"]["bytes_total"] for node in living)
             from_others = sum(node.status()["fetch"]["peer_bytes_total"] for node in living)
             print(f"the bucket was read {fetched / (FILES * SIZE):.2f} times")
-            assert fetched < 2.75 * FILES * SIZE, "without one another it would be more than three times"
+            assert fetched < 1.4 * FILES * SIZE, "a tenth of the files was in the cache of the killed node only"
             assert from_others > FILES * SIZE
         finally:
             for node, reader in zip(nodes, readers, strict=True):

@@ -67,8 +67,8 @@ def test_a_node_that_leaves_costs_no_more_than_what_it_alone_had() -> None:
 def test_nodes_that_begin_together_are_evenly_apart_or_within_reach_of_each_other() -> None:
     assert [first_place(rank, 4, 0.5, []) for rank in range(4)] == [0, 0.25, 0.5, 0.75]
     assert [first_place(rank, 4, 0.1, []) for rank in range(4)] == pytest.approx([0, 0.08, 0.16, 0.24])
-    fresh = [Position(0.25, 0.3, 0.05)]
-    assert first_place(0, 4, 0.5, fresh) == 0, "it has all since its start"
+    fresh = [Position(0.25, 0.3, 0.05), Position(0.5, 0.54, 0.03), Position(0.75, 0.76, 0.0)]
+    assert first_place(0, 4, 0.5, fresh) == 0, "they have evicted nothing, though files arrive out of order"
     moved = [Position(0.25, 0.9, 0.5)]
     assert first_place(0, 2, 0.5, moved) == pytest.approx(0.5), "as far behind it as its cache is sure to reach"
 
