@@ -8,8 +8,8 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TERMINATING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -25,8 +25,7 @@ PF_FORKNOEXEC = 0x40
 """The bit of `flags` (proc(5), field 9) for that (include/linux/sched.h)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """A process as described by /proc. start: clock ticks after boot (proc(5), field 22). is_forked: it was forked, and
     has run no program since.
     """

@@ -77,8 +77,7 @@ class Node(NamedTuple):
         return self.parent, extension(self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(NamedTuple):
     """A file that left the catalog, or is no longer resident."""
 
     id: int

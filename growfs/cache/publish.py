@@ -42,8 +42,7 @@ IS_RESIDENT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StagedFile:
+class StagedFile(NamedTuple):
     """A file that a worker wrote and checked, not yet visible."""
 
     node: Node

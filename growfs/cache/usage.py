@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import trio
 
@@ -27,8 +27,7 @@ UNREAD_SHARE = 0.9
 """An extension is reported as unread if it has at least so many cached files, and this share of them was not opened."""
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(NamedTuple):
     """Figures over all files that were ever resident."""
 
     files_seen: int = 0

@@ -6,10 +6,10 @@ import signal
 import sqlite3
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -112,8 +112,7 @@ class MountCommands:
         yield await self._snapshot()
 
 
-@dataclass(frozen=True, slots=True)
-class Matching:
+class Matching(NamedTuple):
     """The files that match patterns. Ids are kept in arrays: there may be millions."""
 
     ids: Sequence[int]

@@ -14,7 +14,7 @@ from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Any, NamedTuple
 
 from platformdirs import user_cache_path
 
@@ -411,8 +411,7 @@ def _defaults() -> Options:
     return Options.parse({})
 
 
-@dataclass(frozen=True, slots=True)
-class MountRequest:
+class MountRequest(NamedTuple):
     """What a daemon is to mount, and where."""
 
     url: str

@@ -10,8 +10,8 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from growfs import proc
 from growfs.cache.cache_folder import DATABASE, daemon_of, is_in_use
@@ -31,8 +31,7 @@ READERS_S = 2.0
 """How long a daemon may take to name its readers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(NamedTuple):
     """A mount, or a daemon without one in the mount table."""
 
     mountpoint: Path

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import trio
 
@@ -49,8 +50,7 @@ WAITED_SHARE = 0.5
 UNREAD_SHARE = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(NamedTuple):
     """Sums over all cached files. Computed on a thread, because they take long if there are many files."""
 
     files_seen: int

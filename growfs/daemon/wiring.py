@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
@@ -61,8 +62,7 @@ from growfs.workers.pool import WorkerPool
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Components:
+class Components(NamedTuple):
     """The parts of a mount that the daemon itself needs. Most of them are those of which `status` reports."""
 
     status: StatusSource

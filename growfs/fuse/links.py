@@ -14,7 +14,6 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +68,7 @@ class LinksEngine(PassthroughEngine):
         self._cache = spec.cache
         self._counter = OpenCounter(self._count_open, self._recheck, processes_in=spec.cache)
         try:
-            super().mount(replace(spec, allow_other=False))
+            super().mount(spec._replace(allow_other=False))
         except protocol.KernelTooOld as error:
             raise GrowfsError(
                 f"--engine links: the kernel ({error}) does not cache links; that needs Linux 4.20; use --engine"

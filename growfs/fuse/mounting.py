@@ -16,8 +16,8 @@ import socket
 import subprocess
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from growfs import trust
@@ -52,8 +52,7 @@ APPARMOR_PROFILE = Path("/etc/apparmor.d/fusermount3")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True, slots=True)
-class MountSpec:
+class MountSpec(NamedTuple):
     """What to mount where: a cache folder and a mountpoint.
 
     allow_other: for all users. folder: a descriptor of the mountpoint, from `check_mountpoint`; None if nothing is
@@ -126,8 +125,7 @@ class MountSpec:
         return device
 
 
-@dataclass(frozen=True, slots=True)
-class MountRow:
+class MountRow(NamedTuple):
     """A row of a mount table (mountinfo in proc(5))."""
 
     id: int

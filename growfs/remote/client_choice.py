@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 OWN = "growfs"
 LEFT_MAX = 10
@@ -18,8 +19,7 @@ LEFT_MAX = 10
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ClientChoice:
+class ClientChoice(NamedTuple):
     """The client that was chosen."""
 
     library: str

@@ -95,8 +95,7 @@ class RemoteFile(NamedTuple):
     provides none of these."""
 
 
-@dataclass(frozen=True, slots=True)
-class ByteRange:
+class ByteRange(NamedTuple):
     """`size` bytes of a file, at least one, from `offset` on."""
 
     offset: int
@@ -137,8 +136,7 @@ class Fetched(NamedTuple):
     """Whether another node sent it, without asking the remote."""
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(NamedTuple):
     """A name in the listing that cannot be a local file.
 
     reason: from a small set, so that names can be counted by it. unread: the path is a container that could not be
@@ -150,8 +148,7 @@ class Skipped:
     unread: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """A part of a listing, in no particular order. A path appears once per listing.
 
     cursor: opaque; `pages(cursor)` continues after this page.

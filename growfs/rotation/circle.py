@@ -12,7 +12,7 @@ Files are not assigned to nodes, so nothing has to be reassigned when a node joi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 CLOSE = 0.8
 """A node begins at most this fraction of its cache's span behind another: their speeds vary."""
@@ -22,8 +22,7 @@ HOLDERS_MAX = 2
 """Number of nodes that are asked for a file before the remote is read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """The position of a node. start: where its passes begin. head: the last file that it drew and has. span: how far
     back from there its cache reaches. All are fractions of the circle.
     """

@@ -13,8 +13,9 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from growfs import disk
 from growfs.bitmaps import BitMap64
@@ -118,8 +119,7 @@ class _Parts:
 # What is to be cached.
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(NamedTuple):
     """The files to be fetched, and those that may go. Ids, where a negative one is in the group of the id before it."""
 
     always: array[int]

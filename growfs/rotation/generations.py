@@ -11,8 +11,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 
@@ -43,8 +42,7 @@ FROZEN_FILES = "SELECT r.parent, r.seq FROM node n JOIN resident r USING (id) WH
 """The directory and admission of each cached file that is frozen or pinned."""
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """The data still to be cached, for which a generation makes room."""
 
     bytes: int

@@ -47,8 +47,7 @@ class Candidate(NamedTuple):
     """It was cached when the pass reached it, and is drawn again at the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """The parameters that decide the order of a pass."""
 
     seed: int

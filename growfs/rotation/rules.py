@@ -73,8 +73,7 @@ class PassPosition(NamedTuple):
         return f"{self.pass_}/{self.part}"
 
 
-@dataclass(frozen=True, slots=True)
-class PartContents:
+class PartContents(NamedTuple):
     """The contents of a part of a pass (--exact), by admission."""
 
     position: PassPosition
@@ -194,8 +193,7 @@ class LastOfKind:
 # The files that a generation delists.
 
 
-@dataclass(frozen=True, slots=True)
-class FileGroup:
+class FileGroup(NamedTuple):
     """A file, or a group of files, that is delisted as a whole. It was listed, and is neither pinned nor frozen."""
 
     seqs: tuple[int, ...]
@@ -316,8 +314,7 @@ def last_listed(newest: Iterable[tuple[int, Sequence[Kind], int]], keep: LastOfK
     return last_seq
 
 
-@dataclass(frozen=True, slots=True)
-class TurnoverInput:
+class TurnoverInput(NamedTuple):
     """The figures that decide what the next generation delists. Sizes in bytes."""
 
     limit: int

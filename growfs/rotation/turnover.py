@@ -39,12 +39,12 @@ def plan_generation(
         counts, least, largest = _kinds(connection, turnover.last_seq)
         beat()
         if turnover.show_files is not None:
-            turnover = replace(turnover, last_seq=_last_of_exactly(connection, turnover, turnover.show_files))
+            turnover = turnover._replace(last_seq=_last_of_exactly(connection, turnover, turnover.show_files))
             counts, least, _ = _kinds(connection, turnover.last_seq)
         delisted = dict(delisted_sizes(query_of(connection)))
         plan = next_generation(
             number,
-            replace(turnover, largest=max(largest, turnover.largest), keeps_last=keeps_last(least, turnover.limit)),
+            turnover._replace(largest=max(largest, turnover.largest), keeps_last=keeps_last(least, turnover.limit)),
             counts,
             queue=_queue(connection, turnover.shown_seq),
             unlisted=_unlisted(connection, turnover),

@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import fmean
 
@@ -422,7 +422,7 @@ class Dispatcher:
         if message.gave_up and not self._gave_up:
             self._gave_up = message.gave_up
             reason = f"growfs could not request the last {LEFT_MAX} files: {message.gave_up}"
-            self.client = replace(self.client, uses_library=True, reason=reason)
+            self.client = self.client._replace(uses_library=True, reason=reason)
         if message.failure and not bytes:
             self.failed.notify(message.failure)
         for id, result in message.files:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 
@@ -60,8 +61,7 @@ def pause_s(outage_s: float) -> float:
     return min(max(PAUSE_S_MIN, outage_s / PAUSE_SHARE), PAUSE_S_MAX)
 
 
-@dataclass(frozen=True, slots=True)
-class _Suspicion:
+class _Suspicion(NamedTuple):
     error: GrowfsError
     since: float
     decided: Callable[[bool], None]

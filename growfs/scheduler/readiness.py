@@ -5,7 +5,7 @@ waits for before it returns.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import trio
 
@@ -25,8 +25,7 @@ from growfs.status_and_metrics import RESTING, MountState, StartStatus
 from growfs.units import format_size
 
 
-@dataclass(frozen=True, slots=True)
-class StartCondition:
+class StartCondition(NamedTuple):
     """The condition that a mount waits for before it returns.
 
     By default: a file of each directory, and then a tenth of the cache, or as much as arrives in START_S.

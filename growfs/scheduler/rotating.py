@@ -143,7 +143,7 @@ class PassOrder:
         """The files that the current pass still has to draw, in order. size_max: bytes that any of them may have."""
         await self._find_start()
         before = self._outside
-        current = replace(self.first, number=self._catalog.pass_number, size_max=size_max)
+        current = self.first._replace(number=self._catalog.pass_number, size_max=size_max)
         ready = await self._make_order(current)
         with self._target.open("rb") as file:
             empty = self._target.stat().st_size == 0
@@ -184,7 +184,7 @@ class PassOrder:
     async def _find_start(self) -> None:
         """Return once it is decided where the passes begin."""
         if self._locate:
-            self.first = replace(self.first, start=await self._locate())
+            self.first = self.first._replace(start=await self._locate())
 
 
 class RotationPlanner(Planner):

@@ -6,7 +6,6 @@ Imports little, for programs that only read a mount.
 from __future__ import annotations
 
 import stat
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from growfs.remote.names import RESERVED
@@ -39,8 +38,7 @@ PASS_BIT = 1 << 62
 """Set in such an id if the node was found below .growfs/passes/; the number is then that of the part's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attributes:
+class Attributes(NamedTuple):
     """The result of stat(2). mtime_ns: since the epoch. timeout_s: how long the kernel may cache it."""
 
     id: int
@@ -67,8 +65,7 @@ class Attributes:
         return 2 if self.is_dir else 1
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(NamedTuple):
     """The result of statfs(2), in blocks of disk.BLOCK bytes. Inodes are not limited, and not counted: `df -i`."""
 
     blocks: int

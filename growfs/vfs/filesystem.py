@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -189,7 +189,7 @@ class Vfs:
             return self.attributes(FOLDER_ID)
         elif node := self._catalog.find(node_of(parent), name):
             if node.is_dir:
-                return replace(self._of(node), id=number_bits(parent) | node.id)
+                return self._of(node)._replace(id=number_bits(parent) | node.id)
             return self._named(node) if self._shows_links else self._of(node)
         raise NoSuchName(name)
 
@@ -197,7 +197,7 @@ class Vfs:
         """The attributes of a file's name: a link's if the cached file is there, else to be looked up again."""
         if node.id not in self._without_links and self.is_unchanged(node):
             return self._link_attributes(node)
-        return replace(self._of(node), timeout_s=0.0)
+        return self._of(node)._replace(timeout_s=0.0)
 
     @contextmanager
     def without_links(self, ids: Sequence[int]) -> Iterator[None]:
@@ -245,7 +245,7 @@ class Vfs:
         if self._passes and node_of(id) == PARTS_ID:
             return self._passes.about(id)
         if number_bits(id):
-            return replace(self.attributes(node_of(id)), id=id)
+            return self.attributes(node_of(id))._replace(id=id)
         if id & LINK_BIT:
             return self._link_attributes(self._linked(id))
         if id in (ROOT, FOLDER_ID, GENERATIONS_ID, PASSES_ID):

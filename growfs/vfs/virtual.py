@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import trio
 
@@ -38,8 +38,7 @@ SHARED_S = 1.0
 """For this long after it was rendered, an open content of a large file is shared with readers that open the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualFile:
+class VirtualFile(NamedTuple):
     """A file of .growfs/."""
 
     name: str

@@ -62,8 +62,7 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(buffer)
 
 
-@dataclass(frozen=True, slots=True)
-class ListRemote:
+class ListRemote(NamedTuple):
     """List the remote and compare it with the catalog.
 
     The answers are ListingDiff or ServerSilent ..., then Done(number of files).
@@ -81,8 +80,7 @@ COMPUTE_S_MAX = 150.0
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(NamedTuple):
     """Call a function of growfs.rotation, and thus compute what takes long from the catalog.
 
     It gets a function to call along the way. The answers are StillWorking ..., then Done(its result).
@@ -96,8 +94,7 @@ class StillWorking:
     """A heartbeat during a long request."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSilent:
+class ServerSilent(NamedTuple):
     """From a worker that lists: how long it has been waiting for the next page of the listing.
 
     why: the error of its last attempt; None during the first one.
@@ -107,8 +104,7 @@ class ServerSilent:
     why: RemoteError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(NamedTuple):
     """Find out whether the remote serves one of these files, tried in order, by writing a byte of it to target.
 
     The answer is Done(None) as soon as the remote has answered, even if only that a file is gone; otherwise Failed.
@@ -137,8 +133,7 @@ class FetchRequest(NamedTuple):
     """The nodes that may have it, each as HOST:PORT; they are asked before the remote."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchFiles:
+class FetchFiles(NamedTuple):
     """Fetch these files, in addition to those requested before. The answers are FetchProgress messages."""
 
     files: list[FetchRequest]
@@ -153,8 +148,7 @@ class FetchFiles:
     """Why the store's library is to make all requests from now on; empty if it is not."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchFailed:
+class FetchFailed(NamedTuple):
     """A file could not be fetched. found: the remote's version instead. RemoteMissing: it has none."""
 
     error: GrowfsError
@@ -205,8 +199,7 @@ class ServePeers:
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
+class Announce(NamedTuple):
     """To the worker that serves peers: this node's position (None before it has begun), and the nodes' addresses.
 
     peers: each is HOST:PORT, dns://NAME or dns://NAME:PORT. The answer is PeersSeen.
@@ -216,8 +209,7 @@ class Announce:
     peers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PeersSeen:
+class PeersSeen(NamedTuple):
     """The nodes known to the worker that serves peers, by address."""
 
     own: str | None
@@ -230,24 +222,21 @@ class PeersSeen:
     """The addresses of all nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCached:
+class OpenCached(NamedTuple):
     """From the worker that serves peers: hold the file at this path open. The answer is CachedOpened."""
 
     request: int
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class CloseCached:
+class CloseCached(NamedTuple):
     """From the worker that serves peers: it has sent the file, or a part of it. bytes: number sent."""
 
     id: int
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServedFile:
+class ServedFile(NamedTuple):
     """A cached file that is held open. local: its path. digest: in the form of growfs.remote.digest."""
 
     id: int
@@ -256,23 +245,20 @@ class ServedFile:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class CachedOpened:
+class CachedOpened(NamedTuple):
     """The answer to OpenCached. cached: None if the file is not cached."""
 
     request: int
     cached: ServedFile | None
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """The result of a request."""
 
     result: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """A request failed with this error."""
 
     error: GrowfsError

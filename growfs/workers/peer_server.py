@@ -18,7 +18,6 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from http import HTTPStatus
 from io import FileIO
 from queue import SimpleQueue
@@ -204,7 +203,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._begin(HTTPStatus.FORBIDDEN, headers={"Connection": "close"})
         elif self.path == POSITION:
             position = owner.position
-            body = json.dumps({"node": owner.node, "position": asdict(position) if position else None}).encode()
+            body = json.dumps({"node": owner.node, "position": position._asdict() if position else None}).encode()
             self._begin(HTTPStatus.OK, len(body))
             self.wfile.write(body)
         elif self.path.startswith(FILES) and (cached := owner.open(unquote(self.path.removeprefix(FILES)))):

@@ -123,7 +123,7 @@ def test_a_member_is_there_if_its_archive_is_and_was_not_listed(
         shards,
         "pages",
         lambda cursor=None: (
-            replace(page, files=[file for file in page.files if file.path != lost]) for page in pages(cursor)
+            page._replace(files=[file for file in page.files if file.path != lost]) for page in pages(cursor)
         ),
     )
     remote = shards.members()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ class LocalCache:
     async def renew(self, path: str, content: bytes, version: str = "v2") -> None:
         """Replace a resident file by a newer version."""
         staged = self.stage(path, content)
-        staged = replace(staged, node=staged.node._replace(version=version), renews=True)
+        staged = staged._replace(node=staged.node._replace(version=version), renews=True)
         assert (await self.store.admit([staged])).admitted
 
     async def shrink(self, limit_bytes: int) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from growfs.bitmaps import BitMap64
@@ -48,7 +46,7 @@ async def test_the_group_of_an_open_is_that_of_the_pass(cache: LocalCache, group
 async def admit(cache: LocalCache, *paths: str, group: tuple[str, ...] = ()) -> None:
     """Admit files that belong to a group; by default they are all of it."""
     ids = tuple(cache.node(path).id for path in group or paths)
-    assert (await cache.store.admit([replace(cache.stage(path, b"x" * 100), group=ids) for path in paths])).admitted
+    assert (await cache.store.admit([cache.stage(path, b"x" * 100)._replace(group=ids) for path in paths])).admitted
 
 
 async def pairs(cache: LocalCache, count: int) -> list[tuple[str, str]]:

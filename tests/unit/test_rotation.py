@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -202,7 +201,7 @@ def test_bytes_that_a_generation_delists(
 ) -> None:
     turnover = TurnoverInput(limit, share, largest, lacking, free, 0, 0, BitMap64())
     assert needed_bytes(turnover, 0) == (expected, expected)
-    assert needed_bytes(replace(turnover, rotates=False), 0) == (max(0, -free), max(0, -free))
+    assert needed_bytes(turnover._replace(rotates=False), 0) == (max(0, -free), max(0, -free))
 
 
 def test_no_more_victims_are_read_than_are_needed() -> None:

@@ -8,7 +8,6 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +138,7 @@ async def test_files_that_the_disk_refuses_while_the_daemon_stops_are_removed(
     await list_files(cache, "a/1")
     if renews:
         await cache.admit("a/1", content=b"old")
-    staged = replace(cache.stage("a/1", b"new"), renews=renews)
+    staged = cache.stage("a/1", b"new")._replace(renews=renews)
     publish = Publisher.publish
 
     def stopped_and_refused(*arguments: Any) -> None:
@@ -287,7 +286,7 @@ async def test_where_one_file_of_several_cannot_be_published_none_is(cache: Loca
 async def test_where_a_new_version_cannot_be_published_the_old_one_stays(cache: LocalCache) -> None:
     await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1", content=b"old")
-    staged_file = replace(cache.stage("a/1", b"new"), renews=True)
+    staged_file = cache.stage("a/1", b"new")._replace(renews=True)
     lost = cache.stage("a/2", b"x")
     os.unlink(lost.file)
     with pytest.raises(FileNotFoundError):
@@ -561,7 +560,7 @@ async def test_a_new_version_is_durable_only_after_the_next_sync(cache: LocalCac
     await cache.admit("a/2")
     await cache.store.make_durable()
     staged_file = cache.stage("a/1", b"y" * 100)
-    await cache.store.admit([replace(staged_file, node=staged_file.node._replace(version="v2"), renews=True)])
+    await cache.store.admit([staged_file._replace(node=staged_file.node._replace(version="v2"), renews=True)])
     query = "SELECT n.name FROM resident r JOIN node n USING (id) WHERE r.durable = 0"
     assert cache.database.rows(query) == [("1",)]
     await cache.store.make_durable()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,14 +48,14 @@ class TurnoverScene:
         self.store.room.limit_bytes += len(names) * BLOCK
         staged = [self.cache.stage(path(name), b"x" * BLOCK) for name in names]
         group = tuple(map(self.id, names))
-        done = await self.store.admit([replace(staged_file, group=group) for staged_file in staged])
+        done = await self.store.admit([staged_file._replace(group=group) for staged_file in staged])
         assert set(done.admitted) == set(group)
 
     async def admit_into_group(self, name: str, *group: str) -> None:
         """Admit a file into the group of others, which may be resident."""
         self.store.room.limit_bytes += BLOCK
         staged_file = self.cache.stage(path(name), b"x" * BLOCK)
-        done = await self.store.admit([replace(staged_file, group=tuple(map(self.id, group)))])
+        done = await self.store.admit([staged_file._replace(group=tuple(map(self.id, group)))])
         assert done.admitted
 
     async def begin(

@@ -54,8 +54,7 @@ _LENGTH = re.compile("[0-9]{1,19}")
 _UNSENDABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(NamedTuple):
     """Seconds for connecting, for each read and write, and to wait for each PIECE_BYTES of a body that is copied."""
 
     connect_s: float
@@ -64,7 +63,7 @@ class Timeouts:
 
     def doubled(self) -> Timeouts:
         """With twice as long for each read."""
-        return replace(self, read_s=2 * self.read_s)
+        return self._replace(read_s=2 * self.read_s)
 
 
 TIMEOUTS = Timeouts(connect_s=5, read_s=30)
@@ -117,8 +116,7 @@ class HttpRequest:
         return scheme, _AFTER_HOST.split(rest, maxsplit=1)[0]
 
 
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
+class HttpResponse(NamedTuple):
     """The head of a response. length: bytes of the body; None if the head does not give it."""
 
     status: int

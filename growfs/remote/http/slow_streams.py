@@ -13,8 +13,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from growfs.remote.http.connection import Connection
 
@@ -31,8 +31,7 @@ FEW = 4
 """In each window, one connection in 4 may be cut, but at least one."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSample:
+class StreamSample(NamedTuple):
     """One connection's activity in a window. bytes: received; waited_s: how long it waited for them."""
 
     bytes: int

@@ -9,8 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from growfs.errors import BucketMissing, GrowfsError, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
 from growfs.remote import errors
@@ -31,8 +30,7 @@ Entry = RemoteFile | Skipped | str
 Read = Callable[[str], list[Entry]]
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """How a store is reached, as texts. It holds no secrets."""
 
     server: str = ""

@@ -19,10 +19,10 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from growfs import own_code
 from growfs.errors import GrowfsError, NotMade, UsageError
@@ -46,8 +46,7 @@ OUTPUT_NAME = "out"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StartProducer:
+class StartProducer(NamedTuple):
     """The first message to a process, which answers whether the kernel confines its writes to its scratch folder.
 
     Each further message is the source of a file: a remote file, or the number of a sample. When the file is complete,

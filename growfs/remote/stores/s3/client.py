@@ -11,8 +11,7 @@ import shlex
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from growfs.errors import RemoteDenied
 from growfs.remote.stores.s3.credentials import Renewal, SharedCredentials
@@ -33,8 +32,7 @@ _shared_credentials: SharedCredentials | None = None  # from preload: shared wit
 _shared_renewal = Renewal()  # of the above: a remote that is opened anew does not ask for others at once
 
 
-@dataclass(frozen=True, slots=True)
-class CredentialSource:
+class CredentialSource(NamedTuple):
     """A place where botocore finds credentials. words: its description. mend: what to do if it has no valid ones."""
 
     words: str
@@ -95,8 +93,7 @@ def failed_credentials(errors: Iterable[BaseException]) -> tuple[BaseException, 
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
+class Client(NamedTuple):
     """boto: the client of botocore or aiobotocore, with its session. call: calls one of their methods for its result.
 
     complete: adds the parameters that the options require; takes a method of the client, and parameters for it.

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from growfs.errors import RemoteError
@@ -39,8 +38,7 @@ class NotAListing(Exception):
     """A response that is not a page of a listing, though its status is 200. The text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPage:
+class KeyPage(NamedTuple):
     """A page of the server's listing: files in its order, with markers and names that cannot be local."""
 
     files: list[RemoteFile]
