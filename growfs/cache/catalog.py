@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from growfs.cache.listing_diff import ListingDiff
 from growfs.cache.schema import (
     DIRECTORY_CACHE_MAX,
     FROZEN,
@@ -98,27 +99,6 @@ class Changes:
     added_bytes: int = 0
     directories: int = 0
     removed: list[Removed] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class ListingDiff:
-    """The differences between a part of listing number `listing` and the catalog. changed: (id of old version, new
-    one). If both are the same version, only its time is new.
-    """
-
-    listing: int
-    new: list[RemoteFile] = field(default_factory=list)
-    changed: list[tuple[int, RemoteFile]] = field(default_factory=list)
-    gone: list[int] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """How it is pickled: with plain tuples, as pickling a NamedTuple takes five times as long."""
-        return _unpickled, (self.listing, list(map(tuple, self.new)), self.changed, self.gone, self.skipped)
-
-
-def _unpickled(listing: int, new: list[tuple[Any, ...]], *others: Any) -> ListingDiff:
-    return ListingDiff(listing, list(map(RemoteFile._make, new)), *others)
 
 
 def _first_paths(ask: Query) -> Iterator[str]:

@@ -17,7 +17,8 @@ from functools import partial
 import trio
 
 from growfs import disk
-from growfs.cache.catalog import Catalog, ListingDiff, Node, Removed
+from growfs.cache.catalog import Catalog, Node, Removed
+from growfs.cache.listing_diff import ListingDiff
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteMissing, Unreadable
 from growfs.remote.interface import RemoteFile

@@ -29,8 +29,7 @@ from typing import Any
 
 from growfs import disk, own_code
 from growfs.cache.cache_folder import read_only
-from growfs.cache.catalog import ListingDiff
-from growfs.cache.listing_diff import Comparison
+from growfs.cache.listing_diff import Comparison, ListingDiff
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteError, unexpected
 from growfs.remote import is_within, open_remote, preload
 from growfs.remote.interface import ByteRange, FetchTask, Remote, RemoteFile, RemoteSpec

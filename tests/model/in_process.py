@@ -29,9 +29,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs import disk
 from growfs.cache.cache_folder import open_cache, read_only
-from growfs.cache.catalog import ListingDiff
 from growfs.cache.history import History
-from growfs.cache.listing_diff import Comparison
+from growfs.cache.listing_diff import Comparison, ListingDiff
 from growfs.cache.schema import ROOT
 from growfs.cache.store import Store
 from growfs.daemon import wiring

@@ -14,9 +14,9 @@ import trio
 from growfs import disk
 from growfs.bitmaps import BitMap64
 from growfs.cache.cache_folder import read_only
-from growfs.cache.catalog import Catalog, Changes, ListingDiff, Node
+from growfs.cache.catalog import Catalog, Changes, Node
 from growfs.cache.database import Database
-from growfs.cache.listing_diff import Comparison
+from growfs.cache.listing_diff import Comparison, ListingDiff
 from growfs.cache.publish import StagedFile
 from growfs.cache.recovery import recover
 from growfs.cache.room import Reservation

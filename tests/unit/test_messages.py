@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growfs import errors
-from growfs.cache.catalog import ListingDiff
+from growfs.cache.listing_diff import ListingDiff
 from growfs.workers import messages
 from growfs.workers.messages import (
     Done,
