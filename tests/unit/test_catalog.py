@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growfs.cache import catalog
-from growfs.cache.catalog import ListingDiff
+from growfs.cache.catalog import 
+from growfs.cache.listing_diff import ListingDiff
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY
