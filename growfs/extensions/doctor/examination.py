@@ -10,7 +10,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,8 @@ def diagnose(
     console = Console(highlight=False, quiet=as_json)
     if not console.is_terminal:
         console = Console(highlight=False, quiet=as_json, width=PIPE_CHARS, color_system=None)
-    with console.status("") as status:
+    status = console.status("")
+    with status if console.is_terminal else nullcontext():  # without the thread that draws it, if nobody sees it
         examination = Examination(
             url, mountpoint, options, measure_s, answer_s, lambda doing: status.update(Text(doing))
         )
