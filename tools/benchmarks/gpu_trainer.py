@@ -57,7 +57,7 @@ def trained(name: str) -> Callable[[Tensor, Tensor], None]:
         with torch.autocast(DEVICE.type, torch.bfloat16):
             loss = nn.functional.cross_entropy(model(pixels), numbers.to(DEVICE) % CLASSES)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         loss.item()  # waits for the GPU: the rest of the time, it has no data
 

@@ -55,7 +55,7 @@ def epoch(paths: list[str], processes: int, decodes: bool) -> int:
         return sum(map(read, paths))
     from torch.utils.data import DataLoader
 
-    for _ in DataLoader(Images(paths), batch_size=64, num_workers=processes):  # type: ignore[arg-type]
+    for _ in DataLoader(Images(paths), batch_size=64, num_workers=processes):
         pass
     return 0
 

@@ -121,12 +121,12 @@ def train(split: Split, samples: Numbers, seed: int) -> float:
         *(nn.Conv2d(1, 8, 5, stride=2), nn.ReLU()),
         *(nn.Conv2d(8, 16, 5, stride=2), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(16 * 4 * 4, CLASSES)),
-    ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # half as fast in the other format
+    ).to(memory_format=torch.channels_last)  # half as fast in the other format
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for batch in torch.from_numpy(samples[: steps * BATCH]).view(steps, BATCH):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images[batch]), targets[batch]).backward()  # type: ignore[no-untyped-call]
+        nn.functional.cross_entropy(model(images[batch]), targets[batch]).backward()
         optimizer.step()
         schedule.step()
     with torch.no_grad():

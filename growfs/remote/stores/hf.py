@@ -129,7 +129,7 @@ class RepositoryRemote(HubRemote):
 
     def _get_page(self, url: str) -> tuple[list[dict[str, Any]], str]:
         """(a page of the tree, the URL of the next page)."""
-        from huggingface_hub.utils import get_session, hf_raise_for_status  # type: ignore[attr-defined]
+        from huggingface_hub.utils import get_session, hf_raise_for_status
 
         with self.translating():
             response = get_session().get(url, headers=self._headers, timeout=TIMEOUTS.read_s)
@@ -153,13 +153,14 @@ class RepositoryRemote(HubRemote):
 
         place = self._place
         name = f"{place.path_in_repo}/{path}".lstrip("/")
-        return hf_hub_url(
+        url: str = hf_hub_url(
             place.repo_id, name, repo_type=place.repo_type, revision=place.revision, endpoint=self.fs.endpoint
         )
+        return url
 
     @property
     def _headers(self) -> dict[str, str]:
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+        from huggingface_hub.utils import build_hf_headers
 
         headers: dict[str, str] = build_hf_headers(token=self.fs.token)
         return headers

@@ -37,7 +37,7 @@ def declare_operators() -> None:
     folders = found.submodule_search_locations if found else None
     try:
         for library in Path((folders or ["/nowhere"])[0]).glob("_C*.so"):
-            torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+            torch.ops.load_library(str(library))
             return
     except OSError:
         pass
