@@ -149,19 +149,22 @@ class Process:
 class ForkServer:
     """A server process, started on first use, which ends with the test session. The workers of pytest-xdist share it.
 
-    modules: the modules that it imports. env: its environment; all programs share its PYTHON* variables.
+    modules: the modules that it imports. env: its environment; all programs share its PYTHON* variables. python: the
+    interpreter.
     """
 
-    def __init__(self, modules: Iterable[str], env: Mapping[str, str]) -> None:
+    def __init__(self, modules: Iterable[str], env: Mapping[str, str], python: str = sys.executable) -> None:
         self._modules = tuple(modules)
         self._env = dict(env)
+        self._python = python
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
 
     def _connect(self) -> socket.socket:
         """Connect to the server, after starting it unless a worker has."""
         session = os.environ[SESSION_VARIABLE]
-        name = f"\0tests {session} {hashlib.sha256(repr(self._modules).encode()).hexdigest()}"
+        kind = self._modules, self._python == sys.executable
+        name = f"\0tests {session} {hashlib.sha256(repr(kind).encode()).hexdigest()}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             try:
                 listener.bind(name)
@@ -170,7 +173,7 @@ class ForkServer:
             else:
                 listener.listen()
                 fd = listener.fileno()
-                command = [sys.executable, "-c", "from tests.forkserver import main; main()", str(fd), session]
+                command = [self._python, "-c", "from tests.forkserver import main; main()", str(fd), session]
                 null = subprocess.DEVNULL
                 self._server = subprocess.Popen(
                     [*command, *self._modules],

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse.mounting import mounted_at, mounts
-from tests.forkserver import Process
-from tests.harness import GROWFS, Growfs, forks_for
+from tests.forkserver import PRELOADED, ForkServer, Process
+from tests.harness import FORKS, GROWFS, Growfs, forks_for
 from tests.needs import need_programs
 
 NOBODY = 65534
@@ -128,6 +128,13 @@ def python_of_nobody() -> tuple[str, dict[str, str]]:
     return python, settings
 
 
+@functools.cache
+def forks_of_nobody() -> ForkServer:
+    """Runs programs whose modules nobody can read."""
+    python, settings = python_of_nobody()
+    return ForkServer(PRELOADED, {**os.environ, **settings}, python)
+
+
 def why_nobody_cannot_run(python: str, settings: dict[str, str]) -> str:
     """Why this interpreter, and those that it starts, do not find growfs as nobody; empty if they do."""
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import growfs.daemon'], check=True)"
@@ -171,7 +178,14 @@ class OtherUser:
         self.env = {**os.environ, **settings, "HOME": str(folder), "TEST_FOLDER": str(folder)}
 
     def run(self, *arguments: object) -> Done:
+        """Run growfs as nobody. It is forked, unless more than the user and the namespace are changed."""
+        if self.prefix == OtherUser.prefix and len(self.before) in (0, 4):
+            return run_inside(self.before, arguments, self.env, BECOME_NOBODY, forks_of_nobody())
         return self._in_place(*self.prefix, self.python, "-m", "growfs.cli", *map(str, arguments))
+
+    def run_growfs_as_root(self, *arguments: object) -> Done:
+        """Run growfs as root, in the same namespace."""
+        return run_inside(self.before, arguments, self.env, "", forks_of_nobody())
 
     def run_program(self, *command: object) -> Done:
         """Run another program as nobody."""
@@ -231,6 +245,25 @@ def fuse_device(mode: str = "666") -> Iterator[tuple[str, ...]]:
         script = f"mount -t tmpfs tmpfs {folder}; mknod -m {mode} {folder}/fuse c 10 229"
         with namespace(f"{script}; mount --bind {folder}/fuse /dev/fuse") as prefix:
             yield prefix
+
+
+def run_inside(
+    prefix: Sequence[str], words: Sequence[object], env: Mapping[str, str], before: str = "", forks: ForkServer = FORKS
+) -> Done:
+    """Run growfs in a `namespace`, or in that of the tests. It is forked. before: as of `script`."""
+    enter = [ENTER.format(prefix[1].partition("=")[2])] if prefix else []
+    return forks.run(script(words, "\n".join([*enter, "import os", "os.chdir('/')", before])), env, 60)
+
+
+ENTER = "import ctypes, os\nassert not ctypes.CDLL(None).setns(os.open('/proc/{}/ns/mnt', os.O_RDONLY), 0)"
+"""Python code that enters the mount namespace of a process."""
+BECOME_NOBODY = f"""
+import ctypes, os
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE: /proc/self belongs to that user, as after an execve
+"""
 
 
 def script(words: Sequence[object], before: str = "") -> list[str]:

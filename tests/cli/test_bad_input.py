@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.support import (
-    Done,
     assert_refused,
     cache_folders,
     fill_disk,
@@ -21,6 +20,7 @@ from tests.cli.support import (
     needs_root,
     other_user,
     processes_of,
+    run_inside,
     tmpfs,
 )
 from tests.forkserver import SETUP_VARIABLE
@@ -242,7 +242,8 @@ def test_a_mountpoint_where_something_else_is_mounted(growfs: Growfs, remote: Pa
 def test_no_fuse_device(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     script = "mount -t tmpfs tmpfs {0}; cp -a /dev/null /dev/zero /dev/random /dev/urandom {0}; mount --bind {0} /dev"
-    done = run_in(growfs, script.format(tmp_path / "dev"), *growfs.mount_words(remote))
+    with namespace(script.format(tmp_path / "dev")) as inside:
+        done = run_inside(inside, growfs.mount_words(remote), growfs.env)
     assert_refused(done, "/dev/fuse is missing", "modprobe fuse", "--device /dev/fuse", "growfs fill")
     assert leftovers(growfs) == []
 
@@ -283,11 +284,8 @@ def test_another_fusermount_may_mount_without_the_device(version: str) -> None:
 def test_no_fusermount() -> None:
     with other_user() as user:
         (user.folder / "mnt").mkdir()
-        with fuse_device() as ns:
-            user.before = (*ns, "env")
+        with fuse_device() as user.before:
             user.env["PATH"] = "/usr/sbin"
-            user.prefix = ("/usr/bin/setpriv", *user.prefix[1:])
-            user.before = ("/usr/bin/nsenter", *ns[1:])
             done = user.run("mount", "/etc", user.folder / "mnt", "--cache-dir", user.folder / "cache")
         assert_refused(done, "fusermount3 is missing", "apt install fuse3")
         assert not (user.folder / "cache").exists()
@@ -459,9 +457,3 @@ def test_a_remote_whose_files_are_all_larger_than_the_cache(growfs: Growfs, tmp_
     assert_refused(done, str(growfs.cache_dir), expected)
     assert "its log is" not in done.stderr, "there is nothing more in it"
     assert leftovers(growfs) == []
-
-
-def run_in(growfs: Growfs, script: str, *arguments: object) -> Done:
-    with namespace(script) as before:
-        command = [*before, *GROWFS, *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, env=growfs.env, timeout=60, check=False)

@@ -6,9 +6,7 @@ import json
 import select
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -26,11 +24,12 @@ from tests.cli.support import (
     needs_root,
     other_user,
     processes_of,
+    run_inside,
     start_growfs,
     tmpfs,
 )
 from tests.forward_proxy import AWAY, forward_proxy
-from tests.harness import GROWFS, Growfs, make_tree, until
+from tests.harness import Growfs, make_tree, until
 from tests.layouts import LAYOUTS, make_samples
 from tests.servers import QuietHandler, S3Server, serving
 
@@ -140,15 +139,14 @@ def test_json(growfs: Growfs, tree: Path) -> None:
 )
 def test_a_machine_without_dev_fuse(growfs: Growfs, hide: str, expected: str) -> None:
     with namespace(hide) as inside:
-        done = run_inside(growfs, inside)
+        done = doctor_inside(growfs, inside)
     assert_failed(done, "fuse", "/dev/fuse", expected, "modprobe fuse", "--device /dev/fuse")
     assert "use growfs fill instead of growfs mount" in done.stdout
 
 
-def run_inside(growfs: Growfs, inside: tuple[str, ...], command: Sequence[str] = GROWFS) -> Done:
-    """Run the doctor by a command that enters a sandbox of some kind."""
-    words = [*inside, *command, "doctor", "--cache-dir", str(growfs.cache_dir), *QUICK]
-    return subprocess.run(words, capture_output=True, text=True, env=growfs.env, timeout=60, check=False)
+def doctor_inside(growfs: Growfs, inside: tuple[str, ...], before: str = "") -> Done:
+    """Run the doctor in a namespace. before: what its process does first."""
+    return run_inside(inside, ["doctor", "--cache-dir", growfs.cache_dir, *QUICK], growfs.env, before)
 
 
 def test_a_machine_without_a_temporary_folder(growfs: Growfs) -> None:
@@ -158,7 +156,7 @@ def test_a_machine_without_a_temporary_folder(growfs: Growfs) -> None:
     freeze = "mount --bind {0} {0}; mount -o remount,bind,ro {0}"
     thaw = f"mount --bind {growfs.cache_dir} {growfs.cache_dir}; mount -o remount,bind,rw {growfs.cache_dir}"
     with namespace("; ".join([freeze.format("/tmp"), freeze.format("/var/tmp"), thaw])) as inside:
-        done = run_inside(growfs, (*inside, "env", "--chdir=/proc"))
+        done = doctor_inside(growfs, inside, "os.chdir('/proc')")
     assert done.returncode == 0, done.stdout + done.stderr
     assert line(done, "mounting") == "ok mounting the kernel allows it"
 
@@ -167,9 +165,8 @@ def test_a_sandbox_that_forbids_mounting(growfs: Growfs) -> None:
     """Landlock does, like the AppArmor profile of many containers, whatever the capabilities are."""
     if not sandbox.version():
         pytest.skip("the kernel has no Landlock")
-    script = "from growfs.workers import sandbox; sandbox.allow_writes(['/'], []); import growfs; growfs.main()"
     with namespace("mount --make-rprivate /") as inside:
-        done = run_inside(growfs, inside, [sys.executable, "-c", script])
+        done = doctor_inside(growfs, inside, "from growfs.workers import sandbox; sandbox.allow_writes(['/'], [])")
     assert_failed(done, "mounting", "the kernel refuses the mount", "--security-opt apparmor=unconfined")
 
 
@@ -187,10 +184,9 @@ def device_rules() -> Iterator[Path]:
 
 
 def test_device_rules_that_exclude_dev_fuse(growfs: Growfs, device_rules: Path) -> None:
-    join = ("sh", "-c", f'echo $$ > {device_rules}/cgroup.procs && exec "$@"', "sh")
-    assert_failed(
-        run_inside(growfs, join), "fuse", "the device rules of this container refuse it", "--device /dev/fuse"
-    )
+    join = f"from pathlib import Path; Path('{device_rules}/cgroup.procs').write_text('0')"
+    done = doctor_inside(growfs, (), join)
+    assert_failed(done, "fuse", "the device rules of this container refuse it", "--device /dev/fuse")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from growfs.workers.process import KEEP_PRIORITY_VARIABLE
-from tests.cli.support import assert_refused, namespace, needs_root
-from tests.harness import GROWFS, Growfs, make_tree, until, usable_engine
+from tests.cli.support import assert_refused, namespace, needs_root, run_inside
+from tests.harness import Growfs, make_tree, until, usable_engine
 
 SYS_OPEN_TREE, SYS_MOUNT_SETATTR = 428, 442
 """The same on every architecture (include/uapi/asm-generic/unistd.h)."""
@@ -56,6 +56,14 @@ def test_a_reader_in_a_pid_namespace_below_that_of_the_daemon_is_known(mounted: 
     until(lambda: not mounted.status()["readers"])
 
 
+UNSHARE_USERS = """
+import ctypes, pathlib
+assert not ctypes.CDLL(None).unshare(0x10000000 | 0x00020000)  # CLONE_NEWUSER, CLONE_NEWNS
+pathlib.Path("/proc/self/uid_map").write_text("0 0 1")
+"""
+"""As `unshare --user --map-root-user --mount`."""
+
+
 @pytest.mark.promise(11)
 def test_a_user_namespace_reads_and_cannot_unmount(mounted: Growfs) -> None:
     """As a container without privileges."""
@@ -65,8 +73,7 @@ def test_a_user_namespace_reads_and_cannot_unmount(mounted: Growfs) -> None:
             [*inside, "cat", f"{mounted.mountpoint}/class0/0000.bin"], capture_output=True, check=True
         )
         assert read.stdout == (mounted.mountpoint.parent / "remote/class0/0000.bin").read_bytes()
-        words = [*inside, sys.executable, "-m", "growfs.cli", "umount", str(mounted.mountpoint)]
-        refused = subprocess.run(words, capture_output=True, text=True, env=mounted.env, check=False)
+        refused = run_inside(prefix, ("umount", mounted.mountpoint), mounted.env, UNSHARE_USERS)
     assert_refused(refused, "it was mounted outside this user namespace", "unmount it there")
     assert len(mounted.names()) == 3
 
@@ -140,8 +147,7 @@ def test_other_mountpoints_may_have_any_name(growfs: Growfs, tmp_path: Path) -> 
     with namespace(script) as prefix:
 
         def run(*words: object) -> None:
-            command = [*prefix, *GROWFS, *map(str, words)]
-            subprocess.run(command, env=growfs.env, check=True, timeout=60, capture_output=True)
+            assert run_inside(prefix, words, growfs.env).returncode == 0
 
         run(*growfs.mount_words(tmp_path / "remote", "--no-wait"))
         run("wait", growfs.mountpoint, "--all", "--timeout", "30s")

@@ -19,7 +19,7 @@ from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at
 from tests.blocking_server import blocking_server
 from tests.cli.support import OtherUser, assert_refused, cache_folders, fuse_device, other_user, start_growfs
-from tests.harness import GROWFS, Growfs, make_tree, until
+from tests.harness import Growfs, make_tree, until
 
 DAEMON = """
 import contextlib, os, socket, sys
@@ -124,8 +124,8 @@ def test_a_mount_that_names_the_cache_of_another_user_is_not_believed(
         fuse_device() as user.before,
         running(user, MOUNTED, user.folder / "mnt", growfs.cache),
     ):
-        done = user.run_as_root(*GROWFS, command, user.folder / "mnt", *(["*"] * (command == "evict")))
-        listed = user.run_as_root(*GROWFS, "list")
+        done = user.run_growfs_as_root(command, user.folder / "mnt", *(["*"] * (command == "evict")))
+        listed = user.run_growfs_as_root("list")
     assert_refused(done, "the cache of another user", f"umount {user.folder / 'mnt'}")
     assert "the cache of another user" in listed.stdout
     assert growfs.status()["cache"]["files"] == 2
@@ -194,9 +194,9 @@ def test_commands_of_root_read_no_nonsense_of_another_user(growfs: Growfs, user:
 def test_a_mount_may_name_a_cache_that_no_path_can_have(growfs: Growfs, user: OtherUser) -> None:
     assert user.run_program("mkdir", user.folder / "mnt").returncode == 0
     with fuse_device() as user.before, running(user, MOUNTED, user.folder / "mnt", f"{user.folder}/%00"):
-        listed = user.run_as_root(*GROWFS, "list")
-        elsewhere = user.run_as_root(*GROWFS, "umount", growfs.mountpoint)
-        assert user.run_as_root(*GROWFS, "umount", user.folder / "mnt").returncode == 0
+        listed = user.run_growfs_as_root("list")
+        elsewhere = user.run_growfs_as_root("umount", growfs.mountpoint)
+        assert user.run_growfs_as_root("umount", user.folder / "mnt").returncode == 0
     assert (listed.returncode, listed.stderr) == (0, "")
     assert re.search(rf"{user.folder}/mnt +{user.folder}/%00 +dead", listed.stdout)
     assert_refused(elsewhere, "growfs is not mounted there")

@@ -17,7 +17,7 @@ from growfs.fuse.probe import why_not_passthrough
 from tests.cli.support import NOBODY, OtherUser, assert_refused, cache_folders, closed, fuse_device, other_user
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import CAPACITY, full_cache
-from tests.harness import GROWFS, Growfs, make_tree
+from tests.harness import Growfs, make_tree
 
 JOB = 'cd "$1" && names=$(find . -name "*.bin") && cat $names >/dev/null && echo "$names"'
 """Lists and reads everything; prints the names."""
@@ -158,7 +158,7 @@ def test_a_user_mounts_without_root_by_links_and_only_root_may_control_it_too(al
     done = allowed.run_as_root("ls", allowed.folder / "mnt" / "class0")
     assert "Permission denied" in done.stderr, "not even root may, without --allow-other: fuse(4)"
     for command, expected in (("status", "complete"), ("list", "2 of 2 files cached"), ("umount", "")):
-        done = allowed.run_as_root(*GROWFS, command, *([] if command == "list" else [allowed.folder / "mnt"]))
+        done = allowed.run_growfs_as_root(command, *([] if command == "list" else [allowed.folder / "mnt"]))
         assert (done.returncode, done.stderr) == (0, "")
         assert expected in done.stdout
     assert list((allowed.folder / "mnt").iterdir()) == []
