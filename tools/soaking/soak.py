@@ -75,7 +75,7 @@ class Plan:
     @property
     def action_s(self) -> tuple[float, float]:
         """The shortest and longest time from one fault to the next."""
-        return (0.5, 1.5) if self.quick else (3.0, 12.0)
+        return (0.1, 0.5) if self.quick else (3.0, 12.0)
 
     @property
     def fault_s(self) -> tuple[float, float]:
