@@ -55,7 +55,7 @@ def with_keys(growfs: Growfs, server: S3Server) -> None:
     growfs.env.update(server.env)
 
 
-IMPATIENT = "from growfs.workers import messages, pool; pool.STALL_S, messages.COMPUTE_S_MAX = 3, 5"
+IMPATIENT = "from growfs.workers import messages, pool; pool.STALL_S, messages.COMPUTE_S_MAX = 3, 3.5"
 
 
 @pytest.mark.parametrize("flags", [(), ("--exact",)], ids=["rotation", "exact"])

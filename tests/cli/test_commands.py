@@ -18,10 +18,10 @@ from click.testing import CliRunner
 from growfs import cli
 from growfs.daemon.options import GROUPS
 from tests.blocking_server import blocking_server
-from tests.cli.support import assert_refused, closed, namespace, start_growfs
+from tests.cli.support import assert_refused, closed, namespace, script, start_growfs
 from tests.crash.scene import alive
 from tests.forkserver import SETUP_VARIABLE
-from tests.harness import GROWFS, Growfs, files_below, make_tree, until
+from tests.harness import COMMAND_S, FORKS, GROWFS, Growfs, files_below, make_tree, until
 
 COMMANDS = [
     "mount",
@@ -148,8 +148,9 @@ def test_relative_paths_are_resolved_in_the_working_directory(
     growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    growfs.run("mount", "remote", "mnt", "--cache-dir", "cache", "--cache-size", "1GB")
-    assert growfs.names() == set(tree)
+    (tmp_path / "some.txt").write_text("class0/0001.bin\n")
+    growfs.run("mount", "remote", "mnt", "--cache-dir", "cache", "--cache-size", "1GB", "--manifest", "some.txt")
+    assert growfs.names() == {"class0/0001.bin"}
     assert growfs.status()["url"] == str(tmp_path / "remote")
     assert growfs.cache.is_dir()
     growfs.run("umount", "mnt/")
@@ -185,15 +186,6 @@ def test_names_are_utf_8_in_any_locale(growfs: Growfs, tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(remote)], env=env, capture_output=True, text=True, check=False
     )
     assert "GrowfsError: this Python decodes file names as ascii; start it with PYTHONUTF8=1" in done.stderr
-
-
-def test_a_relative_manifest_is_resolved_in_the_working_directory(
-    growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "some.txt").write_text("class0/0001.bin\n")
-    growfs.mount("remote", "--manifest", "some.txt")
-    assert growfs.names() == {"class0/0001.bin"}
 
 
 def test_status_reports_what_is_cached(complete: Growfs) -> None:
@@ -351,11 +343,14 @@ def test_pause_and_resume(growfs: Growfs) -> None:
         assert growfs.status()["cache"]["files"] == len(files)
 
 
-def test_set_changes_options_of_a_live_mount(mounted: Growfs) -> None:
+def test_set_changes_options_of_a_live_mount_and_says_what_cannot_be_evicted(mounted: Growfs) -> None:
     given = "cache-size=2GB", "min-free=1MB", "refresh=0", "settle=5m", "miss-timeout=9"
     done = mounted.run("set", mounted.mountpoint, *given)
     assert done.stdout == f"{mounted.mountpoint}: set {', '.join(given)}\n"
     assert mounted.status()["cache"]["limit_bytes"] == 2_000_000_000
+    mounted.run("pin", mounted.mountpoint, "**")
+    done = mounted.run("set", mounted.mountpoint, "cache-size=4kB", check=False)
+    assert_refused(done, "cannot be evicted", "pinned files")
 
 
 @pytest.mark.parametrize(
@@ -371,12 +366,6 @@ def test_set_changes_options_of_a_live_mount(mounted: Growfs) -> None:
 )
 def test_set_refuses_invalid_options(complete: Growfs, option: str, expected: str, exit_code: int) -> None:
     assert_refused(complete.run("set", complete.mountpoint, option, check=False), expected, exit_code=exit_code)
-
-
-def test_set_reports_what_cannot_be_evicted(mounted: Growfs) -> None:
-    mounted.run("pin", mounted.mountpoint, "**")
-    done = mounted.run("set", mounted.mountpoint, "cache-size=4kB", check=False)
-    assert_refused(done, "cannot be evicted", "pinned files")
 
 
 def test_set_applies_all_options_or_none(complete: Growfs) -> None:
@@ -412,11 +401,12 @@ def test_wait_fails_on_a_paused_mount_and_says_so(growfs: Growfs) -> None:
         assert_refused(done, "no more files will be fetched; paused", "2 of 2 files cached")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
 def test_a_command_whose_standard_descriptors_are_closed(complete: Growfs, closed: str) -> None:
+    """Python itself then has None for the stream."""
+    close = f"import os, sys; os.close(sys.{closed}.fileno()); sys.{closed} = None"
     for command in ("top", "status"):
-        words = ["sh", "-c", f'exec "$@" {closed}', "sh", *GROWFS, command, str(complete.mountpoint)]
-        done = subprocess.run(words, capture_output=True, text=True, env=complete.env, timeout=60, check=False)
+        done = FORKS.run(script([command, complete.mountpoint], close), complete.env, COMMAND_S)
         assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -448,11 +438,14 @@ def test_wait_refuses_invalid_conditions(complete: Growfs, condition: tuple[str,
     assert_refused(complete.run("wait", complete.mountpoint, *condition, check=False), expected, exit_code=2)
 
 
-def test_wait_gives_up_after_its_timeout(growfs: Growfs) -> None:
+def test_wait_gives_up_after_its_timeout_and_returns_when_there_is_enough(growfs: Growfs) -> None:
     with blocking_server({"a": b"a", "b": b"b"}, "b") as server:
         growfs.mount(server.url, "--wait-files", "1")
         done = growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "0.1s", check=False)
         assert_refused(done, "timed out after 0.1s", "1 of 2 files cached")
+        with start_growfs(growfs, "wait", growfs.mountpoint, "--files", "2") as waiting:
+            server.unblock()
+            assert waiting.wait(30) == 0
 
 
 def test_wait_waits_for_the_start_as_mount_does(growfs: Growfs) -> None:
@@ -466,14 +459,6 @@ def test_wait_waits_for_the_start_as_mount_does(growfs: Growfs) -> None:
         server.unblock()
         growfs.run("wait", growfs.mountpoint)
         assert mounting.wait(30) == 0
-
-
-def test_wait_returns_when_there_is_enough(growfs: Growfs) -> None:
-    with blocking_server({"a": b"a", "b": b"b"}, "b") as server:
-        growfs.mount(server.url, "--wait-files", "1")
-        with start_growfs(growfs, "wait", growfs.mountpoint, "--files", "2") as waiting:
-            server.unblock()
-            assert waiting.wait(30) == 0
 
 
 @pytest.mark.parametrize("on_terminal", [True, False])

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -26,8 +27,10 @@ from growfs.rotation.pass_order import Candidate, Pass, draw_key, draw_order
 from growfs.version import __version__
 from tests.blocking_server import blocking_server
 from tests.cli.support import (
+    Done,
     assert_refused,
     cache_folders,
+    closed,
     leftovers,
     mark_environment,
     needs_root,
@@ -125,11 +128,48 @@ def test_at_the_start_files_of_unknown_size_are_fetched_side_by_side(growfs: Gro
         assert mounting.wait(30) == 0
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Growfs, Done]]:
+    """A mount of a small remote, which no test changes, and what the command printed."""
+    folder = tmp_path_factory.mktemp("small")
+    growfs = Growfs(folder)
+    make_tree(folder / "remote", directories=3, files=4)
+    with closed(growfs):
+        yield growfs, growfs.mount(folder / "remote", "--seed", 3, "--storage-option", "secret=hidden")
+
+
 @pytest.mark.promise(15)
-def test_by_default_a_small_remote_is_cached_whole(growfs: Growfs, remote: Path) -> None:
-    output = growfs.mount(remote).stdout
-    assert output.splitlines()[0] == f"{growfs.mountpoint}: 12 of 12 files cached, 120 KB of 120 KB"
+def test_by_default_a_small_remote_is_cached_whole(small: tuple[Growfs, Done]) -> None:
+    growfs, done = small
+    assert done.stdout.splitlines()[0] == f"{growfs.mountpoint}: 12 of 12 files cached, 120 KB of 120 KB"
     assert len(growfs.names()) == 12
+
+
+def test_a_pipe_gets_no_progress_bar(small: tuple[Growfs, Done]) -> None:
+    growfs, mounted = small
+    for done in (mounted, growfs.run("wait", growfs.mountpoint, "--all")):
+        assert done.stderr == ""
+        assert "\x1b" not in done.stdout
+
+
+def test_the_log_begins_with_what_a_report_of_a_fault_needs(small: tuple[Growfs, Done]) -> None:
+    growfs, _ = small
+    first, second = growfs.log().splitlines()[:2]
+    url = growfs.mountpoint.parent / "remote"
+    for text in (f"growfs {__version__}, Python 3.", os.uname().release, f"{url} on {growfs.mountpoint}", "--seed 3"):
+        assert text in first
+    assert "hidden" not in first
+    assert f"{growfs.status()['engine']} engine: " in second
+
+
+def test_the_daemon_is_detached_from_the_terminal(small: tuple[Growfs, Done]) -> None:
+    growfs, _ = small
+    pid = growfs.pid
+    assert os.getsid(pid) == pid
+    assert os.readlink(f"/proc/{pid}/cwd") == "/"
+    terminals = [os.readlink(f"/proc/{pid}/fd/{number}") for number in (0, 1, 2)]
+    assert not any(name.startswith(("/dev/pts", "/dev/tty")) for name in terminals)
+    assert terminals[1] == terminals[2] == str(growfs.cache / "log")
 
 
 @pytest.mark.promise(15)
@@ -220,30 +260,6 @@ def test_a_mount_that_fails_leaves_no_new_folder(growfs: Growfs, tmp_path: Path)
     growfs.mountpoint.mkdir(exist_ok=True)
     assert_refused(growfs.mount(tmp_path / "nothing", check=False), "no such file or folder")
     assert growfs.mountpoint.exists()
-
-
-def test_the_log_begins_with_what_a_report_of_a_fault_needs(growfs: Growfs, remote: Path) -> None:
-    growfs.mount(remote, "--seed", 3, "--storage-option", "secret=hidden")
-    first, second = growfs.log().splitlines()[:2]
-    for text in (
-        f"growfs {__version__}, Python 3.",
-        os.uname().release,
-        f"{remote} on {growfs.mountpoint}",
-        "--seed 3",
-    ):
-        assert text in first
-    assert "hidden" not in first
-    assert f"{growfs.status()['engine']} engine: " in second
-
-
-def test_the_daemon_is_detached_from_the_terminal(growfs: Growfs, remote: Path) -> None:
-    growfs.mount(remote)
-    pid = growfs.pid
-    assert os.getsid(pid) == pid
-    assert os.readlink(f"/proc/{pid}/cwd") == "/"
-    terminals = [os.readlink(f"/proc/{pid}/fd/{number}") for number in (0, 1, 2)]
-    assert not any(name.startswith(("/dev/pts", "/dev/tty")) for name in terminals)
-    assert terminals[1] == terminals[2] == str(growfs.cache / "log")
 
 
 def test_a_pipe_ends_when_mount_returns(growfs: Growfs, remote: Path) -> None:
@@ -363,15 +379,6 @@ def test_a_terminal_gets_a_progress_bar(growfs: Growfs) -> None:
     if "12 of 12 files" not in first:
         assert notes.pop(0).startswith(f"{growfs.mountpoint}: waited for the requested files; now ")
     assert all(note.startswith("note: not every directory") for note in notes)  # the other files may be cached by then
-
-
-def test_a_pipe_gets_no_progress_bar(growfs: Growfs, remote: Path) -> None:
-    done = growfs.mount(remote)
-    assert done.stderr == ""
-    assert "\x1b" not in done.stdout
-    done = growfs.run("wait", growfs.mountpoint, "--all")
-    assert done.stderr == ""
-    assert "\x1b" not in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -81,33 +81,15 @@ def test_a_mount_may_be_unmounted_within_the_block(growfs: Growfs, remote: Path)
     assert cache_folders(growfs.cache_dir)
 
 
-def test_two_mounts_at_once(growfs: Growfs, remote: Path) -> None:
+def test_two_mounts_at_once_of_which_one_has_nested_storage_options(growfs: Growfs, remote: Path) -> None:
+    tokens: list[str | None] = []
+    options = {"headers": {"X-Token": "s3kr1t"}}
     with blocking_server({"f": b"web"}) as server, package.mount(str(remote), cache_dir=growfs.cache_dir) as one:
-        with package.mount(server.url, cache_dir=growfs.cache_dir) as two:
+        server.on_headers = lambda headers: tokens.append(headers["X-Token"])
+        with package.mount(server.url, cache_dir=growfs.cache_dir, storage_options=options) as two:
             assert (two / "f").read_bytes() == b"web"
         assert files_below(one) == files_below(remote)
-
-
-def test_nested_storage_options_reach_the_server(growfs: Growfs, remote: Path) -> None:
-    tokens: list[str | None] = []
-    with blocking_server({"f": b"web"}) as server:
-        options = {"headers": {"X-Token": "s3kr1t"}}
-        server.on_headers = lambda headers: tokens.append(headers["X-Token"])
-        with package.mount(server.url, cache_dir=growfs.cache_dir, storage_options=options) as path:
-            assert (path / "f").read_bytes() == b"web"
     assert set(tokens) == {"s3kr1t"}
-
-
-def test_without_a_with_statement_the_mount_ends_when_it_is_unmounted(growfs: Growfs, remote: Path) -> None:
-    mount = package.mount(str(remote), cache_dir=growfs.cache_dir)
-    assert mounted_at(mount.path)
-    assert files_below(mount.path) == files_below(remote)
-    assert repr(mount) == f"<growfs mount of {remote} on {mount.path}>"
-    mount.unmount()
-    mount.unmount()
-    assert repr(mount).endswith(", unmounted>")
-    assert not mount.path.exists()
-    until(lambda: processes_of(growfs.cache_dir) == [])
 
 
 @pytest.mark.parametrize("way", ["again", "late", "lazy"])
@@ -138,9 +120,11 @@ def test_a_mount_whose_daemon_was_killed_is_removed(growfs: Growfs, remote: Path
 
 
 def test_the_same_call_again_gives_the_mount_that_there_is(growfs: Growfs, remote: Path) -> None:
-    """As a notebook does whose cell is run again."""
+    """As a notebook does whose cell is run again, without a `with` statement."""
     given: dict[str, Any] = {"cache_dir": growfs.cache_dir, "cache_size": "1GB"}
     mount = package.mount(str(remote), **given)
+    assert files_below(mount.path) == files_below(remote)
+    assert repr(mount) == f"<growfs mount of {remote} on {mount.path}>"
     assert package.mount(str(remote), **given) is mount
     with package.mount(str(remote), **given) as path:
         assert path == mount.path
@@ -148,6 +132,10 @@ def test_the_same_call_again_gives_the_mount_that_there_is(growfs: Growfs, remot
     with pytest.raises(GrowfsError, match="in use by growfs"):
         package.mount(str(remote), seed=1, **given)
     mount.unmount()
+    mount.unmount()
+    assert repr(mount).endswith(", unmounted>")
+    assert not mount.path.exists()
+    until(lambda: processes_of(growfs.cache_dir) == [])
     with package.mount(str(remote), **given) as path:
         assert path != mount.path
     assert not mounted_at(path)

@@ -55,12 +55,9 @@ def exec_start() -> list[str]:
     return arguments
 
 
-@pytest.mark.parametrize("kind", ["path", "abstract"])
-def test_systemd_hears_when_the_mount_is_ready_of_its_state_and_its_end(
-    growfs: Growfs, tmp_path: Path, kind: str
-) -> None:
+def test_systemd_hears_when_the_mount_is_ready_of_its_state_and_its_end(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2)
-    address = f"{tmp_path}/notify" if kind == "path" else f"@{tmp_path}"
+    address = f"{tmp_path}/notify"
     growfs.env |= {"NOTIFY_SOCKET": address, SETUP_VARIABLE: SOON, "GROWFS_CACHE_DIR": str(growfs.cache_dir)}
     variables = {"${URL}": f"{tmp_path}/remote", "${MOUNTPOINT}": str(growfs.mountpoint)}
     words = [variables.get(word, word) for word in exec_start()]
@@ -75,6 +72,13 @@ def test_systemd_hears_when_the_mount_is_ready_of_its_state_and_its_end(
         systemd.until("STOPPING", "1")
         assert service.wait(30) == 0
     assert not mounted_at(growfs.mountpoint)
+
+
+def test_systemd_hears_on_an_abstract_address_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@{tmp_path}")
+    with service_manager(f"@{tmp_path}") as systemd:
+        notify("READY=1")
+        assert systemd.next() == {"READY": "1"}
 
 
 @pytest.mark.parametrize("address", ["/no/such/socket", "@nobody-listens", "", "relative"])

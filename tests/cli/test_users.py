@@ -181,6 +181,7 @@ def test_a_user_with_the_capability_gets_passthrough(allowed: OtherUser) -> None
     allowed.prefix = (*allowed.prefix[:-1], "--inh-caps=+sys_admin", "--ambient-caps=+sys_admin", "--")
     done = allowed.run(*mount(allowed, "--engine", "passthrough"))
     assert (done.returncode, done.stderr) == (0, "")
+    allowed.prefix = OtherUser.prefix
     read = "import pathlib, sys; print(len(pathlib.Path(sys.argv[1]).read_bytes()))"
     path = allowed.folder / "mnt/class0/0000.bin"
     assert allowed.run_program(allowed.python, "-c", read, path).stdout == "10000\n"

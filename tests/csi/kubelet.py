@@ -17,9 +17,10 @@ from growfs.extensions.csi.cgroups import SLICE
 from growfs.extensions.csi.generated import csi_pb2 as csi
 from growfs.fuse.mounting import mounts, unmount
 from tests.cli.support import processes_of
-from tests.forkserver import Process
-from tests.harness import FORKS, GROWFS, Growfs, until
+from tests.forkserver import PRELOADED, ForkServer, Process
+from tests.harness import GROWFS, Growfs, until
 
+DRIVERS = ForkServer((*PRELOADED, "growfs.extensions.csi.server"), os.environ)
 CALL_S = 20.0
 UNIFIED = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 """Where control groups of version 2 may be mounted."""
@@ -78,7 +79,7 @@ class Kubelet:
                     [*self.prefix, *map(str, command)], env=self.growfs.env, stdin=subprocess.DEVNULL, stderr=log
                 )
             else:
-                self._driver = FORKS.start(command[1:], self.growfs.env, stderr=log)
+                self._driver = DRIVERS.start(command[1:], self.growfs.env, stderr=log)
         own = [("grpc.use_local_subchannel_pool", 1)]  # none of the driver that was killed
         channel = self._running.enter_context(grpc.insecure_channel(f"unix://{self.state}/csi.sock", own))
         self.identity, self.node = Client(channel, "Identity"), Client(channel, "Node")

@@ -66,7 +66,19 @@ def is_dead(target: Path) -> bool:
     return False
 
 
+def assert_hidden(kubelet: Kubelet, target: Path) -> None:
+    """Nothing that a user of the node or a pod may read has the secret of a volume."""
+    shown = [kubelet.log, *kubelet.state.rglob("*"), *(target / ".growfs").iterdir()]
+    shown += [path for path in kubelet.growfs.cache_dir.rglob("*") if "files" not in path.parts]
+    shown += [Path("/proc/self/mountinfo"), *Path("/proc").glob("[0-9]*/cmdline")]
+    for path in shown:
+        with suppress(OSError):  # a socket, or a process that has ended
+            assert path.is_dir() or b"hunter2-secret" not in path.read_bytes(), path
+    assert sum(b"growfs: " in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
+
+
 def test_pods_share_a_mount_if_they_ask_for_the_same(kubelet: Kubelet) -> None:
+    """And only the daemon of a volume gets its secret."""
     with ThreadPoolExecutor() as pool:  # all at once, as the pods of a job start
         targets = list(pool.map(lambda pod: kubelet.publish(pod, kubelet.remote), "abcdefgh"))
     assert kubelet.daemons() == 1
@@ -77,6 +89,9 @@ def test_pods_share_a_mount_if_they_ask_for_the_same(kubelet: Kubelet) -> None:
     other = kubelet.publish("other", kubelet.remote, secrets=KEYS, seed="1")
     assert kubelet.daemons() == 2
     assert daemon_of(other) != daemon_of(targets[0])
+    assert b"\0AWS_SECRET_ACCESS_KEY=hunter2-secret\0" in environment_of(other)
+    assert b"hunter2-secret" not in environment_of(targets[0])
+    assert_hidden(kubelet, other)
     assert files_below(targets[0]) == files_below(other) == FILES
     usage = kubelet.stats("a").usage
     assert [(each.total, each.used, each.available) for each in usage] == [(60_000, 60_000, 0), (6, 6, 0)]
@@ -92,18 +107,6 @@ def test_pods_share_a_mount_if_they_ask_for_the_same(kubelet: Kubelet) -> None:
     until(lambda: kubelet.processes() == [])
     until(kubelet.has_removed_groups)
     assert len(list(kubelet.growfs.cache_dir.glob("*/*/files/class0/0000.bin"))) == 2, "their caches stay"
-
-
-def test_secrets_reach_the_daemon_alone(kubelet: Kubelet) -> None:
-    target = kubelet.publish("a", kubelet.remote, secrets=KEYS)
-    assert b"\0AWS_SECRET_ACCESS_KEY=hunter2-secret\0" in environment_of(target)
-    shown = [kubelet.log, *kubelet.state.rglob("*"), *(target / ".growfs").iterdir()]
-    shown += [path for path in kubelet.growfs.cache_dir.rglob("*") if "files" not in path.parts]
-    shown += [Path("/proc/self/mountinfo"), *Path("/proc").glob("[0-9]*/cmdline")]
-    for path in shown:
-        with suppress(OSError):  # a socket, or a process that has ended
-            assert path.is_dir() or b"hunter2-secret" not in path.read_bytes(), path
-    assert sum(b"growfs: " in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
 
 
 def test_the_command_line_of_the_driver_shows_no_secret(kubelet: Kubelet) -> None:
