@@ -17,10 +17,10 @@ from growfs.extensions.csi.cgroups import SLICE
 from growfs.extensions.csi.generated import csi_pb2 as csi
 from growfs.fuse.mounting import mounts, unmount
 from tests.cli.support import processes_of
-from tests.forkserver import PRELOADED, ForkServer, Process
+from tests.forkserver import PRELOADED, SETUP_VARIABLE, ForkServer, Process
 from tests.harness import GROWFS, Growfs, until
 
-DRIVERS = ForkServer((*PRELOADED, "growfs.extensions.csi.server"), os.environ)
+DRIVERS = ForkServer((*PRELOADED, "growfs.extensions.csi.server", "tests.csi.forked"), os.environ)
 CALL_S = 20.0
 UNIFIED = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 """Where control groups of version 2 may be mounted."""
@@ -44,7 +44,8 @@ class Client:
 class Kubelet:
     """Starts and kills the driver, and makes its calls. Volumes are of PersistentVolumes unless a test says otherwise.
 
-    flags: of the driver. prefix: words before its command.
+    flags: of the driver. prefix: words before its command. forks: whether its mounts are forked, as those of commands;
+    then /proc does not show their environment.
     """
 
     def __init__(self, growfs: Growfs) -> None:
@@ -58,6 +59,7 @@ class Kubelet:
             self._group.mkdir()
             (self.control_groups / "unified").symlink_to(self._group)
         self.prefix: Sequence[str] = ()
+        self.forks = True
         self.flags = ["--cache-dir", str(growfs.cache_dir), "--cache-size", "1GB"]
         self._running = ExitStack()
         self._driver: Process | subprocess.Popen[bytes]
@@ -79,7 +81,8 @@ class Kubelet:
                     [*self.prefix, *map(str, command)], env=self.growfs.env, stdin=subprocess.DEVNULL, stderr=log
                 )
             else:
-                self._driver = DRIVERS.start(command[1:], self.growfs.env, stderr=log)
+                setup = {SETUP_VARIABLE: "from tests.csi import forked; forked.prepare()"} if self.forks else {}
+                self._driver = DRIVERS.start(command[1:], self.growfs.env | setup, stderr=log)
         own = [("grpc.use_local_subchannel_pool", 1)]  # none of the driver that was killed
         channel = self._running.enter_context(grpc.insecure_channel(f"unix://{self.state}/csi.sock", own))
         self.identity, self.node = Client(channel, "Identity"), Client(channel, "Node")
@@ -100,6 +103,12 @@ class Kubelet:
         self._driver.kill()
         self._driver.wait()
         self._running.close()
+
+    def fork_no_more(self) -> None:
+        """Start the driver again, as one that starts each command that mounts."""
+        self.kill()
+        self.forks = False
+        self.start()
 
     def target(self, pod: str) -> Path:
         """The path at which a pod has its volume."""

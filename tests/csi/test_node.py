@@ -79,6 +79,7 @@ def assert_hidden(kubelet: Kubelet, target: Path) -> None:
 
 def test_pods_share_a_mount_if_they_ask_for_the_same(kubelet: Kubelet) -> None:
     """And only the daemon of a volume gets its secret."""
+    kubelet.fork_no_more()
     with ThreadPoolExecutor() as pool:  # all at once, as the pods of a job start
         targets = list(pool.map(lambda pod: kubelet.publish(pod, kubelet.remote), "abcdefgh"))
     assert kubelet.daemons() == 1
@@ -168,6 +169,7 @@ def test_a_server_that_a_pod_chooses_gets_no_credentials_of_the_driver(kubelet: 
     variables = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN")
     kubelet.growfs.env |= dict.fromkeys(variables, ON_NODE) | {"HOME": str(home)}
     kubelet.kill()
+    kubelet.forks = False
     kubelet.flags += ["--storage-option", f"token={ON_NODE}", "--storage-option", f"headers.Authorization={ON_NODE}"]
     kubelet.start()
     with hub_server() as hub:
@@ -260,6 +262,7 @@ def kill_during(kubelet: Kubelet, call: Callable[[], object], after_s: float) ->
 
 
 def test_the_driver_is_killed_while_it_mounts(kubelet: Kubelet) -> None:
+    kubelet.fork_no_more()
     kill_during(kubelet, lambda: kubelet.publish("a", kubelet.remote), 0.4)
     assert kubelet.daemons() == 1
     assert files_below(kubelet.target("a")) == FILES
@@ -270,6 +273,7 @@ def test_the_driver_is_killed_while_it_mounts(kubelet: Kubelet) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(30))
 def test_the_driver_is_killed_during_any_call(kubelet: Kubelet, seed: int) -> None:
+    kubelet.fork_no_more()
     generator = random.Random(seed)
     for call in call_sequence(kubelet):
         kill_during(kubelet, call, generator.uniform(0, 2) ** 3 / 4)
