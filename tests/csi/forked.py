@@ -16,7 +16,7 @@ from tests.harness import FORKS
 
 def prepare() -> None:
     """Run this in the driver, before it mounts."""
-    node.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
+    node.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined, assignment]
 
 
 def start(

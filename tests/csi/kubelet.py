@@ -104,10 +104,10 @@ class Kubelet:
         self._driver.wait()
         self._running.close()
 
-    def fork_no_more(self) -> None:
-        """Start the driver again, as one that starts each command that mounts."""
+    def restart(self, forks: bool = True) -> None:
+        """Kill the driver, and start it again."""
         self.kill()
-        self.forks = False
+        self.forks = forks
         self.start()
 
     def target(self, pod: str) -> Path:

@@ -79,7 +79,7 @@ def assert_hidden(kubelet: Kubelet, target: Path) -> None:
 
 def test_pods_share_a_mount_if_they_ask_for_the_same(kubelet: Kubelet) -> None:
     """And only the daemon of a volume gets its secret."""
-    kubelet.fork_no_more()
+    kubelet.restart(forks=False)
     with ThreadPoolExecutor() as pool:  # all at once, as the pods of a job start
         targets = list(pool.map(lambda pod: kubelet.publish(pod, kubelet.remote), "abcdefgh"))
     assert kubelet.daemons() == 1
@@ -112,9 +112,8 @@ def test_pods_share_a_mount_if_they_ask_for_the_same(kubelet: Kubelet) -> None:
 
 def test_the_command_line_of_the_driver_shows_no_secret(kubelet: Kubelet) -> None:
     """Every user of the node could read it."""
-    kubelet.kill()
     kubelet.flags += ["--storage-option", "secret=hunter2-secret"]
-    kubelet.start()
+    kubelet.restart()
     assert kubelet.command_line.startswith("growfs csi --state-dir")
     assert "hunter2-secret" not in kubelet.command_line
 
@@ -168,10 +167,8 @@ def test_a_server_that_a_pod_chooses_gets_no_credentials_of_the_driver(kubelet: 
     (home / ".netrc").chmod(0o600)
     variables = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN")
     kubelet.growfs.env |= dict.fromkeys(variables, ON_NODE) | {"HOME": str(home)}
-    kubelet.kill()
-    kubelet.forks = False
     kubelet.flags += ["--storage-option", f"token={ON_NODE}", "--storage-option", f"headers.Authorization={ON_NODE}"]
-    kubelet.start()
+    kubelet.restart(forks=False)
     with hub_server() as hub:
         hub.files, hub.is_private = {"0.bin": b"content"}, True
         data_set, own = f"hf://datasets/{hub.name}", {"HF_TOKEN": HUB_TOKEN}
@@ -182,6 +179,7 @@ def test_a_server_that_a_pod_chooses_gets_no_credentials_of_the_driver(kubelet: 
         assert f"\0HF_TOKEN={HUB_TOKEN}\0".encode() in environment
         assert ON_NODE.encode() not in environment
         hub.requests.clear()
+        kubelet.restart()
         volumes = (
             (data_set, None, chooses | {"anon": "true"}),
             ("s3://bucket", KEYS, chooses),
@@ -223,8 +221,7 @@ def test_the_driver_is_killed_between_any_two_calls(kubelet: Kubelet) -> None:
     daemons = []
     for call in call_sequence(kubelet):
         call()
-        kubelet.kill()
-        kubelet.start()
+        kubelet.restart()
         daemons.append(kubelet.daemons())
         for pod in "ab":
             assert not mounted_at(kubelet.target(pod)) or files_below(kubelet.target(pod)) == FILES
@@ -262,7 +259,7 @@ def kill_during(kubelet: Kubelet, call: Callable[[], object], after_s: float) ->
 
 
 def test_the_driver_is_killed_while_it_mounts(kubelet: Kubelet) -> None:
-    kubelet.fork_no_more()
+    kubelet.restart(forks=False)
     kill_during(kubelet, lambda: kubelet.publish("a", kubelet.remote), 0.4)
     assert kubelet.daemons() == 1
     assert files_below(kubelet.target("a")) == FILES
@@ -273,7 +270,7 @@ def test_the_driver_is_killed_while_it_mounts(kubelet: Kubelet) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(30))
 def test_the_driver_is_killed_during_any_call(kubelet: Kubelet, seed: int) -> None:
-    kubelet.fork_no_more()
+    kubelet.restart(forks=False)
     generator = random.Random(seed)
     for call in call_sequence(kubelet):
         kill_during(kubelet, call, generator.uniform(0, 2) ** 3 / 4)
