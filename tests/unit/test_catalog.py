@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growfs.cache import catalog
-from growfs.cache.catalog import 
 from growfs.cache.listing_diff import ListingDiff
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import RemoteFile, Skipped
