@@ -18,8 +18,9 @@ EPOCHS = 30
 
 @pytest.mark.promise(6)
 @pytest.mark.parametrize("seed", seeds(1, 3))
-@pytest.mark.parametrize("filled", [0.1, 1.0])
-@pytest.mark.parametrize("step_s", [STEP_S, 10 * STEP_S], ids=["short epochs", "epochs of minutes"])
+@pytest.mark.parametrize(
+    ("step_s", "filled"), [(STEP_S, 0.1), (10 * STEP_S, 1.0)], ids=["short epochs while it fills", "epochs of minutes"]
+)
 def test_ranks_get_equal_listings(seed: int, filled: float, step_s: float) -> None:
     world = World(seed=seed)
     world.fill(filled)
@@ -89,7 +90,7 @@ def test_keras_gets_equal_sets(phase_s: int, filled: float) -> None:
 
 
 @pytest.mark.promise(6)
-@pytest.mark.parametrize("seed", seeds(3, 12))
+@pytest.mark.parametrize("seed", seeds(2, 12))
 def test_keras_gets_equal_sets_beside_another_job(seed: int) -> None:
     """The other job lists again, and begins generations, at any time, also between the two calls."""
     world = World(downloads=2.0, seed=seed, opens=11_000)
@@ -113,7 +114,7 @@ def test_keras_gets_equal_sets_beside_another_job(seed: int) -> None:
 
 
 @pytest.mark.promise(6)
-@pytest.mark.parametrize("seed", seeds(3, 12))
+@pytest.mark.parametrize("seed", seeds(2, 12))
 def test_ranks_get_equal_listings_beside_another_job(seed: int) -> None:
     world = World(downloads=2.0, seed=seed, opens=11_000)
     world.fill()

@@ -103,7 +103,7 @@ def test_folders_that_are_samples_come_and_go(kinds: int) -> None:
         for sample in range(240)
         for kind in ("png", "json", "txt", "xml")[:kinds]
     ]
-    world = World(opens=20_000, files=files, share=0.58, downloads=5.0)
+    world = World(opens=8_000, files=files, share=0.58, downloads=5.0)
     world.fill()
     world.run(world.train())
     assert shown(world) == 1
@@ -111,7 +111,7 @@ def test_folders_that_are_samples_come_and_go(kinds: int) -> None:
 
 
 @pytest.mark.promise(6)
-@pytest.mark.parametrize("apart_s", [1.2, 59.0, 61.0, 600.0])
+@pytest.mark.parametrize("apart_s", [59.0, 61.0])
 def test_ranks_of_a_job_that_starts_see_one_list(apart_s: float) -> None:
     """Whatever else lists, begins epochs, and starts meanwhile."""
     world = World(opens=8000, downloads=2.0)
@@ -169,13 +169,13 @@ def test_a_job_with_long_epochs_sees_everything_beside_a_faster_one(fast: bool) 
             yield from world.read(reader, world.shuffled(ids), step_s=30.0)
         world.opens = world.opens_target
 
-    world.run(slow(), world.train(start_s=10.0, step_s=10.0) if fast else world.look(300.0))
+    world.run(slow(), world.train(start_s=10.0, step_s=10.0) if fast else world.look(1500.0))
     assert len(seen) > 0.6 * len(world.files)
     assert world.simulation.gone == 0
 
 
 @pytest.mark.promise(18)
-@pytest.mark.parametrize("step_s", [30.0, 300.0, 3000.0])
+@pytest.mark.parametrize("step_s", [30.0, 3000.0])
 def test_a_job_with_long_epochs_holds_up_no_faster_one(step_s: float) -> None:
     world = World(opens=10_000, downloads=2.0)
     world.fill()

@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from growfs.workers.process import IDLE_GROUP, KEEP_PRIORITY_VARIABLE, NICENESS, STARVATION_CHECK_S, idle_group
+from growfs.workers.process import IDLE_GROUP, KEEP_PRIORITY_VARIABLE, NICENESS, idle_group
 from tests.cli.support import tmpfs
 from tests.harness import until
 
-LOWER = "from growfs.workers.process import lower_priority; lower_priority()"
+CHECK_S = 0.4
+LOWER = f"""
+from growfs.workers import process
+process.STARVATION_CHECK_S = {CHECK_S}
+process.lower_priority()
+"""
 SPIN = "while True: pass"
 WAITS = """
 import os, time
@@ -26,6 +31,7 @@ def is_time():
     time.sleep(0.1)
     return os.path.exists({path!r})
 
+process.STARVATION_CHECK_S = {check_s}
 measure = process._is_starved
 process._is_starved = lambda: is_time() and measure()
 process.lower_priority()
@@ -59,7 +65,7 @@ def is_idle(pid: int) -> bool:
 
 
 def test_a_starved_process_leaves_the_idle_group(run: Callable[[str], int], tmp_path: Path) -> None:
-    worker = run(WAITS.format(path=str(tmp_path / "file")) + SPIN)
+    worker = run(WAITS.format(path=str(tmp_path / "file"), check_s=CHECK_S) + SPIN)
     until(lambda: is_idle(worker))
     (tmp_path / "file").touch()
     run(SPIN)
@@ -72,7 +78,7 @@ def test_a_starved_process_does_not_join_the_idle_group(run: Callable[[str], int
     worker = run(f"{LOWER}\n{SPIN}")
     until(lambda: os.getpriority(os.PRIO_PROCESS, worker) == NICENESS)
     for _ in range(LOOKS):
-        time.sleep(STARVATION_CHECK_S)
+        time.sleep(CHECK_S)
         assert not is_idle(worker)
 
 

@@ -463,7 +463,7 @@ async def test_requests_are_answered_between_draws_that_wait_for_nothing(
 
 async def test_failed_files_take_little_memory(cache: LocalCache, prefetch: PrefetchState) -> None:
     drawer = new_drawer(cache, prefetch)
-    nodes = [Node(id, ROOT, "x", False, 1, None, "", 0, 0, None) for id in range(2, 20_002)]
+    nodes = [Node(id, ROOT, "x", False, 1, None, "", 0, 0, None) for id in range(2, 5_002)]
     ended = [failed_download(2, error) for error in (RemoteError("x"), NotMade("x"))]
     tracemalloc.start()
     for node in nodes:
@@ -551,7 +551,7 @@ async def test_files_that_change_one_by_one_have_the_order_computed_again_now_an
 
 
 def test_a_draw_order_takes_few_bytes_for_each_file() -> None:
-    files = 30_000
+    files = 6_000
     rest = list(range(1, files + 1))
     random.Random(1).shuffle(rest)
 
@@ -605,8 +605,8 @@ async def test_a_worker_sends_heartbeats_while_it_computes_a_draw_order(
 async def test_other_frozen_files_are_marked_a_page_at_a_time(
     cache: LocalCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = 20_000
-    monkeypatch.setattr(catalog, "PAGE_FILES", 1000)
+    files = 5_000
+    monkeypatch.setattr(catalog, "PAGE_FILES", 250)
     await cache.list([file(f"{number % 100}/{number}.jpg") for number in range(files)], page=files)
     tracemalloc.start()
     Catalog(cache.database, ("0*",))

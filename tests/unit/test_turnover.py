@@ -247,7 +247,7 @@ async def test_no_generation_begins_with_fewer_files_than_show_files(
 
 
 @pytest.mark.promise(25)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.data())
 def test_show_files_always_lists_exactly_that_many(data: st.DataObject) -> None:
     """Over any sequence of admissions, evictions and generations, as long as enough are resident; pins are kept."""
