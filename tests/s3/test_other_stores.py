@@ -36,7 +36,7 @@ from tests.store_servers import (
 )
 
 KINDS = ("azure", "google", "hub", "nginx", "webdav")
-LARGE = 20_000_000
+LARGE = 2_000_000
 """In bytes: fetched in parts."""
 
 

@@ -257,7 +257,7 @@ WAITING_PAGES = f"""
 from growfs.workers import heartbeat
 heartbeat.EVERY_S = 0.1
 """
-TRIES_OF_HOURS = 50
+TRIES_OF_HOURS = 20
 
 
 @pytest.mark.promise(14, 16)
@@ -422,13 +422,13 @@ def test_no_file_is_given_up_in_a_storm_of_throttling(growfs: Growfs, moto: S3Se
 
 
 def test_files_arrive_while_the_store_throttles_others(growfs: Growfs, moto: S3Server, prefix: str) -> None:
-    url = put(moto, prefix, *[f"d{number % 3}/{number}" for number in range(60)])
+    url = put(moto, prefix, *[f"d{number % 3}/{number}" for number in range(30)])
     with proxy_to(moto.endpoint_url) as proxy:
         proxy.fault = lambda request: (
             s3_error(503, "SlowDown") if request.is_fetch and "/d0/" in request.target else None
         )
         growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
-        growfs.until_cached(40)
+        growfs.until_cached(20)
         assert growfs.status()["fetch"]["failed"] == 0, "none of the throttled ones is given up yet"
 
 
@@ -541,10 +541,9 @@ def test_a_mount_fails_when_access_to_all_objects_is_denied(growfs: Growfs, moto
     ("fault", "why"),
     [
         (s3_error(403, "AccessDenied"), "access denied"),
-        (s3_error(404, "NoSuchKey"), "no such file"),
         (None, "val/1 (archived: "),
     ],
-    ids=["denied", "missing", "archived"],
+    ids=["denied", "archived"],
 )
 def test_a_mount_fails_if_a_frozen_file_cannot_be_fetched(
     growfs: Growfs, moto: S3Server, prefix: str, fault: Fault | None, why: str

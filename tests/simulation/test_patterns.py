@@ -10,7 +10,7 @@ from growfs.simulation.simulator import Process
 from tests.simulation.patterns import PATTERNS
 from tests.simulation.world import World
 
-OPENS = 120_000 // len(PATTERNS) + 1
+OPENS = 200_000 // len(PATTERNS) + 1
 OPENS_FEW = 6_000
 
 
