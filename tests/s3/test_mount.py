@@ -55,11 +55,12 @@ def test_all_files_are_served_bit_for_bit_with_size_and_mtime(growfs: Growfs, se
     assert growfs.content() == {**tree, **more}
 
 
-def test_the_bucket_of_a_tenant(growfs: Growfs) -> None:
+@pytest.mark.parametrize("client", ["auto", "library"])
+def test_the_bucket_of_a_tenant(growfs: Growfs, client: str) -> None:
     """As in Ceph. Neither server of the tests knows tenants, so this one stands in, which serves any bucket."""
     growfs.env.update(AWS_ACCESS_KEY_ID="access", AWS_SECRET_ACCESS_KEY="secret")
     with serving(Noise(keys=20, size=1000)) as (_, url):
-        growfs.mount("s3://tenant:bucket/d0000", "--endpoint-url", url, "--wait-files", 20)
+        growfs.mount("s3://tenant:bucket/d0000", "--endpoint-url", url, "--client", client, "--wait-files", 20)
         assert len(growfs.names()) == 20
         growfs.umount()
 

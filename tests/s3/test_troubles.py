@@ -541,9 +541,10 @@ def test_a_mount_fails_when_access_to_all_objects_is_denied(growfs: Growfs, moto
     ("fault", "why"),
     [
         (s3_error(403, "AccessDenied"), "access denied"),
+        (s3_error(404, "NoSuchKey"), "no such file"),
         (None, "val/1 (archived: "),
     ],
-    ids=["denied", "archived"],
+    ids=["denied", "missing", "archived"],
 )
 def test_a_mount_fails_if_a_frozen_file_cannot_be_fetched(
     growfs: Growfs, moto: S3Server, prefix: str, fault: Fault | None, why: str

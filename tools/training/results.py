@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from tools.training.mnist import TRAIN
 from tools.training.orders import OPENS_PER_S, Reading
@@ -116,6 +115,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, math.nan
+    from scipy.special import stdtrit  # takes long to import, for those who only need the names of this module
+
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return mean, float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * error
 
