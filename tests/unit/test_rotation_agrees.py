@@ -173,7 +173,7 @@ EVENTS = [
 NUMBERS = st.integers(0, FILES - 1)
 
 
-@settings(max_examples=20)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, BLOCKS_MAX), min_size=FILES, max_size=FILES),
     limit=st.integers(8, 20),
