@@ -111,7 +111,7 @@ def test_folders_that_are_samples_come_and_go(kinds: int) -> None:
 
 
 @pytest.mark.promise(6)
-@pytest.mark.parametrize("apart_s", [59.0, 61.0])
+@pytest.mark.parametrize("apart_s", [1.2, 59.0, 61.0, 600.0])
 def test_ranks_of_a_job_that_starts_see_one_list(apart_s: float) -> None:
     """Whatever else lists, begins epochs, and starts meanwhile."""
     world = World(opens=8000, downloads=2.0)
@@ -175,7 +175,7 @@ def test_a_job_with_long_epochs_sees_everything_beside_a_faster_one(fast: bool) 
 
 
 @pytest.mark.promise(18)
-@pytest.mark.parametrize("step_s", [30.0, 3000.0])
+@pytest.mark.parametrize("step_s", [30.0, 300.0, 3000.0])
 def test_a_job_with_long_epochs_holds_up_no_faster_one(step_s: float) -> None:
     world = World(opens=10_000, downloads=2.0)
     world.fill()
