@@ -31,7 +31,7 @@ __all__ = [
     "rclone_s3",
 ]
 
-settings.register_profile("whole", deadline=None, max_examples=25)  # a busy machine is slow, not wrong
+settings.register_profile("whole", deadline=None, max_examples=50)  # a busy machine is slow, not wrong
 settings.register_profile("quick", deadline=None, max_examples=15)  # tools/test --quick
 settings.register_profile("long", deadline=None, max_examples=2_000)  # tools/test --long
 settings.load_profile("whole")
