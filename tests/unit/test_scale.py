@@ -605,8 +605,8 @@ async def test_a_worker_sends_heartbeats_while_it_computes_a_draw_order(
 async def test_other_frozen_files_are_marked_a_page_at_a_time(
     cache: LocalCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = 5_000
-    monkeypatch.setattr(catalog, "PAGE_FILES", 250)
+    files = 20_000
+    monkeypatch.setattr(catalog, "PAGE_FILES", 1000)
     await cache.list([file(f"{number % 100}/{number}.jpg") for number in range(files)], page=files)
     tracemalloc.start()
     Catalog(cache.database, ("0*",))
