@@ -179,8 +179,8 @@ def test_a_lock_is_seen_without_proc(tmp_path: Path) -> None:
 @pytest.mark.promise(44)
 def test_all_ranks_get_one_generation(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
     full(growfs, tmp_path)
-    ranks = [readers.new() for _ in range(4)]
-    for _ in range(3):
+    ranks = [readers.new() for _ in range(3)]
+    for _ in range(2):
         assert len({rank.next_generation(growfs.mountpoint) for rank in ranks}) == 1
         until_replaced(growfs)
     for rank in ranks:
@@ -392,12 +392,11 @@ def test_nodes_that_fill_folders_fetch_from_one_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise(43, 44)
-@pytest.mark.parametrize("kind", ["kill", "ENOSPC"])
-def test_after_a_fault_the_next_start_puts_right(growfs: Fill, tmp_path: Path, kind: str) -> None:
-    """Each start gets a step further than the one before."""
+def test_after_a_fault_the_next_start_puts_right(growfs: Fill, tmp_path: Path) -> None:
+    """Each start is killed a step further than the one before. tests/crash/test_labels.py has the errors of a disk."""
     tree = make_tree(tmp_path / "remote", directories=2, files=3)
     for label in ("FOLDER", "GENERATION", "CURRENT"):
-        growfs.env["GROWFS_FAULT"] = f"{label}:{kind}"
+        growfs.env["GROWFS_FAULT"] = f"{label}:kill"
         assert "growfs:" in growfs.fill(tmp_path / "remote", check=False)
     growfs.env["GROWFS_FAULT"] = ""
     growfs.fill(tmp_path / "remote")

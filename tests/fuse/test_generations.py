@@ -54,16 +54,6 @@ def test_a_listing_is_frozen_for_everyone_across_all_directories(grow: Grow, rea
 
 
 @pytest.mark.promise(6)
-def test_listing_again_after_an_open_begins_the_next_generation(growfs: Growfs, grow: Grow, reader: Reader) -> None:
-    shown = reader.list("class0")
-    grow(12)
-    reader.read_all(f"class0/{name}" for name in shown)
-    assert len(reader.list("class0")) == 6
-    assert len(reader.list("class1")) == 6
-    assert growfs.status()["generation"] == 2
-
-
-@pytest.mark.promise(6)
 def test_the_second_rank_joins_the_generation_of_the_first(grow: Grow, reader: Reader, other: Reader) -> None:
     names = min(reader.list("class0")), min(other.list("class0"))
     for files in (8, 12):
@@ -94,18 +84,6 @@ def test_threads_count_as_one_process(grow: Grow, reader: Reader) -> None:
     assert reader.list_in_thread("class0") == shown
     reader.read_all(f"class0/{name}" for name in shown)
     assert len(reader.list_in_thread("class0")) == 6
-
-
-@pytest.mark.promise(6)
-def test_a_polling_reader_sees_growth_after_the_settle_time(growfs: Growfs, grow: Grow, reader: Reader) -> None:
-    assert count(reader) == 4
-    grow(8)
-    assert count(reader) == 4
-    growfs.run("set", growfs.mountpoint, "settle=0")
-    assert count(reader) == 8
-    growfs.run("set", growfs.mountpoint, f"settle={SETTLED_S}")
-    grow(12)
-    assert count(reader) == 8
 
 
 @pytest.mark.promise(6)

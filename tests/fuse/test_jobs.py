@@ -66,17 +66,6 @@ def test_a_program_that_lists_at_each_sample_sees_each_part(growfs: Growfs, tmp_
     assert waited_opens(growfs) == 0
 
 
-@pytest.mark.promise(6, 18)
-def test_a_program_that_lists_at_each_sample_sees_new_files_in_each_epoch(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", files=FILES, size=SIZE)
-    growfs.mount(tmp_path / "remote" / "class0", "--cache-size", FILES // 2 * SIZE, *HALF)
-    growfs.until_cached(FILES // 2)
-    epochs = run(growfs, LISTS_AT_EACH_SAMPLE, "before", 6)
-    assert [lost for _, lost in epochs] == [0] * 6
-    assert waited_opens(growfs) == 0
-    assert mount_status(growfs)["generation"] >= 6
-
-
 WORKERS = """
 import json, multiprocessing, os, sys
 folder, method, lists, stay = sys.argv[1:]
@@ -119,11 +108,9 @@ if __name__ == "__main__":
 """
 RUNS_OF_WORKERS = [
     ("fork", "each", "stays"),
-    ("fork", "once", "ends"),
-    ("spawn", "each", "ends"),
-    ("forkserver", "once", "stays"),
+    ("forkserver", "once", "ends"),
 ]
-"""What CI runs: how a worker is started and when it lists do not depend on each other."""
+"""What CI runs: a worker whose parent has listed, and one whose grandparent has."""
 
 
 @pytest.mark.promise(6)
@@ -150,32 +137,15 @@ def test_workers_see_what_the_program_sees_that_started_them(
     ) as process:
         assert process.stdin
         assert process.stdout
-        for _ in range(3):
+        for _ in range(2):
             print(file=process.stdin)
             epochs.append(json.loads(process.stdout.readline()))
             if lists == "each":
                 wait_for_replacement(growfs, capacity=FILES // 2)
             time.sleep(0.2)
         process.stdin.close()
-    assert [lost for _, lost in epochs] == [0] * 3
-    assert len({tuple(names) for names, _ in epochs}) == (3 if lists == "each" else 1)
-
-
-@pytest.mark.promise(6, 47)
-@pytest.mark.parametrize("exact", [True, False], ids=["parts", "rotation"])
-def test_ranks_without_a_file_see_what_their_job_sees(growfs: Growfs, tmp_path: Path, exact: bool) -> None:
-    """An epoch of two files, and three ranks. Whichever lists first, the job moves on."""
-    make_tree(tmp_path / "remote", files=FILES, size=SIZE)
-    flags = ("--exact", "--part-size", "20%") if exact else ("--turnover", "50%")
-    growfs.mount(tmp_path / "remote" / "class0", "--cache-size", (20 if exact else 4) * SIZE, *flags)
-    with ExitStack() as stack:
-        ranks = [stack.enter_context(Reader(growfs.mountpoint, job="train")) for _ in range(3)]
-        for epoch, first in enumerate((0, 0, 1, 1, 2, 2)):
-            lists = [sorted(ranks[(first + place) % 3].list()) for place in range(3)]
-            assert lists[0] == lists[1] == lists[2]
-            for place, name in enumerate(lists[0]):
-                ranks[place % 2].read(name)
-            assert mount_status(growfs)["generation"] == epoch + 1
+    assert [lost for _, lost in epochs] == [0] * 2
+    assert len({tuple(names) for names, _ in epochs}) == (2 if lists == "each" else 1)
 
 
 @contextmanager
@@ -186,25 +156,21 @@ def ranks_of_a_launcher(growfs: Growfs, number: int) -> Iterator[list[Reader]]:
 
 
 @pytest.mark.promise(6, 17)
-@pytest.mark.parametrize("exact", [True, False], ids=["parts", "rotation"])
-def test_rank_0_lists_for_all_of_its_job(growfs: Growfs, tmp_path: Path, exact: bool) -> None:
+def test_rank_0_lists_for_all_of_its_job(growfs: Growfs, tmp_path: Path) -> None:
     """It broadcasts the names: what the other ranks open counts for the job, and they hold nothing up."""
     make_tree(tmp_path / "remote", files=FILES, size=SIZE)
-    flags = ("--exact", "--part-size", "20%") if exact else HALF
-    growfs.mount(tmp_path / "remote" / "class0", "--cache-size", FILES // 2 * SIZE, *flags)
-    growfs.run("wait", growfs.mountpoint)
-    if not exact:
-        growfs.until_cached(FILES // 2)
+    growfs.mount(tmp_path / "remote" / "class0", "--cache-size", FILES // 2 * SIZE, *HALF)
+    growfs.until_cached(FILES // 2)
     with ranks_of_a_launcher(growfs, 4) as ranks:
         ranks[3].read(min(local(growfs)))  # before there is a job that has listed
         seen = set[str]()
-        for _ in range(5 if exact else 3):
+        for _ in range(3):
             names = sorted(ranks[0].list())
             assert set(names) - seen
             seen.update(names)
             for place, rank in enumerate(ranks):
                 rank.read_all(names[place::4])
-            if not exact and mount_status(growfs)["generation"] > 1:
+            if mount_status(growfs)["generation"] > 1:
                 wait_for_replacement(growfs, FILES // 2)
 
 
@@ -213,7 +179,7 @@ def test_rank_0_lists_for_all_of_its_job(growfs: Growfs, tmp_path: Path, exact: 
 def test_a_process_that_opens_a_file_by_name_stops_no_pass(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     """It holds what it has open, and nothing else."""
     make_tree(tmp_path / "remote", files=FILES, size=SIZE)
-    growfs.mount(tmp_path / "remote" / "class0", *EXACT)
+    growfs.mount(tmp_path / "remote" / "class0", *EXACT, "--start", "2/1")
     with Reader(growfs.mountpoint) as other:
         parts = [reader.list()]
         while position(growfs)[0] < 3:
@@ -221,7 +187,7 @@ def test_a_process_that_opens_a_file_by_name_stops_no_pass(growfs: Growfs, tmp_p
             if position(growfs) == (2, 5):  # the cache is full
                 other.read(min({f"{number:04}.bin" for number in range(FILES)} - local(growfs)))
             parts.append(reader.list())
-        assert sum(map(len, parts[:-1])) == 2 * FILES
+        assert sum(map(len, parts[:-1])) == FILES
 
 
 @pytest.mark.promise(23, 47)
@@ -244,9 +210,9 @@ def test_who_reads_frozen_files_only_begins_no_part(growfs: Growfs, tmp_path: Pa
 
 
 @pytest.mark.promise(47)
-@only("either", "links")
+@only("links")
 def test_a_monitor_begins_no_part_whoever_opens_files(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
-    """With links, the kernel names a process that has ended before its open is counted."""
+    """The kernel names a process that has ended before its open is counted."""
     make_tree(tmp_path / "remote", files=FILES, size=SIZE)
     growfs.mount(tmp_path / "remote" / "class0", *EXACT)
     shown = reader.list()
@@ -255,20 +221,3 @@ def test_a_monitor_begins_no_part_whoever_opens_files(growfs: Growfs, tmp_path: 
             subprocess.run(["cat", growfs.mountpoint / name], stdout=subprocess.DEVNULL, check=True)
         until(lambda: mount_status(growfs)["opens"]["total"] >= len(shown))
         assert reader.list() == shown
-
-
-@pytest.mark.promise(6)
-def test_a_walk_longer_than_the_settle_time_is_not_torn(growfs: Growfs, tmp_path: Path) -> None:
-    """Two walks without an open between them, as by Keras, and those of two ranks, show the same."""
-    folders = 12
-    make_tree(tmp_path / "remote", directories=folders, files=10, size=SIZE)
-    growfs.mount(tmp_path / "remote", "--cache-size", folders * 5 * SIZE, "--settle", "1s", "--bandwidth", "60kB/s")
-    with ExitStack() as stack:
-        readers = [stack.enter_context(Reader(growfs.mountpoint, job="train")) for _ in range(2)]
-        walks = [set[str]() for _ in range(4)]
-        for number in range(2 * folders):
-            for rank, reader in enumerate(readers):
-                folder = f"class{number % folders}"
-                walks[2 * rank + number // folders] |= {f"{folder}/{name}" for name in reader.list(folder)}
-            time.sleep(0.15)
-        assert all(walk == walks[0] for walk in walks)

@@ -18,8 +18,8 @@ from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only
 from tests.harness import Growfs, make_tree, until
 
-FILES = 30
-LOOKUP_THREADS = 4
+FILES = 20
+LOOKUP_THREADS = 2
 ABORT_S = 60.0
 HANDLE_BYTES_MAX = 128
 """MAX_HANDLE_SZ (fcntl.h)."""

@@ -113,7 +113,7 @@ def test_a_file_whose_cached_copy_was_deleted_or_forged_is_fetched_again(growfs:
 @pytest.mark.promise(1, 2)
 def test_an_open_during_replacements_gets_one_whole_version(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=1)
-    versions = [bytes([number]) * (100_000 + number) for number in range(6)]
+    versions = [bytes([number]) * (100_000 + number) for number in range(4)]
     replace(tmp_path / "remote" / NAME, versions[0])
     growfs.mount(tmp_path / "remote")
     relist(growfs)
@@ -127,8 +127,8 @@ def test_an_open_during_replacements_gets_one_whole_version(growfs: Growfs, tmp_
                 assert os.fstat(opened.fileno()).st_size == opened.tell()
         return found
 
-    with ThreadPoolExecutor(4) as threads:
-        readers = [threads.submit(contents) for _ in range(4)]
+    with ThreadPoolExecutor(2) as threads:
+        readers = [threads.submit(contents) for _ in range(2)]
         try:
             for version in versions[1:]:
                 replace(tmp_path / "remote" / NAME, version)

@@ -21,7 +21,7 @@ from tests.harness import Growfs, make_tree, until
 from tests.servers import S3Server
 
 FUNCTIONS = producer_functions.__file__
-QUICK = ("--producer-timeout", "5s", "--producer-memory", "300MiB")
+QUICK = ("--producer-timeout", "10s", "--producer-memory", "300MiB")
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_producer_failures_are_logged_and_skipped(growfs: Growfs, tmp_path: Path
     good = {"good", "input", "scratch"} | (set() if sandbox.version() else {"elsewhere"})
     reasons = {
         "raises": "ValueError: no sense in this one",
-        "hangs": "did not finish within 5 seconds",
+        "hangs": "did not finish within 10 seconds",
         "exits": "exit code 3",
         "killed": "killed by SIGKILL",
         "leaks": "took more memory than 300 MiB",
