@@ -22,7 +22,7 @@ from tests.harness import until
 from tests.simulation.patterns import PATTERNS
 from tests.simulation.world import catalog
 
-OPENS = 80
+OPENS = 50
 IN_EVERY_RUN = ("hyper-parameter search: a new process every few minutes",)
 ONE_GENERATION = ("a notebook looks at a batch before it lists the validation set",)
 """Their processes ask once: what they list later must be the same."""

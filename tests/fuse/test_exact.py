@@ -8,7 +8,7 @@ import random
 import shutil
 import subprocess
 import threading
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -134,26 +134,6 @@ def test_only_streamed_files_are_fetched_again(growfs: Growfs, reader: Reader, t
     status = growfs.status()
     assert status["fetch"]["bytes_total"] - before <= 1.05 * status["exact"]["streamed_bytes"]
     assert status["exact"]["streamed_bytes"] < 0.45 * cache_size(tree, 1)
-
-
-@pytest.mark.promise(47)
-def test_the_ranks_of_a_job_list_the_same_parts(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_remote(tmp_path / "remote")
-    mount(growfs, tmp_path / "remote", tree, *ROOMY)
-    with ExitStack() as stack:
-        ranks = [stack.enter_context(Reader(growfs.mountpoint, job="train")) for _ in range(3)]
-        parts = []
-        for number in range(100):
-            order = ranks[number % 3 :] + ranks[: number % 3]
-            listings = [rank.walk() for rank in order]
-            assert all(listing == listings[0] for listing in listings)
-            for place, rank in enumerate(order):
-                rank.read_all(sorted(listings[0])[place::3])
-            parts.append(listings[0])
-            _, part, count = position(growfs)
-            if part == count:
-                break
-    assert_each_once(parts, tree)
 
 
 def test_two_jobs_at_the_root_are_warned(growfs: Growfs, reader: Reader, other: Reader, tmp_path: Path) -> None:

@@ -66,15 +66,16 @@ def test_the_second_rank_joins_the_generation_of_the_first(grow: Grow, reader: R
 
 
 @pytest.mark.promise(6, 17)
-@pytest.mark.parametrize("opens", ["forked_read", "spawned_read", "forked_list_and_read"])
-def test_an_open_by_a_child_counts_for_its_parent(grow: Grow, reader: Reader, opens: str) -> None:
+def test_an_open_by_a_child_counts_for_its_parent(growfs: Growfs, grow: Grow) -> None:
     """Also if it has listed."""
-    shown = reader.list("class0")
-    grow(12)
-    getattr(reader, opens)("class0" if opens == "forked_list_and_read" else f"class0/{min(shown)}")
-    assert reader.list("class0") == shown
-    reader.read(f"class0/{max(shown)}")
-    assert len(reader.list("class0")) == 6
+    for files, opens in ((6, "forked_read"), (8, "spawned_read"), (12, "forked_list_and_read")):
+        with Reader(growfs.mountpoint) as reader:
+            shown = reader.list("class0")
+            grow(files)
+            getattr(reader, opens)("class0" if opens == "forked_list_and_read" else f"class0/{min(shown)}")
+            assert reader.list("class0") == shown
+            reader.read_all(f"class0/{name}" for name in shown)
+            assert count(reader) == files
 
 
 @pytest.mark.promise(6)

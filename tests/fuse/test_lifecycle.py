@@ -18,7 +18,7 @@ from growfs.daemon import launch
 from growfs.fuse.mounting import mounted_at, mounts, unmount
 from tests.cli.support import assert_refused
 from tests.fuse.conftest import only, opened
-from tests.harness import ENGINES, Growfs, descendants, make_tree, until
+from tests.harness import Growfs, descendants, make_tree, until
 
 NAME = "class0/0000.bin"
 SIZE = 3_000_000
@@ -49,6 +49,7 @@ def has_kept_code(pid: int) -> bool:
         return False
 
 
+@only("either")
 @pytest.mark.promise(29)
 def test_a_daemon_whose_cache_is_deleted_ends_and_the_next_mount_begins_anew(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
@@ -152,8 +153,9 @@ def test_a_busy_mount_names_who_works_in_it_and_a_plain_umount_ends_it_then(grow
 
 
 @pytest.mark.promise(29)
-@only(*ENGINES)
+@only("links")
 def test_sigterm_stops_the_daemon_cleanly(growfs: Growfs, tmp_path: Path) -> None:
+    """test_unmount_while_open.py has the other engines."""
     tree = make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
@@ -186,7 +188,7 @@ def test_a_refused_mount_leaves_the_cache_as_after_a_clean_stop(growfs: Growfs, 
 
 
 @pytest.mark.promise(29)
-@only(*ENGINES)
+@only("either")
 def test_the_next_mount_replaces_a_dead_one(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
@@ -203,6 +205,7 @@ def test_the_next_mount_replaces_a_dead_one(growfs: Growfs, tmp_path: Path) -> N
     assert "did not stop cleanly" in growfs.log()
 
 
+@only("either")
 def test_umount_removes_a_dead_mount_whose_workers_have_died_with_it(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")

@@ -326,9 +326,7 @@ growfs.vfs.file_events.file_events = refuse
 @pytest.mark.promise(20)
 def test_opens_that_cannot_be_seen_do_not_stop_rotation(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=30, size=SIZE)
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/sitecustomize.py").write_text(UNSEEN)
-    growfs.env["PYTHONPATH"] = f"{tmp_path / 'site'}:{growfs.env.get('PYTHONPATH', '')}"
+    growfs.env[SETUP_VARIABLE] = UNSEEN
     growfs.mount(tmp_path / "remote", "--cache-size", "250kB", "--min-free", "0", "--settle", "0")
     assert "opens are not counted" in growfs.log()
     seen = set[str]()

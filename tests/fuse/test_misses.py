@@ -19,7 +19,7 @@ from growfs.scheduler.stream_count import STREAMS_FIRST_SMALL
 from tests.blocking_server import BlockingServer
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import SHOW_FILES, only
-from tests.harness import ENGINES, Growfs, make_tree, until
+from tests.harness import Growfs, make_tree, until
 
 SIZE = 4096
 REFUSING_DISK = """
@@ -83,7 +83,7 @@ def mount_full_cache(growfs: Growfs, tmp_path: Path, capacity: int, *flags: obje
 
 
 @pytest.mark.promise(3)
-@only(*ENGINES)
+@only(*SHOW_FILES)
 def test_a_hundred_opens_wait_and_delay_no_other_request(growfs: Growfs, server: BlockingServer) -> None:
     """Twenty of them are of the same file, which is fetched once."""
     *paths, other = mount_blocked(server, 111, growfs)

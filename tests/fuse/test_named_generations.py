@@ -224,7 +224,7 @@ def test_any_number_of_processes_may_ask_at_a_time(growfs: Growfs, tree: dict[st
             assert os.read(fd, 100) == b"1\n"
 
 
-@only("either", "links")
+@only("links")
 def test_a_new_version_is_found_in_a_generation_that_has_ended(growfs: Growfs, tmp_path: Path) -> None:
     """Its name there may be a link to the earlier version, which leads nowhere once the new one is not cached."""
     make_tree(tmp_path / "remote", directories=1, files=3, size=SIZE)

@@ -172,28 +172,6 @@ def test_folders_that_are_samples_come_and_go(growfs: Growfs, tmp_path: Path, re
     until(lambda: not has_old())
 
 
-@pytest.mark.promise(7, 18)
-def test_directories_keep_a_file_of_each_kind(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
-    for number in range(36):
-        path = tmp_path / "remote" / f"class{number % 4}" / f"{number:02}.{('jpg', 'jpg', 'txt')[number % 3]}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x" * SIZE)
-    growfs.mount(tmp_path / "remote", "--cache-size", 16 * SIZE, *HALF)
-    growfs.until_cached(16)
-    kinds: set[tuple[str, str]] = set()
-    seen: set[str] = set()
-    while len(seen) < 36:
-        shown = epoch(reader)
-        seen |= shown
-        now = {(str(Path(path).parent), Path(path).suffix) for path in shown}
-        assert now >= kinds
-        assert now >= {(f"class{number}", ".jpg") for number in range(4)}
-        kinds = now
-        if mount_status(growfs)["generation"] > 1:
-            wait_for_replacement(growfs, capacity=16)
-    assert len(kinds) == 8
-
-
 def test_the_ledger_has_the_history_of_each_file(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
     first = epoch(reader)
     second = epoch(reader)

@@ -230,12 +230,9 @@ def test_a_group_that_never_fits_blocks_no_other_file(growfs: Growfs, tmp_path: 
 
 
 @pytest.mark.promise(7, 24)
-@pytest.mark.parametrize("exact", [(), ("--exact", "--part-size", "40%")], ids=["rotation", "exact"])
-def test_folders_that_are_samples_come_and_go_as_a_whole(
-    growfs: Growfs, tmp_path: Path, reader: Reader, exact: tuple[str, ...]
-) -> None:
+def test_folders_that_are_samples_come_and_go_as_a_whole(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     make_tree(tmp_path / "remote", directories=10, files=4, size=SIZE)
-    flags = "--cache-size", 16 * SIZE, "--group", "{parent}", *(exact or HALF)
+    flags = "--cache-size", 16 * SIZE, "--group", "{parent}", "--exact", "--part-size", "40%"
     growfs.mount(tmp_path / "remote", *flags)
     seen = set[str]()
     while len(seen) < 40:
@@ -273,17 +270,15 @@ def test_every_generation_lists_exactly_the_requested_number_of_files(
 def test_every_generation_lists_whole_groups_if_these_make_up_the_number(
     growfs: Growfs, tmp_path: Path, reader: Reader
 ) -> None:
-    stems = make_pairs(tmp_path / "remote")
+    make_pairs(tmp_path / "remote")
     flags = "--cache-size", 20 * SIZE, "--group", "{stem}", "--settle", "0", *HALF
     done = growfs.mount(tmp_path / "remote", *flags, "--show-files", 15, check=False)
     assert is_refusal(done, "--show-files 15", "each group (--group) contains 2 files; show 14 files")
     growfs.mount(tmp_path / "remote", *flags, "--show-files", 14)
-    seen = set[str]()
-    while seen != stems:
+    for _ in range(3):
         names = epoch(reader)
         assert len(names) == 14
         assert not unpaired(names)
-        seen |= {name.partition(".")[0] for name in names}
     growfs.umount()
     for number in range(3):
         (tmp_path / f"remote/class0/{number:04}.txt").write_bytes(b"x" * SIZE)

@@ -109,33 +109,25 @@ def test_a_busy_mount_is_not_unmounted_and_keeps_working(growfs: Growfs, digest:
 
 
 @pytest.mark.promise(11)
-def test_after_a_lazy_umount_open_and_mapped_files_stay_readable(growfs: Growfs, digest: str) -> None:
+def test_after_a_lazy_umount_open_and_mapped_files_and_an_open_folder_stay_readable(
+    growfs: Growfs, digest: str
+) -> None:
+    """One after the other lets go; the last one, a mapping alone, keeps the daemon alive."""
     pid = growfs.pid
-    with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
-        growfs.umount(lazy=True)
-        assert not mounted_at(growfs.mountpoint)
+    with held(growfs.mountpoint / NAME, "mapping") as last:
+        with (
+            opened(growfs.mountpoint / "class0") as folder,
+            held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder,
+        ):
+            growfs.umount(lazy=True)
+            assert not mounted_at(growfs.mountpoint)
+            assert holder.read() == ([digest, digest], 0)
+            assert set(os.listdir(folder)) == {"0000.bin"}
+            with open("0000.bin", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=folder)) as file:
+                assert hashlib.sha256(file.read()).hexdigest() == digest
         assert not ended(pid)
-        assert holder.read() == ([digest, digest], 0)
+        assert last.read() == ([digest], 0)
     until(lambda: ended(pid))
-
-
-@pytest.mark.promise(11)
-def test_after_a_lazy_umount_a_mapping_keeps_the_daemon_alive(growfs: Growfs, digest: str) -> None:
-    pid = growfs.pid
-    with held(growfs.mountpoint / NAME, "mapping") as holder:
-        growfs.umount(lazy=True)
-        assert not ended(pid)
-        assert holder.read() == ([digest], 0)
-    until(lambda: ended(pid))
-
-
-@pytest.mark.promise(11)
-def test_after_a_lazy_umount_an_open_folder_still_reaches_its_files(growfs: Growfs, digest: str) -> None:
-    with opened(growfs.mountpoint / "class0") as folder:
-        growfs.umount(lazy=True)
-        assert set(os.listdir(folder)) == {"0000.bin"}
-        with open("0000.bin", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=folder)) as file:
-            assert hashlib.sha256(file.read()).hexdigest() == digest
 
 
 @pytest.mark.promise(10, 29)
