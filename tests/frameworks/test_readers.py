@@ -7,7 +7,6 @@ the files that are local at each step are known. (--settle is long, so new files
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.archives import tar_of
-from tests.frameworks.harness import BLOCK, ENV, FORKS, HERE, Program, blocks, images
+from tests.frameworks.harness import BLOCK, Program, blocks, images
 from tests.harness import Growfs, make_tree
 from tests.needs import need
 from tests.servers import S3Server
@@ -131,17 +130,12 @@ def test_pandas_over_the_index(growfs: Growfs, tmp_path: Path) -> None:
 @pytest.mark.promise(10)
 def test_libraries_follow_links(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision", "tensorflow", "webdataset", "datasets", "pyarrow", "h5py", "safetensors")
-    remote, program = tmp_path / "remote", str(HERE / "programs/libraries.py")
-
-    def read(*words: object) -> dict[str, list[str] | str]:
-        done = FORKS.run([program, *map(str, words)], ENV, 120)
-        assert done.returncode == 0, done.stderr
-        return dict(json.loads(done.stdout.splitlines()[-1]))
-
-    expected = read(remote, "make")
-    assert len(expected) >= 13
-    assert all(isinstance(each, list) and each for each in expected.values()), expected
-    files = sum(path.is_file() for path in remote.rglob("*"))
-    growfs.env["GROWFS_ENGINE"] = "links"
-    growfs.mount(remote, "--wait-files", files)
-    assert read(growfs.mountpoint) == expected
+    remote = tmp_path / "remote"
+    with Program("libraries.py", remote) as program:
+        expected = program.step(str(remote))
+        assert len(expected) >= 13
+        assert all(isinstance(each, list) and each for each in expected.values()), expected
+        files = sum(path.is_file() for path in remote.rglob("*"))
+        growfs.env["GROWFS_ENGINE"] = "links"
+        growfs.mount(remote, "--wait-files", files)
+        assert program.step(str(growfs.mountpoint)) == expected

@@ -52,7 +52,7 @@ def test_ranks_with_offsets_see_equal_lists(growfs: Growfs, tree: dict[str, byte
     with ExitStack() as stack, ThreadPoolExecutor(RANKS) as threads:
         ranks = [stack.enter_context(Reader(growfs.mountpoint)) for _ in range(RANKS)]
         shown: set[str] = set()
-        for number in range(5):
+        for number in range(6):
             listed = []
             for place, rank in enumerate(ranks):
                 if number:  # one rank after another ends its epoch, and lists at once

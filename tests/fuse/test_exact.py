@@ -124,7 +124,7 @@ def test_each_process_that_asks_goes_on_after_the_part_that_the_last_one_read(gr
 
 @pytest.mark.promise(47)
 def test_only_streamed_files_are_fetched_again(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
-    tree = make_remote(tmp_path / "remote", 60)
+    tree = make_remote(tmp_path / "remote", 80)
     mount(growfs, tmp_path / "remote", tree, "--start", "2/1", share=0.65)
     one_pass(growfs, reader)
     until(lambda: growfs.status()["state"] == "ahead")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.support import tmpfs
+from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import SIZE, mount_status
 from tests.harness import GROWFS, Growfs, make_tree, until
@@ -17,14 +18,9 @@ from tests.harness import GROWFS, Growfs, make_tree, until
 
 def mount_with_descriptors(growfs: Growfs, descriptors: int, url: Path) -> subprocess.CompletedProcess[str]:
     """Mount with a limit on the file descriptors of every process."""
-    limit = f"--nofile={descriptors}:{descriptors}"
-    return subprocess.run(
-        ["prlimit", limit, *GROWFS, *map(str, growfs.mount_words(url))],
-        capture_output=True,
-        text=True,
-        env=growfs.env,
-        check=False,
-    )
+    limits = f"({descriptors}, {descriptors})"
+    growfs.env[SETUP_VARIABLE] = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {limits})"
+    return growfs.mount(url, check=False)
 
 
 @pytest.mark.promise(3)

@@ -1,6 +1,7 @@
-"""Reads a folder with each library that is installed, and prints what each has read: libraries.py FOLDER [make]
+"""Reads folders with each library that is installed, and prints what each has read: libraries.py FOLDER
 
-make: create the data in it first. Libraries that are not installed are left out.
+Makes the data in FOLDER, and then reads the folder of each line of standard input. Libraries that are not installed are
+left out.
 """
 
 from __future__ import annotations
@@ -240,18 +241,17 @@ READERS = {
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    if sys.argv[2:] == ["make"]:
-        make(folder)
-    found: dict[str, list[str] | str] = {}
-    for name, read in READERS.items():
-        try:
-            found[name] = read(folder)
-        except ImportError:
-            pass
-        except Exception as error:  # noqa: BLE001 - what the library says is the result
-            found[name] = f"{type(error).__name__}: {error}"
-    print(json.dumps(found), flush=True)
+    make(Path(sys.argv[1]))
+    for line in sys.stdin:
+        found: dict[str, list[str] | str] = {}
+        for name, read in READERS.items():
+            try:
+                found[name] = read(Path(line.rstrip("\n")))
+            except ImportError:
+                pass
+            except Exception as error:  # noqa: BLE001 - what the library says is the result
+                found[name] = f"{type(error).__name__}: {error}"
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
