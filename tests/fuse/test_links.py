@@ -313,12 +313,12 @@ def test_after_sigkill_the_next_mount_shows_what_is_cached(growfs: Growfs, tmp_p
 
 UNSEEN = """
 import errno
-import growfs.vfs.file_events
+from growfs.vfs import open_counter
 
 def refuse(directory):
     raise OSError(errno.EMFILE, "Too many open files")
 
-growfs.vfs.file_events.file_events = refuse
+open_counter.file_events = refuse
 """
 """As on a machine whose programs have used up fs.inotify.max_user_instances."""
 
