@@ -47,7 +47,7 @@ FAULTS = {
     11: (
         "an unmount while files are open and mapped",
         UNMOUNT,
-        "test_after_a_lazy_umount_open_and_mapped_files_stay_readable",
+        "test_after_a_lazy_umount_open_and_mapped_files_and_an_open_folder_stay_readable",
     ),
     12: (
         "arrivals, replacements and evictions while a program watches",
@@ -82,7 +82,7 @@ FAULTS = {
     22: (
         "a reader that lists again and again",
         "tests/fuse/test_rotation.py",
-        "test_rotation_never_keeps_the_first_listing",
+        "test_rotation_never_and_always",
     ),
     23: ("more frozen files than the cache can hold", SELECTION, "test_frozen_files_that_do_not_fit_are_refused"),
     24: ("a file of a group that fails", SELECTION, "test_a_file_that_fails_keeps_its_group_unlisted"),
@@ -140,7 +140,7 @@ FAULTS = {
     ),
     41: ("workers that make samples in any order", PRODUCERS, "test_samples_depend_only_on_seed_and_number"),
     42: ("a function that writes to other places", PRODUCERS, "test_producer_failures_are_logged_and_skipped"),
-    43: ("a disk error while files are linked", FILL, "test_after_a_fault_the_next_start_puts_right"),
+    43: ("a daemon that is killed while it links files", FILL, "test_after_a_fault_the_next_start_puts_right"),
     44: ("a reader that is killed", FILL, "test_a_held_generation_stays_whole_until_its_reader_is_killed"),
     45: ("a kernel without inotify", FILL, "test_without_inotify_what_is_shown_counts_as_read"),
     46: (
@@ -156,7 +156,7 @@ FAULTS = {
     48: (
         "a remote that has other files",
         "tests/fuse/test_exact.py",
-        "test_a_changed_remote_is_named_before_a_run_goes_on",
+        "test_a_run_goes_on_from_a_saved_position_on_another_machine",
     ),
     49: (
         "readers that cannot be told apart",
