@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from growfs.errors import GrowfsError
-from tests.forkserver import ROOT
 
 
 class Reader:
@@ -76,10 +75,8 @@ class Readers:
     """Owns the process from which readers are forked."""
 
     def __init__(self) -> None:
-        from tests.harness import FORKS  # which the processes do not need
-
-        words, pipe = ("-m", "tests.folder.readers"), subprocess.PIPE
-        self._process = FORKS.start(words, os.environ, stdin=pipe, stdout=pipe, stderr=2, cwd=ROOT)
+        command = [sys.executable, "-m", "tests.folder.readers"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._numbers = itertools.count(1)
 
     def __enter__(self) -> Readers:

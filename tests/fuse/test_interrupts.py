@@ -156,8 +156,8 @@ def test_a_signal_to_one_waiting_process_does_not_affect_the_others(growfs: Grow
 
 
 @pytest.mark.promise(3)
-def test_a_hundred_waiting_opens_can_all_be_killed(growfs: Growfs, server: BlockingServer) -> None:
-    paths = mount_blocked(server, 110, growfs)
+def test_many_waiting_opens_can_all_be_killed(growfs: Growfs, server: BlockingServer) -> None:
+    paths = mount_blocked(server, 70, growfs)
     with subprocess.Popen(
         ["sh", "-c", 'for path; do cat "$path" & done; wait', "sh", *paths], start_new_session=True
     ) as shell:

@@ -84,10 +84,10 @@ def mount_full_cache(growfs: Growfs, tmp_path: Path, capacity: int, *flags: obje
 
 @pytest.mark.promise(3)
 @only(*SHOW_FILES)
-def test_a_hundred_opens_wait_and_delay_no_other_request(growfs: Growfs, server: BlockingServer) -> None:
-    """Twenty of them are of the same file, which is fetched once."""
-    *paths, other = mount_blocked(server, 111, growfs)
-    opened = [*paths, *20 * paths[:1]]
+def test_many_opens_wait_and_delay_no_other_request(growfs: Growfs, server: BlockingServer) -> None:
+    """Ten of them are of the same file, which is fetched once."""
+    *paths, other = mount_blocked(server, 71, growfs)
+    opened = [*paths, *10 * paths[:1]]
     with ThreadPoolExecutor(len(opened)) as threads:
         contents: list[Future[bytes]] = [threads.submit(path.read_bytes) for path in opened]
         until(lambda: growfs.status()["miss"]["files_total"] == len(opened) + 1)  # first.bin was one

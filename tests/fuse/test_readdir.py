@@ -14,7 +14,7 @@ import pytest
 
 from tests.fuse.conftest import Library, opened, shared
 
-MANY = 1000
+MANY = 500
 DEEP = "/".join(f"level{number}" for number in range(150))
 LONG = "/".join(["x" * 250] * 14)
 
@@ -70,7 +70,7 @@ class Stream:
 
 @pytest.fixture(scope="module")
 def forest(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Library]:
-    """A directory of thousands of files, each with its name as content, and two paths: a deep one and a long one."""
+    """A directory of hundreds of files, each with its name as content, and two paths: a deep one and a long one."""
     tree = {f"many/{number:05}": b"%05d" % number for number in range(MANY)}
     tree |= {f"{DEEP}/deep.bin": b"deep", f"{LONG}/long.bin": b"long"}
     with shared(tmp_path_factory.mktemp("forest"), tree, engine) as forest:
@@ -96,7 +96,7 @@ def test_seekdir_to_any_saved_position_continues_as_before(stream: Stream) -> No
         names.append(name)
         positions.append(stream.tell())
     assert sorted({*names} - {".", ".."}) == [f"{number:05}" for number in range(MANY)]
-    for number in (5, 0, len(names) - 1, 2, len(names), 300, 299, 900):
+    for number in (5, 0, len(names) - 1, 2, len(names), 300, 299, 450):
         stream.seek(positions[number])
         assert stream.rest() == names[number:]
 
@@ -112,8 +112,8 @@ def test_a_directory_can_be_rewound(stream: Stream) -> None:
 
 def test_two_streams_do_not_disturb_each_other(stream: Stream, forest: Library) -> None:
     with closing(Stream(forest.path / "many")) as other:
-        first = [stream.next() for _ in range(500)]
-        assert [other.next() for _ in range(500)] == first
+        first = [stream.next() for _ in range(250)]
+        assert [other.next() for _ in range(250)] == first
         assert stream.rest() == other.rest()
 
 
@@ -150,7 +150,7 @@ def test_directory_entries_agree_with_stat(forest: Library) -> None:
 
 
 def test_hundreds_of_files_open_at_once(forest: Library) -> None:
-    names = [f"{number:05}" for number in range(800)]
+    names = [f"{number:05}" for number in range(400)]
     with ExitStack() as stack:
         fds = [stack.enter_context(opened(forest.path / "many" / name)) for name in names]
         assert [os.pread(fd, 100, 0).decode() for fd in fds] == names
