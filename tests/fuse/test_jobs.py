@@ -108,7 +108,7 @@ if __name__ == "__main__":
 """
 RUNS_OF_WORKERS = [
     ("fork", "each", "stays"),
-    ("forkserver", "once", "ends"),
+    ("forkserver", "each", "ends"),
 ]
 """What CI runs: a worker whose parent has listed, and one whose grandparent has."""
 
