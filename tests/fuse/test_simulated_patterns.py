@@ -23,7 +23,6 @@ LISTS_FOR_LONG = (
 )
 """Their listings must be of one generation on a slow machine, too, so new processes see no new files in time."""
 RUNS = [
-    ("a re-lister beside one that listed once", "links"),  # a living process holds what it listed
     ("names from another source beside a re-lister", "libfuse"),  # opens by name, which wait for fetches
 ]
 """What CI runs, and with which engine: they run the same code but for the requests themselves. test_access_patterns.py
