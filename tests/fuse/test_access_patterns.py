@@ -83,6 +83,18 @@ def test_opens_are_even_after_index_csv_was_read_once(growfs: Growfs, tmp_path: 
 
 
 @pytest.mark.promise(17)
+def test_a_hyperparameter_search_starts_new_processes(growfs: Growfs, tree: dict[str, bytes]) -> None:
+    growfs.run("set", growfs.mountpoint, "settle=0")
+    seen: set[str] = set()
+    while len(seen) < 2 * CAPACITY:
+        with Reader(growfs.mountpoint) as trial:
+            names = trial.walk()
+            for seed in range(2):
+                trial.read_in_children(shuffled(names, seed))
+        seen |= names
+
+
+@pytest.mark.promise(17)
 def test_training_from_a_list_that_find_made(
     growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader
 ) -> None:

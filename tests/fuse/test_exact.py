@@ -314,6 +314,19 @@ def test_a_file_that_cannot_be_fetched_is_left_out_and_named(
     assert "c/07.bin" in growfs.run("status", growfs.mountpoint).stdout
 
 
+def test_files_opened_by_name_do_not_keep_the_next_part_away(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    tree = make_remote(tmp_path / "remote")
+    mount(growfs, tmp_path / "remote", tree, *ROOMY)
+    parts = [epoch(reader)]
+    _, _, count = position(growfs)
+    while len(parts) < count:
+        missing = sorted(set(tree) - local(growfs))[::3]
+        with Reader(growfs.mountpoint) as stranger:
+            stranger.read_all(missing)
+        parts.append(epoch(reader))
+    assert_each_once(parts, tree)
+
+
 def test_what_the_remote_changes_joins_the_next_pass(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
     """Also if the next pass was divided before, as the last part of a pass begins, but has not begun."""
     remote = tmp_path / "remote"
