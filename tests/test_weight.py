@@ -9,8 +9,8 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 113,
-    "statements of the core": 12_217,
-    "statements of all": 23_674,
+    "statements of the core": 12_225,
+    "statements of all": 23_676,
     "statements of the largest function": 41,
     "constants in capitals": 908,
     "importers of exact": 9,
