@@ -83,15 +83,17 @@ def test_ranks_without_a_barrier_read_each_file_once(growfs: Fill, tmp_path: Pat
 @pytest.mark.promise(47)
 def test_ranks_that_need_more_parts_than_there_is_room_for_are_told(growfs: Fill, tmp_path: Path) -> None:
     """A plain file that is gone cannot be waited for, so no rank loses the part that it reads."""
-    fill(growfs, tmp_path / "remote", "--miss-timeout", "1s", "--settle", "0")
+    fill(growfs, tmp_path / "remote", "--settle", "0")
     with Readers() as ranks:
         slow = ranks.new()
         slow.begin_part(growfs.mountpoint, 2, 1)
         names = slow.names()
         fast = ranks.new()
         fast.begin_part(growfs.mountpoint, 2, 2)
+        growfs.run("set", growfs.mountpoint, "miss-timeout=1s")
         with pytest.raises(OSError, match="gave up waiting for part 2/3: other parts took its space for 1 s"):
             fast.begin_part(growfs.mountpoint, 2, 3)
+        growfs.run("set", growfs.mountpoint, "miss-timeout=1m")
         for name in names:
             slow.read(name)
         slow.begin_part(growfs.mountpoint, 2, 2)
