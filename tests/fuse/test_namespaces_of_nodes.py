@@ -155,7 +155,7 @@ def test_of_four_nodes_one_is_killed_and_the_others_see_every_file(network: Netw
             fetched += sum(node.status()["fetch"]["bytes_total"] for node in living)
             from_others = sum(node.status()["fetch"]["peer_bytes_total"] for node in living)
             print(f"the bucket was read {fetched / (FILES * SIZE):.2f} times")
-            assert fetched < 1.4 * FILES * SIZE, "a tenth of the files was in the cache of the killed node only"
+            assert fetched < 2 * FILES * SIZE, "without one another it would be more than three times"
             assert from_others > FILES * SIZE
         finally:
             for node, reader in zip(nodes, readers, strict=True):
