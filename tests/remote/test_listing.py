@@ -134,7 +134,7 @@ Serve = Callable[[FakeBucket], S3Remote]
 def test_real_servers_are_listed_in_parallel(request: pytest.FixtureRequest, kind: str) -> None:
     server: S3Server = request.getfixturevalue(f"{kind}_s3")
     prefix = uuid4().hex
-    names = NAMES[:100]
+    names = NAMES[:200]
     for name in names:
         server.put(f"{prefix}/{name}", b"x")
     with proxy_to(server.endpoint_url) as proxy:
