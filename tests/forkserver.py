@@ -38,6 +38,8 @@ from setproctitle import setproctitle
 ROOT = Path(__file__).parents[1]
 REQUEST_BYTES = 1 << 20
 FDS_MAX = 16
+START = "import sys; from tests.forkserver import main; sys.path.append(sys.path.pop(0)); main()"
+"""What the server runs. It imports growfs as its interpreter does: this checkout may be readable only by root."""
 HIGH_FD = 1000
 """Above the descriptors of a server, and those that a program inherits."""
 FAULT_VARIABLE = "GROWFS_FAULT"
@@ -173,7 +175,7 @@ class ForkServer:
             else:
                 listener.listen()
                 fd = listener.fileno()
-                command = [self._python, "-c", "from tests.forkserver import main; main()", str(fd), session]
+                command = [self._python, "-c", START, str(fd), session]
                 null = subprocess.DEVNULL
                 self._server = subprocess.Popen(
                     [*command, *self._modules],
