@@ -50,7 +50,7 @@ class StagedFile(NamedTuple):
     file: StrPath
     fetched: Fetched
     reserved: Reservation
-    """Its reservation of the quota."""
+    """The room that it holds."""
     renews: bool = False
     """Whether the node is a newer version of the file that has its id now."""
     group: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""The room for cached files: how much the size of the cache and its disk leave, and how much of it is reserved.
+"""The room for cached files: what the size of the cache and its disk allow, and how much of that is reserved.
 
 A disk may refuse more than statvfs(2) reports: the quota of a user is invisible to it. `Room` learns such a quota from
 what the disk refuses, and leaves a margin for the catalog, which has to be written before anything can be evicted.
@@ -245,11 +245,12 @@ class Room:
         if self.quota_bytes is not None and free > self.min_free:
             why = f"but a quota seems to limit the cache to {format_size(self.quota_bytes)}"
         others = max(0, disk.taken_bytes(self._folder) - self.used_bytes)
-        until = f"to its size of {format_size(self.limit_bytes)}"
-        remedy = f"pass --cache-size {flag_size(self.reachable_bytes)}"
         if excess := self.excess_bytes:
             until = f"until {format_size(excess)} of it is evicted or {format_size(excess)} of other data is deleted"
             remedy = "lower --min-free"
+        else:
+            until = f"to its size of {format_size(self.limit_bytes)}"
+            remedy = f"pass --cache-size {flag_size(self.reachable_bytes)}"
         return (
             f"{self._folder}: its disk has {format_size(others)} of other data and {format_size(free)} free, {why}, so"
             f" the cache cannot grow {until}; delete something there, or {remedy}"

@@ -68,9 +68,9 @@ class Store:
 
     Counters change only on trio's thread, between two awaits, hence atomically.
 
-    Signals: `admitted`, after files became resident; `returned_to_pass`, after the eviction of files
-    that the current pass may draw again; `evicted`, with the files; `replaced`, with the versions that newer ones
-    replaced; `damaged`, with the node id of a file that was evicted because of wrong content.
+    Signals: `admitted`, after files became resident; `returned_to_pass`, after the eviction of files that the current
+    pass may draw again; `evicted`, with the files; `replaced`, with the versions that newer ones replaced; `damaged`,
+    with the node id of a file that was evicted because of wrong content.
 
     open_files: the cached files that readers have open or mapped.
     unreachable: given if readers open files by themselves: keeps them from files, given by their ids, while it is

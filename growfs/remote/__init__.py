@@ -72,7 +72,7 @@ def preload(spec: RemoteSpec) -> None:
 
 
 def is_within(containers: Collection[str]) -> Callable[[str], bool]:
-    """Tells of the version of a file whether it is in one of these containers, which a listing could not read."""
+    """A function that tells, by the version of a file, whether it is in one of these containers."""
     from growfs.remote.wrappers.members import MemberLocation
 
     return lambda version: MemberLocation.parse(version).archive in containers

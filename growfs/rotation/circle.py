@@ -47,8 +47,9 @@ def first_place(rank: int, count: int, span: float, others: Sequence[Position]) 
     rank: its number among `count` nodes. span: the share of the files that its cache can hold.
 
     Nodes that begin together begin at equal distances: all around the circle if their caches reach around it, otherwise
-    one close behind the other. A node that joins later begins behind one of the others, in the widest gap: when one has
-    gone further than its cache can reach back. (What it has at the moment says less: files arrive out of order.)
+    one close behind the other. A node joins later if one of the others has gone further than its cache can reach back.
+    It then begins behind one of them, in the widest gap. (What a node has at the moment says less, because files arrive
+    out of order.)
     """
     spacing = 1 / count if count * span > 1 else CLOSE * span
     if all(distance(other.start, other.head) <= SLACK * max(span, other.span) for other in others):

@@ -30,7 +30,6 @@ DEFERRED_MAX = 256
 """Deferred files written in one transaction."""
 UPDATES_PARALLEL = 2
 """New versions fetched at a time."""
-TOO_LARGE = "larger than the whole cache"
 
 
 class Drawer:
@@ -59,7 +58,8 @@ class Drawer:
         self._sizes = sizes
         self._state = state
         self._peers_of = peers_of
-        self._skipped = {TOO_LARGE: BitMap64()}  # files that this pass does not try again, by the reason
+        self._oversized = BitMap64()  # files of this pass that are larger than the cache
+        self._skipped = dict[str, BitMap64]()  # those that failed and are not tried again, by the reason
         self._failed = array("q")  # those of this pass that could not be fetched, with their groups, as ids of an Order
         self._failed_ids = BitMap64()
         self._defers = True  # cached files are deferred; otherwise they already were
@@ -76,21 +76,21 @@ class Drawer:
     @property
     def excluded(self) -> int:
         """The number of files that this pass cannot cache."""
-        return len(self._failed) + self.skips
+        return len(self._failed) + len(self._oversized.union(*self._skipped.values()))
 
     @property
     def skips(self) -> int:
-        """The number of those that it does not try again."""
+        """The number of files that failed and are not tried again."""
         return sum(map(len, self._skipped.values()))
 
     def begin_order(self) -> None:
         """Start on another order of the pass: it has all files that failed or were too large before."""
         self._take_failed()
-        self._skipped[TOO_LARGE].clear()
+        self._oversized.clear()
 
     def forget_skipped(self) -> None:
-        """Let those that failed be tried again."""
-        self._skipped = {TOO_LARGE: self._skipped[TOO_LARGE]}
+        """Let them be tried again."""
+        self._skipped.clear()
 
     def end_round(self) -> bool:
         """Begin to draw the deferred files again; if there are none, return True: the pass is complete."""
@@ -99,7 +99,8 @@ class Drawer:
 
     def skipped(self) -> list[SkippedStatus]:
         """The files that this pass cannot fetch, by reason."""
-        return [SkippedStatus(reason, len(ids), self._path(ids.min())) for reason, ids in self._skipped.items() if ids]
+        reasons = {"larger than the whole cache": self._oversized, **self._skipped}
+        return [SkippedStatus(reason, len(ids), self._path(ids.min())) for reason, ids in reasons.items() if ids]
 
     def _path(self, id: int) -> str:
         node = self._catalog.node(id)
@@ -170,7 +171,7 @@ class Drawer:
             if not missing:
                 await self._defer(ids)
             elif self._space.is_too_large(nodes):
-                self._skipped[TOO_LARGE].update(node.id for node in missing)
+                self._oversized.update(node.id for node in missing)
                 for node in missing:
                     state.seeds.failed(node, too_large(self._catalog.path(node)))
                 state.finish(*ids)

@@ -135,7 +135,7 @@ class Download:
     renews: bool = False
     """Whether the node is a newer version of the resident file with the same id."""
     reserved: Reservation | None = None
-    """Its reservation of the quota; None while it waits for room."""
+    """The room that it holds; None while it waits for room."""
     size_max: int = 0
     """In bytes. A worker gives up if the file turns out to be larger."""
     disk_full: DiskFull | None = None

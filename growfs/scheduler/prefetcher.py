@@ -93,10 +93,9 @@ class Prefetcher:
 
     def _shortage(self) -> list[str]:
         """Advice if the disk, rather than the size of the cache, ends its growth before everything is cached."""
-        room, is_held = self._store.room, self._state.mount_state is MountState.HELD
-        size = room.reachable_bytes
-        is_short = size < ALMOST * room.limit_bytes and (is_held or self._order.share.bytes > size)
-        return [room.shortage()] if is_short else []
+        room, size = self._store.room, self._store.room.reachable_bytes
+        wants_more = self._state.mount_state is MountState.HELD or self._order.share.bytes > size
+        return [room.shortage()] if size < ALMOST * room.limit_bytes and wants_more else []
 
     def eta_s(self) -> float | None:
         """Seconds until the cache is full or everything is cached, at the current rate; None if no more will come."""

@@ -58,7 +58,7 @@ ROWS_MAX = (256, 100_000)
 CHECKED_FILES_MAX = 1000
 """Files checked in one step for whether they are open or mapped, at 2 us each."""
 EXCESS_POLL_S = 2.0
-"""How often eviction is retried while the cache exceeds its quota: a mapping may end unnoticed."""
+"""How often eviction is retried while the cache exceeds its limit: a mapping may end unnoticed."""
 WARN_EVERY_S = 60.0
 """How often the log reports that the disk refuses to evict, although each draw and each miss retries it."""
 BATCH_PARTS = 500
@@ -138,7 +138,7 @@ class WaitingClaims:
 class Space:
     """Makes room in the store, and owns the lock for doing so.
 
-    rotated: notified when a draw gets room that had to be made. resized: notified when the quota was changed.
+    rotated: notified when a draw gets room that had to be made. resized: notified when the limit was changed.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Space:
         return self._generations.rotates
 
     async def run(self) -> None:
-        """Evict the excess over the quota when possible: after the quota is lowered, files may still be in use."""
+        """Evict the excess over the limit when possible: after the limit is lowered, files may still be in use."""
         while True:
             while self._room.used_bytes <= self._room.limit_bytes:
                 await self._room.freed.wait()
@@ -245,7 +245,7 @@ class Space:
     async def _look(self, claim: Claim) -> Reservation | None:
         """Reserve the space for a claim if there is room now, or room may be made."""
         reserved = self.reserve_free(claim)
-        # A reader who has waited found nothing to evict: only more room below the quota can help, and nothing tells it.
+        # A reader who has waited found nothing to evict: only more room below a quota can help, and nothing tells it.
         at_once = claim.priority is Priority.READER and claim.waits_since is not None
         if reserved is None and await self._room.probe(claim.least, at_once):
             reserved = self.reserve_free(claim)
@@ -368,7 +368,7 @@ class Space:
         return 0 < self._room.excess_bytes <= self._store.resident_bytes - size
 
     async def set_cache_size(self, size: CacheSize) -> None:
-        """Change the quota, and evict the excess. Raises GrowfsError if not all of it can be evicted.
+        """Change the limit, and evict the excess. Raises GrowfsError if not all of it can be evicted.
 
         It looks twice: the kernel tells late of files that were just closed, downloads end, and a full disk has room
         for the catalog after refusing it once.
@@ -428,7 +428,7 @@ class Space:
             yield is_written
 
     async def _evict_excess(self) -> None:
-        """Evict the excess over the quota, or all that may go. Each round reads at most ROWS_MAX files of each sort."""
+        """Evict the excess over the limit, or all that may go. Each round reads at most ROWS_MAX files of each sort."""
         store, room, evicted = self._store, self._room, -1
         while store.evicted_files != evicted and room.used_bytes > room.limit_bytes:
             evicted = store.evicted_files

@@ -130,7 +130,7 @@ def python_of_nobody() -> tuple[str, dict[str, str]]:
 
 @functools.cache
 def forks_of_nobody() -> ForkServer:
-    """Runs programs whose modules nobody can read."""
+    """A fork server with an interpreter, and modules, that the user nobody can read."""
     python, settings = python_of_nobody()
     return ForkServer(PRELOADED, {**os.environ, **settings}, python)
 

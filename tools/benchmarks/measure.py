@@ -33,6 +33,7 @@ END_S = 10.0
 """In which a process ends."""
 NOISE_MAX = 0.03
 FAULT_IN_S_MAX = 20.0
+"""How long `fault_in_memory` may take: a machine may have hundreds of GB."""
 FAULT_IN_BLOCK = 64 << 20
 ENGINES = ("passthrough", "links", "libfuse")
 CACHESTAT = 451
