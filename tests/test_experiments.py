@@ -29,6 +29,7 @@ def test_the_pages_have_the_figures_of_the_results(committed: Findings) -> None:
     sizing, readme = page.SIZING.read_text(), page.README.read_text()
     assert page.with_section(sizing, committed) == sizing
     assert page.with_sentence(readme, committed) == readme
+    assert page.SENTENCE.search(" ".join(readme.split())), "else it is never written again"
     assert page.sentence(committed) in " ".join(readme.split())
 
 
