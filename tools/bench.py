@@ -28,6 +28,7 @@ from rich.text import Text
 import growfs
 from growfs.errors import GrowfsError
 from tools.benchmarks import cached, filling, training
+from tools.benchmarks.busy import busy
 from tools.benchmarks.first import first
 from tools.benchmarks.gpu import gpu
 from tools.benchmarks.measure import (
@@ -70,6 +71,7 @@ BENCHMARKS: dict[str, Callable[[Setting, Figures], str]] = {
     "stores": stores,
     "noise": noise,
     "while-filling": while_filling,
+    "busy": busy,
     "stalls": stalls,
     "nodes": nodes,
 }

@@ -38,13 +38,13 @@ class Mount:
 
     def status(self) -> dict[str, Any]:
         """The status of a growfs mount."""
-        return self._call("status")
+        return self.call("status")
 
     def set(self, **options: object) -> None:
         """Change options of a growfs mount."""
-        self._call("set", options={name: str(value) for name, value in options.items()})
+        self.call("set", options={name: str(value) for name, value in options.items()})
 
-    def _call(self, command: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Call the daemon as the command does, but without a new process."""
         try:
             return dict(call(find_living(self.mountpoint).cache, command, **arguments))

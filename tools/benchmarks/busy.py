@@ -1,0 +1,56 @@
+"""What a training job that needs all cores loses while growfs fetches new files, and how many it gets for that.
+
+The S3 server stands for another machine: it has half of the cores to itself, and the job shares the others with growfs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from tools.benchmarks import recipe_data
+from tools.benchmarks.measure import BenchError, Figures, Setting, fault_in_memory, need_modules, on_cores, size_of
+from tools.benchmarks.mounts import mounted
+from tools.benchmarks.reader_process import ReaderProcess
+from tools.benchmarks.servers import rclone_server
+from tools.benchmarks.while_filling import fetched
+
+IMAGES, CLASSES = 1800, 10
+LOADERS = {"images": "ImageFolder", "decoded": "tf.data"}
+"""Commands of the reader."""
+
+
+def busy(setting: Setting, found: Figures) -> str:
+    """Pairs of epochs over a third of the dataset: one while nothing is fetched, one while files are replaced."""
+    need_modules("tensorflow", "torch", "torchvision")
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise BenchError("needs two cores, one of them for the server")
+    server_cores, job_cores = set(cores[: len(cores) // 2]), set(cores[len(cores) // 2 :])
+    bucket = setting.folder / "remote" / "bucket"
+    recipe_data.images(bucket, CLASSES, (30 if setting.quick else IMAGES) // CLASSES)
+    cache_size = size_of(bucket) // 3
+    with contextlib.ExitStack() as stack:
+        with on_cores(server_cores):
+            server = stack.enter_context(rclone_server(bucket.parent))
+        stack.enter_context(on_cores(job_cores))
+        flags = ["--endpoint-url", server.endpoint, "--cache-size", cache_size]
+        for command, loader in LOADERS.items():
+            reader = stack.enter_context(ReaderProcess(OMP_NUM_THREADS="1"))
+            fault_in_memory(2 * cache_size)
+            (setting.folder / loader).mkdir()
+            with mounted("s3://bucket", setting.folder / loader, *flags, "--wait-bytes", cache_size * 4 // 5) as mount:
+                reader.call(command, mount.mountpoint, len(job_cores))  # imports, and warms up
+                for _ in range(setting.rounds):
+                    mount.call("pause")
+                    alone = reader.call(command, mount.mountpoint, len(job_cores))
+                    mount.call("resume")
+                    before, began = fetched(mount), time.monotonic()
+                    beside = reader.call(command, mount.mountpoint, len(job_cores))
+                    rate = (fetched(mount) - before) / (time.monotonic() - began)
+                    alone_s, beside_s = (epoch["files"] / epoch["seconds"] for epoch in (alone, beside))
+                    found.add(f"{loader}, nothing fetched", alone_s, unit="images/s")
+                    found.add(f"{loader}, while files are replaced, of that", beside_s / alone_s, at_least=0.98)
+                    found.add(f"{loader}, new images", rate / (cache_size * 3 / IMAGES), unit="images/s")
+    return f"{IMAGES:,} JPEGs of 110 kB, a third cached, decoded on all cores but the server's"
