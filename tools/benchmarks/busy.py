@@ -29,13 +29,15 @@ def busy(setting: Setting, found: Figures) -> str:
         raise BenchError("needs two cores, one of them for the server")
     server_cores, job_cores = set(cores[: len(cores) // 2]), set(cores[len(cores) // 2 :])
     bucket = setting.folder / "remote" / "bucket"
-    recipe_data.images(bucket, CLASSES, (30 if setting.quick else IMAGES) // CLASSES)
-    cache_size = size_of(bucket) // 3
+    images = 60 if setting.quick else IMAGES
+    recipe_data.images(bucket, CLASSES, images // CLASSES)
+    bytes = size_of(bucket)
+    cache_size = bytes // 3
     with contextlib.ExitStack() as stack:
         with on_cores(server_cores):
             server = stack.enter_context(rclone_server(bucket.parent))
         stack.enter_context(on_cores(job_cores))
-        flags = ["--endpoint-url", server.endpoint, "--cache-size", cache_size]
+        flags = ["--endpoint-url", server.endpoint, "--cache-size", cache_size, "--engine", setting.engines[0]]
         for command, loader in LOADERS.items():
             reader = stack.enter_context(ReaderProcess(OMP_NUM_THREADS="1"))
             fault_in_memory(2 * cache_size)
@@ -52,5 +54,5 @@ def busy(setting: Setting, found: Figures) -> str:
                     alone_s, beside_s = (epoch["files"] / epoch["seconds"] for epoch in (alone, beside))
                     found.add(f"{loader}, nothing fetched", alone_s, unit="images/s")
                     found.add(f"{loader}, while files are replaced, of that", beside_s / alone_s, at_least=0.98)
-                    found.add(f"{loader}, new images", rate / (cache_size * 3 / IMAGES), unit="images/s")
-    return f"{IMAGES:,} JPEGs of 110 kB, a third cached, decoded on all cores but the server's"
+                    found.add(f"{loader}, new images", rate / (bytes / images), unit="images/s")
+    return f"{images:,} JPEGs of 110 kB, a third cached, decoded on all cores but the server's"
