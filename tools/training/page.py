@@ -193,9 +193,9 @@ def sentence(found: Findings) -> str:
     assert growfs
     assert lru
     return (
-        "In an [experiment](docs/sizing.md) on MNIST (nothing larger was tried), a tenth of the images were cached, and"
+        "In an [experiment](docs/sizing.md) on MNIST (nothing larger was tried), the cache held a tenth of the images, and"
         f" each was opened {USUAL} times. The model came within {less(found, growfs)} points of its accuracy with all"
-        f" images local. With an LRU mount and as much time, it lost {less(found, lru)} points because training waited."
+        f" images local. Given the same time with an LRU mount, it lost {less(found, lru)} points because training waited."
     )
 
 
