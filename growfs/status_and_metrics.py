@@ -251,8 +251,8 @@ class FetchStatus(Section):
     failed: int = field(metadata=counter("failed downloads"))
     streams: int = field(metadata=gauge("maximum number of concurrent requests"))
     limit_bytes_per_s: int | None = field(metadata=figure("`--bandwidth`, or null", "bytes/s"))
-    client: str = field(metadata=figure("client that requests files: `growfs`, or the store's library (`--client`)"))
-    client_reason: str = field(metadata=figure("why this client was chosen"))
+    client: str = field(metadata=figure("client that requests files: `growfs`, or the store's library; at first empty"))
+    client_reason: str = field(metadata=figure("why this client was chosen (`--client`)"))
     library_files_total: int = field(metadata=counter("files that the store's library fetched"))
     late_file: str | None = field(
         metadata=figure("a file that arrives so slowly that later files are listed without it, or null")

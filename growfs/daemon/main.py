@@ -6,7 +6,6 @@ scheme of the remote's URL, for the fork server. Both take long to import, and t
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 
@@ -16,7 +15,6 @@ from growfs.workers.fork_server import ForkServer
 
 def main() -> None:
     """Serve one mount until it is unmounted."""
-    gc.disable()  # saves a tenth of the import time; tune_gc enables it
     os.umask(0o077)  # also for the workers, as the limits
     raise_limits()
     fork_server = ForkServer(sys.argv[2])

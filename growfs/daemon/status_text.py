@@ -49,7 +49,8 @@ def figures(status: MountStatus) -> Iterator[Line]:
     )
     others = fetch.library_files_total if fetch.client == "growfs" else 0
     left = f"; {files(others)} fetched by the library" if others else ""
-    yield "client", f"{fetch.client} ({fetch.client_reason}){left}"
+    if fetch.client:
+        yield "client", f"{fetch.client} ({fetch.client_reason}){left}"
     yield "misses", f"{miss.files_total:,}, waited {miss.wait_s_total:.1f} s in total"
     yield "opens", f"{opens.mean:.2f} per file ({opens.min} to {opens.max}), {opens.per_fetch:.2f} per fetch"
     if peers := status.peers:

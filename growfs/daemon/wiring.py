@@ -33,7 +33,6 @@ from growfs.fuse.links import LinksEngine
 from growfs.fuse.mounting import file_system, is_remote
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import RemoteSpec
-from growfs.remote.stores.registry import choose_client
 from growfs.rotation.division import owner
 from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Pass
@@ -228,11 +227,8 @@ class Wiring:
             self.database, store, self.generations, self.budget, self.outage, self.sizes, self.waiting,
             self.holders.holds, self.peers.awaits if self.peers else None, self.peers_of,
         )  # fmt: skip
-        client = choose_client(spec)
-        if client.uses_library:
-            log.info("files are requested by %s: %s", client.name, client.reason)
         self.dispatcher = Dispatcher(
-            workers, options.fetch_processes(spec), options.bandwidth, client, spec.traits.is_computed, self.peers_of
+            workers, options.fetch_processes(spec), options.bandwidth, spec.traits.is_computed, self.peers_of
         )
         self.fetcher = Fetcher(
             self.downloads, store, self.space, self.sizes, self.dispatcher, self.generations, self.catalog_sync,

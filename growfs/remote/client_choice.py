@@ -1,7 +1,7 @@
 """Which client reads the files of a store: growfs itself, or the store's library (s3fs, gcsfs, ...).
 
 A store chooses it when it is opened, from the URL, the options and the environment alone (`StoreRemote.choose_client`),
-so the daemon and all workers choose the same one. `LibraryUse` is for later findings: a server that gives responses
+so all workers choose the same one. `LibraryUse` is for later findings: a server that gives responses
 which only the library understands.
 """
 

@@ -116,7 +116,6 @@ class Dispatcher:
         pool: WorkerPool,
         workers: int,
         bytes_per_s: int,
-        client: ClientChoice,
         is_computed: bool = False,
         peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
     ) -> None:
@@ -132,8 +131,9 @@ class Dispatcher:
         self._starts_at = -math.inf  # no further worker is started before, in trio's time
         self.bytes_per_s = bytes_per_s
         """The bandwidth of all workers together; 0: unlimited."""
-        self.client = client
-        """The client that requests the files. If one worker falls back to the store's library, all do."""
+        self.client: ClientChoice | None = None
+        """The client that requests the files, once a worker has fetched. If one worker falls back to the store's
+        library, all do."""
         self.library_files = 0
         """Number of files fetched by the store's library."""
         self._gave_up = ""
@@ -419,7 +419,10 @@ class Dispatcher:
         self.received.notify(message.bytes)
         self.received_from_peers.notify(message.peer_bytes)
         self.library_files += message.library_files
-        if message.gave_up and not self._gave_up:
+        if message.client and not self.client:
+            self.client = message.client
+            log.info("files are requested by %s: %s", self.client.name, self.client.reason)
+        if self.client and message.gave_up and not self._gave_up:
             self._gave_up = message.gave_up
             reason = f"growfs could not request the last {LEFT_MAX} files: {message.gave_up}"
             self.client = self.client._replace(uses_library=True, reason=reason)

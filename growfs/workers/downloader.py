@@ -19,6 +19,7 @@ from growfs.remote.interface import Fetched, FetchTask, RemoteSpec
 from growfs.remote.peer_client import PeerClient
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
 from growfs.remote.retries import Retries
+from growfs.remote.stores.registry import choose_client
 from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
 
 REPORT_EVERY_S = 0.1
@@ -39,6 +40,7 @@ class Downloader:
         self._retries = Retries(self._threads.sleep, self._count_failure, workers=lambda: limits.workers)
         self._remote = open_remote(spec, self._threads, self._retries, limits)
         self._peers = PeerClient(self._threads, spec.peer_token) if spec.peer_token else None
+        self._client = choose_client(spec)
         self._send = send
         self._lock = threading.Lock()
         self._report_due = threading.Condition(self._lock)
@@ -162,7 +164,7 @@ class Downloader:
                 report = FetchProgress(
                     self._bytes, self._throttled, self._finished, time.process_time(), self._failure, time.monotonic(),
                     self._peer_bytes, answered - self._answered, library_files - self._library_files, library.gave_up,
-                    self._latency_s, self._threads.busy,
+                    self._latency_s, self._threads.busy, self._client,
                 )  # fmt: skip
                 self._bytes = self._peer_bytes = self._throttled = 0
                 self._answered, self._library_files, self._failure = answered, library_files, None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from growfs.errors import GrowfsError, RemoteError
+from growfs.remote.client_choice import ClientChoice
 from growfs.remote.interface import Fetched, RemoteFile
 
 if TYPE_CHECKING:  # imported where they are unpickled: a worker that lists does not need them
@@ -183,6 +184,8 @@ class FetchProgress:
     """The least time in which the remote has delivered a file."""
     streams: int = 0
     """How many streams are in use at the moment."""
+    client: ClientChoice | None = None
+    """The client that the worker chose when it opened the remote."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ def tune_gc() -> None:
     This also keeps forked processes from copying their memory pages.
     """
     gc.freeze()
-    gc.enable()
     gc.set_threshold(GC_THRESHOLD)
 
 

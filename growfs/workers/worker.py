@@ -13,7 +13,6 @@ when the daemon closes the connection.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import queue
 import resource
@@ -68,7 +67,6 @@ def main() -> None:
     Arguments: the descriptor of the control socket, and the scheme of the remote's URL. The socket delivers the spec,
     the descriptors for output and the SharedLimits, and then one descriptor for each worker, and one for `guard`.
     """
-    gc.disable()  # saves a tenth of the import time; tune_gc enables it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the daemon
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
     _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -125,7 +125,7 @@ class DispatcherScene:
 
     def __init__(self, size: int, is_computed: bool, peers_of: Callable[[str], tuple[str, ...]]) -> None:
         self.pool = FakePool()
-        self.dispatcher = Dispatcher(self.pool, size, 0, CLIENT, is_computed, peers_of)  # type: ignore[arg-type]
+        self.dispatcher = Dispatcher(self.pool, size, 0, is_computed, peers_of)  # type: ignore[arg-type]
         self.dispatcher.returned.connect(self.handle_result)
         self.fetched: list[str] = []
         self.errors: dict[str, str] = {}
@@ -612,10 +612,11 @@ async def test_when_one_worker_gives_up_to_request_files_without_the_library_all
         scene.enqueue("a")
         await quiet()
         (worker,) = scene.pool.alive
-        assert (worker.gave_up, scene.dispatcher.client.name) == ("", "growfs")
-        worker.report(FetchProgress(0, 0, [], 0, library_files=LEFT_MAX, gave_up="no length"))
+        assert (worker.gave_up, scene.dispatcher.client) == ("", None)
+        worker.report(FetchProgress(0, 0, [], 0, library_files=LEFT_MAX, gave_up="no length", client=CLIENT))
         await quiet()
         client = scene.dispatcher.client
+        assert client
         assert (client.name, client.reason) == (
             "s3fs",
             f"growfs could not request the last {LEFT_MAX} files: no length",
@@ -626,6 +627,6 @@ async def test_when_one_worker_gives_up_to_request_files_without_the_library_all
         await quiet()
         (other,) = scene.pool.alive
         assert other.gave_up == "no length"
-        other.report(FetchProgress(0, 0, [], 0, library_files=1, gave_up="no length"))
+        other.report(FetchProgress(0, 0, [], 0, library_files=1, gave_up="no length", client=CLIENT))
         await quiet()
         assert (scene.dispatcher.library_files, scene.dispatcher.client) == (LEFT_MAX + 1, client)

@@ -21,7 +21,6 @@ from growfs.cache.room import Reservation
 from growfs.cache.schema import ROOT
 from growfs.daemon.virtual_files import _listed
 from growfs.errors import GrowfsError, RemoteError, Unreadable
-from growfs.remote.client_choice import ClientChoice
 from growfs.remote.interface import Fetched, RemoteFile
 from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.dispatcher import Dispatcher
@@ -212,7 +211,7 @@ def fetcher_of(
     cache: LocalCache, template: str | None = None, workers: RefusingPool | None = None, outage: Outage | None = None
 ) -> Fetcher:
     """A fetcher into that cache, with a RefusingPool. template: of its groups."""
-    dispatcher = Dispatcher(workers or RefusingPool(), 1, 0, ClientChoice("", False, ""))  # type: ignore[arg-type]
+    dispatcher = Dispatcher(workers or RefusingPool(), 1, 0)  # type: ignore[arg-type]
     fetcher = Fetcher(
         cache.in_flight(template),
         cache.store,

@@ -193,9 +193,10 @@ def sentence(found: Findings) -> str:
     assert growfs
     assert lru
     return (
-        "In an [experiment](docs/sizing.md) on MNIST (nothing larger was tried), the cache held a tenth of the images, and"
-        f" each was opened {USUAL} times. The model came within {less(found, growfs)} points of its accuracy with all"
-        f" images local. Given the same time with an LRU mount, it lost {less(found, lru)} points because training waited."
+        "In an [experiment](docs/sizing.md) on MNIST (nothing larger was tried), the cache held a tenth of the images,"
+        f" and each was opened {USUAL} times. The model came within {less(found, growfs)} points of its accuracy with"
+        f" all images local. Given the same time with an LRU mount, it lost {less(found, lru)} points because training"
+        " waited."
     )
 
 
