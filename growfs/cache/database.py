@@ -182,7 +182,7 @@ class Database:
                 then(result)
             return result
 
-        return await trio.to_thread.run_sync(commit, limiter=self._writing_thread)
+        return await self.run_in_writer(commit)
 
     async def write_with_retry(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """As `write`, and retry while the disk refuses: for writes whose failure must not end the daemon."""
@@ -194,8 +194,13 @@ class Database:
                 await trio.sleep(RETRY_S)
 
     async def run_in_writer(self, function: Callable[[], T]) -> T:
-        """Run a function on the writing thread, outside of any transaction: for work that must not overtake a write."""
-        return await trio.to_thread.run_sync(function, limiter=self._writing_thread)
+        """Run a function on the writing thread, outside of any transaction: for work that must not overtake a write.
+
+        As a write, it is not lost if the daemon stops while it waits for its turn.
+        """
+        with trio.CancelScope(shield=True):
+            result = await trio.to_thread.run_sync(function, limiter=self._writing_thread)
+        return result  # noqa: RET504 - the types allow a CancelScope to swallow an error
 
     def write_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """As `write`, but on this thread: at start and stop, when nothing else writes.

@@ -157,8 +157,7 @@ class Store:
                 lambda _: self._publisher.finish(done),
             )
         except (OSError, sqlite3.Error):
-            with trio.CancelScope(shield=True):  # a daemon that stops now would leave files without rows
-                await self._db.run_in_writer(lambda: self._publisher.undo(done))
+            await self._db.run_in_writer(lambda: self._publisher.undo(done))
             raise
         finally:
             for file in staged:

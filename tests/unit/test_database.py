@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
 import growfs.cache.database
 from growfs.bitmaps import BitMap64
@@ -33,6 +36,20 @@ def schema(ask: Query) -> dict[str, list[str]]:
     """The statements of the schema by name, without comments, as words."""
     rows = ask("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
     return {name: re.sub("--.*", "", sql).split() for name, sql in rows}
+
+
+async def test_a_write_that_waits_for_its_turn_is_made_although_the_daemon_stops(tmp_path: Path) -> None:
+    database = Database(tmp_path / DATABASE)
+    may_end = threading.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(database.run_in_writer, may_end.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(database.write, lambda writer: set_meta(writer, "pass", 7))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        may_end.set()
+    assert database.meta("pass") == 7
+    database.close()
 
 
 @pytest.fixture

@@ -43,9 +43,8 @@ def store_name(url: str) -> str:
 
 def choose_client(spec: RemoteSpec) -> ClientChoice:
     """The client that reads the remote. Raises UsageError if the one in spec.client cannot."""
-    if not spec.traits.has_store:
-        return ClientChoice("", False, "there is no remote")
-    return store_class(spec.url).choose_client(spec)
+    no_store = ClientChoice("", False, "there is no remote")
+    return store_class(spec.url).choose_client(spec) if spec.traits.has_store else no_store
 
 
 def open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> StoreRemote:
