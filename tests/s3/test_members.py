@@ -149,7 +149,8 @@ def test_only_the_members_of_a_changed_shard_are_updated(growfs: Growfs, bucket:
     until(lambda: growfs.names() == now.keys() and not unchanged() & changed_paths)
     assert unchanged() == inodes.keys() - changed_paths
     assert growfs.content() == now
-    assert set(bucket.gets) == {"train-2.tar"}
+    requested = [(request.target, request.headers.get("Range")) for request in bucket.proxy.requests]
+    assert set(bucket.gets) == {"train-2.tar"}, requested
 
 
 @pytest.mark.promise(35, 37)
