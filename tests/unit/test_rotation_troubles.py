@@ -365,13 +365,14 @@ async def test_nothing_waits_any_longer_for_a_version_whose_service_failed(
     cache.close()
 
 
-async def run_halfway(fetcher: Fetcher, node: Node) -> None:
+async def run_halfway(fetcher: Fetcher, node: Node, disk_is_slow: threading.Event) -> None:
     """Run a fetcher, and end it, as an error in one of its tasks does, when it can do no more for that file."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         nursery.start_soon(fetcher.ensure, node, "d/1.b")
         await wait_all_tasks_blocked(0.1)
         nursery.cancel_scope.cancel()
+        disk_is_slow.set()
 
 
 @pytest.mark.promise(3)
@@ -379,7 +380,7 @@ async def run_halfway(fetcher: Fetcher, node: Node) -> None:
 async def test_a_file_that_a_failed_service_left_halfway_is_fetched_by_its_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_changed: bool
 ) -> None:
-    """The catalog was about to be told of another version, or the file was about to be admitted."""
+    """The catalog was about to be told of another version, or the file was about to be admitted, and still is."""
     cache = open_local_cache(tmp_path)
     await cache.list([file("d/1.b", SIZE)])
     node, disk_is_slow = cache.node("d/1.b"), threading.Event()
@@ -392,9 +393,8 @@ async def test_a_file_that_a_failed_service_left_halfway_is_fetched_by_its_next_
         patched.setattr(NoVersions, "update_file", never)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cache.database.run_in_writer, disk_is_slow.wait)
-            await run_halfway(fetcher, node)
-            disk_is_slow.set()
-    assert not cache.resident()
+            await run_halfway(fetcher, node, disk_is_slow)
+    assert cache.resident() == (set() if is_changed else {"d/1.b"})
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         await fetcher.ensure(node, "d/1.b")
