@@ -1,8 +1,8 @@
 """Which client reads the files of a store: growfs itself, or the store's library (s3fs, gcsfs, ...).
 
 A store chooses it when it is opened, from the URL, the options and the environment alone (`StoreRemote.choose_client`),
-so all workers choose the same one. `LibraryUse` is for later findings: a server that gives responses
-which only the library understands.
+so all workers choose the same one. `LibraryUse` is for later findings: a server that gives responses which only the
+library understands.
 """
 
 from __future__ import annotations

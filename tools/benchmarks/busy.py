@@ -16,7 +16,7 @@ from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import rclone_server
 from tools.benchmarks.while_filling import fetched
 
-IMAGES, CLASSES, EPOCHS = 1800, 10, 4
+IMAGES, CLASSES, EPOCHS = 6000, 10, 2
 LOADERS = {"images": "ImageFolder", "decoded": "tf.data"}
 """Commands of the reader."""
 
