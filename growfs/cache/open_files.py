@@ -110,8 +110,8 @@ class OpenFiles:
 
     def should_preopen(self, id: int) -> bool:
         """Whether to open a file before its reader does: it is not open, and no idle file has to be closed for it."""
-        has_space = len(self._idle) < self._idle_max and self._descriptors < self._descriptors_max
-        return has_space and id not in self._idle and id not in self._files
+        is_open = id in self._idle or id in self._files
+        return not is_open and len(self._idle) < self._idle_max and self._descriptors < self._descriptors_max
 
     @property
     def _descriptors(self) -> int:
@@ -198,17 +198,21 @@ class OpenFiles:
         return orphan.orphan_bytes
 
     def _close_idle(self) -> bool:
-        """Close one of the longest idle files; False if all candidates are mapped: next time it tries others.
+        """Close one of the longest idle files; False if all candidates are mapped: next time it tries others."""
+        return any(map(self.close_if_idle, list(itertools.islice(self._idle, IDLE_CANDIDATES))))
 
-        Without its descriptor, a mapping could not be noticed when the file is evicted.
+    def close_if_idle(self, id: int) -> bool:
+        """Close a file that is only kept for the next reader, unless it is mapped; returns whether it did.
+
+        Without its descriptor, a mapping could not be noticed when the file is evicted. Any other file is closed before
+        it is removed: the last close of a removed file frees its blocks, which takes 25 us for each MiB in memory.
         """
-        for id, idle in list(itertools.islice(self._idle.items(), IDLE_CANDIDATES)):
-            del self._idle[id]
-            if not idle.is_mapped():
-                self._close_descriptor(idle)
-                return True
+        idle = self._idle.pop(id, None)
+        if closes := idle is not None and not idle.is_mapped():
+            self._close_descriptor(idle)
+        elif idle:
             self._idle[id] = idle
-        return False
+        return closes
 
     def _close_descriptor(self, opened: OpenFile) -> None:
         os.close(opened.fd)

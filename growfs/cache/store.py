@@ -198,6 +198,8 @@ class Store:
 
     async def _evict(self, ids: Sequence[int], return_to_pass: bool) -> int:
         async with self.unreachable(ids):
+            for id in ids:
+                self.open_files.close_if_idle(id)
             evicted = await self._db.write(
                 lambda writer: self._publisher.evict(writer, ids, return_to_pass), self._publisher.remove
             )

@@ -33,6 +33,11 @@ class ClientChoice(NamedTuple):
         """`growfs`, or the package of the library."""
         return self.library if self.uses_library else OWN
 
+    def after(self, gave_up: str) -> ClientChoice:
+        """The client after growfs gave up to make requests, if there is a reason (gave_up)."""
+        reason = f"growfs could not request the last {LEFT_MAX} files: {gave_up}"
+        return self._replace(uses_library=True, reason=reason) if gave_up else self
+
 
 @dataclass(slots=True)
 class LibraryUse:

@@ -20,7 +20,7 @@ from statistics import fmean
 import trio
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
-from growfs.remote.client_choice import LEFT_MAX, ClientChoice
+from growfs.remote.client_choice import ClientChoice
 from growfs.remote.interface import Fetched, RemoteFile
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadState
 from growfs.scheduler.outage import PEERS_AGAIN_S
@@ -131,9 +131,9 @@ class Dispatcher:
         self._starts_at = -math.inf  # no further worker is started before, in trio's time
         self.bytes_per_s = bytes_per_s
         """The bandwidth of all workers together; 0: unlimited."""
-        self.client: ClientChoice | None = None
-        """The client that requests the files, once a worker has fetched. If one worker falls back to the store's
-        library, all do."""
+        self.client = ClientChoice("", True, "")
+        """The client that requests the files; without a name until a worker reports. If one worker falls back to the
+        store's library, all do."""
         self.library_files = 0
         """Number of files fetched by the store's library."""
         self._gave_up = ""
@@ -419,13 +419,8 @@ class Dispatcher:
         self.received.notify(message.bytes)
         self.received_from_peers.notify(message.peer_bytes)
         self.library_files += message.library_files
-        if message.client and not self.client:
-            self.client = message.client
-            log.info("files are requested by %s: %s", self.client.name, self.client.reason)
-        if self.client and message.gave_up and not self._gave_up:
-            self._gave_up = message.gave_up
-            reason = f"growfs could not request the last {LEFT_MAX} files: {message.gave_up}"
-            self.client = self.client._replace(uses_library=True, reason=reason)
+        if not self._gave_up:
+            self._gave_up, self.client = message.gave_up, message.client or self.client
         if message.failure and not bytes:
             self.failed.notify(message.failure)
         for id, result in message.files:

@@ -152,7 +152,6 @@ class Fetcher:
 
     def status(self, eta_s: float | None) -> FetchStatus:
         """The fetch section of the status. eta_s: until the cache is full or everything is cached."""
-        client = self._dispatcher.client
         return FetchStatus(
             files_total=self.counters.files,
             bytes_total=self.counters.bytes,
@@ -162,8 +161,8 @@ class Fetcher:
             failed=self.counters.failed,
             streams=self._dispatcher.streams,
             limit_bytes_per_s=self._dispatcher.bytes_per_s or None,
-            client=client.name if client else "",
-            client_reason=client.reason if client else "",
+            client=self._dispatcher.client.name,
+            client_reason=self._dispatcher.client.reason,
             library_files_total=self._dispatcher.library_files,
             late_file=next((download.path for download in self._late if not download.finished.is_set()), None),
             eta_s=eta_s,

@@ -164,7 +164,7 @@ class Downloader:
                 report = FetchProgress(
                     self._bytes, self._throttled, self._finished, time.process_time(), self._failure, time.monotonic(),
                     self._peer_bytes, answered - self._answered, library_files - self._library_files, library.gave_up,
-                    self._latency_s, self._threads.busy, self._client,
+                    self._latency_s, self._threads.busy, self._client.after(library.gave_up),
                 )  # fmt: skip
                 self._bytes = self._peer_bytes = self._throttled = 0
                 self._answered, self._library_files, self._failure = answered, library_files, None

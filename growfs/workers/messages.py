@@ -185,7 +185,7 @@ class FetchProgress:
     streams: int = 0
     """How many streams are in use at the moment."""
     client: ClientChoice | None = None
-    """The client that the worker chose when it opened the remote."""
+    """The client that this worker uses."""
 
 
 @dataclass(frozen=True, slots=True)

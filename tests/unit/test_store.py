@@ -186,6 +186,26 @@ async def test_an_evicted_file_that_is_open_counts_until_its_last_close(cache: L
     assert cache.store.open_files.get(id) is None
 
 
+async def test_a_file_is_closed_before_its_eviction_frees_its_blocks(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Freeing them takes a while. The writing thread does it, rather than the one that answers the kernel."""
+    await list_files(cache, "a/1", "a/2")
+    await cache.admit("a/1", "a/2")
+    id, unlink, open_at_unlink = cache.node("a/1").id, disk.unlink, []
+    fd = open_file(cache, "a/1").fd
+    cache.store.close_file(id)
+
+    def watched(label: str, path: StrPath) -> None:
+        open_at_unlink.append(os.path.exists(f"/proc/self/fd/{fd}"))
+        unlink(label, path)
+
+    assert os.path.exists(f"/proc/self/fd/{fd}"), "kept for the next reader"
+    monkeypatch.setattr(disk, "unlink", watched)
+    await cache.store.evict([id])
+    assert open_at_unlink == [False]
+
+
 async def test_mapped_files_count_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_files, "IDLE_MAX", 4)
     monkeypatch.setattr(open_files, "IDLE_CANDIDATES", 2)
