@@ -194,9 +194,9 @@ def sentence(found: Findings) -> str:
     assert lru
     return (
         "In an [experiment](docs/sizing.md) on MNIST (nothing larger was tried), the cache held a tenth of the images,"
-        f" and each was opened {USUAL} times. The model came within {less(found, growfs)} points of its accuracy with"
-        f" all images local. Given the same time with an LRU mount, it lost {less(found, lru)} points because training"
-        " waited."
+        f" and each fetched one was opened {USUAL} times. The model came within {less(found, growfs)} points of its"
+        f" accuracy with all images local. In the same time, an LRU mount cost it {less(found, lru)} points because"
+        " training waited."
     )
 
 
