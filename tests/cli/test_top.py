@@ -10,6 +10,7 @@ import shlex
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import threading
 from collections.abc import Iterator
@@ -184,6 +185,22 @@ def pid_of_top(growfs: Growfs) -> Any:
             if b"top" in words and os.fsencode(growfs.mountpoint) in words and b"growfs.cli" in words:
                 return int(process.name)
     return None
+
+
+SIGNALED_AT_EXIT = (
+    "import atexit, os, runpy, signal; atexit.register(os.kill, os.getpid(), signal.SIGHUP);"
+    " runpy.run_module('growfs.cli', run_name='__main__')"
+)
+
+
+def test_a_signal_while_it_ends_shows_no_traceback(complete: Growfs, shell: Shell, tmp_path: Path) -> None:
+    """A closed window sends SIGHUP more than once."""
+    command = shlex.join([sys.executable, "-c", SIGNALED_AT_EXIT, "top", str(complete.mountpoint)])
+    shell.type(f"{command} 2> {tmp_path}/errors; touch {tmp_path}/ended\n")
+    shell.shows("complete", "q quit")
+    shell.type("q")
+    until((tmp_path / "ended").exists)
+    assert (tmp_path / "errors").read_text() == ""
 
 
 def test_a_window_that_is_closed_ends_it(complete: Growfs, shell: Shell, tmp_path: Path) -> None:

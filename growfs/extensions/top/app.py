@@ -64,6 +64,9 @@ def run(mountpoint: Path | None) -> int:
                 os.killpg(0, signal.SIGTSTP)  # returns when the program continues
     except (OSError, termios.error):
         return 128 + signal.SIGHUP  # the window was closed
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)  # one more would interrupt the interpreter's own cleanup
     return 0
 
 

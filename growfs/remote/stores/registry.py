@@ -43,8 +43,11 @@ def store_name(url: str) -> str:
 
 def choose_client(spec: RemoteSpec) -> ClientChoice:
     """The client that reads the remote. Raises UsageError if the one in spec.client cannot."""
-    no_store = ClientChoice("", False, "there is no remote")
-    return store_class(spec.url).choose_client(spec) if spec.traits.has_store else no_store
+    return (
+        store_class(spec.url).choose_client(spec)
+        if spec.traits.has_store
+        else ClientChoice("", False, "there is no remote")
+    )
 
 
 def open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> StoreRemote:
