@@ -6,11 +6,10 @@ The S3 server stands for another machine: it has half of the cores to itself, an
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 
 from tools.benchmarks import recipe_data
-from tools.benchmarks.measure import BenchError, Figures, Setting, fault_in_memory, need_modules, on_cores, size_of
+from tools.benchmarks.measure import Figures, Setting, fault_in_memory, halved_cores, need_modules, on_cores, size_of
 from tools.benchmarks.mounts import Mount, mounted
 from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import rclone_server
@@ -24,10 +23,7 @@ LOADERS = {"images": "ImageFolder", "decoded": "tf.data"}
 def busy(setting: Setting, found: Figures) -> str:
     """Epochs over a third of the dataset, in turns: some while nothing is fetched, some while files are replaced."""
     need_modules("tensorflow", "torch", "torchvision")
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise BenchError("needs two cores, one of them for the server")
-    server_cores, job_cores = set(cores[: len(cores) // 2]), set(cores[len(cores) // 2 :])
+    server_cores, job_cores = halved_cores()
     bucket = setting.folder / "remote" / "bucket"
     images = 60 if setting.quick else IMAGES
     recipe_data.images(bucket, CLASSES, images // CLASSES)

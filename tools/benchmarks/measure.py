@@ -276,6 +276,14 @@ def on_cores(cores: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def halved_cores() -> tuple[set[int], set[int]]:
+    """The cores for the server, which stands for another machine, and those for the rest. Raises BenchError."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise BenchError("needs two cores, one of them for the server")
+    return set(cores[: len(cores) // 2]), set(cores[len(cores) // 2 :])
+
+
 def drop_pages(*paths: Path) -> None:
     """Drop the pages of these files from the page cache. The files may be in the cache's folder or in a mount."""
     for path in paths:

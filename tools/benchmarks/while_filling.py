@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from tools.benchmarks.filling import NAME, SHARDS, make_shards
-from tools.benchmarks.measure import BenchError, Figures, Setting, fault_in_memory, make_files, on_cores, wait_until
+from tools.benchmarks.measure import Figures, Setting, fault_in_memory, halved_cores, make_files, on_cores, wait_until
 from tools.benchmarks.mounts import Mount, mounted
 from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import rclone_server
@@ -30,10 +30,7 @@ BANDWIDTH_FIRST = "1MB/s"
 
 def while_filling(setting: Setting, found: Figures) -> str:
     """Each mount while it fills its empty cache, then for the same time while it is idle."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise BenchError("needs two cores, one of them for the server")
-    server_cores, growfs_cores = set(cores[: len(cores) // 2]), set(cores[len(cores) // 2 :])
+    server_cores, growfs_cores = halved_cores()
     mib = 4 if setting.quick else 128
     remote = setting.folder / "remote"
     bytes = make_shards(remote, SHARDS, mib)
