@@ -32,6 +32,7 @@ def main() -> None:
     read_data = server._read_data
     server._read_data = lambda handler, query: read_data(handler, query) or (b"" if "uploadType" in query else None)
     server.urlparse = urlsplit  # a semicolon is part of a name
+    ThreadingHTTPServer.request_queue_size = 128  # as in tests/servers.py
     storage = Storage(use_memory_fs=True)
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), partial(server.RequestHandler, storage)).serve_forever()
 

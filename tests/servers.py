@@ -155,6 +155,9 @@ def make_certificate(path: Path) -> Path:
 
 
 class _QuietServer(http.server.ThreadingHTTPServer):
+    request_queue_size = 128
+    """More connections than growfs opens at once. The kernel tries to make the others again after 1, 3 and 7 s."""
+
     def get_request(self) -> tuple[socket, Any]:
         """A connection on which head and body of a response are sent at once: else the body waits 40 ms for an ACK."""
         client, address = super().get_request()
