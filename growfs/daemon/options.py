@@ -76,7 +76,6 @@ def repeatable(parse: Callable[[str], Any], metavar: str, text: str) -> Any:
     )
 
 
-FETCH_PROCESSES = 2
 DEFAULT_CACHE_DIR = shown_path(user_cache_path("growfs"))
 
 
@@ -270,7 +269,7 @@ class Options:
         None,
         positive,
         "N",
-        "Number of worker processes; by default 2 for downloads, one per core for a producer.",
+        "Maximum number of worker processes; by default one per core. Downloads use as few as keep the link busy.",
     )
     metrics_addr: tuple[str, int] | None = option(
         None,
@@ -351,9 +350,10 @@ class Options:
             peer_token=read_token(self.peer_token_file) if self.peer_token_file else None,
         )
 
-    def fetch_processes(self, spec: RemoteSpec) -> int:
-        """The number of worker processes that fetch. To compute a file may take a whole core, a download does not."""
-        return self.workers or (len(os.sched_getaffinity(0)) if spec.traits.is_computed else FETCH_PROCESSES)
+    @property
+    def workers_max(self) -> int:
+        """The maximum number of worker processes that fetch."""
+        return self.workers or len(os.sched_getaffinity(0))
 
     def kept_generations(self, fills: bool) -> int:
         """How many generations stay even if no process holds them. With --exact, there is no room for more than one."""

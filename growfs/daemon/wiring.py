@@ -228,7 +228,7 @@ class Wiring:
             self.holders.holds, self.peers.awaits if self.peers else None, self.peers_of,
         )  # fmt: skip
         self.dispatcher = Dispatcher(
-            workers, options.fetch_processes(spec), options.bandwidth, spec.traits.is_computed, self.peers_of
+            workers, options.workers_max, options.bandwidth, spec.traits.is_computed, self.peers_of
         )
         self.fetcher = Fetcher(
             self.downloads, store, self.space, self.sizes, self.dispatcher, self.generations, self.catalog_sync,

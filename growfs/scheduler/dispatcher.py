@@ -1,9 +1,9 @@
 """Gives queued downloads to workers, collects the results, and sets how many requests run at a time.
 
-A worker always has more files than it can work on, so that none of its streams waits for the daemon. Large files all go
-to one worker as long as its CPU suffices: its streams share each file, so files arrive in the order in which they were
-queued, and not all at the end. A file that killed a worker is given to a worker alone, so that it cannot take others
-with it again.
+A worker always has more files than it can work on, so that none of its streams waits for the daemon. Downloads all go
+to one worker as long as its CPU suffices: its streams share each large file, so files arrive in the order in which they
+were queued, and not all at the end. A file that killed a worker is given to a worker alone, so that it cannot take
+others with it again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AHEAD_S = 0.5
 AHEAD_COMPUTED = 2
 """Minimum number of files that a worker has if it computes them: the one under way, and the next."""
 SMALL_BYTES = 1 << 20
-"""Smaller files are fetched by all workers in parallel: process time limits them more than the link does."""
+"""A worker of their own fetches smaller files that readers wait for."""
 IN_FLIGHT_FILES = 1024
 """Minimum number of small files in flight or waiting for an earlier one."""
 IN_FLIGHT_S = 2.0
@@ -104,7 +104,7 @@ class WorkerSlot:
 class Dispatcher:
     """Owns the workers that fetch, their files, and the queues of files without a worker.
 
-    Uses at most `workers` of the pool, plus one for files that readers wait for. returned: notified of the outcome of
+    Uses at most `workers` processes, plus one for files that readers wait for. returned: notified of the outcome of
     each file, in order; the file is then FETCHING, and no worker has it any more. is_computed: workers compute files
     one at a time, so the number of requests is fixed. peers_of: returns the nodes that may have a file, by its path.
     received: notified of bytes received from the remote, whether the file is complete or not; received_from_peers: the
@@ -140,7 +140,7 @@ class Dispatcher:
         self._is_computed = is_computed
         self._peers_of = peers_of
         self._concurrency = ConcurrencyController()
-        self._worker_count = WorkerCount(workers)
+        self._worker_count = WorkerCount(workers if is_computed else 1, workers)
         self._slots: list[WorkerSlot] = []
         self._is_held = False
         self._in_background = False
@@ -159,7 +159,7 @@ class Dispatcher:
         At least twice as many as the workers have: otherwise all of them would wait for the one with the first file.
         """
         ahead = AHEAD_COMPUTED if self._is_computed else AHEAD_FILES
-        return max(IN_FLIGHT_FILES, 2 * ahead * self._workers, round(IN_FLIGHT_S * self._files_rate))
+        return max(IN_FLIGHT_FILES, 2 * ahead * self._worker_count.count, round(IN_FLIGHT_S * self._files_rate))
 
     @property
     def streams(self) -> int:
@@ -307,7 +307,7 @@ class Dispatcher:
         if self._is_for_readers_worker(download) and (readers := self._worker_for_readers(nursery)):
             return readers
         slots = [slot for slot in self._slots if not slot.is_for_readers]
-        most = self._workers if self._is_for_any_worker(download) else min(self._worker_count.count, self._workers)
+        most = self._workers if _is_suspect(download) else self._worker_count.count
         free = [slot for slot in slots[:most] if self._can_add(slot, download)]
         best = min(free, key=lambda slot: slot.load, default=None)
         may_start = len(slots) < most and (not slots or trio.current_time() >= self._starts_at)
@@ -346,16 +346,6 @@ class Dispatcher:
         """
         is_small = download.node.size is not None and download.node.size < SMALL_BYTES
         return self._in_background and download.urgent and is_small and not (self._is_computed or _is_suspect(download))
-
-    def _is_for_any_worker(self, download: Download) -> bool:
-        """Whether all workers may get it.
-
-        Large files go to the worker whose streams fetch the ones before them, and urgent files to one where other files
-        make way.
-        """
-        if self._is_computed or _is_suspect(download):
-            return True
-        return not download.urgent and (download.node.size or 0) < SMALL_BYTES
 
     def _can_add(self, slot: WorkerSlot, download: Download) -> bool:
         if slot.is_recalled or slot.has_suspect or (_is_suspect(download) and slot.downloads):

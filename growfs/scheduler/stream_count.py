@@ -178,13 +178,14 @@ class ConcurrencyController:
 
 
 class WorkerCount:
-    """Owns the number of workers for large files: as few as keep the link busy.
+    """Owns the number of workers: as few as keep the link busy.
 
-    Streams in one process work on parts of the same file; streams in different processes do not. Pure.
+    Streams in one process work on parts of the same file, and make way for a file that a reader waits for; streams in
+    different processes do not. Pure.
     """
 
-    def __init__(self, most: int) -> None:
-        self.count = 1
+    def __init__(self, count: int, most: int) -> None:
+        self.count = count
         self._most = most
 
     def update(self, cpu_share: float) -> int:

@@ -196,30 +196,33 @@ def names(count: int, prefix: str = "") -> list[str]:
     return [f"{prefix}{number:04}" for number in range(count)]
 
 
-@pytest.mark.parametrize(("files", "size"), [(2, 2), (4, 4), (40, 4), (3, 8)])
-async def test_few_files_are_spread_over_the_workers(files: int, size: int) -> None:
-    async with start_scene(size) as scene:
+@pytest.mark.parametrize(("files", "size"), [(2, 2), (4, 4), (3, 8)])
+async def test_computed_files_are_spread_over_the_workers(files: int, size: int) -> None:
+    async with start_scene(size, is_computed=True) as scene:
         scene.enqueue(*names(files))
         await quiet()
-        counts = [len(worker.requests) for worker in scene.pool.all]
-        assert (len(counts), max(counts)) == (min(size, files), -(-files // size))
-        assert scene.pool.limits.streams == -(-STREAMS_FIRST_SMALL // min(size, files)), "they share the streams"
+        assert [len(worker.requests) for worker in scene.pool.all] == [1] * files
 
 
-async def test_large_files_go_to_one_worker_until_its_cpu_limits_it(clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize(("size", "ahead"), [(AHEAD_BYTES // 2, 2), (SIZE, AHEAD_FILES)])
+async def test_downloads_go_to_one_worker_until_its_cpu_limits_it(
+    size: int, ahead: int, clock: trio.testing.MockClock
+) -> None:
     async with start_scene(3) as scene:
-        scene.enqueue(*names(50), size=AHEAD_BYTES // 2)
+        scene.enqueue(*names(4 * ahead), size=size)
         await quiet()
         (first,) = scene.pool.all
-        assert list(first.requests) == names(2), "in the order in which they arrived"
-        first.report(progress(cpu_s=PERIOD_S / 4))  # it starts, and waits for the link
+        assert list(first.requests) == names(ahead), "in the order in which they arrived"
+        streams = scene.pool.limits.streams
+        first.report(progress(cpu_s=PERIOD_FIRST_S / 4))  # it starts, and waits for the link
         await trio.sleep(1.1 * PERIOD_S)
-        first.report(progress(cpu_s=PERIOD_S / 2))
+        first.report(progress(cpu_s=PERIOD_FIRST_S / 2))
         await trio.sleep(PERIOD_S)
         assert len(scene.pool.all) == 1
-        first.report(progress(cpu_s=PERIOD_S / 2 + 0.9 * PERIOD_S))
+        first.report(progress(cpu_s=PERIOD_FIRST_S / 2 + 0.9 * PERIOD_S))
         await trio.sleep(PERIOD_S)
-        assert [list(worker.requests) for worker in scene.pool.all] == [names(2), names(4)[2:]]
+        assert [list(worker.requests) for worker in scene.pool.all] == [names(ahead), names(2 * ahead)[ahead:]]
+        assert scene.pool.limits.streams == streams // 2, "they share the streams"
 
 
 @pytest.mark.parametrize("urgent", [False, True])
@@ -281,12 +284,17 @@ async def test_small_files_get_more_streams_while_they_wait_for_the_store(
 @pytest.mark.parametrize("workers", [1, 8])
 async def test_more_files_are_wanted_than_workers_have(workers: int, clock: trio.testing.MockClock) -> None:
     async with start_scene(workers) as scene:
-        assert scene.dispatcher.files_wanted == max(IN_FLIGHT_FILES, 2 * workers * AHEAD_FILES)
         scene.enqueue(*names(workers * AHEAD_FILES))
-        await quiet()
+        await trio.sleep(PERIOD_FIRST_S / 2)
+        for period in range(workers):
+            for worker in scene.pool.all:
+                worker.report(progress(cpu_s=(period + 1) * PERIOD_FIRST_S))
+            await trio.sleep(PERIOD_FIRST_S)
+        assert len(scene.pool.all) == workers
+        assert scene.dispatcher.files_wanted == max(IN_FLIGHT_FILES, 2 * workers * AHEAD_FILES)
         for worker in scene.pool.all:
             worker.report_fetched(*list(worker.requests))
-        await trio.sleep(1.1 * PERIOD_FIRST_S)
+        await trio.sleep(PERIOD_FIRST_S)
         assert scene.dispatcher.files_wanted == round(IN_FLIGHT_S * workers * AHEAD_FILES / PERIOD_FIRST_S)
 
 
@@ -399,7 +407,7 @@ async def test_where_no_worker_can_be_started_files_fail_with_the_error() -> Non
 
 
 async def test_where_no_further_worker_can_be_started_those_running_continue(caplog: pytest.LogCaptureFixture) -> None:
-    async with start_scene(4) as scene:
+    async with start_scene(4, is_computed=True) as scene:
         scene.pool.spawn_error = lambda: GrowfsError("no more processes") if len(scene.pool.all) > 1 else None
         scene.enqueue(*names(300))
         await scene.finish()
@@ -416,7 +424,7 @@ async def test_where_no_further_worker_can_be_started_those_running_continue(cap
 
 
 async def test_a_worker_that_could_not_be_started_is_started_later(clock: trio.testing.MockClock) -> None:
-    async with start_scene(2) as scene:
+    async with start_scene(2, is_computed=True) as scene:
         scene.pool.spawn_error = lambda: GrowfsError("no more processes") if scene.pool.all else None
         scene.enqueue(*names(2))
         await scene.finish()
@@ -452,7 +460,7 @@ async def test_an_error_of_the_dispatcher_is_reported_alone(monkeypatch: pytest.
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    scene = DispatcherScene(2, False, lambda path: ())
+    scene = DispatcherScene(2, True, lambda path: ())
     with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scene.dispatcher.run)
@@ -511,9 +519,9 @@ async def test_where_access_is_denied_nothing_is_sent_until_dispatch_resumes_in_
         assert scene.pool.alive == []
         scene.dispatcher.resume()
         await quiet()
-        begun = sorted(path for worker in scene.pool.alive for path in worker.requests)
-        assert begun == sorted([*names(10)[1:], "later", "urgent"])
-        assert [batch[0] for worker in scene.pool.alive for batch in worker.batches][:2] == ["urgent", "0001"]
+        (after,) = scene.pool.alive
+        assert after not in before
+        assert list(after.requests) == ["urgent", *names(10)[1:], "later"]
         await scene.finish()
         assert sorted(scene.fetched) == sorted([*names(10), "later", "urgent"])
 

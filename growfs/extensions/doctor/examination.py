@@ -216,7 +216,7 @@ class Examination:
                         if found.missing_group and not (all_fit or self._options.group):
                             yield warning("groups", *found.missing_group)
                     elif isinstance(found, MeasuredDownload):
-                        processes = self._options.fetch_processes(spec) if spec.traits.is_computed else 1
+                        processes = self._options.workers_max if spec.traits.is_computed else 1
                         self._download = replace(found, processes=processes)
                         yield _describe_download(self._download)
                     else:
