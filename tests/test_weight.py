@@ -9,10 +9,10 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 113,
-    "statements of the core": 12_223,
-    "statements of all": 23_676,
+    "statements of the core": 12_218,
+    "statements of all": 23_671,
     "statements of the largest function": 41,
-    "constants in capitals": 908,
+    "constants in capitals": 906,
     "importers of exact": 9,
     "importers of peers": 8,
     "importers of fill": 7,
