@@ -72,12 +72,11 @@ def test_ranks_with_offsets_see_equal_lists(growfs: Growfs, tree: dict[str, byte
 def test_opens_are_even_after_index_csv_was_read_once(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     opens = Counter(dict.fromkeys(full_cache(growfs, tmp_path / "remote", "--turnover", "20%"), 0))
     reader.lines(".growfs/index.csv")
-    for number in range(40):
+    for _ in range(40):
         names = reader.walk()
         reader.read_all(shuffled(names))
         opens.update(names)
-        if number:
-            wait_for_replacement(growfs)
+        wait_for_replacement(growfs)
     assert variation(list(opens.values())) <= 0.35
 
 
@@ -124,8 +123,7 @@ def test_tools_that_walk_the_tree_run_in_between(
         assert subprocess.run(tool, capture_output=True, check=False, timeout=60).returncode in (0, 1), tool
         reader.read_all(order[1::2])
         reader.read_all(order)
-        if number:
-            wait_for_replacement(growfs)
+        wait_for_replacement(growfs)
     assert len(seen) >= 2 * CAPACITY
     copied = [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
     assert copied
