@@ -227,8 +227,9 @@ class _Dividing:
         if left < 0:
             always = f" besides {format_size(always_bytes)} for frozen and pinned files" if always_bytes else ""
             raise GrowfsError(
-                f"--exact needs {format_size(room)} of the cache for streamed files{always}, which is more than a cache"
-                f" of {format_size(cache_bytes)} leaves; raise --cache-size, or lower --part-size"
+                f"--exact needs {format_size(room)} of the cache for streamed files{always}, but a cache of"
+                f" {format_size(cache_bytes)} has room for {format_size(left + always_bytes + room)}; raise"
+                " --cache-size, or lower --part-size"
             )
         kept = BitMap64()
         for group in groups:
