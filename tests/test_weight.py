@@ -39,7 +39,7 @@ CEILINGS = {
     "importers of completion": 3,
     "importers of fstab": 1,
     "core's uses of exact": 351,
-    "core's uses of peers": 169,
+    "core's uses of peers": 164,
     "core's uses of fill": 56,
     "core's uses of links": 65,
     "core's uses of producers": 36,

@@ -218,18 +218,16 @@ class Wiring:
         """Fetched files."""
         options, spec = self.options, self.spec
         workers, catalog, store = self.workers, self.catalog, self.store
-        self.outage = Outage(partial(probe_in_worker, workers, catalog, self.folder.partial))
+        peers_of = self.peers.holders if self.peers else lambda path: ()
+        self.outage = Outage(partial(probe_in_worker, workers, catalog, self.folder.partial), peers_of)
         self.catalog_sync = CatalogSync(workers, catalog, store, self.outage, options.refresh, spec.traits.is_endless)
         self.sizes = SizeEstimate(store, varies=spec.traits.is_computed)
         self.downloads = InFlightTable(self.database, catalog, options.group, self.folder.partial)
-        self.peers_of = self.peers.holders if self.peers else lambda path: ()
         self.space = Space(
             self.database, store, self.generations, self.budget, self.outage, self.sizes, self.waiting,
-            self.holders.holds, self.peers.awaits if self.peers else None, self.peers_of,
+            self.holders.holds, self.peers.awaits if self.peers else None,
         )  # fmt: skip
-        self.dispatcher = Dispatcher(
-            workers, options.workers_max, options.bandwidth, spec.traits.is_computed, self.peers_of
-        )
+        self.dispatcher = Dispatcher(workers, options.workers_max, options.bandwidth, spec.traits.is_computed, peers_of)
         self.fetcher = Fetcher(
             self.downloads, store, self.space, self.sizes, self.dispatcher, self.generations, self.catalog_sync,
             self.outage, options.miss_timeout,
@@ -272,7 +270,7 @@ class Wiring:
         self.outage.ended.connect(self.prefetch.changed.notify)
         for waited_for in (store.room.freed, self.fetcher.progressed):  # a waiting claim may no longer be wanted
             self.prefetch.changed.connect(waited_for.notify)
-        self.drawer = Drawer(catalog, store, self.fetcher, self.space, self.sizes, self.prefetch, self.peers_of)
+        self.drawer = Drawer(catalog, store, self.fetcher, self.space, self.sizes, self.prefetch, self.outage)
         self.fetcher.finished.connect(self.order.note_finished)
         self.fetcher.finished.connect(self.drawer.handle_finished)
         self.prefetcher = Prefetcher(

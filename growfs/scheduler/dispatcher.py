@@ -297,10 +297,8 @@ class Dispatcher:
         if not self._is_held:
             return next(iter(self._urgent or self._queue), None)
         before = trio.current_time() - PEERS_AGAIN_S
-        for download in (*self._urgent, *self._queue):
-            if download.state is DownloadState.QUEUED and download.sent_at <= before and self._peers_of(download.path):
-                return download
-        return None
+        queued = (it for it in (*self._urgent, *self._queue) if it.state is DownloadState.QUEUED)
+        return next((it for it in queued if it.sent_at <= before and self._peers_of(it.path)), None)
 
     def _slot_for(self, download: Download, nursery: trio.Nursery) -> WorkerSlot | None:
         """The least busy worker that can take one more file; a new worker rather than a busy one."""

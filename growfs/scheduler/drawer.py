@@ -7,7 +7,7 @@ cached when it is drawn is deferred: it is drawn again late in the pass, because
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import trio
 
@@ -18,6 +18,7 @@ from growfs.errors import DiskFailed, DiskFull, NoRoom, RemoteChanged
 from growfs.rotation.pass_order import groups_of, ids_of
 from growfs.scheduler.fetcher import Fetcher, too_large
 from growfs.scheduler.in_flight import Download, Priority, SizeEstimate
+from growfs.scheduler.outage import Outage
 from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Claim, Space
@@ -47,7 +48,7 @@ class Drawer:
         space: Space,
         sizes: SizeEstimate,
         state: PrefetchState,
-        peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
+        outage: Outage,
     ) -> None:
         self.found_room = Signal[[]]()
         self.drawn = Signal[[Download]]()
@@ -57,7 +58,7 @@ class Drawer:
         self._space = space
         self._sizes = sizes
         self._state = state
-        self._peers_of = peers_of
+        self._outage = outage
         self._oversized = BitMap64()  # files of this pass that are larger than the cache
         self._skipped = dict[str, BitMap64]()  # those that failed and are not tried again, by the reason
         self._failed = array("q")  # those of this pass that could not be fetched, with their groups, as ids of an Order
@@ -181,11 +182,11 @@ class Drawer:
         return False
 
     def _must_wait(self, missing: Sequence[Node]) -> bool:
-        """Whether these files have to wait. In an outage, those that other nodes may have do not."""
+        """Whether these files have to wait."""
         if not self._state.is_interrupted:
             return False
-        may_come = missing and all(self._peers_of(self._catalog.path(node)) for node in missing)
-        return self._state.paused or not may_come
+        paths = map(self._catalog.path, missing)
+        return self._state.paused or not missing or any(map(self._outage.blocks, paths))
 
     async def wait_until_finished(self) -> bool:
         """Wait for all drawn files in flight; False if the order is out of date.

@@ -71,15 +71,19 @@ class Outage:
     """Owns whether the remote is away, since when, why, and when it is tried next.
 
     probe: sends a request that any working remote would answer, and repeats it a few times if asked to; returns the
-    error, or None. began: notified of an outage with the error that revealed it; ended: of its end. why: the latest
-    error; None while the remote is not known to be away.
+    error, or None. peers_of: returns the nodes that may have a file, by its path. began: notified of an outage with the
+    error that revealed it; ended: of its end. why: the latest error; None while the remote is not known to be away.
     """
 
-    def __init__(self, probe: Callable[[bool], Awaitable[GrowfsError | None]]) -> None:
+    def __init__(
+        self,
+        probe: Callable[[bool], Awaitable[GrowfsError | None]],
+        peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
+    ) -> None:
         self.why: GrowfsError | None = None
         self.began = Signal[[GrowfsError]]()
         self.ended = Signal[[]]()
-        self._probe = probe
+        self._probe, self._peers_of = probe, peers_of
         self._since = self._since_clock = 0.0
         self._whys: dict[type[GrowfsError], GrowfsError] = {}
         """The first error of each kind. A failed download is more informative than a failed probe of the same kind."""
@@ -92,6 +96,10 @@ class Outage:
     def is_on(self) -> bool:
         """Whether the remote is away."""
         return self.why is not None
+
+    def blocks(self, path: str) -> bool:
+        """Whether a file cannot be fetched, because the remote is away, and no other node may have it."""
+        return self.is_on and not self._peers_of(path)
 
     @property
     def lasted_s(self) -> float:

@@ -152,11 +152,9 @@ class Space:
         waiting: WaitingClaims,
         holds: Callable[[], BitMap64],
         are_awaited: Callable[[Sequence[int]], bool] | None = None,
-        peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
     ) -> None:
         """holds: returns the admissions of the files that readers hold. are_awaited: whether a draw must not evict
-        these files yet, because another node is about to draw some of them from this one. peers_of: returns the nodes
-        that may have a file, by its path.
+        these files yet, because another node is about to draw some of them from this one.
         """
         self.rotated = Signal[[]]()
         self.resized = Signal[[]]()
@@ -169,7 +167,6 @@ class Space:
         self._sizes = sizes
         self._holds = holds
         self._are_awaited = are_awaited
-        self._peers_of = peers_of
         self._making_room = trio.Lock()
         self._missed_bytes = 0  # of the misses that wait for room to be made; meanwhile, no draw gets any
         self._warns_from = -math.inf
@@ -212,7 +209,7 @@ class Space:
                     if claim.priority is not Priority.READER:
                         pause_s = min(2 * pause_s, LOOK_AGAIN_S_MAX)
                 waits_first = True
-                while self._outage.is_on and claim.is_wanted() and (claim.is_draw or not self._peers_of(claim.path)):
+                while (self._outage.is_on if claim.is_draw else self._outage.blocks(claim.path)) and claim.is_wanted():
                     with trio.move_on_after(PEERS_AGAIN_S):  # nothing is evicted for files that may not be fetched
                         await self._outage.ended.wait()
                 if not claim.is_wanted():

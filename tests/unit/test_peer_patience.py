@@ -56,10 +56,11 @@ class NothingInFlight:
 
 def connected_drawer(cache: LocalCache, peers: Peers) -> Drawer:
     """A drawer, connected as a daemon does, in a round that draws deferred files."""
-    state = PrefetchState(StartCondition(no_wait=True), lambda: False, lambda: False, Outage(answers))
+    outage = Outage(answers)
+    state = PrefetchState(StartCondition(no_wait=True), lambda: False, lambda: False, outage)
     state.begin_order()
     fetcher: Any = NothingInFlight()
-    drawer = Drawer(cache.catalog, cache.store, fetcher, cache.space, cache.sizes, state)
+    drawer = Drawer(cache.catalog, cache.store, fetcher, cache.space, cache.sizes, state, outage)
     drawer._has_deferred = True
     drawer.end_round()
     drawer.found_room.connect(peers.note_room)

@@ -402,7 +402,7 @@ def prefetch(cache: LocalCache) -> PrefetchState:
 
 def new_drawer(cache: LocalCache, state: PrefetchState) -> Drawer:
     fetcher: Any = None
-    return Drawer(cache.catalog, cache.store, fetcher, cache.space, cache.sizes, state)
+    return Drawer(cache.catalog, cache.store, fetcher, cache.space, cache.sizes, state, Outage(answers))
 
 
 def new_prefetcher(cache: LocalCache, state: PrefetchState) -> Prefetcher:

@@ -115,7 +115,7 @@ class Scene:
         self.commands = FileCommands(self.database, self.catalog, self.store, self.space, self._fetch)
         fetcher: Any = SimpleNamespace(counters=Counters())
         self.prefetch = PrefetchState(StartCondition(), lambda: False, lambda: False, outage)
-        drawer = Drawer(self.catalog, self.store, fetcher, self.space, sizes, self.prefetch)
+        drawer = Drawer(self.catalog, self.store, fetcher, self.space, sizes, self.prefetch, outage)
         order: Any = SimpleNamespace(remaining=self._order, first=Pass(1, 1))
         sync: Any = None
         self.prefetcher = Prefetcher(
