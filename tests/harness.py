@@ -163,6 +163,11 @@ def descendants(pid: int) -> list[int]:
     return children + [below for child in children for below in descendants(child)]
 
 
+def starting_with(workers: int) -> str:
+    """Python code for SETUP_VARIABLE: downloads begin with so many workers at once, if --workers allows them."""
+    return f"from growfs.scheduler import dispatcher; dispatcher.WORKERS_FIRST = {workers}\n"
+
+
 def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
     """Poll until the condition is true, and return its value; fails the test after the timeout.
 

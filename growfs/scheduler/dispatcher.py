@@ -41,6 +41,8 @@ AHEAD_S = 0.5
 """A worker has at least the files that it fetches in this time, at the last period's rate."""
 AHEAD_COMPUTED = 2
 """Minimum number of files that a worker has if it computes them: the one under way, and the next."""
+WORKERS_FIRST = 1
+"""Workers that download, until their CPU limits the rate."""
 SMALL_BYTES = 1 << 20
 """A worker of their own fetches smaller files that readers wait for."""
 IN_FLIGHT_FILES = 1024
@@ -140,7 +142,7 @@ class Dispatcher:
         self._is_computed = is_computed
         self._peers_of = peers_of
         self._concurrency = ConcurrencyController()
-        self._worker_count = WorkerCount(workers if is_computed else 1, workers)
+        self._worker_count = WorkerCount(workers if is_computed else WORKERS_FIRST, workers)
         self._slots: list[WorkerSlot] = []
         self._is_held = False
         self._in_background = False
@@ -305,7 +307,7 @@ class Dispatcher:
         if self._is_for_readers_worker(download) and (readers := self._worker_for_readers(nursery)):
             return readers
         slots = [slot for slot in self._slots if not slot.is_for_readers]
-        most = self._workers if _is_suspect(download) else self._worker_count.count
+        most = min(self._worker_count.count + _is_suspect(download), self._workers, self.streams)
         free = [slot for slot in slots[:most] if self._can_add(slot, download)]
         best = min(free, key=lambda slot: slot.load, default=None)
         may_start = len(slots) < most and (not slots or trio.current_time() >= self._starts_at)
@@ -456,8 +458,8 @@ class Dispatcher:
                     RemoteBusy(f"{self._pool.url}: nothing has arrived for {silent_s_max:g} s; check the network")
                 )
                 silent_s_max *= 2
-            if shares := [(slot.cpu_s - before) / took_s for slot, before in cpu_s.items()]:
-                self._worker_count.update(sum(shares) / len(shares))
+            if reports_s:
+                self._worker_count.update([(slot.cpu_s - before) / reports_s for slot, before in cpu_s.items()])
             before = self._concurrency.streams
             self._concurrency.note_files(self._files_rate, self._latency_s)
             self._concurrency.note_requests(self._period_answered, self._period_throttled)

@@ -8,6 +8,8 @@ for the latency. A store refuses some requests at any number, so only their shar
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from statistics import fmean
 
 PERIOD_S = 0.5
 """How often the number is adjusted."""
@@ -64,8 +66,6 @@ DECREASE, INCREASE = 0.75, 1.2
 """The factors in a period with too many refusals, and in one without: streams double in 2 s."""
 CPU_SHARE_MAX = 0.6
 """A worker that computes for more than this share of the time may soon limit the rate, as Python runs one thread."""
-CPU_SHARE_MIN = 0.2
-"""If the workers compute for less than this share of the time, one fewer is enough."""
 
 
 class ConcurrencyController:
@@ -181,17 +181,15 @@ class WorkerCount:
     """Owns the number of workers: as few as keep the link busy.
 
     Streams in one process work on parts of the same file, and make way for a file that a reader waits for; streams in
-    different processes do not. Pure.
+    different processes do not. The number never falls: workers that use little CPU may get little, beside training.
+    Pure.
     """
 
     def __init__(self, count: int, most: int) -> None:
         self.count = count
         self._most = most
 
-    def update(self, cpu_share: float) -> int:
-        """Returns the number from now on. cpu_share: the mean of their CPU times over the elapsed time."""
-        if cpu_share > CPU_SHARE_MAX:
+    def update(self, cpu_shares: Sequence[float]) -> None:
+        """End a period. cpu_shares: of each worker that had files, its CPU time over the elapsed time."""
+        if len(cpu_shares) >= self.count and fmean(cpu_shares) > CPU_SHARE_MAX:
             self.count = min(self.count + 1, self._most)
-        elif cpu_share < CPU_SHARE_MIN:
-            self.count = max(self.count - 1, 1)
-        return self.count

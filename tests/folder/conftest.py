@@ -53,9 +53,8 @@ class Fill(Growfs):
 
 @pytest.fixture
 def growfs(tmp_path: Path) -> Iterator[Fill]:
-    """The command, with one worker. After the test its daemon is stopped, and its log is checked for tracebacks."""
+    """The command. After the test its daemon is stopped, and its log is checked for tracebacks."""
     command = Fill(tmp_path)
-    command.env["GROWFS_WORKERS"] = "1"
     yield command
     with suppress(GrowfsError):
         stop(command.mountpoint)

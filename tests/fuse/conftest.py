@@ -89,12 +89,8 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def growfs(growfs: Growfs, engine: str) -> Growfs:
-    """The command of tests.harness, with the engine of this run, and with one worker.
-
-    Each further worker makes a mount a fifth dearer. Tests of several workers say so, and those of tests/cli, tests/s3
-    and test_nodes have as many as users do.
-    """
-    growfs.env |= {"GROWFS_ENGINE": engine, "GROWFS_WORKERS": "1"}
+    """The command of tests.harness, with the engine of this run."""
+    growfs.env["GROWFS_ENGINE"] = engine
     return growfs
 
 
@@ -118,7 +114,7 @@ def shared(folder: Path, tree: dict[str, bytes], engine: str) -> Iterator[Librar
         (remote / path).write_bytes(content)
         os.utime(remote / path, ns=(0, 1_600_000_000_123_456_000 + number * 10**9))
     command = Growfs(folder)
-    command.env |= {"GROWFS_ENGINE": engine, "GROWFS_WORKERS": "1"}
+    command.env["GROWFS_ENGINE"] = engine
     command.mount(remote)
     command.run("wait", command.mountpoint, "--all")
     yield Library(command.mountpoint, tree, remote, command)

@@ -194,7 +194,7 @@ def test_a_run_goes_on_from_a_saved_position_on_another_machine(tmp_path: Path, 
     for name, flags in (("first", ()), ("second", ("--bandwidth", "3MB/s", "--refresh", "0.2s"))):
         (tmp_path / name).mkdir()
         command = Growfs(tmp_path / name)
-        command.env |= {"GROWFS_ENGINE": engine, "GROWFS_WORKERS": "1"}
+        command.env["GROWFS_ENGINE"] = engine
         mount(command, tmp_path / "remote", tree, *ROOMY, *UNREAD, *flags)
         if saved:
             with pytest.raises(GrowfsError, match="--seed is 0, but was 7; mount with the same options"):

@@ -18,7 +18,7 @@ from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only, opened
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import epoch
-from tests.harness import Growfs, make_tree, until
+from tests.harness import Growfs, make_tree, starting_with, until
 
 SIZE = 100_000
 AHEAD = 80
@@ -57,6 +57,7 @@ def test_the_order_does_not_depend_on_the_number_of_workers(growfs: Growfs, tmp_
     (tmp_path / "remote" / "class0/0000.bin").write_bytes(b"x" * 5_000_000)  # slower than all files after it
     orders = []
     for workers in (1, 4):
+        growfs.env[SETUP_VARIABLE] = starting_with(workers)
         growfs.mount(tmp_path / "remote", "--workers", workers)
         orders.append(admission_order(growfs))
         growfs.umount()
@@ -73,7 +74,7 @@ def test_a_late_file_stops_no_worker(growfs: Growfs, server: BlockingServer) -> 
     workers = 2
     server.files = {f"{number:04}": b"%d" % number for number in range((workers + 1) * AHEAD)}
     server.blocked = set(server.files)
-    growfs.env[SETUP_VARIABLE] = LATE_AND_FEW
+    growfs.env[SETUP_VARIABLE] = starting_with(workers) + LATE_AND_FEW
     growfs.mount(server.manifest, "--no-wait", "--workers", workers)
     late = until(lambda: next((path for path in server.requested if path in server.files), None))
     server.unblock(*(server.files.keys() - {late}))
@@ -169,6 +170,7 @@ def test_passes_go_on_while_an_open_waits_for_room(growfs: Growfs, reader: Reade
 def test_the_quota_holds_while_filling(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=3, files=30, size=SIZE)
     limit = 40 * 1 << 10 << 6  # of the 9 MB that there are
+    growfs.env[SETUP_VARIABLE] = starting_with(8)
     growfs.mount(tmp_path / "remote", "--cache-size", limit, "--no-wait", "--workers", 8)
     most = 0
     while growfs.status()["state"] != "held":

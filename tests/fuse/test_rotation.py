@@ -29,7 +29,7 @@ from tests.fuse.rotation_helpers import (
     wait_for_replacement,
     waited_opens,
 )
-from tests.harness import Growfs, make_tree, until
+from tests.harness import Growfs, make_tree, starting_with, until
 
 FILES = 24
 TURNOVER = CAPACITY // 2
@@ -331,6 +331,7 @@ def test_the_admission_order_depends_only_on_the_seed(growfs: Growfs, tmp_path: 
     for run, (workers, crashes) in enumerate([(1, False), (3, True)]):
         growfs.cache_dir = tmp_path / f"cache{run}"
         flags = *HALF, "--seed", "7", "--workers", workers
+        growfs.env[SETUP_VARIABLE] = starting_with(workers)
         full_cache(growfs, tmp_path / "remote", *flags, files=12, capacity=4)
         order: list[str] = []
         with Reader(growfs.mountpoint) as reader:

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from tests.forkserver import SETUP_VARIABLE
-from tests.harness import Growfs, until
+from tests.harness import Growfs, starting_with, until
 from tests.s3.credentials import KINDS, MENDS, Issuer, environment
 from tests.s3.proxy import FAULTS, REFUSED, Fault, Proxy, Request, none, proxy_to, repeat_page, stall, wrong_region
 from tests.servers import S3Server
@@ -333,6 +333,7 @@ def test_the_processes_of_a_mount_ask_for_credentials_once(growfs: Growfs, bucke
         growfs.env.update(env)
         bucket.proxy.fault = issuer.choose
         bucket.put("0")
+        growfs.env[SETUP_VARIABLE] = starting_with(4)
         growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0", "--workers", 4)
         for issued in (1, 2):
             for number in range(12):

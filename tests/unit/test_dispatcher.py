@@ -225,6 +225,17 @@ async def test_downloads_go_to_one_worker_until_its_cpu_limits_it(
         assert scene.pool.limits.streams == streams // 2, "they share the streams"
 
 
+async def test_one_busy_worker_gets_no_more_beside_it_than_have_files(clock: trio.testing.MockClock) -> None:
+    async with start_scene(8) as scene:
+        scene.enqueue("large", size=AHEAD_BYTES)
+        for period in range(10):
+            await trio.sleep(PERIOD_S)
+            scene.pool.all[0].report(progress(cpu_s=(period + 1) * PERIOD_S))
+        scene.enqueue(*names(100), size=AHEAD_BYTES)
+        await quiet()
+        assert len(scene.pool.all) == 2
+
+
 @pytest.mark.parametrize("urgent", [False, True])
 async def test_the_last_large_file_gets_as_many_streams_as_help(urgent: bool, clock: trio.testing.MockClock) -> None:
     """But those of a miss are not limited, so their number says nothing."""
@@ -286,7 +297,7 @@ async def test_more_files_are_wanted_than_workers_have(workers: int, clock: trio
     async with start_scene(workers) as scene:
         scene.enqueue(*names(workers * AHEAD_FILES))
         await trio.sleep(PERIOD_FIRST_S / 2)
-        for period in range(workers):
+        for period in range(2 * workers):  # each further one has files for a whole period before the next one starts
             for worker in scene.pool.all:
                 worker.report(progress(cpu_s=(period + 1) * PERIOD_FIRST_S))
             await trio.sleep(PERIOD_FIRST_S)
@@ -356,6 +367,18 @@ async def test_files_of_a_dead_worker_are_dispatched_again_one_at_a_time(size: i
         assert all(len(files) == 1 for files in begun)
         assert set().union(*begun) == lost
         assert (sorted(scene.fetched), scene.errors) == (names(30), {})
+
+
+async def test_the_death_of_a_worker_starts_one_more_at_a_time() -> None:
+    """It may have died because there is too little memory."""
+    async with start_scene(64) as scene:
+        scene.enqueue(*names(AHEAD_FILES))
+        await quiet()
+        scene.pool.all[0].die()
+        await quiet()
+        assert [len(worker.requests) for worker in scene.pool.alive] == [1, 1]
+        await scene.finish()
+        assert sorted(scene.fetched) == names(AHEAD_FILES)
 
 
 @pytest.mark.parametrize("size", [1, 2])
