@@ -222,6 +222,7 @@ class S3Remote(FsspecRemote):
 
     def fetch(self, task: FetchTask) -> RemoteFile:
         began, received, was_refused, manner = time.monotonic(), 0, False, self._manner
+        was_known = self._lists_other_etags  # otherwise another thread may find out meanwhile
 
         def progress(count: int) -> None:
             nonlocal received
@@ -234,7 +235,7 @@ class S3Remote(FsspecRemote):
             if received:
                 raise
             if not self._has_better_manner(task.file, manner):
-                if self._lists_other_etags or not self._is_listed_otherwise(task.file):
+                if was_known or not (self._lists_other_etags or self._is_listed_otherwise(task.file)):
                     raise
                 self._lists_other_etags = True
             found = super().fetch(task)
