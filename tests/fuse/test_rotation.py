@@ -76,12 +76,12 @@ def test_files_smaller_than_a_block_rotate_as_fast_as_others(growfs: Growfs, tmp
 def test_each_epoch_shows_new_files_until_all_were_seen(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
     seen = epoch(reader)
     while seen != rotating:
-        shown = epoch(reader)
-        assert shown - seen
-        seen |= shown
         cache = wait_for_replacement(growfs)["cache"]
         assert cache["bytes"] <= cache["limit_bytes"] == CAPACITY * SIZE
         until(lambda: len(local(growfs)) == CAPACITY)
+        shown = epoch(reader)
+        assert shown - seen
+        seen |= shown
     status = mount_status(growfs)
     assert status["miss"]["files_total"] == 0
     assert status["evict"]["files_total"] >= FILES - CAPACITY
