@@ -181,7 +181,7 @@ class WorkerCount:
     """Owns the number of workers: as few as keep the link busy.
 
     Streams in one process work on parts of the same file, and make way for a file that a reader waits for; streams in
-    different processes do not. The number never falls: workers that use little CPU may get little, beside training.
+    different processes do not. The number never falls: workers that use little CPU beside training may get no more.
     Pure.
     """
 
