@@ -9,7 +9,7 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 113,
-    "statements of the core": 12_217,
+    "statements of the core": 12_216,
     "statements of all": 23_671,
     "statements of the largest function": 41,
     "constants in capitals": 906,

@@ -35,9 +35,10 @@ class ClientChoice(NamedTuple):
 
     def after(self, gave_up: str) -> ClientChoice:
         """The client after growfs gave up to make requests, if there is a reason (gave_up)."""
-        return self._replace(
-            uses_library=bool(gave_up) or self.uses_library,
-            reason=f"growfs could not request the last {LEFT_MAX} files: {gave_up}" if gave_up else self.reason,
+        return (
+            self._replace(uses_library=True, reason=f"growfs could not request the last {LEFT_MAX} files: {gave_up}")
+            if gave_up
+            else self
         )
 
 

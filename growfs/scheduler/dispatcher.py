@@ -129,7 +129,6 @@ class Dispatcher:
         self._queue: deque[Download] = deque()
         self._is_in_order = True
         self._pool = pool
-        self._workers = workers
         self._starts_at = -math.inf  # no further worker is started before, in trio's time
         self.bytes_per_s = bytes_per_s
         """The bandwidth of all workers together; 0: unlimited."""
@@ -166,7 +165,7 @@ class Dispatcher:
     @property
     def streams(self) -> int:
         """The maximum number of parallel requests. A worker that computes a file already has the next one."""
-        return AHEAD_COMPUTED * self._workers if self._is_computed else self._concurrency.streams
+        return AHEAD_COMPUTED * self._worker_count.count if self._is_computed else self._concurrency.streams
 
     def set_bandwidth(self, bytes_per_s: int) -> None:
         """Change the bandwidth of all workers together."""
@@ -307,7 +306,7 @@ class Dispatcher:
         if self._is_for_readers_worker(download) and (readers := self._worker_for_readers(nursery)):
             return readers
         slots = [slot for slot in self._slots if not slot.is_for_readers]
-        most = min(self._worker_count.count + _is_suspect(download), self._workers, self.streams)
+        most = min(self._worker_count.count + _is_suspect(download), self._worker_count.most, self.streams)
         free = [slot for slot in slots[:most] if self._can_add(slot, download)]
         best = min(free, key=lambda slot: slot.load, default=None)
         may_start = len(slots) < most and (not slots or trio.current_time() >= self._starts_at)

@@ -187,9 +187,9 @@ class WorkerCount:
 
     def __init__(self, count: int, most: int) -> None:
         self.count = count
-        self._most = most
+        self.most = most
 
     def update(self, cpu_shares: Sequence[float]) -> None:
         """End a period. cpu_shares: of each worker that had files, its CPU time over the elapsed time."""
         if len(cpu_shares) >= self.count and fmean(cpu_shares) > CPU_SHARE_MAX:
-            self.count = min(self.count + 1, self._most)
+            self.count = min(self.count + 1, self.most)

@@ -15,7 +15,7 @@ from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import Library, only, opened
 from tests.harness import Growfs, make_tree, may_use_real_time, scheduling_policy, until
 from tests.servers import S3Server
-from tools.benchmarks.measure import cached_bytes
+from tools.benchmarks.measure import cached_bytes, drop_pages
 
 READERS = {
     "cat": 'cat "$1"',
@@ -113,9 +113,7 @@ def test_readahead_advice_reaches_the_cached_file(library: Library) -> None:
                 return False
 
         def is_dropped() -> bool:
-            os.fsync(cached)  # pages that are not on the disk yet are not dropped, nor those that somebody uses
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.posix_fadvise(cached, 0, 0, os.POSIX_FADV_DONTNEED)
+            drop_pages(library.path / path, library.growfs.cache / "files" / path)  # but not pages that somebody uses
             return not is_in_memory()
 
         if file_system(library.growfs.cache)[0] == "tmpfs":

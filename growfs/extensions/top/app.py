@@ -53,7 +53,8 @@ def run(mountpoint: Path | None) -> int:
     if keys is None:
         _print_once(watches, console)
         return 0
-    for number in not_ignored(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    handled = not_ignored(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    for number in handled:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     shown: Shown | None = Shown()
     try:
@@ -65,7 +66,7 @@ def run(mountpoint: Path | None) -> int:
     except (OSError, termios.error):
         return 128 + signal.SIGHUP  # the window was closed
     finally:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        for number in handled:
             signal.signal(number, signal.SIG_IGN)  # one more would interrupt the interpreter's own cleanup
     return 0
 
