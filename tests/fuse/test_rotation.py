@@ -406,10 +406,11 @@ def test_what_readers_of_another_pid_namespace_list_stays_for_hold_idle(
     shown = epoch(reader)
     growfs.run("set", growfs.mountpoint, "settle=0.1s")
     until(lambda: epoch(reader) != shown)
+    until(lambda: delisted_files(growfs) == TURNOVER)
     (one,) = mount_status(growfs)["readers"]
     assert one["pid"] == 0
     assert "is in another pid namespace" in one["advice"]
-    assert one["held_bytes"] > 0
+    assert one["held_bytes"] == TURNOVER * SIZE
     assert shown <= local(growfs)
     assert reader.read_all(shown) == SIZE * len(shown)
     assert waited_opens(growfs) == 0
