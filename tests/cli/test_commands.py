@@ -394,6 +394,7 @@ def test_wait_for_more_than_the_cache_holds_fails(growfs: Growfs, tmp_path: Path
 def test_wait_fails_on_a_paused_mount_and_says_so(growfs: Growfs) -> None:
     with blocking_server({"a": b"a", "b": b"b"}, "b") as server:
         growfs.mount(server.url, "--wait-files", "1")
+        until(lambda: "b" in server.requested)
         growfs.run("pause", growfs.mountpoint)
         server.unblock()
         growfs.run("wait", growfs.mountpoint, "--all")  # the file that is on its way arrives
