@@ -10,12 +10,13 @@ import datetime
 import http.server
 import ipaddress
 import os
+import random
 import shutil
 import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,8 @@ from tools.benchmarks.child import Child
 ACCESS_KEY = "growfs-access"  # rclone refuses keys of two or three letters
 SECRET_KEY = "growfs-secret-0123456789"
 START_S_MAX = 120
+_ports = iter(random.SystemRandom().sample(range(20_000, 32_000), 12_000))
+"""Below the ports that the kernel gives to clients (net.ipv4.ip_local_port_range)."""
 
 
 @dataclass
@@ -234,6 +237,9 @@ def listens(port: int) -> bool:
 
 
 def free_port() -> int:
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port without a listener. Each call returns another one, and no connection of a client gets it meanwhile."""
+    for port in _ports:
+        with socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")

@@ -38,7 +38,7 @@ CEILINGS = {
     "importers of python api": 2,
     "importers of completion": 3,
     "importers of fstab": 1,
-    "core's uses of exact": 351,
+    "core's uses of exact": 346,
     "core's uses of peers": 164,
     "core's uses of fill": 56,
     "core's uses of links": 65,

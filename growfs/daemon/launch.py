@@ -164,7 +164,7 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
         dead = _unmount(found.mounted, lazy) if found.mounted else False
         if lazy:
             return dead
-        others = [] if found.fills else other_mounts(found.cache, None)  # a dead mount may have had the cache before
+        others = [] if found.fills else _lasting_mounts(found.cache, None)  # a dead mount may have had the cache before
         if others and not found.mounted:
             pid = _daemon(found.cache)
             remedy = f"stop it, or the daemon: kill {pid}" if pid else "stop it"
@@ -211,7 +211,7 @@ def _unmount(mounted: MountRow, lazy: bool) -> bool:
     return dead
 
 
-def _lasting_mounts(cache: Path, path: Path) -> list[str]:
+def _lasting_mounts(cache: Path, path: Path | None) -> list[str]:
     """As `other_mounts`, without those that vanish in a moment: a sandbox copies all mounts when it starts."""
     deadline = time.monotonic() + SANDBOX_S
     while (others := other_mounts(cache, path)) and time.monotonic() < deadline:

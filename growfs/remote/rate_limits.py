@@ -90,7 +90,7 @@ class TokenBucket:
 
         is_urgent: whether the thread is urgent. It may become so while it waits.
         """
-        if not self._rate():
+        if not count or not self._rate():
             return
         waits_in_turn = not is_urgent()
         with self._lock:

@@ -10,13 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from growfs import cli
+from growfs.daemon import launch
 from growfs.daemon.options import GROUPS
+from growfs.fuse import mounting
 from tests.blocking_server import blocking_server
 from tests.cli.support import assert_refused, closed, namespace, script, start_growfs
 from tests.crash.scene import alive
@@ -228,6 +231,7 @@ def test_umount_says_that_the_daemon_hangs(growfs: Growfs, tmp_path: Path) -> No
         refused = growfs.run("umount", growfs.mountpoint, check=False)
     finally:
         os.kill(growfs.pid, signal.SIGCONT)
+        del growfs.env[SETUP_VARIABLE]
     assert_refused(refused, "its daemon has not answered for 0.3 s", f"umount --lazy {growfs.mountpoint}")
     growfs.run("umount", growfs.mountpoint)
 
@@ -248,6 +252,23 @@ def test_a_mount_in_another_mount_namespace_is_in_use(mounted: Growfs, tree: dic
         assert_refused(refused, "unmounted already", "the mount namespace of sh (", f"kill {pid}")
     until(lambda: not alive(pid))
     mounted.mount(tmp_path / "remote")
+
+
+@pytest.mark.promise(11)
+def test_umount_waits_for_the_daemon_although_a_sandbox_has_just_copied_the_mount(
+    mounted: Growfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is made after umount has looked for others, and dropped a moment after it has unmounted."""
+    pid = mounted.pid
+    with ExitStack() as sandbox:
+
+        def unmount(path: Path, lazy: bool) -> None:
+            sandbox.enter_context(namespace(f"(sleep 0.5; umount -l {path}) &", keep=path))
+            mounting.unmount(path, lazy)
+
+        monkeypatch.setattr(launch, "unmount", unmount)
+        launch.stop(mounted.mountpoint)
+        assert not alive(pid)
 
 
 def test_a_cache_whose_mount_a_file_keeps_is_refused_until_it_is_closed(

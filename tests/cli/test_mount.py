@@ -285,11 +285,11 @@ def test_a_mount_from_a_working_directory_that_was_deleted(growfs: Growfs, remot
 
 @pytest.mark.promise(28)
 def test_a_cache_that_is_larger_than_its_disk_is_told_at_once(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=1, files=60, size=1_000_000)
+    make_tree(tmp_path / "remote", directories=1, files=600, size=100_000)
     growfs.cache_dir = tmp_path / "disk"
     with tmpfs(growfs.cache_dir, "size=50m", "mode=700"):
         try:
-            flags = ("--cache-size", "1GB", "--min-free", "10MB", "--wait-files", "1", "--bandwidth", "1MB/s")
+            flags = ("--cache-size", "1GB", "--min-free", "10MB", "--wait-files", "1", "--bandwidth", "100kB/s")
             output = growfs.mount(tmp_path / "remote", *flags).stdout
             disk, mount = os.statvfs(growfs.cache_dir), os.statvfs(growfs.mountpoint)
             assert (

@@ -397,7 +397,7 @@ def test_a_disk_that_fails_below_python_fails_misses_at_most(
 ) -> None:
     """Here it is SQLite and the C library that meet the errors, in the daemon, its workers and commands."""
     tree = make_tree(tmp_path / "remote", directories=1, files=12)
-    growfs.mount(tmp_path / "remote", "--cache-size", "60kB", "--rotation", "never", "--miss-timeout", "0.3s")
+    growfs.mount(tmp_path / "remote", "--cache-size", "60kB", "--rotation", "never", "--miss-timeout", "1.5s")
     until(lambda: growfs.status()["state"] == "held")
     for calls, part, why in (
         ("write", "catalog.sqlite", r"cannot be written \(disk I/O error\); check its disk"),

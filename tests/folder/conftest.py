@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISLNK
@@ -41,14 +41,22 @@ class Fill(Growfs):
     def used_bytes(self) -> int:
         """What the files of the cache and of all generations take on the disk, each counted once."""
         folders = (self.cache / "files", self.mountpoint / "generations")
-        used = {}
-        for root, _, names in itertools.chain.from_iterable(map(os.walk, folders)):
-            for name in names:
-                with suppress(FileNotFoundError):  # evicted, or its generation has ended
-                    stat = os.lstat(os.path.join(root, name))
-                    if not S_ISLNK(stat.st_mode):  # on another disk
-                        used[stat.st_ino] = stat.st_blocks * 512
-        return sum(used.values())
+        roots = itertools.chain.from_iterable(map(os.walk, folders))
+        found = stats(os.path.join(root, name) for root, _, names in roots for name in names)
+        again = stats(found)  # those that were there when the last one was found
+        there = [stat for path, stat in again.items() if stat.st_ino == found[path].st_ino]
+        return sum({stat.st_ino: stat.st_blocks * 512 for stat in there if not S_ISLNK(stat.st_mode)}.values())
+
+
+def stats(paths: Iterable[str]) -> dict[str, os.stat_result]:
+    """The files at these paths, without those that are evicted, or whose generation has ended. Links are on another
+    disk.
+    """
+    found = {}
+    for path in paths:
+        with suppress(FileNotFoundError):
+            found[path] = os.lstat(path)
+    return found
 
 
 @pytest.fixture

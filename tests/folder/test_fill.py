@@ -24,6 +24,7 @@ from growfs.daemon.control_client import call
 from growfs.daemon.launch import stop
 from growfs.errors import GrowfsError
 from growfs.folder import trees
+from growfs.workers.membership import PeerPoll
 from tests.cli.support import tmpfs
 from tests.crash.scene import alive
 from tests.folder.conftest import Fill
@@ -154,11 +155,11 @@ def test_a_held_generation_stays_whole_until_its_reader_is_killed(
 
 @pytest.mark.promise(44)
 def test_an_open_file_keeps_its_generation(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
-    full(growfs, tmp_path, "--settle", "0", "--keep-generations", "1", "--turnover", "50%")
+    full(growfs, tmp_path, "--settle", "60", "--keep-generations", "1", "--turnover", "50%")
     first = growfs.current
     other = readers.new()
     with (first / min(files_below(first))).open("rb"):
-        for _ in range(2):
+        for _ in range(3):
             other.next_generation(growfs.mountpoint)
         until(lambda: len(growfs.generations) == 2)
         assert first.exists()
@@ -375,7 +376,12 @@ def test_nodes_that_fill_folders_fetch_from_one_another(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=2, files=3)
     (tmp_path / "token").write_text("a secret\n")
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    nodes = []
+    nodes, poll = [], PeerPoll("", "a secret")
+
+    def span(address: str) -> float:
+        position = poll.look([address], None).positions.get(address)
+        return position.span if position else 0
+
     try:
         for number, address in enumerate(addresses):
             (tmp_path / str(number)).mkdir()
@@ -383,6 +389,7 @@ def test_nodes_that_fill_folders_fetch_from_one_another(tmp_path: Path) -> None:
             known = "--peers", ",".join(addresses), "--peer-addr", address, "--peer-token-file", tmp_path / "token"
             node.fill(tmp_path / "remote", *known)
             until(lambda: len(files_below(nodes[-1].current)) == len(tree))
+            until(lambda at=address: span(at) == 1)  # type: ignore[misc] # it tells the other that it has everything
         second = nodes[1]
         assert {name: (second.current / name).read_bytes() for name in files_below(second.current)} == tree
         assert second.status()["fetch"]["peer_files_total"] == len(tree)

@@ -18,17 +18,19 @@ import os, sys, time
 import growfs
 
 folder, reads = sys.argv[1:]
-def used():
+def stats(paths):
     found = {}
-    for top in (folder + "/.growfs/files", folder + "/generations"):
-        for root, _, names in os.walk(top):
-            for name in names:
-                try:
-                    stat = os.lstat(os.path.join(root, name))
-                except FileNotFoundError:
-                    continue
-                found[stat.st_ino] = stat.st_blocks * 512
-    return sum(found.values())
+    for path in paths:
+        try:
+            found[path] = os.lstat(path)
+        except FileNotFoundError:
+            continue
+    return found
+def used():
+    tops = (folder + "/.growfs/files", folder + "/generations")
+    found = stats(os.path.join(root, name) for top in tops for root, _, names in os.walk(top) for name in names)
+    there = [stat for path, stat in stats(found).items() if stat.st_ino == found[path].st_ino]
+    return sum({stat.st_ino: stat.st_blocks * 512 for stat in there}.values())
 names, trees = set(), set()
 while len(trees) < 3 or len(names) <= 60:
     path = growfs.next_generation(folder)

@@ -176,7 +176,7 @@ def test_a_file_larger_than_the_cache_gives_efbig(growfs: Growfs, tmp_path: Path
 @pytest.mark.promise(3, 19)
 def test_a_miss_gives_enospc_while_every_file_is_open_or_pinned(growfs: Growfs, tmp_path: Path) -> None:
     """It waits for a close, and uses the space that this frees; it does not wait if no close could make room."""
-    local, missing = mount_full_cache(growfs, tmp_path, 3, "--miss-timeout", "0.3")
+    local, missing = mount_full_cache(growfs, tmp_path, 3, "--miss-timeout", "2")
     files = [path.open("rb") for path in local]
     assert error_of(missing[0]) == errno.ENOSPC
     assert "no room" in growfs.log()
@@ -208,7 +208,7 @@ def test_a_reader_waits_for_room_as_long_as_if_it_were_alone(growfs: Growfs, tmp
     elif lacks == "a disk with room":
         others = {name: tmp_path / name for name in ("catalog", "failing")}
         growfs.env[SETUP_VARIABLE] = REFUSING_DISK.format(file=refuses, **others)
-    local, missing = mount_full_cache(growfs, tmp_path, 4, "--miss-timeout", "2", *group)
+    local, missing = mount_full_cache(growfs, tmp_path, 4, "--miss-timeout", "4", *group)
     with ExitStack() as files, ThreadPoolExecutor() as threads:
         if lacks == "a disk with room":
             refuses.touch()
@@ -217,7 +217,7 @@ def test_a_reader_waits_for_room_as_long_as_if_it_were_alone(growfs: Growfs, tmp
             for path in local:
                 files.enter_context(path.open("rb"))
         first = threads.submit(error_of, missing[0])
-        time.sleep(1.2)
+        time.sleep(3)
         second = threads.submit(missing[0].read_bytes)
         assert first.result(60) == errno.ENOSPC
         time.sleep(0.2)

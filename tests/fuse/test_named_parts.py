@@ -179,18 +179,21 @@ def test_a_wait_for_a_part_of_which_nothing_arrives_ends(growfs: Growfs, server:
         next(api.epoch(growfs.mountpoint, 1, 5))
     server.unblock()
     until(lambda: exact(growfs)["waited_for"] == "")
+    growfs.run("set", growfs.mountpoint, "miss-timeout=1m")
     assert os.listdir(part(growfs, 1, 5))
 
 
 def test_a_rank_that_keeps_a_file_open_holds_up_the_others_for_a_limited_time(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_remote(tmp_path / "remote", 120)
-    mount(growfs, tmp_path / "remote", tree, *PARTS, *UNREAD, "--miss-timeout", "1s", share=0.35)
+    mount(growfs, tmp_path / "remote", tree, *PARTS, *UNREAD, share=0.35)
     first = part(growfs, 2, 1)
     with opened(first / "class1"):
         os.listdir(part(growfs, 2, 2))
         os.listdir(part(growfs, 2, 3))
+        growfs.run("set", growfs.mountpoint, "miss-timeout=1")
         with opened(part(growfs, 2, 3)), pytest.raises(OSError, match="timed out"):
             os.listdir(part(growfs, 2, 4))
+    growfs.run("set", growfs.mountpoint, "miss-timeout=1m")
     assert os.listdir(part(growfs, 2, 4))
 
 

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import pytest
 
+from growfs import proc
 from growfs.disk import BLOCK
 from growfs.fuse.links import OWN_OPEN_S
 from growfs.fuse.mounting import mounted_at, unmount
@@ -103,10 +104,10 @@ def server_process(address: str) -> int | None:
     listens = {
         f"socket:[{fields[9]}]" for fields in sockets if fields[1].endswith(f":{port:04X}") and fields[3] == "0A"
     }
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            if os.readlink(link) in listens:
-                return int(link.parts[2])
+    for pid in proc.pids():
+        with suppress(OSError):  # it has ended
+            if proc.opened(pid) & listens:
+                return pid
     return None
 
 

@@ -272,6 +272,7 @@ def test_a_file_that_fails_does_not_stop_the_others(growfs: Growfs, server: Bloc
 def test_nothing_is_prefetched_while_paused(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=6, size=4096)
     growfs.mount(tmp_path / "remote", "--cache-size", 2 * 4096)
+    growfs.until_cached(2)
     growfs.run("pause", growfs.mountpoint)
     growfs.run("set", growfs.mountpoint, "cache-size=1MB")
     assert growfs.status()["state"] == "paused"

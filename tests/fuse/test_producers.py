@@ -129,7 +129,7 @@ def test_producer_failures_are_logged_and_skipped(growfs: Growfs, tmp_path: Path
     assert not list(outside.iterdir()) or not sandbox.version()
     with pytest.raises(OSError, match="Input/output"):
         (growfs.mountpoint / "raises.bin").read_bytes()  # the open retries
-    until(lambda: "4711" not in subprocess.check_output(["ps", "-eo", "args"], text=True))  # a killed child ends soon
+    until(lambda: "sleep 4711" not in subprocess.check_output(["ps", "-eo", "args"], text=True).splitlines())
     growfs.umount()
     assert not list((growfs.cache / "partial").iterdir())
 

@@ -363,7 +363,7 @@ def test_status_advises_a_reader_that_lists_once_and_one_that_opens_by_name(
     often = f" ago, has opened its {len(mine)} files 3.0 times, and will see nothing new until it lists again; "
     assert often in advice(growfs, reader)
     assert advice(growfs, reader).endswith(f"; it sees {len(mine) / FILES:.0%} of the data")
-    assert advice(growfs, reader) in (growfs.mountpoint / ".growfs/status").read_text()
+    until(lambda: advice(growfs, reader) in (growfs.mountpoint / ".growfs/status").read_text())  # the seconds pass
     other.read_all(shuffled(rotating))
     named = "% of its opens waited for a download: take file names from a listing or .growfs/index.csv"
     assert named in advice(growfs, other)

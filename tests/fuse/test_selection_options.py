@@ -69,7 +69,7 @@ def test_a_frozen_file_found_by_a_refresh_is_fetched_and_kept(growfs: Growfs, tm
     until(lambda: mount_status(growfs)["remote"]["files"] == 41)
     growfs.run("set", growfs.mountpoint, "refresh=1h")
     epoch(reader)  # delists files, which makes space
-    until(lambda: "class1/new.bin" in local(growfs))
+    until(lambda: "class1/new.bin" in epoch(reader))
     for _ in range(4):
         assert "class1/new.bin" in epoch(reader)
         wait_for_replacement(growfs)

@@ -330,7 +330,7 @@ def test_a_text_that_comes_a_byte_at_a_time_is_not_waited_for(
             client.sendall(b"x")
 
     server.answer = trickle
-    connection.timeouts = Timeouts(5, 0.3)
+    connection.timeouts = Timeouts(5, 1.0)
     response = connection.send(HttpRequest(server.url), {})
     with pytest.raises(ConnectionTimedOut, match="too slowly"):
         connection.read(response)
@@ -344,7 +344,7 @@ def test_a_stream_that_comes_a_byte_at_a_time_is_not_waited_for(server: Server, 
             client.sendall(b"x")
 
     server.answer = trickle
-    connection.timeouts = Timeouts(5, 0.3)
+    connection.timeouts = Timeouts(5, 1.0)
     response = connection.send(HttpRequest(server.url), {})
     left = 100
 
@@ -370,7 +370,7 @@ def test_a_head_that_comes_a_byte_at_a_time_is_not_waited_for(
         client.sendall(b"\r\n\r\n")
 
     server.answer = trickle
-    connection.timeouts = Timeouts(5, 0.3)
+    connection.timeouts = Timeouts(5, 1.0)
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.port}")
     url = "https://example.com/x" if proxied else server.url
     with pytest.raises(ConnectionFailed, match="too slowly") as failure:
@@ -461,9 +461,9 @@ def test_an_address_without_a_route_does_not_end_the_others(
 def test_a_connection_that_was_idle_is_not_used_again(
     server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("growfs.remote.http.connection.IDLE_S_MAX", 0.1)
     for _ in range(2):
         assert get(connection, server.url, target) == BODY
+    monkeypatch.setattr("growfs.remote.http.connection.IDLE_S_MAX", 0.1)
     time.sleep(0.15)
     assert get(connection, server.url, target) == BODY
     assert [len(heads) for heads in server.requests] == [2, 1]

@@ -102,12 +102,14 @@ def test_who_looks_while_a_mount_is_not_ready_does_not_decide_what_others_are_sh
     """A generation that began before, with no file or with few, ends when `mount` returns."""
     noise = Noise(keys=300, size=20_000, connection_bytes_per_s=40_000)
     growfs.env.update(AWS_ACCESS_KEY_ID="access", AWS_SECRET_ACCESS_KEY="secret")
-    with serving(noise) as (_, url), ThreadPoolExecutor(1) as threads:
+    with serving(noise) as (store, url), ThreadPoolExecutor(1) as threads:
         flags = ("--endpoint-url", url, "--wait-files", 150)
         mounting = threads.submit(growfs.mount, "s3://noise", *flags)
         until(lambda: mounted_at(growfs.mountpoint) and growfs.status()["cache"]["files"] >= files)
+        store.away = "late"
         early = subprocess.run(["ls", "-R", growfs.mountpoint], capture_output=True, text=True, check=True, timeout=60)
         assert not mounting.done(), "else it was not early"
+        store.away = None
         mounting.result(60)
         assert early.stdout.count(".bin") < 150 <= len(growfs.names())
         growfs.umount()

@@ -115,7 +115,7 @@ def test_workers_run_at_a_lower_priority_than_the_daemon_once_training_can_start
         proxy.hold(lambda request: request.is_fetch)
         mounting = pool.submit(growfs.mount, url, "--endpoint-url", proxy.url)
         until(lambda: any(request.is_fetch for request in proxy.requests))
-        workers = until(lambda: workers_of(growfs))
+        workers = until(lambda: len(found := workers_of(growfs)) == 1 and found)  # that of the order has ended
         assert {nice for worker in workers for nice in nicenesses(worker)} == {niceness}
         assert not any(map(is_idle, workers))
         proxy.release()

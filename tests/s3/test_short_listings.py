@@ -50,6 +50,7 @@ def test_a_listing_that_lacks_a_file_which_the_store_still_has_is_not_believed(
         growfs.mount(url, "--endpoint-url", proxy.url, "--refresh", "0.2s", "--wait-files", str(len(FILES)))
         assert growfs.names() == set(FILES)
         proxy.fault = lambda request: lists_only(listed) if request.is_listing else None
+        until(lambda: growfs.status()["last_error"])  # a listing that had begun before would lack the deleted ones
         for name in deleted:
             moto.delete(f"{folder}/{name}")
         doubts = tuple(

@@ -47,7 +47,8 @@ def pool() -> Iterator[ListingPool]:
     pool.theirs.close()
 
 
-async def test_a_worker_that_computes_is_waited_for(pool: ListingPool) -> None:
+async def test_a_worker_that_computes_is_waited_for(pool: ListingPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growfs.workers.pool.STALL_S", 1.5)
     received: list[object] = []
 
     async def note(message: object) -> None:
@@ -55,7 +56,7 @@ async def test_a_worker_that_computes_is_waited_for(pool: ListingPool) -> None:
 
     async def compute() -> None:
         for message in (StillWorking(), StillWorking(), StillWorking(), "a page", Done(7)):
-            await trio.sleep(STALL_S / 2)
+            await trio.sleep(0.4)  # more than STALL_S in all
             messages.send(pool.theirs, message)
 
     async with trio.open_nursery() as nursery:

@@ -179,6 +179,20 @@ def test_each_stream_resumes_as_soon_as_its_own_bytes_are_allowed(clock: Clock, 
     assert max(gaps) <= 1.1 * (1 << 20) / RATE
 
 
+def test_no_bytes_wait_for_nobody(clock: Clock, limits: SharedLimits) -> None:
+    """A file has ended when a read returns nothing; the other files have bytes that wait."""
+    limits.set(1, 1, RATE)
+    bandwidth, ended_at = bucket_of(limits), list[float]()
+
+    def end() -> None:
+        clock.sleep(1)
+        bandwidth.consume(0)
+        ended_at.append(clock.now)
+
+    clock.run(spender(bandwidth, 1, 100 * RATE), end)
+    assert ended_at == [pytest.approx(1001, abs=0.1)]
+
+
 def test_no_limit_costs_nothing(clock: Clock, limits: SharedLimits) -> None:
     limits.set(16, 1, 0)
     bandwidth = bucket_of(limits)

@@ -227,6 +227,13 @@ def fetcher_of(
     return fetcher
 
 
+async def until_a_version_waits(cache: LocalCache) -> None:
+    """Return once a new version of one file waits for room, after queries on threads."""
+    with trio.fail_after(30):
+        while cache.waiting.versions != SIZE:  # noqa: ASYNC110 - nothing notifies of it
+            await trio.sleep(0.01)
+
+
 @pytest.mark.promise(17)
 async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path) -> None:
     cache = open_local_cache(tmp_path, FILES * SIZE)
@@ -241,8 +248,7 @@ async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         nursery.start_soon(fetcher.update, successor, "d/5.bin")
-        await wait_all_tasks_blocked(0.1)
-        assert cache.waiting.versions == SIZE
+        await until_a_version_waits(cache)
         assert len(cache.resident()) == FILES
         await cache.begin()
         assert len(cache.listed()) == FILES - 1, "the next generation makes room, though the whole remote is cached"
@@ -354,8 +360,7 @@ async def test_nothing_waits_any_longer_for_a_version_whose_service_failed(
     with pytest.RaisesGroup(Unreadable, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(updater.run)
-            await wait_all_tasks_blocked(0.1)
-            assert cache.waiting.versions == SIZE
+            await until_a_version_waits(cache)
             monkeypatch.setattr(cache.space, "_pick", unreadable)
             cache.store.room.freed.notify()
     assert cache.waiting.versions == 0
