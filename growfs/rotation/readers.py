@@ -117,7 +117,7 @@ class Readers:
         It is the newest one if the next has not begun, although it is due.
         """
         generation = self._view(reader, directory) or self._generations.current or NOTHING
-        self._open_folders[generation] += directory != EVERYWHERE
+        self._open_folders.update([generation] if directory != EVERYWHERE else [])
         if reader.listed_at is None:
             self._threads.clear()  # from now on it is credited with the opens of its children
         now = trio.current_time()

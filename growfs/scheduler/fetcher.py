@@ -282,7 +282,7 @@ class Fetcher:
         return Claim(
             [download.node],
             download.path,
-            Priority.READER if download.urgent else Priority.DUE,
+            download.priority,
             lambda: download.lacks_room,
             renews=download.renews,
             group=download.group,

@@ -143,3 +143,15 @@ def test_mapped_files_stay_readable(growfs: Growfs, tree: dict[str, bytes], read
         epoch(other)
     assert [reader.mapped(name) for name in names] == [tree[name] for name in names]
     until(lambda: fetched(growfs) > CAPACITY)
+
+
+@pytest.mark.promise(17, 20)
+def test_training_with_the_names_of_index_csv_in_each_epoch(growfs: Growfs, tree: dict[str, bytes]) -> None:
+    """No directory is ever listed."""
+    with Reader(growfs.mountpoint) as reader:
+        seen: set[str] = set()
+        while seen != set(tree):
+            names = {line.partition(",")[0] for line in reader.lines(".growfs/index.csv")} - {"path"}
+            reader.read_all(shuffled(names))
+            seen |= names
+            wait_for_replacement(growfs)

@@ -80,3 +80,25 @@ async def test_a_drawn_file_that_no_room_is_given_back_for_fails_and_says_what_i
     assert f"besides the {2 * BLOCK} that are free; the rest is held by readers" in str(failure.error)
     of_others.release()
     cache.close()
+
+
+@pytest.mark.promise(18, 22)
+async def test_a_drawn_file_that_is_larger_than_expected_evicts_nothing_that_may_stay(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Otherwise a full cache of files without sizes would be fetched again and again, though nobody reads."""
+    cache = open_local_cache(tmp_path, 10 * BLOCK)
+    paths = {f"d/{number}" for number in range(9)}
+    await cache.list([file("d/large", None), *(file(path, BLOCK) for path in paths)])
+    await cache.admit(*paths, content=b"x" * BLOCK)
+    fetcher = fetcher_of(cache, workers=MeasuringPool())
+    own = cache.store.room.reserve(BLOCK)
+    assert own
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        fetcher.draw([cache.node("d/large")], (), Priority.DRAW, own)
+        while fetcher.downloads:
+            await fetcher.progressed.wait()
+        nursery.cancel_scope.cancel()
+    assert (cache.resident(), fetcher.counters.failed) == (paths, 1)
+    cache.close()
