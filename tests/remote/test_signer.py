@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -38,6 +39,7 @@ ODD_KEYS = [
     "sample/sample?sample",
 ]
 AWS = {"client_kwargs": {"region_name": "eu-central-1"}}
+NEW_REGION = {"client_kwargs": {"region_name": "af-south-1"}}
 ENDPOINT = "http://127.0.0.1:9"
 VIRTUAL = {"config_kwargs": {"s3": {"addressing_style": "virtual"}}}
 CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
@@ -47,6 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "virtual": ("bucket", VIRTUAL, "https://store.example"),
     "named as the sample": ("sample", {}, ENDPOINT),
     "aws": ("bucket", AWS, None),
+    "aws in a new region": ("bucket", NEW_REGION, None),
     "aws without a region": ("bucket", {}, None),
     "dots": ("my.bucket", AWS, None),
     "dual stack": ("bucket", {"config_kwargs": {"use_dualstack_endpoint": True}, **AWS}, None),
@@ -81,8 +84,8 @@ def of_library(client: Client, operation: str, parameters: dict[str, Any]) -> Ht
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
-    presigned = client.boto.generate_presigned_url(operation, parameters, 60)
-    base, _, query = presigned.partition("?")
+    _, _, query = client.boto.generate_presigned_url(operation, parameters, 60).partition("?")
+    base = sent_to(client, operation, parameters)
     rest = "&".join(part for part in query.split("&") if not part.startswith("X-Amz-"))
     url = f"{base}?{rest}" if rest else base
     fields = parse_qs(query)
@@ -96,6 +99,24 @@ def of_library(client: Client, operation: str, parameters: dict[str, Any]) -> Ht
     request = AWSRequest(operation.partition("_")[0].upper().replace("LIST", "GET"), url, headers)
     S3SigV4Auth(Credentials(KEYS["key"], KEYS["secret"], token), service, region).add_auth(request)
     return HttpRequest(url, {name.lower(): value for name, value in request.headers.items()}, request.method)
+
+
+def sent_to(client: Client, operation: str, parameters: dict[str, Any]) -> str:
+    """The URL, without its query, to which the library sends a request. Presigned ones may be for another server."""
+    from botocore.awsrequest import AWSResponse
+    from botocore.parsers import ResponseParserError
+
+    sent: list[str] = []
+
+    def send(request: Any, **_: object) -> Any:
+        sent.append(request.url.partition("?")[0])
+        return AWSResponse(request.url, 200, {}, SimpleNamespace(stream=lambda *_: iter([b""])))
+
+    client.boto.meta.events.register_first("before-send.s3", send)
+    with suppress(ResponseParserError):  # a listing is not empty
+        getattr(client.boto, operation)(**parameters)
+    client.boto.meta.events.unregister("before-send.s3", send)
+    return sent[0]
 
 
 def normal(request: HttpRequest) -> HttpRequest:

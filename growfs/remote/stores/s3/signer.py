@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from growfs.remote.http.connection import HttpRequest
 from growfs.remote.stores.fsspec import SIGNED_S
 from growfs.remote.stores.s3.client import Client
-from growfs.remote.stores.s3.static_settings import StaticSettings
+from growfs.remote.stores.s3.static_settings import StaticSettings, in_region
 
 FRESH_S = 60  # then a new Signer is made: the library renews credentials ten minutes before they expire
 
@@ -142,7 +142,8 @@ def signer_by_library(client: Client, bucket: str) -> Signer:
         except (AttributeError, KeyError, ValueError):
             return UrlSigner(client, parameters)
     page_headers = _headers_of(client.complete(boto.list_objects_v2, {"Bucket": bucket}))
-    return HeaderSigner(base.removesuffix(_SAMPLE), key, _headers_of(parameters), page_headers)
+    base = in_region(base.removesuffix(_SAMPLE), boto.meta.region_name)
+    return HeaderSigner(base, key, _headers_of(parameters), page_headers)
 
 
 class SigningKey:

@@ -84,13 +84,22 @@ def static_settings(options: Mapping[str, Any], bucket: str) -> StaticSettings |
     if not _REGION.fullmatch(region) or (server and not _SERVER.fullmatch(server)):
         return None
     return StaticSettings(
-        f"{server.rstrip('/')}/{bucket}/" if server else f"https://{bucket}.s3.amazonaws.com/",
+        f"{server.rstrip('/')}/{bucket}/" if server else in_region(f"https://{bucket}.s3.amazonaws.com/", region),
         region,
         keys["aws_access_key_id"] if is_signed else None,
         keys["aws_secret_access_key"] if is_signed else "",
         keys.get("aws_session_token") if is_signed else None,
         variables.get("AWS_CA_BUNDLE"),
     )
+
+
+def in_region(url: str, region: str) -> str:
+    """The URL of a bucket, at the server of its region if it is at the one of all regions.
+
+    That one refuses buckets of regions that were opened after March 2019 (docs.aws.amazon.com: VirtualHosting).
+    """
+    is_global = region in (DEFAULT_REGION, "aws-global")
+    return url if is_global else url.replace(".s3.amazonaws.com/", f".s3.{region}.amazonaws.com/", 1)
 
 
 def _read_files(variables: Mapping[str, str]) -> list[Mapping[str, str]] | None:
