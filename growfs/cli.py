@@ -27,7 +27,7 @@ from growfs.client.progress import Bar
 from growfs.daemon.status_text import all_warnings, brief, engine, files, printable, render, state_text
 from growfs.errors import GrowfsError, UsageError
 from growfs.extensions import ALL
-from growfs.proc import not_ignored
+from growfs.proc import become, not_ignored
 from growfs.status_and_metrics import MountState, MountStatus
 from growfs.units import format_size, parsed, seconds
 
@@ -403,7 +403,7 @@ def log(mountpoint: Path, follow: bool) -> None:
     from growfs.daemon.running import find
 
     file = find(mountpoint).cache / "log"
-    os.execlp("tail", "tail", "-n", "+1", *(["-F"] if follow else []), "--", file)
+    become("tail", "-n", "+1", *(["-F"] if follow else []), "--", file)
 
 
 @main.command("completion")

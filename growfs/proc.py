@@ -6,10 +6,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TERMINATING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -188,6 +188,13 @@ def is_ending(tid: int) -> bool:
     deadly = pending & ~mask["SigCgt"] & ~_mask(*HARMLESS_BY_DEFAULT)
     effective = (handled | deadly) & ~mask["SigBlk"] & ~mask["SigIgn"]
     return bool(effective | pending & _mask(signal.SIGKILL))
+
+
+def become(program: str, *arguments: object, env: Mapping[str, str] | None = None) -> NoReturn:
+    """Replace this process by a program, found in PATH. Raises OSError."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the program would too
+        signal.signal(number, signal.SIG_DFL)
+    os.execvpe(program, [program, *map(str, arguments)], env or os.environ)
 
 
 def not_ignored(*numbers: signal.Signals) -> list[signal.Signals]:

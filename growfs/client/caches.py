@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from contextlib import closing, suppress
@@ -33,7 +34,7 @@ def caches(cache_dir: Path) -> list[CacheInfo]:
     try:
         for path in cache_dir.iterdir() if cache_dir.exists() else ():
             with suppress(FileNotFoundError):  # it is being removed
-                found += [_info(path)] if (path / DATABASE).is_file() else []
+                found += [_info(path)] if os.path.isfile(path / DATABASE) else []  # others' caches are not readable
     except OSError as error:
         raise GrowfsError(f"{cache_dir}: {error.strerror}") from None
     return sorted(found, key=lambda cache: cache.used_at, reverse=True)
@@ -69,7 +70,7 @@ def remove(path: Path) -> None:
         with trust.open_folder(path.parent, "choose a cache directory of your own") as folder:
             disk.unlink("REMOVE", path.name, folder.fd)
         return
-    if not (path / DATABASE).is_file():
+    if not os.path.isfile(path / DATABASE):
         raise GrowfsError(f"{path}: is not a cache; `growfs cache list` lists the caches")
     other_format(path)  # raises if the database is not one of growfs
     with locked(path) as is_ours:

@@ -21,6 +21,7 @@ from typing import NoReturn
 from growfs.errors import GrowfsError
 from growfs.folder.layout import CURRENT, GENERATIONS, cache_of, newest, number_of
 from growfs.paths import absolute_path
+from growfs.proc import become
 from growfs.vfs.attributes import FOLDER_NAME
 
 ANSWER_S = 10.0
@@ -134,7 +135,7 @@ def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
     os.set_inheritable(_held[folder].lock, True)
     try:
         os.chdir(tree)
-        os.execvpe(command[0], list(command), {**os.environ, VARIABLE: str(tree)})
+        become(*command, env={**os.environ, VARIABLE: str(tree)})
     except OSError as error:
         raise GrowfsError(f"{command[0]}: {error.strerror}; name a program that can be run") from None
 

@@ -52,7 +52,6 @@ class Mount:
         self._given = given
         self._daemon = daemon
         self._users = 1
-        self._process = os.getpid()
         _mounts.append(self)
         atexit.register(self._unmount_at_exit)
 
@@ -111,8 +110,7 @@ class Mount:
 
     def _serves(self, given: Given) -> bool:
         """Whether this is the requested mount, and is still mounted."""
-        is_own = self._process == os.getpid() and self._daemon.poll() is None
-        return self._given == given and is_own and self._is_mounted()
+        return self._given == given and self._daemon.poll() is None and self._is_mounted()
 
     def _is_mounted(self) -> bool:
         """Whether the mount on the path is that of this daemon, which may also have died. Another may be there by now,
@@ -131,7 +129,7 @@ class Mount:
         return f"<growfs mount of {self._given.url} on {self.path}{ended}>"
 
     def _unmount_at_exit(self) -> None:
-        if os.getpid() == self._process:  # a process forked from it also runs this function
+        if self in _mounts:  # a process forked from it also runs this function
             self._unmount()
 
     def _unmount(self) -> None:
@@ -144,6 +142,7 @@ class Mount:
 
 _mounts: list[Mount] = []
 """The mounts of this process that were not unmounted: a notebook may run a cell again."""
+os.register_at_fork(after_in_child=_mounts.clear)  # they are its parent's
 _locks: dict[str, threading.Lock] = {}
 """By the parameters: while a thread mounts, another that wants the same mount waits and then shares it."""
 os.register_at_fork(after_in_child=_locks.clear)  # the threads that hold them do not exist in a fork

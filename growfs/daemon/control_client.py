@@ -122,7 +122,7 @@ def call(
             advice = "check the cache's disk (dmesg)" if error.errno == errno.EIO else f"see {folder}/log"
             raise GrowfsError(f"the daemon of {folder} does not answer ({error.strerror or error}); {advice}") from None
         except NONSENSE:
-            raise _not_understood(folder) from None
+            raise GrowfsError(f"{folder}: its daemon's answer is not understood; unmount and mount again") from None
     raise GrowfsError(f"the daemon of {folder} closed the connection; see {folder}/log")
 
 
@@ -141,7 +141,3 @@ def _other_version(folder: Path) -> GrowfsError:
         f"{daemon.get('mountpoint', folder)}: mounted by another version of growfs ({daemon.get('version', 'unknown')};"
         f" this is {__version__}); use that version, or unmount and mount again"
     )
-
-
-def _not_understood(folder: Path) -> GrowfsError:
-    return GrowfsError(f"{folder}: its daemon's answer is not understood; unmount and mount again")

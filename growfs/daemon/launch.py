@@ -184,7 +184,7 @@ def stop_or_detach(mountpoint: Path) -> None:
     """
     try:
         stop(mountpoint)
-    except GrowfsError:
+    except (GrowfsError, RuntimeError):  # Python 3.12.0 to 3.12.2 start no thread while the interpreter exits
         stop(mountpoint, lazy=True)
 
 

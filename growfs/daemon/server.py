@@ -91,7 +91,8 @@ class Launcher:
         self._fd = fd
         self._unsent = b""
         self.finished = False
-        self._log: Path | None = None
+        self.log: Path | None = None
+        """The log that a failed mount has left."""
         os.set_blocking(fd, False)
 
     def report(self, **message: Any) -> None:
@@ -111,17 +112,13 @@ class Launcher:
             log.warning("the mount command has already exited")
         os.close(self._fd)
 
-    def keep_log(self, path: Path | None) -> None:
-        """Note the log that a failed mount has left."""
-        self._log = path
-
     def fail(self, **message: Any) -> None:
         """Send an error and the path of the log as the last message, unless the mount was ready."""
         if self.finished:
             log.error("%s", message["error"])
             return
         self.finished = True
-        self._unsent += _line(message | {"log": self._log and str(self._log)})
+        self._unsent += _line(message | {"log": self.log and str(self.log)})
         os.set_blocking(self._fd, True)
         with suppress(GrowfsError):
             while not self._flush():
@@ -239,7 +236,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
             log_file.finish()  # along with the workers, which have the cache's files open
         folder.release()
         if not launcher.finished:
-            launcher.keep_log(folder.undo(keeps_log=log_file is not None and log_file.has_trouble))
+            launcher.log = folder.undo(keeps_log=log_file is not None and log_file.has_trouble)
 
 
 def _log_mount(request: MountRequest, url: str, other: str | None, confined: bool | None) -> None:

@@ -232,9 +232,9 @@ def file_system(folder: Path) -> tuple[str, Path]:
     """(type of the file system that a folder is in, where that is mounted)."""
     path = folder.resolve()
     rows = [row for row in mount_rows() if row.mountpoint == path or row.mountpoint in path.parents]
-    row = max(rows, key=lambda row: len(row.mountpoint.parts))  # of several on one mountpoint, the first in the table
-    last = [each for each in rows if each.mountpoint == row.mountpoint][-1]  # hides those before it
-    return last.type, last.mountpoint
+    # Of several on one mountpoint, the last one hides those before it. In a chroot, there may be none.
+    last = max(reversed(rows), key=lambda row: len(row.mountpoint.parts), default=None)
+    return (last.type, last.mountpoint) if last else ("", Path("/"))
 
 
 def is_remote(file_system: str) -> bool:

@@ -31,10 +31,6 @@ class Position(NamedTuple):
     head: float
     span: float
 
-    def may_have(self, place: float) -> bool:
-        """Whether the node's cache may have the file at a place."""
-        return distance(place, self.head) <= self.span * SLACK
-
 
 def distance(behind: float, before: float) -> float:
     """How far a node at `behind` has to go to reach `before`."""
@@ -70,7 +66,7 @@ def holders(place: float, head: float, others: Mapping[str, Position], most: int
     """
     last: dict[str, float] = {}
     for name, other in others.items():
-        if other.may_have(place):
+        if distance(place, other.head) <= other.span * SLACK:
             last[name] = distance(place, other.head)
         elif distance(head, other.head) < distance(head, place):
             last[name] = 0.0

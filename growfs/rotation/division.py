@@ -265,12 +265,8 @@ def plan_part(
         for id, seq, parent, name in rows:
             if id in listed:
                 names[parent].append((name, seq))
-        folders = {folder: _in_order(entries) for folder, entries in names.items()}
+        # By name, so that the order is the same on all machines.
+        folders = {folder: array("Q", (seq for _, seq in sorted(entries))) for folder, entries in names.items()}
         part = PartContents(position, folders, bytes, cached & parts.to_read(position.part), left_out)
         all_seqs = BitMap64().union(*map(BitMap64, folders.values()))
         return GenerationPlan(Generation(number, last_seq, 0.0, len(cached), all_seqs, part=part), keeps_last=False)
-
-
-def _in_order(entries: list[tuple[str, int]]) -> array[int]:
-    """The admissions of the entries of a folder, by name: the same on all machines."""
-    return array("Q", (seq for _, seq in sorted(entries)))

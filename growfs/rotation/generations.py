@@ -11,6 +11,8 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 import trio
@@ -38,7 +40,9 @@ FORGET_GENERATIONS = (
     " WHERE earlier.number < generation.number ORDER BY earlier.number DESC LIMIT 1), 0))"
 )
 """Forget the generations that are not the first to list a file that is still cached."""
-FROZEN_FILES = "SELECT r.parent, r.seq FROM node n JOIN resident r USING (id) WHERE n.pinned > 0 AND n.is_dir = 0"
+FROZEN_FILES = """
+    SELECT r.parent, r.seq FROM node n JOIN resident r USING (id) WHERE n.pinned > 0 AND n.is_dir = 0 ORDER BY r.parent
+"""
 """The directory and admission of each cached file that is frozen or pinned."""
 
 
@@ -295,7 +299,12 @@ class Generations:
 
     async def _begin(self, lasting_holds: BitMap64, opened: frozenset[int], part: PassPosition | None) -> bool:
         number = self.last_number + 1
-        frozen = await self._db.query_in_thread(lambda ask: list(ask(FROZEN_FILES)))
+        frozen = await self._db.query_in_thread(
+            lambda ask: {
+                directory: BitMap64(seq for _, seq in rows)
+                for directory, rows in groupby(ask(FROZEN_FILES), itemgetter(0))
+            }
+        )
         turnover = self._turnover(lasting_holds, opened)
         if self.planner.changes_nothing(turnover):
             listed = BitMap64(range(1, turnover.last_seq + 1))
@@ -316,8 +325,8 @@ class Generations:
         generation.begins(trio.current_time(), self.current)
         self.last_number, self.current = number, generation
         self.kept = [*self.kept, generation][-self.keep :]
-        for directory, seq in filter(lambda row: row[1] in generation.listed, frozen):
-            generation.frozen.setdefault(directory, BitMap64()).add(seq)
+        shown = ((directory, seqs & generation.listed) for directory, seqs in frozen.items())
+        generation.frozen = {directory: seqs for directory, seqs in shown if seqs}
         self.shown_seq, self._keeps_last = generation.last_seq, plan.keeps_last
         self._unwritten = plan
         self.began.notify()

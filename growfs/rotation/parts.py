@@ -205,7 +205,8 @@ class _Dividing:
         kept, parts, streamed = BitMap64(), 1, array("Q")
         for number, share in enumerate(self._shares):
             kept_here = self._kept(share, always_bytes, room)
-            streamed_here = array("Q", (group for _, group in share.by_pass if self._is_streamed(group, kept_here)))
+            groups = (group for _, group in share.by_pass if group not in kept_here and group not in self._always)
+            streamed_here = array("Q", groups)
             parts = max(parts, _count(self._sums(streamed_here), room // 2))
             if number == own:
                 kept, streamed = kept_here, streamed_here
@@ -213,9 +214,6 @@ class _Dividing:
             parts = max(parts, min(FIRST_PASS_PARTS, *(share.groups for share in self._shares)))
         ends = _ends(self._sums(streamed), room // 2, parts)
         return self._assembled(self._shares[own], kept, streamed, ends, always_bytes)
-
-    def _is_streamed(self, group: int, kept: BitMap64) -> bool:
-        return group not in kept and group not in self._always
 
     def _kept(self, share: _Share, always_bytes: int, room: int) -> BitMap64:
         """The groups of a share that stay cached. room: for streamed files, in bytes."""

@@ -97,11 +97,6 @@ class WorkerSlot:
         """Bytes and files still to be fetched, roughly."""
         return max(0, self.bytes - self.received), len(self.downloads)
 
-    @property
-    def has_suspect(self) -> bool:
-        """Whether its only file is one that killed a worker before."""
-        return len(self.downloads) == 1 and any(_is_suspect(download) for download in self.downloads.values())
-
 
 class Dispatcher:
     """Owns the workers that fetch, their files, and the queues of files without a worker.
@@ -347,7 +342,9 @@ class Dispatcher:
         return self._in_background and download.urgent and is_small and not (self._is_computed or _is_suspect(download))
 
     def _can_add(self, slot: WorkerSlot, download: Download) -> bool:
-        if slot.is_recalled or slot.has_suspect or (_is_suspect(download) and slot.downloads):
+        # The only file of a worker is perhaps one that killed another, and stays alone.
+        has_suspect = len(slot.downloads) == 1 and any(map(_is_suspect, slot.downloads.values()))
+        if slot.is_recalled or has_suspect or (_is_suspect(download) and slot.downloads):
             return False
         if download.urgent:
             return True

@@ -15,6 +15,7 @@ The difficulties, and their solutions:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import time
 from functools import partial
@@ -465,15 +466,14 @@ class Fetcher:
 
     def _fail(self, download: Download, error: GrowfsError) -> None:
         """Fail a download, along with all of its group that no worker has."""
-        download.discard()
-        download.error = error
-        download.move(DownloadState.FAILED)
-        is_new = self.counters.add_failure(download.node.id, error)
-        log.log(logging.WARNING if is_new else logging.DEBUG, "not fetched: %s", error)
-        self._finish(download)
-        for other in download.group.downloads:
-            if other.state in (DownloadState.QUEUED, DownloadState.FETCHED):
-                self._fail(other, error)
+        others = (it for it in download.group.downloads if it.state in (DownloadState.QUEUED, DownloadState.FETCHED))
+        for each in itertools.chain([download], others):  # others are looked for once it has failed
+            each.discard()
+            each.error = error
+            each.move(DownloadState.FAILED)
+            is_new = self.counters.add_failure(each.node.id, error)
+            log.log(logging.WARNING if is_new else logging.DEBUG, "not fetched: %s", error)
+            self._finish(each)
         self._admission_due.set()
 
     def _finish(self, download: Download) -> None:

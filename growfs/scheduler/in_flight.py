@@ -112,11 +112,6 @@ class DownloadGroup:
         return all(download.state is DownloadState.FETCHED for download in self.downloads)
 
     @property
-    def is_finished(self) -> bool:
-        """Whether every download was admitted or failed."""
-        return all(download.state in (DownloadState.FAILED, DownloadState.ADMITTED) for download in self.downloads)
-
-    @property
     def error(self) -> GrowfsError | None:
         """The reason why the group cannot be admitted."""
         return next((download.error for download in self.downloads if download.error), None)
@@ -500,7 +495,7 @@ class AdmissionQueue:
             self._take(self._next.popleft(), batch)
         while self._window and len(batch) < BATCH_MAX:
             head = self._window[0]
-            if not (head.is_fetched or head.is_finished):
+            if not head.is_fetched and any(download.state < DownloadState.ADMITTED for download in head.downloads):
                 break
             self._take(self._window.popleft(), batch)
         return batch

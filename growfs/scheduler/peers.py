@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -151,7 +152,8 @@ class Peers:
             return self._start
         await self._look()
         names, own = sorted(self._names()), self._own_name()
-        start = first_place(names.index(own), len(names), self._final_span(), list(self._others.values()))
+        final_span = min(1.0, self._store.room.limit_bytes / max(1, self._catalog.bytes))
+        start = first_place(names.index(own), len(names), final_span, list(self._others.values()))
         await self._database.write_with_retry(lambda writer: set_meta(writer, START, str(start)))
         self._start = start
         with trio.move_on_after(OTHERS_BEGIN_S):
@@ -247,14 +249,10 @@ class Peers:
         """The addresses of all nodes, including this one."""
         return {*self._seen.peers, self._own_name()}
 
-    def _final_span(self) -> float:
-        """The share of the files that this node's cache will eventually hold."""
-        return min(1.0, self._store.room.limit_bytes / max(1, self._catalog.bytes))
-
     # The worker.
 
     async def _run_worker(self) -> None:
-        settings, opened = self._settings, dict[int, int]()
+        settings, opened = self._settings, Counter[int]()
         channel = self._workers.spawn()
         try:
             await channel.send(ServePeers(settings.address, settings.token, settings.bytes_per_s, self._node))
@@ -280,20 +278,20 @@ class Peers:
             with trio.move_on_after(POLL_S):
                 await self._due.wait()
 
-    async def _handle(self, message: Any, opened: dict[int, int]) -> None:
+    async def _handle(self, message: Any, opened: Counter[int]) -> None:
         if isinstance(message, Failed):
             raise message.error
         if isinstance(message, PeersSeen):
             self._note_seen(message)
         elif isinstance(message, CloseCached):
-            opened[message.id] -= 1
+            opened -= Counter([message.id])  # which leaves out files that are not open any more
             self._sent_bytes += message.bytes
             self._store.close_file(message.id)
         else:
             assert isinstance(message, OpenCached)
             cached = self._open(message.path)
             if cached:
-                opened[cached.id] = opened.get(cached.id, 0) + 1
+                opened[cached.id] += 1
             await self._send(CachedOpened(message.request, cached))
 
     async def _send(self, message: Any) -> None:

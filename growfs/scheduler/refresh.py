@@ -70,6 +70,7 @@ class CatalogSync:
         """New versions of resident files, by the id of the old one, for VersionUpdater to fetch. If one fails, or is
         not fetched before the daemon ends, the next listing finds it again."""
         self._updating: set[int] = set()
+        self._altered = 0  # by listings, since `changed` was notified: one that failed may have found the only news
         self._silent_s: float | None = None
         self._was_silent = False
         self._is_refused = False
@@ -189,17 +190,16 @@ class CatalogSync:
 
     async def _list(self) -> None:
         listing = self._catalog.listing + 1
-        altered = 0
         why = ""
 
         async def apply(part: ListingDiff | ServerSilent) -> None:
-            nonlocal altered, why
+            nonlocal why
             if isinstance(part, ServerSilent):
                 self._note_silence(part)
                 return
             self._silent_s = self.failure = None
             self._is_refused = False
-            altered += len(part.new) + len(part.changed) + len(part.gone)
+            self._altered += len(part.new) + len(part.changed) + len(part.gone)
             for skip in part.skipped:
                 why = f"; {skip.path} was skipped: {skip.reason}"
             await self._apply(part)
@@ -222,6 +222,7 @@ class CatalogSync:
         await self._catalog.finish(listing)
         self.failure = None
         first, self.complete = not self.complete, True
+        altered, self._altered = self._altered, 0
         log.info("listed %d files, %d of them new, changed or gone", files, altered)
         self.progressed.notify()
         if altered or first:

@@ -349,7 +349,8 @@ class Space:
             if priority is Priority.READER and (of_all := self._room.short(self._missed_bytes)) > short:
                 chosen = await self._pick(priority, of_all)  # one commit makes room for all misses that wait here
             chosen = chosen or await self._pick(priority, short, ample)
-            if not chosen and self._may_make_up(size):
+            # Others have taken more of the disk than they should: the cache makes up for it, a part per generation.
+            if not chosen and 0 < self._room.excess_bytes <= self._store.resident_bytes - size:
                 chosen = await self._pick(Priority.DRAW, 1, short)
             if not chosen:
                 break
@@ -357,12 +358,6 @@ class Space:
                 return None
             await self._evict(chosen, return_to_pass=not is_draw)
         return self._room.reserve(size)  # no other task runs in between
-
-    def _may_make_up(self, size: int) -> bool:
-        """Whether others have taken more of the disk than they should, and the cache can make up for it, with each
-        generation a part, and still cache files of this size.
-        """
-        return 0 < self._room.excess_bytes <= self._store.resident_bytes - size
 
     async def set_cache_size(self, size: CacheSize) -> None:
         """Change the limit, and evict the excess. Raises GrowfsError if not all of it can be evicted.

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tests.cli.support import assert_refused
+from tests.cli.support import assert_refused, other_user
 from tests.harness import Growfs, make_tree
 
 
@@ -61,6 +61,17 @@ def test_prune_removes_what_is_old_and_nothing_else(growfs: Growfs, tmp_path: Pa
     assert not any(path.exists() for path in old)
     assert all(path.exists() for path in (*kept, growfs.cache_dir / "other"))
     assert "nothing in " in growfs.run("cache", "prune", growfs.cache_dir).stdout
+
+
+def test_caches_of_other_users_are_left_out() -> None:
+    """In a directory that users share."""
+    with other_user() as user:
+        other = user.folder / "shared" / "other"
+        other.mkdir(mode=0o700, parents=True)
+        (other / "catalog.sqlite").touch()
+        done = user.run("cache", "list", other.parent)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert_refused(user.run("cache", "remove", other), "other: is not a cache")
 
 
 def test_only_a_cache_is_removed(growfs: Growfs, tmp_path: Path) -> None:

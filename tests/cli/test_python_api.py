@@ -152,6 +152,22 @@ def test_threads_that_ask_for_the_same_mount_share_it(growfs: Growfs) -> None:
         first.result().unmount()
 
 
+FORKS_INSIDE = """
+import os, sys, growfs
+with growfs.mount(sys.argv[1], cache_dir=sys.argv[2]) as path:
+    if not os.fork():
+        sys.exit()  # leaves the block, as its parent does later
+    os.wait()
+    assert os.path.ismount(path) and os.listdir(path)
+"""
+
+
+def test_a_forked_process_that_leaves_the_block_unmounts_nothing(growfs: Growfs, remote: Path) -> None:
+    done = FORKS.run(["-c", FORKS_INSIDE, str(remote), str(growfs.cache_dir)], growfs.env, COMMAND_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not [mount for mount in mounts() if mount.cache.parent == growfs.cache_dir]
+
+
 FORGETS_TO_UNMOUNT = """
 import os, sys, growfs
 mount = growfs.mount(sys.argv[1], cache_dir=sys.argv[2])

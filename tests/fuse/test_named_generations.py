@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sqlite3
 import subprocess
 from collections.abc import Iterator
@@ -332,6 +333,8 @@ def test_a_command_runs_in_the_next_generation_and_holds_it(growfs: Growfs, tree
         printed = growfs.run("next", growfs.mountpoint, "--", "sh", "-c", read).stdout.splitlines()
         assert printed == 2 * [str(generation(growfs, number))]
     assert growfs.run("next", growfs.mountpoint).stdout == f"{generation(growfs, 4)}\n"
+    done = growfs.run("next", growfs.mountpoint, "--", "sh", "-c", "(yes; echo $? >&2) | head -1")
+    assert (done.stdout, done.stderr) == ("y\n", f"{128 + signal.SIGPIPE}\n"), "Python ignores this signal"
     command = [*GROWFS, "next", str(growfs.mountpoint), "--", "sleep", "100"]
     with subprocess.Popen(command, env=growfs.env) as shell:
         until(lambda: Path(f"/proc/{shell.pid}/comm").read_text() == "sleep\n")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
+import itertools
 import os
 import random
 import threading
+import time
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -302,6 +304,18 @@ def test_one_odd_answer_to_a_part_costs_that_part_only(
     assert library_fetches == []
     assert len(store.gets) == len(part_starts(len(DATA))) + 1
     assert len(failures) == 1
+
+
+def test_a_request_that_is_repeated_is_signed_again(
+    serve: Serve, tmp_path: Path, library_fetches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage of hours, the old signature has expired."""
+    hours = itertools.count()
+    monkeypatch.setattr("growfs.remote.stores.s3.signer.gmtime", lambda: time.gmtime(next(hours) * 3600))
+    store = FakeStore(SMALL)
+    store.status = lambda request: 503 if len(store.gets) == 1 else None
+    assert fetched(RetryingRemote(lambda: s3(serve(store)), Retries(lambda _: None)), tmp_path) == SMALL
+    assert (len({request.headers["x-amz-date"] for request in store.gets}), library_fetches) == (2, [])
 
 
 @pytest.mark.parametrize("fault", ["cut", 503])

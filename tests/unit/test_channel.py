@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import trio
 
+from growfs.cache.listing_diff import ListingDiff
 from growfs.errors import RemoteBusy
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.refresh import CatalogSync
 from growfs.workers import messages
 from growfs.workers.messages import Done, ListRemote, StillWorking
 from growfs.workers.pool import Channel, WorkerLost, WorkerSilent
-from tests.unit.local_cache import LocalCache, answers
+from tests.unit.local_cache import LocalCache, answers, file
 
 STALL_S = 0.4
 REQUEST = ListRemote(Path("/no/catalog"), 1)
@@ -36,6 +37,18 @@ class ListingPool:
 
     def spawn(self) -> Channel:
         return Channel(self.ours)
+
+
+class ListingPools:
+    """Stands in for WorkerPool: each worker is one of these pools."""
+
+    url = ListingPool.url
+
+    def __init__(self, pools: list[ListingPool]) -> None:
+        self._pools = iter(pools)
+
+    def spawn(self) -> Channel:
+        return next(self._pools).spawn()
 
 
 @pytest.fixture
@@ -72,6 +85,29 @@ async def test_a_worker_that_died_and_one_that_is_silent_are_told_apart(pool: Li
     with pytest.raises(WorkerLost) as caught:
         await pool.spawn().call(REQUEST)
     assert not isinstance(caught.value, WorkerSilent)
+
+
+async def test_files_that_a_listing_found_before_it_failed_are_announced_by_the_next_one(cache: LocalCache) -> None:
+    """That one finds nothing new. Else nobody would draw them."""
+    pools = [ListingPool(), ListingPool()]
+    await cache.list([file("d/0", 1)])
+    sync = CatalogSync(ListingPools(pools), cache.catalog, cache.store, Outage(answers), every_s=0.2)  # type: ignore[arg-type]
+    sync.complete = True
+    changes: list[None] = []
+    sync.changed.connect(lambda: changes.append(None))
+    for number, pool in enumerate(pools):
+        new = [] if number else [file("d/1", 1)]
+        messages.send(pool.theirs, ListingDiff(cache.catalog.listing + 1, new=new))
+    pools[0].theirs.shutdown(socket.SHUT_WR)
+    messages.send(pools[1].theirs, Done(2))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sync.run)
+        with trio.fail_after(20):
+            await sync.changed.wait()
+        nursery.cancel_scope.cancel()
+    assert len(changes) == 1
+    for pool in pools:
+        pool.theirs.close()
 
 
 async def test_a_server_that_never_answers_the_listing_is_named_and_the_listing_tried_again(

@@ -29,3 +29,9 @@ def test_a_refusal_by_apparmor_names_the_profile(
     with pytest.raises(GrowfsError, match=r"/data/train: fusermount3: mount failed: Permission denied") as refused:
         spec.attach()
     assert ("AppArmor may allow other folders" in str(refused.value)) is has_profile
+
+
+def test_in_a_chroot_no_file_system_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel shows no mounts outside of it."""
+    monkeypatch.setattr(mounting, "mount_rows", list)
+    assert mounting.file_system(Path("/data")) == ("", Path("/"))

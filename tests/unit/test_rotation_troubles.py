@@ -26,7 +26,7 @@ from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import VersionUpdater
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.in_flight import Download, Priority
+from growfs.scheduler.in_flight import Download, DownloadState, Priority
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.scheduler.refresh import CatalogSync
@@ -225,6 +225,21 @@ def fetcher_of(
     )
     dispatcher.returned.connect(fetcher.handle_result)
     return fetcher
+
+
+async def test_a_group_of_thousands_of_files_fails_as_a_whole(tmp_path: Path) -> None:
+    cache = open_local_cache(tmp_path, FILES * SIZE)
+    await cache.list([file(f"d/{number}.b", 1) for number in range(3000)])
+    nodes = [cache.node(f"d/{number}.b") for number in range(3000)]
+    fetcher, reserved = fetcher_of(cache), cache.store.room.reserve(SIZE)
+    assert reserved
+    fetcher.draw(nodes, tuple(node.id for node in nodes), Priority.DRAW, reserved)
+    download = fetcher.downloads.get(nodes[0].id)
+    assert download
+    download.move(DownloadState.FETCHING)
+    fetcher.handle_result(download, FetchFailed(RemoteError("not readable")))
+    assert (len(fetcher.downloads), fetcher.counters.failed) == (0, len(nodes))
+    cache.close()
 
 
 async def until_a_version_waits(cache: LocalCache) -> None:

@@ -164,11 +164,7 @@ def _resolve(host: str, port: int) -> Check:
     more = f" and {len(addresses) - 1} more" if len(addresses) > 1 else ""
     if addresses == [host]:
         return ok("server", host)
-    return ok("server", f"{host} is {addresses[0]}{more}, after {_milliseconds(began)}")
-
-
-def _milliseconds(began: float) -> str:
-    return f"{1000 * (time.monotonic() - began):.0f} ms"
+    return ok("server", f"{host} is {addresses[0]}{more}, after {1000 * (time.monotonic() - began):.0f} ms")
 
 
 def _compare_clocks(date: str) -> Check:

@@ -6,7 +6,7 @@ Times are in milliseconds since 1970, as in Vega.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -55,7 +55,7 @@ def _points(parts: Sequence[Sequence[sqlite3.Row]]) -> Values:
     every = max(1, sum(map(len, parts)) // POINTS_MAX)
     points = []
     for number, part in enumerate(parts):
-        for row in _thinned(part, every):
+        for row in chain(part[:-1:every], part[-1:]):
             best = min(1.0, (before + row["fetched_files"]) / max(1, row["share_files"]))
             points.append(
                 {
@@ -65,11 +65,6 @@ def _points(parts: Sequence[Sequence[sqlite3.Row]]) -> Values:
                 }
             )  # fmt: skip
     return points
-
-
-def _thinned(rows: Sequence[sqlite3.Row], every: int) -> Iterable[sqlite3.Row]:
-    """Every nth row, with the first and the last."""
-    return chain(rows[:-1:every], rows[-1:])
 
 
 def _bars(parts: Sequence[Sequence[sqlite3.Row]]) -> Values:

@@ -189,10 +189,6 @@ class RangeDownloader:
         self._useless_heads = 0 if useful else self._useless_heads + 1
         self.heads_useful = self._useless_heads < USELESS_HEADS_MAX
 
-    def record_split(self, split: bool) -> None:
-        """Record whether a server sent a part of a file that was requested, and not the whole file."""
-        self.splits_at_once = split
-
     @contextmanager
     def connection(self, origin: Origin | None = None) -> Iterator[Connection]:
         """A connection for the duration of the block, if possible one to this server.
@@ -310,7 +306,7 @@ class _FileTransfer(Generic[T]):
                 response = self._begin(connection, size, length)
             finally:
                 self._begun.set()
-            self._owner.record_split(self._is_split)
+            self._owner.splits_at_once = self._is_split
             with nullcontext() if self._is_split else self._owner.threads.unsplit(self.total):
                 self._receive(connection, _first_part(response), response)
 
@@ -393,6 +389,7 @@ class _FileTransfer(Generic[T]):
                 return response
             except (ConnectionFailed, HttpError) as error:
                 self._pause(error, connection, part)
+                self._request = self._sign()  # the remote may have been away for longer than a signature is valid
 
     def _receive(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
         """Fetch a part; after a failure, the rest of it. response: the head of its response, if it has arrived."""

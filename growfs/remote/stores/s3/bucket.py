@@ -457,7 +457,8 @@ class S3Remote(FsspecRemote):
         elif key_range.after:
             parameters["StartAfter"] = prefix + key_range.after
         page = self._list_page(connection, parameters | RESTORED if self._knows_restored else parameters, prefix)
-        if page.has_archived and self._knows_restored is None:  # requested only then: some stores refuse the parameter
+        has_archived = listing.ARCHIVED in page.reasons.values()
+        if has_archived and self._knows_restored is None:  # requested only then: some stores refuse the parameter
             try:
                 page = self._list_page(connection, parameters | RESTORED, prefix)
                 self._knows_restored = True

@@ -50,11 +50,6 @@ class KeyPage(NamedTuple):
     unsure: tuple[str, str] | None = None
     """Both readings of a path, if it is unknown what the server writes as '+': a space, or a plus."""
 
-    @property
-    def has_archived(self) -> bool:
-        """Whether it has files that cannot be read before they are restored."""
-        return ARCHIVED in self.reasons.values()
-
     def without_skipped(self, count: int) -> tuple[list[RemoteFile], list[Skipped]]:
         """Of the first `count` files, those that can be local, and the others. Folder markers are in neither list."""
         found: list[RemoteFile] = []
