@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import errno
 import gzip
 import os
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +24,13 @@ from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, UsageError
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.metadata import SECOND_NS, file_from_info
+from growfs.remote.retries import Retries
+from growfs.remote.stores.base import Entry, walk
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.gs import GoogleRemote
 from growfs.remote.stores.hf import RepositoryRemote
 from growfs.remote.stores.web import HttpRemote
+from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.needs import need
 from tests.remote.fake_store import DATA, FakeStore, Serve, part_starts
 from tests.servers import QuietHandler, S3Server, serving
@@ -202,6 +208,49 @@ def test_local_links_outside_the_root_and_devices_are_skipped(tmp_path: Path) ->
             remote.fetch(FetchTask(RemoteFile(path, None, None, ""), tmp_path / "target"))
     with pytest.raises(RemoteError, match="is a file; use the URL of its folder"):
         listed(RemoteSpec(str(root / "sub/file")))
+
+
+@pytest.mark.parametrize("parallel", [1, 16])
+def test_a_listing_by_folder_goes_on_where_a_folder_could_not_be_read(parallel: int) -> None:
+    """Not where its last thousand names ended: with few files in each of many folders, it would never be complete."""
+    requests: Counter[str] = Counter()
+
+    def read(folder: str) -> list[Entry]:
+        requests[folder] += 1
+        if requests.total() % 100 == 0:
+            raise RemoteBusy("503")
+        return [f"{number:03}/" for number in range(300)] if not folder else [RemoteFile(f"{folder}x", 1, None, "")]
+
+    source: Any = SimpleNamespace(pages=lambda cursor=None: walk(read, parallel, cursor))
+    pages = list(RetryingRemote(lambda: source, Retries(lambda _: None)).pages())
+    assert sorted(file.path for page in pages for file in page.files) == [f"{number:03}/x" for number in range(300)]
+    assert requests.total() < 2 * 300
+
+
+@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESTALE, errno.EIO])
+def test_a_network_mount_whose_server_is_gone_is_busy_and_a_bad_file_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As with sshfs and NFS. Otherwise each file would count as one that cannot be read."""
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/file").write_bytes(b"data")
+    remote = open_remote(RemoteSpec(f"file://{tmp_path}/root"))
+    task = FetchTask(remote.stat("file"), tmp_path / "target")
+    open_file = os.open
+
+    def fail(path: str, *arguments: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    def fail_to_open(path: str, flags: int, *arguments: Any, **more: Any) -> int:
+        return fail(path) if str(path).endswith("root/file") else open_file(path, flags, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", fail_to_open)
+    with pytest.raises(RemoteError) as caught:
+        remote.fetch(task)
+    assert not isinstance(caught.value, RemoteBusy)
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(RemoteBusy, match="check whether it is mounted"):
+        remote.fetch(task)
 
 
 @pytest.mark.parametrize("is_empty", [False, True])

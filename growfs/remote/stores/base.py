@@ -298,14 +298,20 @@ def walk(read: Read, parallel: int, cursor: Any = None) -> Iterator[Page]:
     """All files below the root, folder by folder.
 
     read: returns the entries of a folder. Called from `parallel` threads if that is more than 1. cursor: the folders
-    still to read, and the last path returned from the last one.
+    still to read, and the last path returned from the last one. If a folder cannot be read, those before it are a page.
     """
     todo, after = (list(cursor[0]), cursor[1]) if cursor else ([""], "")
     files: list[RemoteFile] = []
     skipped: list[Skipped] = []
+    done = todo[:]
     with _reading_ahead(read, parallel) as read_last:
         while todo:
-            found = read_last(todo)
+            try:
+                found = read_last(todo)
+            except GrowfsError:
+                if todo != done:
+                    yield Page(files, skipped, (tuple(todo), after))
+                raise
             for entry in sorted((entry for entry in found if not isinstance(entry, str)), key=lambda entry: entry.path):
                 if entry.path <= after:
                     continue
@@ -315,7 +321,7 @@ def walk(read: Read, parallel: int, cursor: Any = None) -> Iterator[Page]:
                     skipped.append(entry)
                 if len(files) + len(skipped) >= PAGE_FILES_MAX:
                     yield Page(files, skipped, (tuple(todo), entry.path))
-                    files, skipped = [], []
+                    files, skipped, done = [], [], todo[:]
             todo[-1:] = [entry for entry in found if isinstance(entry, str)]
             after = ""
     if files or skipped:

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
-from growfs.errors import RemoteBusy, RemoteError, RemoteMissing
+from growfs.errors import RemoteBusy, RemoteDenied, RemoteError, RemoteMissing
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
@@ -84,14 +84,19 @@ class LocalRemote(StoreRemote):
 
     @contextmanager
     def translating(self, path: str = "") -> Iterator[None]:
-        """If everything is missing, not just the path, the path was not deleted: a network mount may be gone."""
+        """If all of the folder is missing or fails, not just the path, a network mount may be gone, or its server."""
         try:
             with super().translating(path):
                 yield
-        except RemoteMissing:
-            if path and (self._is_empty() or self._has_file(path)):
+        except (RemoteBusy, RemoteDenied):
+            raise
+        except RemoteError as error:
+            was_there = isinstance(error, RemoteMissing) and self._has_file(path)
+            if path and (self._is_empty() or was_there):
                 where = self.safe_url()
-                raise RemoteBusy(f"{where}: the folder is empty or missing; check whether it is mounted") from None
+                raise RemoteBusy(
+                    f"{where}: the folder is empty, missing or not readable; check whether it is mounted"
+                ) from None
             raise
 
     def _is_empty(self) -> bool:
