@@ -12,7 +12,7 @@ CEILINGS = {
     "statements of the core": 12_216,
     "statements of all": 23_671,
     "statements of the largest function": 41,
-    "constants in capitals": 906,
+    "constants in capitals": 903,
     "importers of exact": 9,
     "importers of peers": 8,
     "importers of fill": 7,

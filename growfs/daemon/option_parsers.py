@@ -22,7 +22,6 @@ from growfs.units import CacheSize, size
 
 PYTHON_SCHEME = "py:"
 """The prefix of a URL that is a Python function, which creates the files."""
-LOOPBACK = "127.0.0.1"
 PORT_MAX = 65535
 
 TORCHRUN = ("GROUP_RANK", "GROUP_WORLD_SIZE")
@@ -150,7 +149,7 @@ def metrics_addr(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"(?:(\[[\w.:%]+\]|[\w.-]*):)?(\d{1,5})", text, re.ASCII)
     if not match or int(match[2]) > PORT_MAX:
         raise UsageError(f"{text!r} is not an address; use HOST:PORT, such as 127.0.0.1:9401 or [::1]:9401")
-    return (match[1] or LOOPBACK).strip("[]"), int(match[2])
+    return (match[1] or "127.0.0.1").strip("[]"), int(match[2])
 
 
 def peer_addr(text: str) -> tuple[str, int]:

@@ -25,15 +25,13 @@ from growfs.errors import GrowfsError
 from growfs.proc import read_text
 
 TYPE = "fuse.growfs"
-AUTOMOUNT = "autofs"
-"""The type of a placeholder on which a mount will be made (x-systemd.automount)."""
 DEVICE = Path("/dev/fuse")
 DEVICE_NUMBER = os.makedev(10, 229)
 """Documentation/admin-guide/devices.txt."""
 READ_AHEAD_KIB = 4096
 """How far the kernel reads ahead for a sequential reader. With its default of 128 the throughput is less than half."""
 MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
-MNT_FORCE, MNT_DETACH = 1, 2
+MNT_FORCE, MNT_DETACH, UMOUNT_NOFOLLOW = 1, 2, 8
 """Flags of mount(2) and umount(2) (sys/mount.h). MNT_FORCE fails pending requests, so that none is waited for."""
 CAP_SYS_ADMIN = 21
 NETWORK = frozenset(
@@ -283,7 +281,7 @@ def _check_empty(mountpoint: Path, folder: int) -> None:
     _check_unmounted(mountpoint)
     rows = [row for row in mount_rows() if row.mountpoint == mountpoint]
     is_elsewhere = os.fstat(folder).st_dev != mountpoint.parent.stat().st_dev
-    if is_elsewhere and rows and rows[-1].type != AUTOMOUNT:
+    if is_elsewhere and rows and rows[-1].type != "autofs":  # which stands for a mount to come (x-systemd.automount)
         raise GrowfsError(f"{mountpoint}: something else is mounted there; choose another folder")
     if os.listdir(folder):
         raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide its contents; choose an empty folder")
@@ -421,9 +419,8 @@ class InUse(GrowfsError):
 def unmount(mountpoint: Path, lazy: bool) -> None:
     """Unmount. lazy: even while it is in use. Raises InUse, or another GrowfsError."""
     if os.geteuid() == 0:
-        if _libc.umount2(os.fsencode(mountpoint), MNT_DETACH if lazy else 0) == 0:
+        if not (code := _umount2(mountpoint, MNT_DETACH if lazy else 0)):
             return
-        code = ctypes.get_errno()
         reason, busy = os.strerror(code), code == errno.EBUSY
         if code == errno.EINVAL and mounted_at(mountpoint):  # mount_namespaces(7): it is locked
             reason = "it was mounted outside this user namespace (a container's, perhaps); unmount it there"
@@ -441,11 +438,25 @@ def unmount(mountpoint: Path, lazy: bool) -> None:
     raise GrowfsError(f"{mountpoint}: cannot be unmounted: {reason}")
 
 
+def _umount2(mountpoint: Path, flags: int) -> int:
+    """Unmount (umount2(2)); returns the number of the error, or 0. mountpoint: without links, as in the mount table.
+
+    Follows no link that another user may have put into the path meanwhile, to have root unmount something else.
+    """
+    try:
+        folder = trust.open_plain(mountpoint.parent)
+    except OSError as error:
+        return error.errno or errno.EIO
+    path = os.fsencode(f"/proc/self/fd/{folder}/{mountpoint.name}")
+    code = ctypes.get_errno() if _libc.umount2(path, flags | UMOUNT_NOFOLLOW) else 0
+    os.close(folder)
+    return code
+
+
 def force_unmount(mounted: MountRow) -> None:
     """Unmount this process's own mount even if it is in use. Does nothing if it is unmounted already."""
     for now in mounts():  # it may have been moved with its parent, or bind-mounted elsewhere
-        if (now.device, now.cache) != (mounted.device, mounted.cache):
-            continue
-        if _libc.umount2(os.fsencode(now.mountpoint), MNT_FORCE | MNT_DETACH) != 0:
+        is_own = (now.device, now.cache) == (mounted.device, mounted.cache)
+        if is_own and _umount2(now.mountpoint, MNT_FORCE | MNT_DETACH):
             with suppress(GrowfsError):  # no capability to unmount, or it is gone
                 unmount(now.mountpoint, lazy=True)

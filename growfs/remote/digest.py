@@ -16,7 +16,6 @@ from functools import cache
 from growfs.paths import StrPath
 
 BUFFER_BYTES = 1 << 20  # 4 MiB exceed a core's cache, which takes a fifth longer
-ALGORITHM = "crc64nvme:"
 
 
 class CrcParts:
@@ -79,7 +78,7 @@ class Digest(CrcParts):
 
     def text(self) -> str:
         """The digest, once all bytes were fed. Raises ValueError if some are missing."""
-        return f"{ALGORITHM}{self.combined()[0]:016x}"
+        return f"crc64nvme:{self.combined()[0]:016x}"
 
 
 def of(path: StrPath, flags: int = 0) -> str:

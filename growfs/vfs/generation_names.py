@@ -26,7 +26,6 @@ GENERATIONS_ID, CURRENT_ID, AFTER_ID = 3, 4, 5
 """Node ids of the folder `generations`, and of `current` and `after-N` without the number that theirs have."""
 GENERATIONS, CURRENT = "generations", "current"
 AFTER = re.compile(r"after-(\d+)", re.ASCII)
-IDS = 1 << GENERATION_SHIFT
 NUMBERS = (1 << 20) - 1
 """How many numbers ids can have: the kernel's inode numbers have 64 bits, some programs take them as signed, and one
 bit stands for passes. All bits 0 stand for no number.
@@ -35,7 +34,7 @@ bit stands for passes. All bits 0 stand for no number.
 
 def node_of(id: int) -> int:
     """The id of a node of the catalog, without the generation below which it was found."""
-    return id % IDS
+    return id % (1 << GENERATION_SHIFT)
 
 
 def number_bits(id: int) -> int:

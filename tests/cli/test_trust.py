@@ -18,9 +18,9 @@ from growfs import cli
 from growfs.cache.cache_folder import FORMAT
 from growfs.daemon.control_client import call
 from growfs.errors import GrowfsError
-from growfs.fuse.mounting import mounted_at
+from growfs.fuse.mounting import mounted_at, unmount
 from tests.blocking_server import blocking_server
-from tests.cli.support import OtherUser, assert_refused, cache_folders, fuse_device, other_user, start_growfs
+from tests.cli.support import OtherUser, assert_refused, cache_folders, fuse_device, other_user, start_growfs, tmpfs
 from tests.harness import Growfs, make_tree, until
 
 DAEMON = """
@@ -288,6 +288,18 @@ def test_of_two_mounts_that_start_together_on_one_folder_one_is_refused(growfs: 
     assert cache_folders(tmp_path / "other") == []
     growfs.umount()
     assert os.listdir(growfs.mountpoint) == []
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_root_unmounts_nothing_to_which_another_user_has_put_a_link(tmp_path: Path, lazy: bool) -> None:
+    """The owner of a folder above the mountpoint replaces it between the look at the mount table and umount2(2)."""
+    mountpoint = tmp_path / "of another user/mnt"
+    (tmp_path / "of another user").symlink_to("system")
+    (tmp_path / "system").mkdir()
+    with tmpfs(tmp_path / "system/mnt"):
+        with pytest.raises(GrowfsError, match="cannot be unmounted: Not a directory"):
+            unmount(mountpoint, lazy)
+        assert (tmp_path / "system/mnt").is_mount()
 
 
 @pytest.mark.parametrize("links", [1, 2])

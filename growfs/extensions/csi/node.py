@@ -115,8 +115,8 @@ class NodeMounts:
         self._leaving.add(target)
         try:
             with self._claims.hold(str(target), WAIT_S):
-                while mounted_at(target):
-                    unmount(target, lazy=True)
+                while row := mounted_at(target):
+                    unmount(row.mountpoint, lazy=True)
                 with suppress(FileNotFoundError):
                     target.rmdir()
         finally:
