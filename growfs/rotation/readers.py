@@ -117,7 +117,6 @@ class Readers:
         It is the newest one if the next has not begun, although it is due.
         """
         generation = self._view(reader, directory) or self._generations.current or NOTHING
-        self._open_folders.update([generation] if directory != EVERYWHERE else [])
         if reader.listed_at is None:
             self._threads.clear()  # from now on it is credited with the opens of its children
         now = trio.current_time()
@@ -126,6 +125,8 @@ class Readers:
             self._hold_until(generation, now + self.hold_idle_s)
         if directory == EVERYWHERE:
             reader.job.is_shown(EVERYWHERE, generation, generation.files)
+        else:
+            self._open_folders[generation] += 1
         self.released.notify()  # its earlier holds have ended
         return generation
 

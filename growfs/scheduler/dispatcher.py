@@ -342,7 +342,7 @@ class Dispatcher:
         return self._in_background and download.urgent and is_small and not (self._is_computed or _is_suspect(download))
 
     def _can_add(self, slot: WorkerSlot, download: Download) -> bool:
-        # The only file of a worker is perhaps one that killed another, and stays alone.
+        # A file that killed a worker is alone in the next one.
         has_suspect = len(slot.downloads) == 1 and any(map(_is_suspect, slot.downloads.values()))
         if slot.is_recalled or has_suspect or (_is_suspect(download) and slot.downloads):
             return False

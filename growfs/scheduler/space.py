@@ -349,7 +349,8 @@ class Space:
             if priority is Priority.READER and (of_all := self._room.short(self._missed_bytes)) > short:
                 chosen = await self._pick(priority, of_all)  # one commit makes room for all misses that wait here
             chosen = chosen or await self._pick(priority, short, ample)
-            # Others have taken more of the disk than they should: the cache makes up for it, a part per generation.
+            # Others have taken more of the disk than they should. The cache makes up for it, with each generation a
+            # part, if it can then still hold files of this size.
             if not chosen and 0 < self._room.excess_bytes <= self._store.resident_bytes - size:
                 chosen = await self._pick(Priority.DRAW, 1, short)
             if not chosen:

@@ -39,7 +39,9 @@ class Fill(Growfs):
         return sorted(int(name.name) for name in (self.mountpoint / "generations").iterdir() if name.name.isdigit())
 
     def used_bytes(self) -> int:
-        """What the files of the cache and of all generations take on the disk, each counted once."""
+        """What the files of the cache and of all generations take on the disk, each counted once. Links are on another
+        disk.
+        """
         folders = (self.cache / "files", self.mountpoint / "generations")
         roots = itertools.chain.from_iterable(map(os.walk, folders))
         found = stats(os.path.join(root, name) for root, _, names in roots for name in names)
@@ -49,9 +51,7 @@ class Fill(Growfs):
 
 
 def stats(paths: Iterable[str]) -> dict[str, os.stat_result]:
-    """The files at these paths, without those that are evicted, or whose generation has ended. Links are on another
-    disk.
-    """
+    """The files at these paths, without those that are evicted, or whose generation has ended."""
     found = {}
     for path in paths:
         with suppress(FileNotFoundError):

@@ -389,7 +389,7 @@ class _FileTransfer(Generic[T]):
                 return response
             except (ConnectionFailed, HttpError) as error:
                 self._pause(error, connection, part)
-                self._request = self._sign()  # the remote may have been away for longer than a signature is valid
+                self._renew_signature(self._request)  # the remote may have been away for longer than it is valid
 
     def _receive(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
         """Fetch a part; after a failure, the rest of it. response: the head of its response, if it has arrived."""

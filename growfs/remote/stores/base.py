@@ -303,13 +303,13 @@ def walk(read: Read, parallel: int, cursor: Any = None) -> Iterator[Page]:
     todo, after = (list(cursor[0]), cursor[1]) if cursor else ([""], "")
     files: list[RemoteFile] = []
     skipped: list[Skipped] = []
-    done = todo[:]
+    at_last_page = tuple(todo)
     with _reading_ahead(read, parallel) as read_last:
         while todo:
             try:
                 found = read_last(todo)
             except GrowfsError:
-                if todo != done:
+                if tuple(todo) != at_last_page:
                     yield Page(files, skipped, (tuple(todo), after))
                 raise
             for entry in sorted((entry for entry in found if not isinstance(entry, str)), key=lambda entry: entry.path):
@@ -320,8 +320,8 @@ def walk(read: Read, parallel: int, cursor: Any = None) -> Iterator[Page]:
                 else:
                     skipped.append(entry)
                 if len(files) + len(skipped) >= PAGE_FILES_MAX:
-                    yield Page(files, skipped, (tuple(todo), entry.path))
-                    files, skipped, done = [], [], todo[:]
+                    yield Page(files, skipped, (at_last_page := tuple(todo), entry.path))
+                    files, skipped = [], []
             todo[-1:] = [entry for entry in found if isinstance(entry, str)]
             after = ""
     if files or skipped:

@@ -91,8 +91,7 @@ class LocalRemote(StoreRemote):
         except (RemoteBusy, RemoteDenied):
             raise
         except RemoteError as error:
-            was_there = isinstance(error, RemoteMissing) and self._has_file(path)
-            if path and (self._is_empty() or was_there):
+            if path and (self._is_empty() or (isinstance(error, RemoteMissing) and self._has_file(path))):
                 where = self.safe_url()
                 raise RemoteBusy(
                     f"{where}: the folder is empty, missing or not readable; check whether it is mounted"
