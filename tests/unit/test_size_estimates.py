@@ -8,11 +8,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from growfs.cache.room import Reservation
 from growfs.remote.interface import Fetched
+from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Priority
 from growfs.scheduler.space import Claim
 from growfs.workers.messages import FetchFailed, FetchProgress, SizeExceeded
-from tests.unit.local_cache import file, open_local_cache
+from tests.unit.local_cache import LocalCache, file, open_local_cache
 from tests.unit.test_rotation_troubles import RefusingPool, fetcher_of
 
 BLOCK = 4096
@@ -29,6 +31,16 @@ class MeasuringPool(RefusingPool):
             return FetchProgress(0, 0, [(request.id, FetchFailed(error))], 0)
         Path(request.target).write_bytes(b"x" * SIZE)
         return FetchProgress(SIZE, 0, [(request.id, Fetched(SIZE, request.file.mtime_ns, "0"))], 0)
+
+
+async def draw_large(cache: LocalCache, fetcher: Fetcher, reserved: Reservation) -> None:
+    """Draw the file d/large, and return when it has arrived or failed."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        fetcher.draw([cache.node("d/large")], (), Priority.DRAW, reserved)
+        while fetcher.downloads:
+            await fetcher.progressed.wait()
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_drawn_file_that_is_larger_than_expected_waits_for_the_room_that_others_give_back(
@@ -70,12 +82,7 @@ async def test_a_drawn_file_that_no_room_is_given_back_for_fails_and_says_what_i
     own, of_others = cache.store.room.reserve(BLOCK), cache.store.room.reserve(8 * BLOCK)
     assert own
     assert of_others
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(fetcher.run)
-        fetcher.draw([cache.node("d/large")], (), Priority.DRAW, own)
-        while fetcher.downloads:
-            await fetcher.progressed.wait()
-        nursery.cancel_scope.cancel()
+    await draw_large(cache, fetcher, own)
     (failure,) = fetcher.counters.failures.values()
     assert f"besides the {2 * BLOCK} that are free; the rest is held by readers" in str(failure.error)
     of_others.release()
@@ -94,11 +101,6 @@ async def test_a_drawn_file_that_is_larger_than_expected_evicts_nothing_that_may
     fetcher = fetcher_of(cache, workers=MeasuringPool())
     own = cache.store.room.reserve(BLOCK)
     assert own
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(fetcher.run)
-        fetcher.draw([cache.node("d/large")], (), Priority.DRAW, own)
-        while fetcher.downloads:
-            await fetcher.progressed.wait()
-        nursery.cancel_scope.cancel()
+    await draw_large(cache, fetcher, own)
     assert (cache.resident(), fetcher.counters.failed) == (paths, 1)
     cache.close()

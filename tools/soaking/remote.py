@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from socket import socket
 
 from tests.s3.proxy import REFUSED, Mix, Proxy
+from tests.servers import free_port
 from tools.benchmarks.servers import rclone_server
 from tools.soaking import processes
 from tools.soaking.content import SHARD, SINGLE, content
@@ -55,7 +55,7 @@ class Remote:
         self._new = 0
         for _ in range(files):
             self.add()
-        self._port = _free_port(generator)
+        self._port = free_port()
         self._running = ExitStack()
         self._start_server()
         self._mix = Mix(generator.randrange(1 << 30))
@@ -116,12 +116,3 @@ class Remote:
     def _start_server(self) -> None:
         server = rclone_server(self._folder, hashes=False, port=self._port, more=("--dir-cache-time", "0s"))
         self._server = self._running.enter_context(server)
-
-
-def _free_port(generator: random.Random) -> int:
-    """A port that the kernel does not give away while the server is down (ip_local_port_range begins at 32768)."""
-    while True:
-        port = generator.randrange(20_000, 32_000)
-        with socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
