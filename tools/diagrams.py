@@ -163,6 +163,12 @@ def draw_coverage(seen: Axes, waiting: Axes) -> None:
         axes.grid(alpha=0.3)
 
 
+def replaced_node(node: nodes.SimulatedNode, start: float) -> nodes.SimulatedNode:
+    """A node with an empty cache, on which the program continues that has trained on this one."""
+    shown = {file: node.shown(file) for file in range(node.files)}
+    return nodes.SimulatedNode(start, node.room, node.files, steps=node.steps, shown_steps=shown)
+
+
 @functools.cache
 def passes_of_nodes(count: int, share: float, replaced: int = 0) -> tuple[float, float]:
     """(reads of the remote by all nodes in the last of some passes, in multiples of the dataset; the largest
@@ -180,7 +186,7 @@ def passes_of_nodes(count: int, share: float, replaced: int = 0) -> tuple[float,
         read = 0.0
         for number in list(range(count)) * replaced:
             others = [node.position for node in cluster if node is not cluster[number]]
-            cluster[number] = cluster[number].replaced(first_place(number, count, share / count, others))
+            cluster[number] = replaced_node(cluster[number], first_place(number, count, share / count, others))
             read += nodes.walk(cluster, 1 / count / replaced)
     return read, max(node.unevenness for node in cluster)
 

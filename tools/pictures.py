@@ -6,6 +6,7 @@ as shown by headless Chromium. tools/setup test installs the requirements.
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import re
@@ -13,15 +14,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from growfs.extensions.top.app import picture
-from growfs.extensions.top.view import Shown, TopPage
+from growfs.extensions.top.view import Shown, TopPage, frame
 from growfs.extensions.top.watch import Watch, find_new
 from tools.benchmarks.measure import run, temporary_folder, write_file
 from tools.benchmarks.mounts import GROWFS, mounted
@@ -75,6 +75,13 @@ def demo() -> None:
     save_svg(console.export_svg(title="tools/demo"), "demo.svg")
 
 
+def picture(watches: Sequence[Watch], width: int, height: int) -> str:
+    """A frame of growfs top, as an SVG."""
+    console = Console(record=True, width=width, height=height, file=io.StringIO(), force_terminal=True, highlight=False)
+    console.print(frame(list(watches), Shown(TopPage.OVERVIEW)), height=height)
+    return console.export_svg(title="growfs top")
+
+
 def top_and_report() -> None:
     """Write docs/top.svg and docs/report.png."""
     with temporary_folder() as folder, read_mount(folder) as mountpoint:
@@ -82,7 +89,7 @@ def top_and_report() -> None:
         find_new(mountpoint, watches)
         time.sleep(RUN_S)
         watches[0].mountpoint = Path("/mnt/train")
-        save_svg(picture(watches, Shown(TopPage.OVERVIEW), COLUMNS, ROWS), "top.svg")
+        save_svg(picture(watches, COLUMNS, ROWS), "top.svg")
         page = folder / "report.html"
         run([*GROWFS, "report", mountpoint, "-o", page])
         page.write_text(TEMPORARY.sub("/", page.read_text()))

@@ -67,11 +67,6 @@ class SimulatedNode:
         """How many steps a file has been kept."""
         return self.shown_steps.get(file, 0) + (self.steps - self.kept[file] if file in self.kept else 0)
 
-    def replaced(self, start: float) -> SimulatedNode:
-        """A node with an empty cache, on which the program continues that has trained on this one."""
-        shown = {file: self.shown(file) for file in range(self.files)}
-        return SimulatedNode(start, self.room, self.files, steps=self.steps, shown_steps=shown)
-
     @property
     def unevenness(self) -> float:
         """The coefficient of variation of how long the files were shown; 0 if all equally long."""

@@ -1,6 +1,6 @@
 """A mount in memory, in simulated time: the rules of rotation and the order of draws, without disk, network and kernel.
 
-`growfs plan` and the tests of the promises run it. The same files, seed and readers always give the same figures.
+The same files, seed and readers always give the same figures.
 
     simulation = Simulation(files, limit_bytes=10**9, bandwidth=1e6)
     simulation.sleep(3600)                  # the cache fills
@@ -8,16 +8,13 @@
     for id in reader.list():
         reader.open(id)
         simulation.sleep(0.1)
-
-Concurrent processes are generators that yield the seconds that they sleep; `run` interleaves them.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,9 +27,6 @@ from growfs.simulation.cache import POLICIES, Cache, File, MountSettings, Replac
 
 WINDOW = 16
 """How many complete files may wait for one that was drawn before them, for each parallel fetch."""
-
-Process = Generator[float, None, None]
-"""A process of `run`: yields the seconds that it sleeps."""
 
 
 @dataclass(slots=True)
@@ -66,12 +60,9 @@ class Simulation:
         self.fetches = [0] * len(files)  # by file
         self.opens = [0] * len(files)  # by file
         self.first = [0] * len(files)  # by file, its place in the order of first admissions, from 1; 0 for never
-        self.gone = 0  # opens of files shown to the reader that are no longer cached
-        self.unlisted = 0  # opens of uncached files not shown to the reader
         self.remote_bytes = 0  # fetched so far
         self.opened_files = 0  # opened at least once
         self.passes: list[int] = []  # for each pass that began, the bytes fetched before it
-        self.shown = bytearray(len(files))  # 1 for each file that was listed
         self._seed = settings.seed
         self._parallel = settings.parallel
         self._order: deque[int] = deque()
@@ -84,47 +75,9 @@ class Simulation:
         self._draw_at = 0.0
         self._pids = itertools.count(1)
 
-    def reader(self, job: Job | None = None, above: SimReader | None = None) -> SimReader:
-        """A process that starts now. Opens by its children count as its own.
-
-        job: by default its own. above: the process of which it is a worker that lists.
-        """
-        reader = Reader(next(self._pids), "0", "simulated", job=job or Job())
-        if above:
-            reader.job, reader.above = above.reader.job, above.reader
-        return SimReader(self, reader)
-
-    @property
-    def misses(self) -> int:
-        """Opens that had to wait for a fetch."""
-        return self.gone + self.unlisted
-
-    @property
-    def coverage(self) -> float:
-        """The share of the files that were opened at least once."""
-        return self.opened_files / len(self.files)
-
-    @property
-    def shown_files(self) -> int:
-        """How many files were listed at least once."""
-        return sum(self.shown)
-
-    def run(self, processes: Iterable[Process], until: float = float("inf")) -> None:
-        """Run processes concurrently until all have ended, or until a time."""
-        heap = [(self.now, number, process) for number, process in enumerate(processes)]
-        while heap:
-            at, number, process = heap[0]
-            if at > until:
-                break
-            self.sleep(at - self.now)
-            try:
-                pause = next(process)
-            except StopIteration:
-                heapq.heappop(heap)
-            else:
-                heapq.heapreplace(heap, (self.now + pause, number, process))
-        if until < float("inf"):
-            self.sleep(until - self.now)
+    def reader(self) -> SimReader:
+        """A process that starts now. Opens by its children count as its own."""
+        return SimReader(self, Reader(next(self._pids), "0", "simulated", job=Job()))
 
     def sleep(self, seconds: float) -> None:
         """Let time pass; the cache fills meanwhile."""
@@ -263,54 +216,33 @@ class SimReader:
     def __init__(self, simulation: Simulation, reader: Reader) -> None:
         self.reader = reader
         self._simulation = simulation
-        self._seen: dict[int, set[int]] = {}
         simulation.cache.live.append(reader)
 
     def list(self, directory: int = EVERYWHERE) -> list[int]:
         """The ids that a directory (or all of them) shows now, in the order of admission."""
         simulation = self._simulation
         shown = simulation.cache.listing(self.reader, directory, simulation.now)
-        if directory == EVERYWHERE:
-            self._seen.clear()
-        self._seen[directory] = set(shown)
-        for id in shown:
-            simulation.shown[id] = 1
         simulation.try_drawing()
         return shown
 
-    def open(self, id: int, keep: bool = False) -> float:
-        """Open a file; returns the seconds that it waited for a fetch. keep: keep it open until `close`."""
+    def open(self, id: int) -> float:
+        """Open a file, and close it; returns the seconds that it waited for a fetch."""
+        wait = self.begin_to_read(id)
+        self.reader.closed(self._simulation.now)
+        return wait
+
+    def begin_to_read(self, id: int) -> float:
+        """Open a file; returns the seconds that it waited for a fetch."""
         simulation, reader = self._simulation, self.reader
         cache = simulation.cache
-        wait = 0.0
-        if not cache.seq[id]:
-            if self._was_shown(id):
-                simulation.gone += 1
-            else:
-                simulation.unlisted += 1
-            wait = simulation.miss(id)
-        if not simulation.opens[id]:
-            simulation.opened_files += 1
+        wait = 0.0 if cache.seq[id] else simulation.miss(id)
+        simulation.opened_files += not simulation.opens[id]
         simulation.opens[id] += 1
         if cache.seq[id]:
             cache.opened(id)
-        if not self._seen:  # it never listed: it holds the files listed now
-            self._seen[EVERYWHERE] = set(cache.listed(EVERYWHERE))
-            cache.readers_changed()
         view = reader.job.view
         reader.opened(id, cache.generation, simulation.now, wait > 0, view is not None and cache.seq[id] in view.listed)
-        if keep:
-            cache.busy[id] += 1
-        else:
-            reader.closed(simulation.now)
         return wait
-
-    def close(self, id: int) -> None:
-        """Close a file that was kept open."""
-        self.reader.closed(self._simulation.now)
-        self._simulation.cache.closed(id)
-        if self._simulation.lacks_room:
-            self._simulation.try_drawing()
 
     def exit(self) -> None:
         """End the process, and with it its holds. It must have closed its files."""
@@ -319,9 +251,3 @@ class SimReader:
         self.reader.ended()
         cache.readers_changed()
         self._simulation.try_drawing()
-
-    def _was_shown(self, id: int) -> bool:
-        if isinstance(self._simulation.cache, Rotating) and not self.reader.held:
-            return False  # its holds have ended because it was silent
-        directory = self._simulation.files[id].directory
-        return id in self._seen.get(directory, self._seen.get(EVERYWHERE, set()))

@@ -9,8 +9,7 @@ from typing import Any
 from growfs.rotation.jobs import Job
 from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import File
-from growfs.simulation.simulator import Process
-from tests.simulation.world import MINUTE, STEP_S, World, catalog
+from tests.simulation.world import MINUTE, STEP_S, Process, World, catalog
 
 
 @dataclass(frozen=True)

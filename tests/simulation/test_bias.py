@@ -9,10 +9,9 @@ from statistics import fmean
 import pytest
 
 from growfs.simulation.cache import File, MountSettings
-from growfs.simulation.simulator import Simulation
 from tests.simulation.statistics_of import chi_square_tail, holm_rejects, uniform_tail
 from tests.simulation.test_coverage import NO_END, of_different_sizes, passes
-from tests.simulation.world import World, seeds
+from tests.simulation.world import Processes, World, seeds
 
 SEEDS, SEEDS_OF_CLASSES = 100, 50
 DECILES = 10
@@ -46,7 +45,7 @@ def test_no_bias_by_size(seed: int) -> None:
 def first_arrivals(files: list[File], seed: int) -> list[int]:
     """The rank of each file by its first arrival."""
     limit = sum(file.size for file in files)
-    simulation = Simulation(files, limit, limit / 1000, MountSettings(seed=seed, parallel=8))
+    simulation = Processes(files, limit, limit / 1000, MountSettings(seed=seed, parallel=8))
     simulation.sleep(1500.0)
     assert len(set(simulation.first)) == len(files)
     return simulation.first

@@ -9,9 +9,8 @@ import pytest
 
 from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import File
-from growfs.simulation.simulator import Process, SimReader
 from tests.simulation.statistics_of import dispersion, variation
-from tests.simulation.world import World, catalog, seeds
+from tests.simulation.world import Process, SimProcess, World, catalog, seeds
 
 FILES = 1000
 SHARES = [0.05, 0.3, 0.5, 0.9]
@@ -26,7 +25,7 @@ def of_different_sizes(seed: int = 1, files: int = FILES) -> list[File]:
 
 def passes(world: World, number: int, check: object = None) -> Process:
     """A training process that ends after `number` passes, once it has listed the files that they fetched."""
-    reader: SimReader = world.simulation.reader()
+    reader: SimProcess = world.simulation.reader()
     last = False
     while not last:
         last = len(world.simulation.passes) > number

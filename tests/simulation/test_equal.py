@@ -8,8 +8,7 @@ from collections import defaultdict
 import pytest
 
 from growfs.rotation.jobs import Job
-from growfs.simulation.simulator import Process
-from tests.simulation.world import STEP_S, World, seeds
+from tests.simulation.world import STEP_S, Process, World, seeds
 
 RANKS = 8
 CHILDREN = 4

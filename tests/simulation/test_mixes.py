@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from growfs.simulation.cache import File
-from growfs.simulation.simulator import Process
-from tests.simulation.world import World, seeds
+from tests.simulation.world import Process, World, seeds
 
 OPENS = 3000
 

@@ -6,9 +6,8 @@ import pytest
 
 from growfs.bitmaps import BitMap64
 from growfs.rotation.rules import EVERYWHERE
-from growfs.simulation.simulator import Process
 from tests.simulation.patterns import PATTERNS
-from tests.simulation.world import World
+from tests.simulation.world import Process, World
 
 OPENS = 200_000 // len(PATTERNS) + 1
 OPENS_FEW = 6_000

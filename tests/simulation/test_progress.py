@@ -7,8 +7,7 @@ import pytest
 from growfs.rotation.jobs import Job
 from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import File
-from growfs.simulation.simulator import Process
-from tests.simulation.world import SIZE, World
+from tests.simulation.world import SIZE, Process, World
 
 EPOCHS = 60
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import heapq
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import pytest
 
-from growfs.simulation.cache import File, MountSettings
-from growfs.simulation.simulator import Process, SimReader, Simulation
+from growfs.rotation.jobs import Job
+from growfs.rotation.reader import Reader
+from growfs.rotation.rules import EVERYWHERE
+from growfs.simulation.cache import File, MountSettings, Rotating
+from growfs.simulation.simulator import SimReader, Simulation
 
 STEP_S = 1.0
 MINUTE = 60.0
 SIZE = 1000
 
+Process = Generator[float, None, None]
+"""A process of `Processes.run`: yields the seconds that it sleeps."""
 Walk = Generator[float, None, list[int]]
 
 
@@ -25,6 +31,102 @@ def seeds(few: int, many: int) -> list[object]:
 def catalog(files: int, directories: int = 10) -> list[File]:
     """Files of equal size, spread over directories."""
     return [File(1 + i % directories, f"c{1 + i % directories}/{i:06}.rec", SIZE) for i in range(files)]
+
+
+class Processes(Simulation):
+    """A simulated mount with several processes, and what these were shown.
+
+    gone: opens of files shown to the reader that are no longer cached. unlisted: opens of uncached files not shown to
+    the reader. shown: 1 for each file that was listed.
+    """
+
+    def __init__(
+        self, files: Sequence[File], limit_bytes: int, bandwidth: float, settings: MountSettings | None = None
+    ) -> None:
+        super().__init__(files, limit_bytes, bandwidth, settings)
+        self.gone = self.unlisted = 0
+        self.shown = bytearray(len(files))
+
+    @property
+    def misses(self) -> int:
+        """Opens that had to wait for a fetch."""
+        return self.gone + self.unlisted
+
+    @property
+    def shown_files(self) -> int:
+        """How many files were listed at least once."""
+        return sum(self.shown)
+
+    def reader(self, job: Job | None = None, above: SimProcess | None = None) -> SimProcess:
+        """A process that starts now. job: by default its own. above: the process of which it is a worker that lists."""
+        reader = super().reader().reader
+        self.cache.live.remove(reader)
+        reader.job = job or reader.job
+        if above:
+            reader.job, reader.above = above.reader.job, above.reader
+        return SimProcess(self, reader)
+
+    def run(self, processes: Iterable[Process]) -> None:
+        """Run processes concurrently until all have ended."""
+        heap = [(self.now, number, process) for number, process in enumerate(processes)]
+        while heap:
+            at, number, process = heap[0]
+            self.sleep(at - self.now)
+            try:
+                pause = next(process)
+            except StopIteration:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (self.now + pause, number, process))
+
+
+class SimProcess(SimReader):
+    """A process that keeps files open, and knows what it was shown."""
+
+    _simulation: Processes
+
+    def __init__(self, simulation: Processes, reader: Reader) -> None:
+        super().__init__(simulation, reader)
+        self._seen: dict[int, set[int]] = {}
+
+    def list(self, directory: int = EVERYWHERE) -> list[int]:
+        shown = super().list(directory)
+        if directory == EVERYWHERE:
+            self._seen.clear()
+        self._seen[directory] = set(shown)
+        for id in shown:
+            self._simulation.shown[id] = 1
+        return shown
+
+    def open(self, id: int, keep: bool = False) -> float:
+        """Open a file; returns the seconds that it waited for a fetch. keep: keep it open until `close`."""
+        simulation, cache = self._simulation, self._simulation.cache
+        if not cache.seq[id]:
+            was_shown = self._was_shown(id)
+            simulation.gone += was_shown
+            simulation.unlisted += not was_shown
+        wait = self.begin_to_read(id)
+        if not self._seen:  # it never listed: it holds the files listed now
+            self._seen[EVERYWHERE] = set(cache.listed(EVERYWHERE))
+            cache.readers_changed()
+        if keep:
+            cache.busy[id] += 1
+        else:
+            self.reader.closed(simulation.now)
+        return wait
+
+    def close(self, id: int) -> None:
+        """Close a file that was kept open."""
+        self.reader.closed(self._simulation.now)
+        self._simulation.cache.closed(id)
+        if self._simulation.lacks_room:
+            self._simulation.try_drawing()
+
+    def _was_shown(self, id: int) -> bool:
+        if isinstance(self._simulation.cache, Rotating) and not self.reader.held:
+            return False  # its holds have ended because it was silent
+        directory = self._simulation.files[id].directory
+        return id in self._seen.get(directory, self._seen.get(EVERYWHERE, set()))
 
 
 class World:
@@ -49,7 +151,7 @@ class World:
         self.limit = int(share * self.bytes)
         self.opens_target = opens
         mean = self.bytes / len(self.files)
-        self.simulation = Simulation(
+        self.simulation = Processes(
             self.files,
             self.limit,
             downloads * mean / STEP_S,
@@ -79,7 +181,7 @@ class World:
 
     # Steps of processes.
 
-    def walk(self, reader: SimReader, pause_s: float = 0.0) -> Walk:
+    def walk(self, reader: SimProcess, pause_s: float = 0.0) -> Walk:
         """List every directory, one after the other, as os.walk does."""
         ids: list[int] = []
         for directory in self.directories:
@@ -88,7 +190,7 @@ class World:
                 yield pause_s
         return ids
 
-    def read(self, reader: SimReader, ids: Sequence[int], times: int = 1, step_s: float = STEP_S) -> Process:
+    def read(self, reader: SimProcess, ids: Sequence[int], times: int = 1, step_s: float = STEP_S) -> Process:
         """Open files one after the other, each `times` times in a row."""
         for id in ids:
             for _ in range(times):
@@ -106,7 +208,7 @@ class World:
         choose: Callable[[list[int]], list[int]] | None = None,
         step_s: float = STEP_S,
         epochs: float = float("inf"),
-        reader: SimReader | None = None,
+        reader: SimProcess | None = None,
     ) -> Process:
         """A training run: each epoch reads a part of the listed files in random order; the next one may list again.
 

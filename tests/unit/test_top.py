@@ -13,7 +13,7 @@ from rich.console import Console
 from growfs.cache.database import Database
 from growfs.cache.history import INSERT
 from growfs.errors import GrowfsError
-from growfs.extensions.top.app import HOME, PAGE_DOWN, UP, after, picture
+from growfs.extensions.top.app import HOME, PAGE_DOWN, UP, after
 from growfs.extensions.top.view import Shown, TopPage, bar, frame, graph, histogram
 from growfs.extensions.top.watch import (
     DirectoryShare,
@@ -30,6 +30,7 @@ from growfs.extensions.top.watch import (
 from growfs.status_and_metrics import ExactStatus, MountState
 from tests.unit.test_history import FIRST
 from tests.unit.test_status_text import READER, status
+from tools.pictures import picture
 
 
 def watch(**changed: Any) -> Watch:
@@ -295,6 +296,6 @@ def test_without_any_mount_there_is_nothing_to_show(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_picture_is_an_svg() -> None:
-    svg = picture([watch()], Shown(), 100, 30)
+    svg = picture([watch()], 100, 30)
     assert svg.startswith("<svg")
     assert "filling" in svg

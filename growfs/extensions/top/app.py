@@ -14,7 +14,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -135,10 +135,3 @@ def _print_once(watches: list[Watch], console: Console) -> None:
         time.sleep(0.05)
     for number in range(len(watches)):
         console.print(frame(watches, Shown(number=number)), height=ROWS)
-
-
-def picture(watches: Iterable[Watch], shown: Shown, width: int, height: int) -> str:
-    """A frame as an SVG, for documents."""
-    console = Console(record=True, width=width, height=height, file=io.StringIO(), force_terminal=True, highlight=False)
-    console.print(frame(list(watches), shown), height=height)
-    return console.export_svg(title="growfs top")
