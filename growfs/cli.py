@@ -12,7 +12,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -24,18 +23,16 @@ import growfs
 from growfs.client import completion
 from growfs.client.arguments import A_MOUNT, FOLDER, MOUNTPOINT, MountCommand
 from growfs.client.progress import Bar
-from growfs.daemon.status_text import all_warnings, brief, engine, files, printable, render, state_text
+from growfs.daemon.status_text import all_warnings, brief, engine, files, printable, render, state_text, table
 from growfs.errors import GrowfsError, UsageError
 from growfs.extensions import ALL
 from growfs.proc import become, not_ignored
 from growfs.status_and_metrics import MountState, MountStatus
-from growfs.units import format_size, parsed, seconds
+from growfs.units import format_size
 
 if TYPE_CHECKING:
-    from growfs.client.caches import CacheInfo
     from growfs.daemon.options import Options
 
-CACHE_DIR = click.argument("cache_dir", envvar="GROWFS_CACHE_DIR", required=False, type=FOLDER)
 LIST_S = 5.0
 """How long the daemons may take to answer `growfs list`."""
 
@@ -45,7 +42,7 @@ SECTIONS = {
     "Plan and check": [],
     "Change a mount": ["set", "pause", "resume", "release"],
     "Choose files": ["fetch", "pin", "unpin", "evict"],
-    "Without a mount": ["fill", "stop", "cache"],
+    "Without a mount": ["fill", "stop"],
     "Shell": ["completion"],
 }
 """The subcommands, as `growfs --help` lists them. Extensions add theirs."""
@@ -306,93 +303,7 @@ def list_(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
-        _show_table(rows)
-
-
-def _show_table(rows: list[dict[str, Any]]) -> None:
-    """Print rows below a line of their keys."""
-    if not rows:
-        return
-    head = [name.replace("_", " ").upper() for name in rows[0]]
-    table = [head, *([printable(cell) for cell in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-@main.group("cache")
-def cache_() -> None:
-    """List and remove caches, which outlive their mounts."""
-
-
-@cache_.command("list")
-@CACHE_DIR
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_caches(cache_dir: Path | None, as_json: bool) -> None:
-    """List the caches in CACHE_DIR.
-
-    By default, the directory that `growfs mount` uses. The most recently used cache comes first.
-    """
-    from growfs.client.caches import caches
-
-    found = caches(cache_dir or _default_cache_dir())
-    if as_json:
-        click.echo(json.dumps([asdict(row) | {"path": str(row.path)} for row in found], indent=1))
-    else:
-        _show_table([_cache_row(row) for row in found])
-
-
-def _default_cache_dir() -> Path:
-    from growfs.daemon.options import DEFAULT_CACHE_DIR
-
-    return Path(DEFAULT_CACHE_DIR).expanduser()
-
-
-def _cache_row(cache: CacheInfo) -> dict[str, str]:
-    return {
-        "cache": str(cache.path),
-        "url": cache.url or "unknown",
-        "size": "unknown" if cache.bytes is None else format_size(cache.bytes),
-        "last_used": time.strftime("%Y-%m-%d", time.localtime(cache.used_at)),
-        "in_use": "no" if cache.mountpoint is None else cache.mountpoint or "yes",
-    }
-
-
-@cache_.command("remove")
-@click.argument("caches", metavar="CACHE...", nargs=-1, required=True, type=FOLDER)
-def remove_caches(caches: tuple[Path, ...]) -> None:
-    """Remove the caches at these paths."""
-    from growfs.client.caches import remove
-
-    for path in caches:
-        remove(path)
-        click.echo(f"removed {printable(path)}")
-
-
-@cache_.command("prune")
-@CACHE_DIR
-@click.option(
-    "--unused-for", metavar="TIME", default="30d", show_default=True, help="Remove only those unused for this long."
-)
-@click.option("--yes", is_flag=True, help="Do not ask.")
-def prune(cache_dir: Path | None, unused_for: str, yes: bool) -> None:
-    """Remove caches that have gone unused for a long time.
-
-    Also removes logs of failed mounts that are just as old.
-    """
-    from growfs.client.caches import remove, unused
-
-    cache_dir = cache_dir or _default_cache_dir()
-    caches, logs = unused(cache_dir, parsed("cache prune: --unused-for", seconds, unused_for))
-    if not caches and not logs:
-        click.echo(f"nothing in {printable(cache_dir)} has been unused for {unused_for}")
-        return
-    _show_table([_cache_row(row) for row in caches])
-    for log in logs:
-        click.echo(printable(log))
-    if yes or click.confirm("Remove these?"):
-        for path in (*(row.path for row in caches), *logs):
-            remove(path)
+        click.echo(table(rows), nl=False)
 
 
 @main.command()

@@ -74,6 +74,7 @@ FEATURES = (
     Feature("python api", "client/mount.py client/wait.py"),
     Feature("completion", "client/completion.py"),
     Feature("fstab", "extensions/fstab"),
+    Feature("caches", "extensions/cache"),
 )
 OWNERS = {PurePath(file): feature for feature in FEATURES for file in feature.files.split()}
 

@@ -1,9 +1,9 @@
-"""The status as text for people: a page, and a line."""
+"""The status as text for people: a page, and a line. Also tables."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from growfs.status_and_metrics import ExactStatus, MountState, MountStatus, RemoteStatus, StartStatus
 from growfs.units import format_size, format_timespan
@@ -221,6 +221,16 @@ def engine(status: MountStatus) -> str:
 def files(count: int) -> str:
     """A number of files, such as "1,000 files"."""
     return f"{count:,} file{'' if count == 1 else 's'}"
+
+
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows below a header line with their keys; empty if there are none."""
+    if not rows:
+        return ""
+    head = [name.replace("_", " ").upper() for name in rows[0]]
+    lines = [head, *([printable(cell) for cell in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "".join("  ".join(map(str.ljust, line, widths)).rstrip() + "\n" for line in lines)
 
 
 def printable(text: object) -> str:

@@ -10,6 +10,7 @@ ALL = {
     "doctor": "Plan and check",
     "plan": "Plan and check",
     "verify": "Plan and check",
+    "cache": "Without a mount",
     "csi": "Kubernetes",
 }
 """The section of `growfs --help` for the command of each extension, in the order there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from contextlib import closing, suppress
@@ -49,8 +50,9 @@ def _info(path: Path) -> CacheInfo:
 
 
 def _is_failed_log(path: Path) -> bool:
-    """Whether it is the log of a mount that failed, and left nothing else."""
-    return path.suffix == ".log" and path.is_file() and not path.with_suffix("").exists()
+    """Whether it is the log of a mount that failed, and left nothing else: named as `folder_name` names its cache."""
+    is_log = re.fullmatch(r"(.*-)?(?=\d*[a-f])[0-9a-f]{8}\.log", path.name)  # eight digits may be a date
+    return is_log is not None and path.is_file() and not path.with_suffix("").exists()
 
 
 def unused(cache_dir: Path, unused_s: float) -> tuple[list[CacheInfo], list[Path]]:

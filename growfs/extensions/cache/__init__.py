@@ -1,0 +1,1 @@
+"""`growfs cache`: lists and removes caches, which outlive their mounts."""
