@@ -48,7 +48,7 @@ def verify_content(path: Path, expected: str, flags: int = 0) -> Identity | None
     """
     try:
         stat = path.lstat()
-        is_same = S_ISREG(stat.st_mode) and digest.of(path, flags) == expected
+        is_same = S_ISREG(stat.st_mode) and digest.of(path, flags=flags) == expected
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise TooManyOpen(f"{path}: {error.strerror}; raise the limit (ulimit -n) and mount again") from None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import BinaryIO
 
 from growfs.errors import pip_install
+
+ORIENTATION = 0x0112
+"""The EXIF tag that says how to rotate an image."""
 
 
 def resize(source: BinaryIO, out: BinaryIO, pixels: int, quality: int = 90) -> None:
@@ -18,7 +22,11 @@ def resize(source: BinaryIO, out: BinaryIO, pixels: int, quality: int = 90) -> N
         format = image.format
         image.draft("RGB", (pixels, pixels))  # a JPEG is decoded only as far as needed
         image.thumbnail((pixels, pixels), Image.Resampling.LANCZOS)
-        image.save(out, format, quality=quality)
+        exif = Image.Exif()
+        with suppress(Exception):  # that of the image may be broken
+            exif[ORIENTATION] = int(image.getexif()[ORIENTATION])
+        lossy = {"quality": quality} if format in ("JPEG", "MPO", "WEBP", "AVIF") else {}
+        image.save(out, format, exif=exif, **lossy)
 
 
 at_most_256 = partial(resize, pixels=256)

@@ -81,8 +81,11 @@ class Digest(CrcParts):
         return f"crc64nvme:{self.combined()[0]:016x}"
 
 
-def of(path: StrPath, flags: int = 0) -> str:
-    """The digest of a file on disk. flags: additional ones for open(2). Raises OSError."""
+def of(path: StrPath, progress: Callable[[int], None] = lambda _: None, flags: int = 0) -> str:
+    """The digest of a file on disk. progress: called with 0 from time to time. flags: additional ones for open(2).
+
+    Raises OSError.
+    """
     digest = Digest()
     stream = digest.part(0)
     # Mapping the file would be twice as fast, but an error of the disk would end the process.
@@ -92,4 +95,5 @@ def of(path: StrPath, flags: int = 0) -> str:
         buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES) if is_aligned else bytearray(min(size, BUFFER_BYTES) or 1))
         while count := file.readinto(buffer):
             stream.update(buffer[:count])
+            progress(0)
     return digest.text()

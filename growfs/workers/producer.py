@@ -96,7 +96,10 @@ class _FunctionRunner:
         self._out = str(Path.cwd() / OUTPUT_NAME)
 
     def run(self, source: RemoteFile | int) -> int | GrowfsError | ProducerFailed | None:
-        """Produce one file in the working folder. Returns the mtime_ns of its source, or the error."""
+        """Produce one file in the working folder. Returns the mtime_ns of its source, or the error.
+
+        An error of the source is returned even if the function has caught it, because the file may be cut short.
+        """
         stream: SeekableStream | None = None
         timeout_s = self._start.producer.timeout_s
         if timeout_s:  # works without the GIL: logs where the function hangs, and ends the process
@@ -109,7 +112,7 @@ class _FunctionRunner:
                 with open_seekable(self._open_remote(), source) as file:
                     stream = file.raw
                     self._make(file, out)
-                return stream.file.mtime_ns
+                return stream.error or stream.file.mtime_ns
         except BaseException as error:  # noqa: BLE001 - any error of the user's function is reported
             return _failure(error, stream)
         finally:

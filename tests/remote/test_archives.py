@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from threading import Timer
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -192,6 +194,24 @@ def test_an_unreadable_archive_is_skipped_and_retried_by_the_next_listing(
     assert skipped(shards.members()) == {"shards/0.tar": reason}
     assert skipped(shards.members()) == {}
     assert listed(shards.members()).keys() == NAMES.keys()
+
+
+def test_an_archive_whose_read_error_its_function_catches_is_retried_by_the_next_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its index would lack the members behind, until the archive changes."""
+    find_members = TAR.load()
+
+    def tolerant(source: BinaryIO) -> Iterator[Any]:
+        with suppress(Exception):
+            yield from find_members(source)
+
+    monkeypatch.setattr(Function, "load", lambda _: tolerant)
+    shards = Shards(tmp_path / "cache", {"a.tar": tar_of({"1": bytes(200_000), "2": bytes(200_000)})})
+    shards.fail("chunk", None, RemoteDenied("no"))
+    assert skipped(shards.members()) == {"a.tar": "not readable (RemoteDenied)"}
+    assert list((shards.cache / "members").iterdir()) == []
+    assert listed(shards.members()).keys() == {"a/1", "a/2"}
 
 
 @pytest.mark.promise(37)

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from growfs.remote import digest
 from growfs.remote.http import checksum
 from growfs.remote.http.checksum import ExpectedChecksum, expected_checksum
 from growfs.remote.http.connection import Headers
+from growfs.remote.http.download import ChecksumMismatch, RangeDownloader
+from growfs.remote.http.threads import TransferThreads
+from growfs.remote.interface import FetchTask, RemoteFile
+from growfs.remote.retries import Retries, Tries
 
 PART = 1000
 DATA = random.Random(6).randbytes(3 * PART + 10)
@@ -159,6 +164,21 @@ def test_a_hash_reads_from_the_file_only_the_bytes_it_was_not_fed(
     feed(expected, 0, CHECKED[:5])
     (tmp_path / "x").write_bytes(b"xxxxx" + CHECKED[5:])
     assert expected.mismatch(len(CHECKED), tmp_path / "x") is None
+
+
+def test_reading_a_file_back_counts_as_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its hash, and once more for growfs's own digest if the hash is wrong."""
+    monkeypatch.setattr(checksum, "BUFFER_BYTES", 4)
+    monkeypatch.setattr(digest, "BUFFER_BYTES", 2)
+    downloader, reported, path = RangeDownloader(TransferThreads()), list[int](), tmp_path / "x"
+    task = FetchTask(RemoteFile("x", None, None, ""), path, reported.append, tries=Tries(Retries()))
+    path.write_bytes(b"987654321")
+    with pytest.raises(ChecksumMismatch):
+        downloader.verify(expected_checksum(FORMS["etag"]), task, len(CHECKED))
+    assert reported == [0] * (3 + 5)
+    path.write_bytes(CHECKED)
+    downloader.verify(expected_checksum(FORMS["etag"]), task, len(CHECKED))
+    assert reported == [0] * (3 + 5 + 3)
 
 
 @pytest.mark.parametrize("name", ["crc32c", "md5"])

@@ -5,10 +5,15 @@ from __future__ import annotations
 import gzip
 import lzma
 import os
+import shutil
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -19,11 +24,20 @@ from growfs.remote.interface import FetchTask, Remote, RemoteFile, RemoteSpec
 from growfs.remote.user_functions import Function
 from growfs.remote.wrappers import producer_pool
 from growfs.remote.wrappers.produced import ProducedRemote, Producer
+from growfs.remote.wrappers.producer_pool import StartProducer
+from growfs.workers.producer import _FunctionRunner
 from tests.fuse import producer_functions
 from tests.needs import use
+from tests.remote.fake_remote import FakeRemote
 
 FUNCTIONS = producer_functions.__file__
 TREE = {"a/one.bin": os.urandom(3000), "a/two.tar.gz": b"", "zero": b"0", "odd/ünï\n{x}%.bin": b"1" * 700_000}
+ORIENTATION = 0x0112  # in EXIF
+TEXT_FOR_RESOLUTION = b"Exif\0\0II*\0\x08\0\0\0\1\0" + struct.pack("<HHI4sI", 0x011A, 2, 3, b"72\0", 0)
+"""EXIF with a text in place of a fraction."""
+
+Run = Callable[[RemoteFile | int, Callable[..., object]], object]
+"""Makes one file from a source by a function; returns what the producer's process answers."""
 
 
 def producer(folder: Path, function: str, rename: str | None = None) -> Producer:
@@ -41,6 +55,14 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / "remote" / path).write_bytes(content)
     (tmp_path / "partial").mkdir()
     return tmp_path / "remote"
+
+
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs functions as a producer's process does, but in this process."""
+    monkeypatch.chdir(folder.parent / "partial")
+    start = StartProducer(RemoteSpec(str(folder)), replace(producer(folder, "copied"), timeout_s=0.0), None)
+    return lambda source, make: _FunctionRunner(start, make).run(source)
 
 
 def files(remote: Remote) -> dict[str, RemoteFile]:
@@ -84,6 +106,35 @@ def test_a_changed_or_deleted_source_is_reported(folder: Path, tmp_path: Path) -
         remote.fetch(FetchTask(deleted, tmp_path / "partial" / "1"))
     with pytest.raises(RemoteMissing):
         remote.stat(deleted.path, deleted.version)
+
+
+def test_an_error_of_the_source_counts_though_the_function_catches_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the output, which is cut short, would count as complete."""
+    remote = FakeRemote()
+    remote.put("x", bytes(400_000))
+    remote.fail("chunk", None, None, RemoteChanged("x: is no longer the version that was listed"))
+    monkeypatch.setattr("growfs.workers.producer.open_remote", lambda *_: remote)
+
+    def make(source: BinaryIO, out: BinaryIO) -> None:
+        with suppress(Exception):
+            shutil.copyfileobj(source, out)
+
+    assert isinstance(run(remote.stat("x"), make), RemoteChanged)
+
+
+def test_a_source_that_is_overwritten_in_place_while_it_is_read_has_changed(run: Run, folder: Path) -> None:
+    path = folder / "source"
+    path.write_bytes(bytes(400_000))
+
+    def make(source: BinaryIO, out: BinaryIO) -> None:
+        out.write(source.read(200_000))
+        path.write_bytes(b"1" * 400_000)
+        os.utime(path, ns=(1, 1))
+        out.write(source.read())
+
+    assert isinstance(run(RemoteFile("source", None, None, ""), make), RemoteChanged)
 
 
 def test_an_exception_in_progress_ends_the_function(folder: Path, tmp_path: Path) -> None:
@@ -164,13 +215,33 @@ def test_ready_made_producers_decompress() -> None:
         assert out.getvalue() == b"what is in it" * 1000, name
 
 
-def test_ready_made_producers_resize_images() -> None:
+@pytest.mark.parametrize(
+    "format",
+    ["JPEG", "PNG", "WEBP", "TIFF"],
+)
+def test_ready_made_producers_resize_images_and_keep_their_orientation(format: str) -> None:
+    image, ops = use("PIL.Image"), use("PIL.ImageOps")
+    source, out = BytesIO(), BytesIO()
+    picture, exif = image.new("RGB", (1000, 500), "red"), image.Exif()
+    picture.paste("blue", (500, 0, 1000, 500))
+    exif[ORIENTATION] = 6  # shown with its left side at the top
+    picture.save(source, format, exif=exif)
+    producers.at_most_256(source, out)
+    made = image.open(out)
+    assert made.format == format
+    shown = ops.exif_transpose(made)
+    assert shown.size == (128, 256)
+    (top, _, _), (_, _, bottom) = shown.getpixel((64, 10)), shown.getpixel((64, 245))
+    assert min(top, bottom) > 200
+
+
+@pytest.mark.parametrize("exif", [TEXT_FOR_RESOLUTION, b"Exif\0\0garbagegarbage", b"Exif\0\0II*\0\x08"], ids=repr)
+def test_an_image_with_broken_exif_is_resized(exif: bytes) -> None:
     image = use("PIL.Image")
     source, out = BytesIO(), BytesIO()
-    image.new("RGB", (1000, 500)).save(source, "JPEG")
+    image.new("RGB", (1000, 500)).save(source, "JPEG", exif=exif)
     producers.at_most_256(source, out)
     assert image.open(out).size == (256, 128)
-    assert image.open(out).format == "JPEG"
 
 
 def test_a_produced_remote_offers_no_open(folder: Path) -> None:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import base64
 import errno
+import ftplib
 import gzip
 import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from awscrt import checksums
 from fsspec import register_implementation
+from fsspec.implementations.ftp import FTPFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, UsageError
-from growfs.remote import open_remote
+from growfs.remote import digest, open_remote
+from growfs.remote.digest import Digest
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.metadata import SECOND_NS, file_from_info
 from growfs.remote.retries import Retries
@@ -31,10 +34,13 @@ from growfs.remote.stores.gs import GoogleRemote
 from growfs.remote.stores.hf import RepositoryRemote
 from growfs.remote.stores.web import HttpRemote
 from growfs.remote.wrappers.retrying import RetryingRemote
+from growfs.workers.messages import SizeExceeded
 from tests.needs import need
 from tests.remote.fake_store import DATA, FakeStore, Serve, part_starts
 from tests.servers import QuietHandler, S3Server, serving
 from tests.store_servers import azure_container, hub_server
+
+LARGE = random.Random(8).randbytes(3 << 20)
 
 
 def listed(spec: RemoteSpec) -> tuple[set[str], dict[str, str]]:
@@ -124,6 +130,154 @@ def test_a_library_without_an_event_loop_fetches_several_files_at_a_time(tmp_pat
         fetched = list(pool.map(lambda file: remote.fetch(FetchTask(file, tmp_path / file.path)), files))
     assert fetched == files
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"content a", "b": b"content b"}
+
+
+class FtpClient:
+    """A connection to a server with one large file: what fsspec uses of ftplib.
+
+    error: what each call raises, as after a transfer that did not end. called: the method that sent the file. sent: the
+    bytes that it sent. type: what the server says of the file: file or dir.
+    """
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.called = ""
+        self.type = "file"
+        self.sent = 0
+
+    def mlsd(self, path: str) -> Iterator[tuple[str, dict[str, str]]]:
+        assert path == "/root"
+        if self.error:
+            raise self.error
+        yield "x", {"type": self.type, "size": str(len(LARGE)), "modify": "20240301000000"}
+
+    def retrbinary(self, command: str, callback: Callable[[bytes], object], blocksize: int) -> None:
+        assert command == "RETR /root/x"
+        self._send("retrbinary", callback, blocksize)
+
+    def _send(self, called: str, callback: Callable[[bytes], object], step: int) -> None:
+        if self.error:
+            raise self.error
+        self.called, self.error = called, ftplib.error_reply("a reply to the last command")
+        for start in range(0, len(LARGE), step):
+            piece = LARGE[start : start + step]
+            self.sent += len(piece)
+            callback(piece)
+        self.error = None
+
+    def close(self) -> None: ...
+
+
+class SftpClient(FtpClient):
+    """The same with paramiko's method for file objects."""
+
+    def getfo(self, path: str, target: IO[bytes]) -> None:
+        assert path == "/root/x"
+        self._send("getfo", target.write, 32768)
+
+
+class SSHException(Exception):
+    """It has the name of paramiko's."""
+
+
+Connections = Callable[[type[FtpClient]], list[FtpClient]]
+"""Has connections be of this class; returns the list of all connections, which grows with each."""
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> Connections:
+    def use(kind: type[FtpClient]) -> list[FtpClient]:
+        made: list[FtpClient] = []
+
+        def connect(self: Any) -> None:
+            self.ftp = kind()
+            made.append(self.ftp)
+
+        monkeypatch.setattr(FTPFileSystem, "_connect", connect)
+        return made
+
+    return use
+
+
+@pytest.mark.parametrize(("kind", "method"), [(FtpClient, "retrbinary"), (SftpClient, "getfo")])
+def test_a_fetch_by_ftp_or_sftp_reports_progress(
+    connections: Connections, tmp_path: Path, kind: type[FtpClient], method: str
+) -> None:
+    made, remote = connections(kind), FsspecRemote(RemoteSpec("ftp://host/root"))
+    file, target, computed = remote.stat("x"), tmp_path / "x", Digest()
+    reported: list[int] = []
+    assert remote.fetch(FetchTask(file, target, reported.append, computed)) == file
+    assert target.read_bytes() == LARGE
+    assert sum(reported) == len(LARGE) == computed.bytes
+    assert max(reported) < len(LARGE)
+    assert computed.text() == digest.of(target)
+    assert made[-1].called == method
+
+
+@pytest.mark.parametrize("kind", [FtpClient, SftpClient])
+@pytest.mark.parametrize(
+    "error",
+    [
+        SizeExceeded("enough"),
+        InterruptedError("enough"),
+    ],
+    ids=repr,
+)
+def test_an_error_of_progress_ends_a_fetch_by_ftp_or_sftp(
+    connections: Connections, tmp_path: Path, kind: type[FtpClient], error: Exception
+) -> None:
+    made, remote = connections(kind), FsspecRemote(RemoteSpec("ftp://host/root"))
+    file = remote.stat("x")
+
+    def progress(_: int) -> None:
+        raise error
+
+    with pytest.raises(type(error), match="enough"):
+        remote.fetch(FetchTask(file, tmp_path / "x", progress))
+    assert made[-1].sent < len(LARGE)
+    assert remote.fetch(FetchTask(file, tmp_path / "x")) == file
+
+
+def test_a_missing_file_and_a_directory_in_its_place_cost_no_ftp_connection(
+    connections: Connections, tmp_path: Path
+) -> None:
+    made, remote = connections(FtpClient), FsspecRemote(RemoteSpec("ftp://host/root"))
+    file = remote.stat("x")
+    with pytest.raises(RemoteMissing):
+        remote.stat("y")
+    for connection in made:
+        connection.type = "dir"
+    before = len(made)
+    with pytest.raises(RemoteMissing):
+        remote.stat("x")
+    assert len(made) == before
+    with pytest.raises(RemoteMissing):
+        remote.fetch(FetchTask(file, tmp_path / "x"))
+
+
+def test_a_disk_that_is_full_for_a_moment_fails_one_fetch_by_ftp(connections: Connections, tmp_path: Path) -> None:
+    connections(FtpClient)
+    remote = FsspecRemote(RemoteSpec("ftp://host/root"))
+    file = remote.stat("x")
+    with pytest.raises(OSError, match="No space left"):
+        remote.fetch(FetchTask(file, Path("/dev/full")))
+    assert remote.fetch(FetchTask(file, tmp_path / "x")) == file
+
+
+@pytest.mark.parametrize(
+    "error", [EOFError(), SSHException("SSH session not active"), OSError("Socket is closed")], ids=repr
+)
+def test_a_connection_of_a_library_that_was_dropped_is_made_anew(
+    connections: Connections, tmp_path: Path, error: Exception
+) -> None:
+    made, remote = connections(SftpClient), FsspecRemote(RemoteSpec("ftp://host/root"))
+    file = remote.stat("x")
+    for connection in made:
+        connection.error = error
+    with pytest.raises(RemoteBusy, match="cannot reach the server"):
+        remote.fetch(FetchTask(file, tmp_path / "x"))
+    assert remote.fetch(FetchTask(file, tmp_path / "x")) == file
+    assert (tmp_path / "x").read_bytes() == LARGE
 
 
 class CloudStorage(MemoryFileSystem):  # type: ignore[misc]

@@ -14,6 +14,7 @@ from contextlib import suppress
 from growfs.paths import StrPath
 from growfs.remote.digest import CrcParts
 from growfs.remote.http.connection import Headers
+from growfs.remote.interface import Progress, ignore_progress
 
 BUFFER_BYTES = 1 << 20
 
@@ -58,11 +59,11 @@ class _ExpectedCrc(CrcParts):
         super().__init__(name)
         self.name, self._value = name, int.from_bytes(value, "big")
 
-    def mismatch(self, total: int, path: StrPath) -> str | None:
+    def mismatch(self, total: int, path: StrPath, progress: Progress = ignore_progress) -> str | None:
         """How the file differs from the checksum; None if it does not.
 
-        Called after all parts, `total` bytes together, were fed, and the file is at path. Raises ValueError if a part
-        is missing, and OSError of the local disk.
+        Called after all parts, `total` bytes together, were fed, and the file is at path. progress: called with 0 from
+        time to time. Raises ValueError if a part is missing, and OSError of the local disk.
         """
         crc, end = self.combined()
         if end != total:
@@ -84,7 +85,7 @@ class _ExpectedHash:
         self._first = _PartHash(self.name)
         return self._first
 
-    def mismatch(self, total: int, path: StrPath) -> str | None:
+    def mismatch(self, total: int, path: StrPath, progress: Progress = ignore_progress) -> str | None:
         """As _ExpectedCrc.mismatch."""
         first = self._first
         if first.bytes < total:
@@ -93,6 +94,7 @@ class _ExpectedHash:
                 file.seek(first.bytes)
                 while count := file.readinto(buffer):
                     first.update(buffer[:count])
+                    progress(0)  # a file of 100 GB takes minutes
         return None if first.state.digest() == self._value else _differs(self.name)
 
 

@@ -168,12 +168,13 @@ class RangeDownloader:
         """
         if expected is None:
             return
-        mismatch, wrong = expected.mismatch(total, task.target), self._wrong_checksums.setdefault(expected.name, set())
+        mismatch = expected.mismatch(total, task.target, task.progress)
+        wrong = self._wrong_checksums.setdefault(expected.name, set())
         if wrong is not None and mismatch is None:
             self._wrong_checksums[expected.name] = None
         if mismatch is None:
             return
-        if wrong is None or not (task.tries and task.tries.has_arrived(digest.of(task.target))):
+        if wrong is None or not (task.tries and task.tries.has_arrived(digest.of(task.target, task.progress))):
             raise ChecksumMismatch(mismatch)
         is_new = len(wrong) < WRONG_FILES_MIN
         wrong.add(task.file.path)

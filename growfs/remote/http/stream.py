@@ -77,7 +77,7 @@ class HttpStream:
 
 
 class FileStream:
-    """Reads a file object of a library, or a local file. At the end, it checks that the file is still the same."""
+    """Reads a file object of a library, or a local file. After the last byte, it checks that the file is unchanged."""
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class FileStream:
         a client's errors into growfs's own.
         """
         self.file = file
+        self._left = -1 if file.size is None else file.size - start
         self._source, self._stat, self._throttle, self._translating = source, stat, throttle, translating
         with translating():
             try:
@@ -103,7 +104,8 @@ class FileStream:
     def readinto(self, buffer: memoryview) -> int:
         with self._translating():
             count = int(self._source.readinto(buffer) or 0)
-        if count == 0 and self._stat().version != self.file.version:
+        self._left -= count
+        if (count == 0) != (self._left == 0) and self._stat().version != self.file.version:
             raise RemoteChanged(f"{self.file.path}: has changed while it was read; list again")
         self._throttle(count)
         return count

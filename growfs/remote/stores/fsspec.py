@@ -6,6 +6,7 @@ thread are created at the first call, so not in a process that forks later.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import ssl
@@ -13,7 +14,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 from urllib.parse import urlsplit
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteError, RemoteMissing, UsageError, pip_install
@@ -70,6 +71,7 @@ class FsspecRemote(StoreRemote):
     """Options for files that are read in order."""
     heads_useful: ClassVar[bool] = False
     """Whether it answers a HEAD with a checksum that the GET of a part lacks."""
+    unreachable: ClassVar[frozenset[str]] = frozenset({"EOFError", "SSHException", "Socket is closed", "error_temp"})
     sends_as_stored: ClassVar[bool] = False
     """Whether it sends a file with an encoding as it is stored and listed, and encodes no other."""
 
@@ -321,7 +323,7 @@ class FsspecRemote(StoreRemote):
         return FileStream(source, now, start, partial(self._stat_listed, now), self._threads.throttle, translating)
 
     def _by_library(self, task: FetchTask) -> RemoteFile:
-        """Fetch by the store's library. task.digest gets no bytes of a file that is read as a whole."""
+        """Fetch by the store's library. task.digest gets the bytes of a whole file only with FTP and SFTP."""
         file, target = task.file, task.target
         open(target, "wb").close()  # an empty file has no callback, and a bad target is not the remote's error
         if task.byte_range:
@@ -334,27 +336,20 @@ class FsspecRemote(StoreRemote):
     def _fetch_whole_by_library(self, task: FetchTask) -> RemoteFile:
         from fsspec.callbacks import Callback
 
-        file, target, progress = task.file, task.target, task.progress
-        reported = 0
-        raised: Exception | None = None
-
-        def meter(size: int | None, value: int, **_: Any) -> None:
-            nonlocal reported, raised
-            delta, reported = value - reported, value
-            try:
-                progress(delta)
-            except Exception as error:
-                raised = error  # the library may wrap it
-                raise
-
+        file, target, meter = task.file, os.fspath(task.target), _Meter(task)
+        client = None if self._is_thread_safe else getattr(self.fs, "ftp", None)
         try:
-            with self.translating(file.path):
-                self.fs.get_file(self._key(file.path), os.fspath(target), callback=Callback(hooks={"growfs": meter}))
-        except Exception as error:  # noqa: BLE001 - or that of progress
-            raise raised or error from None
+            with self.translating(file.path), open(target, "wb") as meter.out:
+                if client:  # fsspec reports no progress of FTP and SFTP, but both can write to a file object
+                    getattr(client, "getfo", self.fs.get_file)(self._key(file.path), meter)
+                else:
+                    self.fs.get_file(self._key(file.path), target, callback=Callback(hooks={"growfs": meter.note}))
+        except Exception as error:  # noqa: BLE001 - or that of progress, which the library may wrap
+            vars(self._own).clear()  # its connection may be broken, and most libraries never open a new one
+            raise meter.error or error from None
         now = self.stat(file.path)
         written = os.stat(target).st_size
-        progress(written - reported)
+        task.progress(written - meter.reported)
         return self._verified(file, now, written)
 
     def _fetch_parts_by_library(self, task: FetchTask, extent: ByteRange) -> RemoteFile:
@@ -378,6 +373,14 @@ class FsspecRemote(StoreRemote):
 
         write_parts(self._threads, task, extent, step, read)
         return self._verified(now, self.stat(file.path))
+
+    def translated(self, error: BaseException, path: str = "") -> GrowfsError:
+        if not isinstance(error, FileNotFoundError | RemoteMissing):
+            vars(self._own).clear()  # as above
+        return super().translated(error, path)
+
+    def code_of(self, error: BaseException) -> str:
+        return str(error) if type(error) is OSError else ""  # the library has no error codes, only this text
 
     # How its server is reached.
 
@@ -468,3 +471,35 @@ def aiohttp_proxy(url: str) -> dict[str, str]:
 def scheme_of(url: str) -> str:
     """The scheme of a URL, in lower case; 'file' if it is a path."""
     return re.split("::|://", url, maxsplit=1)[0].lower() if "::" in url or "://" in url else "file"
+
+
+class _Meter(io.RawIOBase):
+    """Records a library's progress, either as its callback or as the file object that it writes to sequentially.
+
+    reported: the bytes so far. error: the one that task.progress has raised.
+    """
+
+    out: IO[bytes]
+    error: Exception | None = None
+
+    def __init__(self, task: FetchTask) -> None:
+        self._progress, self._digest = task.progress, task.digest.part(0) if task.digest else None
+        self._target, self.reported = task.target, 0
+
+    def __fspath__(self) -> str:
+        return os.fspath(self._target)  # fsspec looks whether it exists, if the file has become a folder
+
+    def note(self, size: int | None, value: int, **_: Any) -> None:
+        """Note that `value` bytes have arrived so far."""
+        delta, self.reported = value - self.reported, value
+        try:
+            self._progress(delta)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def write(self, piece: bytes, /) -> int:  # type: ignore[override]
+        self.note(None, self.reported + len(piece))
+        if self._digest:
+            self._digest.update(memoryview(piece))
+        return self.out.write(piece)

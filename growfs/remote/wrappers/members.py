@@ -21,7 +21,7 @@ from posixpath import splitext
 from typing import Any
 from urllib.parse import quote, unquote
 
-from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
+from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
 from growfs.producers.archives import Member
 from growfs.remote.file import open_seekable
 from growfs.remote.interface import ByteRange, FetchTask, Page, Remote, RemoteFile, RemoteStream, Skipped
@@ -221,13 +221,12 @@ class ArchiveRemote:
                     if archive.size is not None and member.offset + member.size > archive.size:
                         raise ValueError(f"{member.name} extends past the end of the file")
                     yield member
-            except GrowfsError:
-                raise
             except Exception as error:  # noqa: BLE001 - any error of the user's function, or from a broken archive
-                if remote_error := source.raw.error:
-                    raise remote_error from None  # the cause, which the function turned into another error
-                detail = " ".join(str(error).split()) or type(error).__name__
-                raise UnreadableArchive(f"not readable by {self._function}: {detail[:REASON_CHARS_MAX]}") from None
+                if not source.raw.error:
+                    detail = " ".join(str(error).split()) or type(error).__name__
+                    raise UnreadableArchive(f"not readable by {self._function}: {detail[:REASON_CHARS_MAX]}") from None
+            if source.raw.error:  # the function may have caught it
+                raise source.raw.error from None
         if self._remote.stat(archive.path).version != archive.version:
             raise RemoteChanged(f"{archive.path}: changed while it was read")
 

@@ -12,7 +12,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +112,7 @@ class ProducedRemote(_ProducerRemote):
                 file = self._produced_file(source)
                 if reason := reason_to_skip(file.path) if self._rename else None:
                     skipped.append(Skipped(reason, file.path))
-                elif self._rename and (key := _name_hash(file.path)) in names:
+                elif self._rename and (key := hash(file.path)) in names:
                     skipped.append(Skipped(SAME_NAME, source.path))
                 else:
                     names.update([key] if self._rename else [])
@@ -141,10 +140,6 @@ class ProducedRemote(_ProducerRemote):
         size = "" if source.size is None else source.size
         version = "\n".join([source.version, str(size), "" if path == source.path else source.path])
         return RemoteFile(path, None, source.mtime_ns, version)
-
-
-def _name_hash(path: str) -> int:
-    return int.from_bytes(blake2b(path.encode(errors="surrogateescape"), digest_size=8).digest(), "big")
 
 
 class SampledRemote(_ProducerRemote):
