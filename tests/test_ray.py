@@ -65,6 +65,11 @@ def test_a_request_has_the_options_of_growfs_mount() -> None:
         ClusterMountRequest.of("s3://b", "/mnt", {"cache": "1GB"}, "secret")
 
 
+def test_an_address_of_a_node_by_ipv6_has_brackets(tmp_path: Path) -> None:
+    request = ClusterMountRequest.of("s3://b", str(tmp_path), {}, "secret")
+    assert re.fullmatch(r"\[::1\]:\d+", NodeMount(request, "::1").address())
+
+
 def test_the_status_of_a_cluster_is_the_sum_of_its_nodes() -> None:
     def node(remote: int, peers: int, seen: int, number: int) -> Any:
         return status(

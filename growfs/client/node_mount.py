@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import tempfile
 import threading
@@ -15,6 +14,7 @@ from typing import Any, TypedDict
 from growfs.client.mount_command import config_text, mount_command, mount_error
 from growfs.daemon.control_client import call, status_of
 from growfs.daemon.launch import stop_or_detach
+from growfs.daemon.option_parsers import listening
 from growfs.daemon.options import Options, storage_option_texts
 from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
@@ -76,7 +76,7 @@ class NodeMount:
         with suppress(GrowfsError):
             self._address = _address(self.status())
         if not self._address:
-            with socket.create_server((self._host, 0)) as unused:
+            with listening("--peer-addr", self._host, 0) as unused:
                 self._address = join_address(self._host, unused.getsockname()[1])
         return self._address
 

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,11 +26,14 @@ from growfs.errors import GrowfsError
 from growfs.remote.groups import group_of
 from growfs.rotation.order_file import with_beats
 from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, divide
-from growfs.rotation.pass_order import groups_of, ids_of, share_number
+from growfs.rotation.pass_order import SHARES, draw_key, groups_of, ids_of, share_number
 from growfs.rotation.rules import Generation, GenerationPlan, PartContents, PassPosition, with_parents
 
 ROWS = 10_000
 """Ids that one query reads."""
+OWNED_SHARES = 1 << 14
+"""The files are divided into this many shares, each of which a node owns. With 32 nodes, that is 512 for each, give or
+take 4%."""
 SIZES = "SELECT n.id, coalesce(n.size, 0) FROM json_each(?) wanted CROSS JOIN node n ON n.id = wanted.value"
 
 
@@ -142,13 +146,13 @@ def find_due(
     catalog: Path,
     read: Sequence[PassPosition],
     coming: Sequence[PassPosition],
-    share: tuple[int, int] | None,
+    owners: tuple[str, tuple[str, ...]] | None,
     beat: Callable[[], None],
 ) -> Due:
     """The files to be cached while some parts are read, and others are to follow.
 
     read: the parts that are in use. coming: the parts to be cached besides them, the first one first. Their divisions
-    are stored. share: (number, of how many) of this node, which comes before the files of other nodes.
+    are stored. owners: the names of this node and of all, if there are others: its own files come before theirs.
     """
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")  # all queries see the same state
@@ -157,8 +161,8 @@ def find_due(
         pinned = _ids(connection, "node WHERE pinned > 0 AND is_dir = 0")
         positions = [*read, *coming]
         parts = {number: _Parts(connection, number) for number in {position.pass_ for position in positions}}
-        newest = parts[positions[-1].pass_]
-        always = newest.always()
+        newest = parts[max(parts)]
+        always = array("q", itertools.chain.from_iterable(of_pass.always() for of_pass in parts.values()))
         needed, missing = BitMap64(map(abs, always)), array("q")
         sizes = _sizes(connection, needed - resident)
         always_missing, of_always = array("q", _incomplete(always, sizes)), BitMap64(sizes)
@@ -175,9 +179,9 @@ def find_due(
             needed |= of_part
         unneeded = resident - needed - let_go - pinned
         of_coming = of_parts[len(read) :]
-        if share:
+        if owners:
             first = of_coming[0] if of_coming else BitMap64()
-            missing = _own_first(connection, missing, first, newest.division.pass_, share)
+            missing = _own_first(connection, missing, first, newest.division.pass_, owners)
         return Due(
             always_missing,
             missing,
@@ -194,22 +198,34 @@ def _ids(connection: sqlite3.Connection, rest: str) -> BitMap64:
 
 
 def _own_first(
-    connection: sqlite3.Connection, missing: array[int], first: BitMap64, pass_: ExactPass, share: tuple[int, int]
+    connection: sqlite3.Connection,
+    missing: array[int],
+    first: BitMap64,
+    pass_: ExactPass,
+    owners: tuple[str, tuple[str, ...]],
 ) -> array[int]:
-    """These groups in order, but of the files of the next part, and then of the others, those of the share first."""
-    number, count = share
+    """These groups in order, but of the files of the next part, and then of the others, those of this node first."""
     groups = list(groups_of(missing))
     foreign = BitMap64()
     for text in _batches(group[0] for group in groups):
         rows = with_paths(query_of(connection), "n.id", "json_each(?) wanted JOIN node n ON n.id = wanted.value", text)
-        foreign.update(id for path, id in rows if owner(pass_.seed, pass_.group, path, count) != number)
+        foreign.update(id for path, id in rows if owner(pass_.seed, pass_.group, path, owners[1]) != owners[0])
     groups.sort(key=lambda group: (first.isdisjoint(BitMap64(group)), group[0] in foreign))
     return array("q", ids_of(groups))
 
 
-def owner(seed: int, group: str | None, path: str, count: int) -> int:
-    """Which of `count` nodes fetches a file from the remote, and the others from that node."""
-    return share_number(seed, count, group_of(group, path))
+def owner(seed: int, group: str | None, path: str, names: tuple[str, ...]) -> str:
+    """Which of these nodes fetches a file from the remote, and the others from that node.
+
+    If a node joins or leaves, only its own files change hands: each share goes to the node with the highest hash
+    (rendezvous hashing).
+    """
+    return _owner(share_number(seed, OWNED_SHARES, group_of(group, path)), names)
+
+
+@lru_cache(OWNED_SHARES)
+def _owner(share: int, names: tuple[str, ...]) -> str:
+    return max(names, key=lambda name: draw_key(share, SHARES, name))
 
 
 def _incomplete(ids: Iterable[int], lacking: Container[int]) -> Iterator[int]:

@@ -262,12 +262,13 @@ class Readers:
 
     def _held_as_a_whole(self) -> set[Generation]:
         """The generations that are held because they were opened by their path, are being listed, or were listed by
-        unknown processes. A part of a pass is held by open folders only: the rest is decided by `PartsInUse`.
+        unknown processes, and parts of a pass that are in use.
         """
         now = trio.current_time()
         of_processes = (each.named for each in self._readers.values() if each.pid != FOREIGN)
         return {
             *self._open_folders,
+            *filter(None, map(self._generations.parts.find, self._generations.parts)),
             *(generation for generation in of_processes if generation and not generation.part),
             *(generation for generation, until in self._held_until.items() if now <= until),
         }

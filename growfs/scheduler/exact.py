@@ -58,10 +58,12 @@ class Parts(Planner):
     which files are to be cached.
 
     first: what decides the order of the first pass. part_size: the room for streamed files. start: the part with which
-    listings of the root begin; None to go on after the last one. mark: as Space.mark. share_of_node: returns the share
-    of the files that this node fetches before others, (number, of how many), because other nodes have the rest; None if
-    there are none. generations: returns these. is_open: whether a folder of a part is open. patience_s: returns how
+    listings of the root begin; None to go on after the last one. mark: as Space.mark. owners: as Peers.owners; None if
+    this node is alone. generations: returns these. is_open: whether a folder of a part is open. patience_s: returns how
     long a process waits for a part if nothing arrives.
+
+    strayed: notified when a file is cached that belongs to none of these parts, so it may be evicted again: it was
+    opened by name.
     """
 
     keeps_last = False
@@ -77,12 +79,13 @@ class Parts(Planner):
         part_size: CacheSize,
         start: PassPosition | None,
         mark: Callable[[Sequence[int], Sequence[int], Callable[[], bool]], Awaitable[bool]],
-        share_of_node: Callable[[], Awaitable[tuple[int, int]]] | None,
+        owners: Callable[[], Awaitable[tuple[str, tuple[str, ...]]]] | None,
         generations: Callable[[], Generations],
         is_open: Callable[[Generation], bool],
         patience_s: Callable[[], float],
     ) -> None:
         self.changed = Signal[[]]()
+        self.strayed = Signal[[]]()
         self.failure: GrowfsError | None = None
         """Why the next pass cannot be divided."""
         self._workers = workers
@@ -92,7 +95,7 @@ class Parts(Planner):
         self._first = first
         self._part_size = part_size
         self._mark = mark
-        self._share_of_node = share_of_node
+        self._owners = owners
         self._generations = generations
         self._is_open = is_open
         self._patience_s = patience_s
@@ -105,6 +108,7 @@ class Parts(Planner):
         self._written: PassPosition | None = None  # the same, in the database
         self._waited_for = Counter[PassPosition]()
         self._wanted = BitMap64()
+        self._arrived = BitMap64()  # since `remaining` began to look for what is lacking
         self._missing: Share | None = None  # how much that is, as far as known
         self._lacking: dict[PassPosition, dict[int, int]] = {}  # of each part to come: files, and their sizes
         self._moved_at = -math.inf  # when bytes arrived, or other parts were to be cached
@@ -206,8 +210,9 @@ class Parts(Planner):
                 self.failure = _no_such_part(division, coming)
                 await trio.sleep(RETRY_S)
                 continue
-            share = await self._share_of_node() if self._share_of_node else None
-            function = partial(find_due, self._db.path, read, ahead, share)
+            owners = await self._owners() if self._owners else None
+            function = partial(find_due, self._db.path, read, ahead, owners)
+            self._arrived = BitMap64()
             try:
                 due = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
             except GrowfsError as error:
@@ -220,9 +225,12 @@ class Parts(Planner):
             if not any(marks) or await self._mark(*marks, partial(self._is_window, window)):
                 break
             await trio.sleep(RETRY_S if self._db.refusal else 0)
-        self._wanted, self._missing = due.lacking, Share(len(due.lacking), due.bytes)
+        arrived_bytes = sum(node.size or 0 for id in due.lacking & self._arrived if (node := self._catalog.node(id)))
+        self._wanted = due.lacking - self._arrived
+        self._missing = Share(len(self._wanted), due.bytes - arrived_bytes)
         self._failed -= self._wanted
-        self._lacking = dict(zip(ahead, due.of_parts, strict=True))
+        of_parts = ({id: size for id, size in files.items() if id not in self._arrived} for files in due.of_parts)
+        self._lacking = dict(zip(ahead, of_parts, strict=True))
         self._progressed.notify()
         return Order(
             frozen=due.always,
@@ -275,6 +283,7 @@ class Parts(Planner):
                 except (GrowfsError, WorkerLost) as error:
                     if isinstance(error, GrowfsError):
                         self.failure = error
+                    self._progressed.notify()
                     log.warning("pass %d cannot be divided into parts, trying again: %s", number, error)
                     await trio.sleep(RETRY_S)
 
@@ -313,11 +322,10 @@ class Parts(Planner):
     async def _store_division(self, division: Division, ids: array[int]) -> None:
         number = division.pass_.number
         kept = self._passes_in_use() | {number - 2, number - 1}
+        self._divisions = {known: self._divisions[known] for known in self._divisions if known in kept}
         await self._db.write_with_retry(partial(save_division, division=division, ids=ids, kept=kept))
         if division.lists_all_folders:
             await self._store.admit_folders()
-        kept |= self._passes_in_use()  # a part may have begun meanwhile
-        self._divisions = {known: self._divisions[known] for known in self._divisions if known in kept}
         self._divisions[number] = division
         log.info(
             "pass %d has %d parts: %s stay cached, and %s are streamed",
@@ -335,15 +343,17 @@ class Parts(Planner):
 
     def note_finished(self, download: Download) -> None:
         """Note the outcome of a download."""
-        id, size, is_cached = download.node.id, download.node.size or 0, download.state is DownloadState.ADMITTED
-        if is_cached and id not in self._wanted and not download.renews:
-            self.changed.notify()  # it was opened by name, and may go again
-        if is_cached and id in self._wanted:
-            self._wanted.discard(id)
-            self._missing = self._missing and self._missing - Share(1, size)
-        if isinstance(download.error, RemoteError):
+        id = download.node.id
+        if download.state is DownloadState.ADMITTED:
+            self._arrived.add(id)
+            if id in self._wanted:
+                self._wanted.discard(id)
+                self._missing = self._missing and self._missing - Share(1, download.node.size or 0)
+            elif not download.renews:
+                self.strayed.notify()
+        elif isinstance(download.error, RemoteError):
             self._failed.add(id)
-        elif not is_cached:
+        else:
             return
         for lacking in self._lacking.values():
             lacking.pop(id, None)
@@ -387,6 +397,7 @@ class Parts(Planner):
         open_ids = self._store.open_files.ids
         for part in self._in_use.end(trio.current_time(), quiet_s, silence_s, open_ids, self._is_open):
             log.info("part %s makes room", part)
+            self._store.room.freed.notify()
             self._note_window()
 
     async def _write_position(self) -> None:

@@ -77,8 +77,8 @@ class PeerSettings:
 class Peers:
     """Owns the known state of the other nodes, the position of this one, and the worker that serves them.
 
-    place: of a path, as Pass.place. owner: with --exact, the number of the node that fetches a file from the remote, by
-    its path and the number of nodes; None if the nodes follow one another around the circle.
+    place: of a path, as Pass.place. owner: with --exact, the name of the node that fetches a file from the remote, by
+    its path and the names of all; None if the nodes follow one another around the circle.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Peers:
         catalog: Catalog,
         store: Store,
         place: Callable[[str], float],
-        owner: Callable[[str, int], int] | None = None,
+        owner: Callable[[str, tuple[str, ...]], str] | None = None,
     ) -> None:
         self.sources = settings.sources
         self._settings = settings
@@ -104,7 +104,7 @@ class Peers:
         self._out_of_order = BitMap64()
         self._channel: Channel | None = None
         self._sending = trio.Lock()
-        self._seen = PeersSeen(None, {}, {}, settings.sources)
+        self._set_seen(PeersSeen(None, {}, {}, settings.sources))
         self._others: dict[str, Position] = {}
         self._follower: Position | None = None
         self._looked = Signal[[]]()
@@ -162,11 +162,10 @@ class Peers:
                 await trio.sleep(LOOK_AGAIN_S)
         return start
 
-    async def share(self) -> tuple[int, int]:
-        """(number, of how many) of this node among those that answer, by which each owns a share of the files."""
+    async def owners(self) -> tuple[str, tuple[str, ...]]:
+        """The names of this node, and of all that answer. Each owns a share of the files."""
         await self._look()
-        names = self._answering()
-        return names.index(self._own_name()), len(names)
+        return self._own_name(), self._answering
 
     async def _look(self) -> None:
         """Return once the other nodes were asked for their positions, or after FIRST_LOOK_S."""
@@ -174,17 +173,17 @@ class Peers:
             while not self._is_serving:
                 await self._looked.wait()
 
-    def _answering(self) -> list[str]:
+    def _set_seen(self, seen: PeersSeen) -> None:
+        self._seen = seen
+        self._answering = tuple(sorted({*seen.positions, self._own_name()}))
         """The addresses of the nodes that answer, and of this one, in the same order on all nodes."""
-        return sorted({*self._seen.positions, self._own_name()})
 
     # Files that the others have, or are about to draw.
 
     def holders(self, path: str) -> tuple[str, ...]:
         """The nodes that may have a file, the most likely first."""
         if self._owner:
-            names = self._answering()
-            owner = names[self._owner(path, len(names))]
+            owner = self._owner(path, self._answering)
             return () if owner == self._own_name() else (owner,)
         own = self._position()
         if own is None or not self._others:
@@ -262,7 +261,7 @@ class Peers:
                 await self._handle(await channel.receive(), opened)
         finally:
             self._channel, self._is_serving = None, False
-            self._seen = PeersSeen(None, {}, {}, self._seen.peers)
+            self._set_seen(PeersSeen(None, {}, {}, self._seen.peers))
             self._others, self._follower = {}, None
             for id, count in opened.items():
                 for _ in range(count):
@@ -306,7 +305,8 @@ class Peers:
         for peer in seen.positions:
             if peer in self._seen.failed:
                 log.info("the node %s answers again", peer)
-        self._seen, self._is_serving = seen, True
+        self._set_seen(seen)
+        self._is_serving = True
         self._others = {peer: position for peer, position in seen.positions.items() if position}
         own = self._position()
         self._follower = own and follower(own, list(self._others.values()))

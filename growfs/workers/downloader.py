@@ -132,7 +132,7 @@ class Downloader:
         os.chmod(target, 0o444)
         if streamed.bytes == found.size:  # otherwise some bytes did not pass through this process
             return Fetched(found.size, found.mtime_ns, streamed.text(), from_peer)
-        return Fetched(os.stat(target).st_size, found.mtime_ns, digest.of(target), from_peer)
+        return Fetched(os.stat(target).st_size, found.mtime_ns, digest.of(target, progress), from_peer)
 
     def _failed(self, request: FetchRequest, error: GrowfsError) -> FetchFailed:
         """The failure to report. If the remote no longer has this version, it is asked for its current one."""

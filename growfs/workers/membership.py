@@ -25,17 +25,17 @@ NEAR = 8
 """Nodes before and behind this one that are polled each time."""
 OTHERS = 24
 """The number of other nodes that are polled each time."""
-THREADS = 8
+THREADS = 32
 REPLY_BYTES_MAX = 10_000
 
 log = logging.getLogger(__name__)
 
 
 class Members:
-    """The nodes of several sources. port: for names without one."""
+    """The nodes of several sources. port: for names without one. family: of the address at which this node serves."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, family: int) -> None:
+        self._port, self._family = port, family
         self._names: dict[str, DnsName] = {}
 
     def addresses(self, sources: Sequence[str]) -> tuple[str, ...]:
@@ -51,16 +51,16 @@ class Members:
         if not source.startswith(DNS_SCHEME):
             return (source if ":" in source else join_address(source, self._port),)
         if source not in self._names:
-            self._names[source] = DnsName(source, self._port)
+            self._names[source] = DnsName(source, self._port, self._family)
         return self._names[source].addresses()
 
 
 class DnsName:
-    """The addresses of a name, all A and AAAA records. A thread looks them up; if that fails, the last ones stay."""
+    """The addresses of a name. A thread looks them up; if that fails, the last ones stay."""
 
-    def __init__(self, url: str, port: int) -> None:
+    def __init__(self, url: str, port: int, family: int) -> None:
         parts = urlsplit(url)
-        self._host, self._port = parts.hostname or "", parts.port or port
+        self._host, self._port, self._family = parts.hostname or "", parts.port or port, family
         self._found: tuple[str, ...] = ()
         self._waited = False
         self._tried, self._closed = threading.Event(), threading.Event()
@@ -81,7 +81,7 @@ class DnsName:
         fails = False
         while True:
             try:
-                ips = ip_addresses(self._host, self._port)
+                ips = ip_addresses(self._host, self._port, self._family)
             except (OSError, UnicodeError) as error:
                 if not fails:
                     why = getattr(error, "strerror", None) or str(error)
@@ -95,9 +95,12 @@ class DnsName:
                 return
 
 
-def ip_addresses(host: str, port: int) -> list[str]:
-    """All addresses of a name. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+def ip_addresses(host: str, port: int, family: int) -> list[str]:
+    """The addresses of a name in one family: a node that has two would count twice. Raises OSError.
+
+    For IPv6, a name with only IPv4 addresses yields those in the form ::ffff:192.0.2.1.
+    """
+    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_V4MAPPED)
     return [str(address[0]) for *_, address in found]
 
 
@@ -138,7 +141,8 @@ class PeerPoll:
             known = [(distance(seen.head, position.head), peer) for peer, seen in self._seen.positions.items() if seen]
             in_order = [peer for _, peer in sorted(known)]
             near = [*in_order[:NEAR], *in_order[-NEAR:]]
-        others = [*peers[self._next :], *peers[: self._next]][:OTHERS]
+        most = OTHERS if self._seen.peers else len(peers)  # at first all of them, because this node is among them
+        others = [*peers[self._next :], *peers[: self._next]][:most]
         self._next = (self._next + OTHERS) % len(peers) if len(peers) > OTHERS else 0
         return [peer for peer in dict.fromkeys([*near, *others]) if peer in peers]
 

@@ -34,7 +34,6 @@ from growfs.remote.peer_client import (
     authorization,
 )
 from growfs.remote.rate_limits import TokenBucket
-from growfs.rotation.circle import Position
 from growfs.workers.membership import Members, PeerPoll
 from growfs.workers.messages import Announce, CachedOpened, CloseCached, OpenCached, ServedFile, ServePeers
 
@@ -46,8 +45,6 @@ IDLE_S = 60.0
 """How long a connection may send and receive nothing."""
 CONNECTIONS_MAX = 512
 """Further ones are closed at once; those peers read from the remote."""
-PIECE_BYTES = 1 << 20
-"""Bytes sent before the limit is checked again."""
 
 
 class PeerServer:
@@ -59,18 +56,20 @@ class PeerServer:
     def __init__(self, request: ServePeers, send: Callable[[Any], None]) -> None:
         self.authorization = authorization(request.token).encode()
         self.bucket = TokenBucket(lambda: request.bytes_per_s)
+        self.piece_bytes = max(1, int(request.bytes_per_s) // CONNECTIONS_MAX) if request.bytes_per_s else 1 << 20
+        """Bytes sent before the limit is checked again: few, so that each of many connections gets some."""
         self.node = request.node
-        self.position: Position | None = None
-        self._members = Members(request.address[1])
+        self.announced = Announce(None, ())
+        self._is_announced = threading.Event()
         self._poll = PeerPoll(request.node, request.token)
         self._send = send
         self._numbers = itertools.count()
         self._answers: dict[int, SimpleQueue[CachedOpened]] = {}
-        self._announced: SimpleQueue[Announce] = SimpleQueue()
         try:
             self._server = _Server(request.address, self)
         except OSError as error:
             raise GrowfsError(f"the other nodes cannot be served: {error.strerror}") from None
+        self._members = Members(request.address[1], self._server.address_family)
 
     def run(self, receive: Callable[[], Any]) -> None:
         """Serve forever. receive: returns the daemon's next message."""
@@ -79,8 +78,8 @@ class PeerServer:
         while True:
             message = receive()
             if isinstance(message, Announce):
-                self.position = message.position
-                self._announced.put(message)
+                self.announced = message
+                self._is_announced.set()
             else:
                 self._answers[message.request].put(message)
 
@@ -99,8 +98,9 @@ class PeerServer:
         self._send(CloseCached(cached.id, sent))
 
     def _look_around(self) -> None:
-        while True:
-            announced = self._announced.get()
+        while self._is_announced.wait():
+            self._is_announced.clear()  # a node that does not answer holds it up for longer than POLL_S
+            announced = self.announced
             self._send(self._poll.look(self._members.addresses(announced.peers), announced.position))
 
 
@@ -125,7 +125,7 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self, address: tuple[str, int], owner: PeerServer) -> None:
         self.owner = owner
         self.free = threading.Semaphore(CONNECTIONS_MAX)
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         self._poll = select.epoll()
         self._new: dict[int, _NewConnection] = {}  # by descriptor, oldest first
         super().__init__(address, _Handler)
@@ -202,7 +202,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), owner.authorization):
             self._begin(HTTPStatus.FORBIDDEN, headers={"Connection": "close"})
         elif self.path == POSITION:
-            position = owner.position
+            position = owner.announced.position
             body = json.dumps({"node": owner.node, "position": position._asdict() if position else None}).encode()
             self._begin(HTTPStatus.OK, len(body))
             self.wfile.write(body)
@@ -243,7 +243,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _send_file(self, file: FileIO, start: int, end: int) -> None:
         while start < end:
-            sent = self.connection.sendfile(file, start, min(PIECE_BYTES, end - start))
+            sent = self.connection.sendfile(file, start, min(self.server.owner.piece_bytes, end - start))
             if not sent:
                 raise ConnectionError("the file is shorter than it was")
             start += sent

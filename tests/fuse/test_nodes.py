@@ -311,7 +311,7 @@ RESOLVER = """
 import pathlib, socket
 from growfs.workers import membership
 membership.LOOK_UP_S = 0.05
-def look_up(host, port):
+def look_up(host, port, family):
     assert host == "growfs.test"
     if not (records := pathlib.Path({records!r}).read_text().split()):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

@@ -5,17 +5,22 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from growfs.remote import digest
 from growfs.remote import peer_client as peers
 from growfs.remote.digest import Digest
 from growfs.remote.http.connection import Timeouts
-from growfs.remote.http.threads import TransferJob, TransferThreads
+from growfs.remote.http.threads import THREADS_DEFAULT, TransferJob, TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile
+from growfs.remote.names import join_address
 from growfs.remote.peer_client import FILES, PeerClient
+from growfs.workers.messages import CachedOpened, OpenCached, ServedFile, ServePeers
+from growfs.workers.peer_server import PeerServer
 from tests.servers import QuietHandler, serving
 
 DATA = bytes(range(256)) * 400
@@ -88,18 +93,20 @@ def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "TIMEOUTS", Timeouts(3, 3, 2))
 
 
-def fetch(client: PeerClient, threads: TransferThreads, target: Path, *addresses: str) -> RemoteFile | None:
+def fetch(
+    client: PeerClient, threads: TransferThreads, target: Path, *addresses: str, file: RemoteFile = FILE
+) -> RemoteFile | None:
     """What the client returns, called as a job of the threads."""
     found: list[RemoteFile | None] = []
     done = threading.Event()
 
     def run() -> None:
         try:
-            found.append(client.fetch(FetchTask(FILE, target, lambda count: None, Digest()), addresses))
+            found.append(client.fetch(FetchTask(file, target, lambda count: None, Digest()), addresses))
         finally:
             done.set()
 
-    threads.submit(TransferJob(run, FILE.size))
+    threads.submit(TransferJob(run, file.size))
     assert done.wait(20)
     return found[0]
 
@@ -170,3 +177,41 @@ def test_a_file_without_a_version_is_never_fetched_from_a_node(serve: object, tm
     task = FetchTask(RemoteFile(FILE.path, len(DATA), None, ""), tmp_path / "x", lambda count: None, Digest())
     assert PeerClient(TransferThreads(), TOKEN).fetch(task, [serve(node)]) is None
     assert node.requests == 0
+
+
+@contextmanager
+def serving_cached(cached: ServedFile, bytes_per_s: float) -> Iterator[str]:
+    """The address of a real node that has this file, and sends so much to all others together."""
+
+    def answer(message: Any) -> None:
+        if isinstance(message, OpenCached):
+            server._answers[message.request].put(CachedOpened(message.request, cached))
+
+    def serve() -> None:
+        with suppress(ValueError):  # in the end
+            server._server.serve_forever(0.01)
+
+    server = PeerServer(ServePeers(("127.0.0.1", 0), TOKEN, bytes_per_s, "node"), answer)
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield join_address("127.0.0.1", server._server.server_address[1])
+    finally:
+        server._server._poll.close()
+        thread.join()
+        server._server.server_close()
+
+
+def test_a_node_with_little_bandwidth_lets_no_stream_starve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stream gets more than a megabyte. If it came at once, the last stream would then wait for 0.77 s."""
+    part = (1 << 20) + (4 << 10)
+    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MIN", part)
+    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MAX", part)
+    monkeypatch.setattr(peers, "TIMEOUTS", Timeouts(3, 0.6, 2))
+    local = tmp_path / "cached"
+    local.write_bytes(bytes(range(256)) * (THREADS_DEFAULT * part // 256))
+    file = RemoteFile("large.bin", THREADS_DEFAULT * part, 5, "v1")
+    threads = TransferThreads()
+    with serving_cached(ServedFile(1, local, file, digest.of(local)), 4_800_000) as address:
+        assert fetch(PeerClient(threads, TOKEN), threads, tmp_path / "x", address, file=file) == file
+    assert (tmp_path / "x").read_bytes() == local.read_bytes()

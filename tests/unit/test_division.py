@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import trio
 
 from growfs.bitmaps import BitMap64
@@ -17,9 +19,14 @@ BLOCK = 4096
 async def divided(cache: LocalCache, files: int = 40) -> tuple[Division, list[list[int]]]:
     """The first pass over files of a block in a cache for half of them, and the streamed ids of each part."""
     await cache.list([file(f"a/{number:03}.bin") for number in range(files)])
-    pass_ = ExactPass(seed=0, number=1, cache_bytes=files // 2 * BLOCK, part_bytes=files // 10 * BLOCK)
+    return divide_pass(cache, 1, files)
+
+
+def divide_pass(cache: LocalCache, number: int, files: int = 40) -> tuple[Division, list[list[int]]]:
+    """The same for any pass over these files. The divisions of the first two passes stay stored."""
+    pass_ = ExactPass(seed=0, number=number, cache_bytes=files // 2 * BLOCK, part_bytes=files // 10 * BLOCK)
     division, ids = divide_catalog(cache.database.path, pass_, lambda: None)
-    cache.database.write_now(lambda writer: save_division(writer, division, ids, []))
+    cache.database.write_now(lambda writer: save_division(writer, division, ids, [1, 2]))
     return division, [[*ids[part.start : part.kept]] for part in division.parts]
 
 
@@ -86,21 +93,62 @@ async def test_a_node_fetches_its_own_files_first(cache: LocalCache) -> None:
     """The other nodes get them from it. The files of the next part still come before those of later ones."""
     await divided(cache, files=400)
     coming = [PassPosition(1, 1), PassPosition(1, 2)]
+    names = "one", "other"
     alone, one, other = (
-        find_due(cache.database.path, [], coming, share, lambda: None) for share in (None, (0, 2), (1, 2))
+        find_due(cache.database.path, [], coming, owners, lambda: None)
+        for owners in (None, *((name, names) for name in names))
     )
     first = {*alone.of_parts[0]}
     assert len(first) > 4
     for due in (one, other):
         assert sorted(due.missing) == sorted(alone.missing)
         assert {*due.missing[: len(first)]} == first
-    own = {id for id in alone.missing if owner(0, None, node_path(cache.database, id), 2) == 0}
+    own = {id for id in alone.missing if owner(0, None, node_path(cache.database, id), names) == "one"}
     for due, its in ((one, own), (other, {*alone.missing} - own)):
         for part in (due.missing[: len(first)], due.missing[len(first) :]):
             owned = [id in its for id in part]
             assert owned == sorted(owned, reverse=True)
             assert any(owned)
             assert not all(owned)
+
+
+def test_a_node_that_leaves_takes_no_files_from_the_others() -> None:
+    """Nor does one that joins. Its files are divided among all others."""
+    names = tuple(f"node{number}" for number in range(8))
+    gone, *left = names
+    before, after = (
+        {path: owner(0, None, path, nodes) for path in map(str, range(500))} for nodes in (names, tuple(left))
+    )
+    moved = {path for path in before if before[path] != after[path]}
+    assert moved == {path for path in before if before[path] == gone}
+    assert {after[path] for path in moved} == {*left}
+
+
+async def test_a_file_that_an_older_pass_always_lists_stays_until_that_pass_has_ended(cache: LocalCache) -> None:
+    """It was pinned when that pass was divided, and unpinned before the next one was: a part later on has it."""
+
+    def pin(pinned: int) -> None:
+        cache.database.write_now(
+            lambda writer: writer.execute("UPDATE node SET pinned = ? WHERE id = ?", (pinned, unpinned))
+        )
+
+    def due(read: Sequence[PassPosition], coming: Sequence[PassPosition]) -> Due:
+        return find_due(cache.database.path, read, coming, None, lambda: None)
+
+    await divided(cache)
+    _, streamed = divide_pass(cache, 2)
+    unpinned = streamed[2][0]
+    pin(1)
+    older, _ = divide_pass(cache, 1)
+    pin(0)
+    divide_pass(cache, 2)
+    last, following = PassPosition(1, len(older.parts)), PassPosition(2, 1)
+    await admit(cache, [unpinned])
+    assert unpinned not in due([], [last, following]).unneeded
+    await cache.store.evict([unpinned])
+    found = due([], [last, following])
+    assert unpinned in found.of_parts[0]
+    assert due([following], [last]).lacking == found.lacking, "the same if a rank is behind the others"
 
 
 async def test_marks_for_another_part_than_the_one_that_began_are_not_made(cache: LocalCache) -> None:

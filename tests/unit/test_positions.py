@@ -13,8 +13,9 @@ from growfs.errors import GrowfsError
 from growfs.rotation.division import read_division
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.rules import Generation, PartContents, PassPosition
-from growfs.scheduler import rotating
+from growfs.scheduler import exact, rotating
 from growfs.scheduler.exact import Parts
+from growfs.scheduler.in_flight import Download, DownloadGroup, DownloadState, Priority
 from growfs.units import CacheSize
 from growfs.workers.messages import Compute
 from growfs.workers.pool import WorkerLost
@@ -72,6 +73,14 @@ def begin(cache: LocalCache, parts: Parts, position: PassPosition, streamed: Bit
     cache.generations.current = generation
     parts.note_begun()
     return generation
+
+
+def finish(cache: LocalCache, parts: Parts, id: int, renews: bool = False) -> None:
+    """Have a download be admitted."""
+    node = cache.catalog.node(id)
+    assert node
+    download = Download(node, node.name, "", DownloadGroup(), Priority.DRAW, renews, state=DownloadState.ADMITTED)
+    parts.note_finished(download)
 
 
 async def test_a_worker_that_dies_is_named_to_the_process_that_asks_about_a_pass(
@@ -150,3 +159,109 @@ async def test_a_pass_that_others_have_gone_past_before_it_began_follows_the_cat
     await cache.list([*FILES, file("a/new.bin", BLOCK)])
     found = [(await parts.describe(number))["catalog"]["files"] for number in (2, 3)]
     assert found == [41, 40]
+
+
+@pytest.mark.promise(47)
+async def test_a_file_that_arrives_while_the_missing_ones_are_looked_up_is_not_missing(
+    cache: LocalCache, parts: Parts, divided_in_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.store.room.limit_bytes = len(FILES) * BLOCK
+    await cache.list(FILES)
+    await parts.remaining(0)
+    first, *others = parts._lacking[PassPosition(1, 1)]
+
+    async def compute(*arguments: Any) -> Any:
+        due = await rotating.compute_soon(*arguments)
+        finish(cache, parts, first)
+        return due
+
+    monkeypatch.setattr(exact, "compute_soon", compute)
+    await parts.remaining(0)
+    for id in others:
+        finish(cache, parts, id)
+    assert parts.is_ready(PassPosition(1, 1))
+    assert first not in parts._wanted
+    assert parts.missing.files == len(parts._wanted)
+
+
+@pytest.mark.promise(47)
+async def test_a_file_that_no_part_lacked_before_arrives_while_the_missing_ones_are_looked_up(
+    cache: LocalCache, parts: Parts, divided_in_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.store.room.limit_bytes = len(FILES) * BLOCK
+    await cache.list(FILES)
+    arrived = list[int]()
+
+    async def compute(*arguments: Any) -> Any:
+        due = await rotating.compute_soon(*arguments)
+        arrived.append(min(due.of_parts[0]))
+        finish(cache, parts, arrived[-1])
+        return due
+
+    monkeypatch.setattr(exact, "compute_soon", compute)
+    await parts.remaining(0)
+    for id in {*parts._wanted} - {*arrived}:
+        finish(cache, parts, id)
+    assert parts.is_ready(PassPosition(1, 1))
+
+
+async def test_a_file_that_is_opened_by_name_does_not_decide_anew_at_once_what_is_drawn(
+    cache: LocalCache, parts: Parts, divided_in_s: list[float]
+) -> None:
+    """That takes long with many files, and nothing is drawn meanwhile."""
+    await cache.list(FILES)
+    await parts.remaining(0)
+    files = cache.database.rows("SELECT id FROM node WHERE is_dir = 0")
+    stray, renewed, *_ = (id for (id,) in files if id not in parts._wanted)
+    wanted, changes = parts._wanted.min(), parts.changed.count
+    finish(cache, parts, stray)
+    assert parts.changed.count == changes
+    assert parts.strayed.count == 1
+    finish(cache, parts, wanted)
+    finish(cache, parts, renewed, renews=True)
+    assert (parts.changed.count, parts.strayed.count) == (changes, 1)
+
+
+async def test_a_question_about_a_pass_before_the_first_listing_is_answered_if_it_cannot_be_divided(
+    cache: LocalCache, parts: Parts, divided_in_s: list[float]
+) -> None:
+    cache.store.room.limit_bytes = 15 * BLOCK
+
+    async def ask() -> None:
+        with pytest.raises(GrowfsError, match="raise --cache-size"):
+            await parts.describe(1)
+        nursery.cancel_scope.cancel()
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await wait_all_tasks_blocked()
+            await cache.list([file(f"a/{number}.bin", 10 * BLOCK) for number in range(4)])
+            nursery.start_soon(parts.remaining, 0)
+
+
+async def test_a_pass_whose_division_is_being_deleted_is_divided_again(
+    cache: LocalCache, parts: Parts, divided_in_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cache.list(FILES)
+    await parts.describe(2)
+    deleted, goes_on = trio.Event(), trio.Event()
+    write, asked = cache.database.write_with_retry, PassPosition(2, 1)
+
+    async def write_slowly(function: Any) -> None:
+        await write(function)
+        deleted.set()
+        await goes_on.wait()
+
+    monkeypatch.setattr(cache.database, "write_with_retry", write_slowly)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parts.describe, 5)
+        await deleted.wait()
+        nursery.start_soon(parts.wait, asked)
+        nursery.start_soon(parts.remaining, 0)
+        await wait_all_tasks_blocked()
+        goes_on.set()
+        with trio.fail_after(10):
+            while asked not in parts._lacking:
+                await parts._progressed.wait()
+        nursery.cancel_scope.cancel()

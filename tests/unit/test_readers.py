@@ -15,11 +15,13 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Removed
+from growfs.cache.usage import Budget, UsageCounters
 from growfs.proc import Process, process, thread_group
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
-from growfs.rotation.rules import Generation
+from growfs.rotation.rules import Generation, PartContents, PassPosition
 from growfs.vfs.filesystem import Vfs
 from growfs.vfs.generation_names import GENERATIONS_ID
 from growfs.vfs.virtual import VirtualFolder
@@ -374,6 +376,23 @@ async def test_a_process_holds_the_last_generation_that_it_opened_until_it_ends(
     assert [each.newest for each in readers.active()] == [asked]
 
 
+@pytest.mark.promise(47)
+async def test_a_part_is_held_while_it_is_in_use_although_another_one_is_the_newest(
+    cache: LocalCache, readers: Readers
+) -> None:
+    contents = PartContents(PassPosition(1, 1), {}, 0, BitMap64([FILE]), BitMap64())
+    part, newest = Generation(1, 2, listed=BitMap64([1, 2]), part=contents), Generation(2, 2)
+    readers.open_generation(part, ME)
+    readers.close_generation(part)
+    cache.generations.current, cache.generations.kept = newest, [newest]
+    assert part.listed <= readers.holds()
+    assert list(readers.named_generations()) == [1, 2]
+    cache.generations.parts.note_opened(FILE, 0)
+    assert cache.generations.parts.end(0, 0, None, set(), readers.has_open_folder)
+    assert not readers.holds()
+    assert list(readers.named_generations()) == [2]
+
+
 @pytest.mark.promise(49)
 async def test_a_generation_is_held_for_ranks_that_have_yet_to_come_to_it(cache: LocalCache, readers: Readers) -> None:
     fast, slow = sleeper(), sleeper()
@@ -411,7 +430,8 @@ async def test_the_generations_are_looked_up_once_for_all_names_that_are_gone(
     cache: LocalCache, readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time, all readers are asked what they hold. The remote may delete a million files."""
-    vfs = Vfs(cache.catalog, cache.store, cache.generations, readers, VirtualFolder([], Path("/")), None)
+    usage = UsageCounters(cache.database, Budget(cache.database, 0))
+    vfs = Vfs(cache.catalog, cache.store, cache.generations, readers, usage, VirtualFolder([], Path("/")), None)
     first, told = await readers.begin_after(0), set[tuple[int, str]]()
     vfs.name_invalidated.connect(lambda parent, name: told.add((parent, name)))
     named, lookups = readers.named_generations, list[int]()

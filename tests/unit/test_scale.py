@@ -233,21 +233,24 @@ def test_what_many_readers_hold_is_told_a_worker_in_few_bytes() -> None:
     assert len(pickle.dumps(lasting_holds)) < FILES / 8 + 1000, "a bit for each file"
 
 
-def commands(cache: LocalCache, fetch: Callable[[Node, str], Awaitable[None]]) -> FileCommands:
-    return FileCommands(cache.database, cache.catalog, cache.store, cache.space, fetch)
+def commands(cache: LocalCache, fetch: Callable[[Node, str, float], Awaitable[None]]) -> FileCommands:
+    return FileCommands(cache.database, cache.catalog, cache.store, cache.space, Outage(answers), fetch)
 
 
-async def test_fetching_many_files_takes_few_tasks(cache: LocalCache) -> None:
+async def test_fetching_many_files_takes_few_tasks(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
     await cache.list([file(f"a/{number}") for number in range(1000)])
     begun, all_begun, may_end = list[str](), trio.Event(), trio.Event()
+    fetched, node_of = set[int](), cache.catalog.node
+    monkeypatch.setattr(cache.catalog, "node", lambda id: None if id in fetched else node_of(id))
 
-    async def fetch(node: Node, path: str) -> None:
+    async def fetch(node: Node, path: str, patience_s: float) -> None:
         begun.append(path)
         if len(begun) == FETCHES_MAX:
             all_begun.set()
         await may_end.wait()
         if path.endswith("7"):
             raise RemoteError("refused")
+        fetched.add(node.id)
 
     async def run() -> dict[str, Any]:
         return [dict(progress) async for progress in commands(cache, fetch).fetch(["**"])][-1]
@@ -272,7 +275,7 @@ async def test_fetching_many_files_takes_few_tasks(cache: LocalCache) -> None:
 async def test_a_file_whose_row_cannot_be_read_is_not_fetched(
     cache: LocalCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fetch(node: Node, path: str) -> None:
+    async def fetch(node: Node, path: str, patience_s: float) -> None:
         pytest.fail(f"{path} was fetched")
 
     def fail(id: int) -> Node:
@@ -302,7 +305,7 @@ async def test_a_command_on_many_files_writes_few_at_a_time(cache: LocalCache, m
     monkeypatch.setattr(growfs.daemon.commands, "BATCH_FILES", 10)
     monkeypatch.setattr(growfs.cache.store, "EVICTED_FILES_MAX", 10)
 
-    async def nothing(node: Node, path: str) -> None:
+    async def nothing(node: Node, path: str, patience_s: float) -> None:
         raise AssertionError(path)
 
     files = commands(cache, nothing)
@@ -332,7 +335,7 @@ async def test_a_thread_finds_which_of_many_files_may_be_evicted(
     monkeypatch.setattr(space, "of_these", note_thread)
     main = threading.current_thread().name
 
-    async def nothing(node: Node, path: str) -> None:
+    async def nothing(node: Node, path: str, patience_s: float) -> None:
         raise AssertionError(path)
 
     assert [result async for result in commands(cache, nothing).evict(["**"])][-1]["files"] == 9
@@ -376,7 +379,7 @@ async def test_saving_opens_writes_few_pages(cache: LocalCache) -> None:
     usage = UsageCounters(cache.database, Budget(cache.database, 0))
     cache.database._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     for id in random.Random(1).sample(range(2000, 2000 + files), opened):
-        usage.count_open(id)
+        usage.assume_open(id)
     await usage.save()
     assert (cache.folder / "catalog.sqlite-wal").stat().st_size < 100 * opened
     assert cache.database.row("SELECT sum(opens) FROM usage") == (opened,)
