@@ -233,7 +233,7 @@ class Publisher:
         """Make the mirrors link to another version of a file. new: a free name."""
         for mirror in self.mirrors:
             link = mirror / path.relative_to(self._files)
-            if link.exists() and not link.is_symlink():
+            if link.exists() and not link.samefile(path):  # it is a link to the path, or was made just now
                 disk.link("DISCARD", path, new)
                 disk.rename("DISCARD", new, link)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from growfs.errors import GrowfsError
-from growfs.folder.layout import CURRENT, GENERATIONS, cache_of, newest, number_of
+from growfs.folder.layout import CURRENT, GENERATIONS, cache_of, name_of, newest, number_of
 from growfs.paths import absolute_path
 from growfs.proc import become
 from growfs.vfs.attributes import FOLDER_NAME
@@ -101,10 +101,10 @@ def _next_generation(folder: Path, after: int | None = None, number: int | None 
         tree = _ask(folder, after, number)
         if _hold(folder, tree):
             return tree
-        if number:
-            raise GrowfsError(
-                f"{tree}: has ended, so it can no longer be listed; only the generation after the newest can begin"
-            )
+    if number:
+        raise GrowfsError(
+            f"{tree}: has ended, so it can no longer be listed; only the generation after the newest can begin"
+        )
     raise GrowfsError(f"{folder}: its generations end before they can be locked; see growfs status {folder}")
 
 
@@ -150,8 +150,8 @@ def _newest_number(folder: Path) -> int:
 
 
 def _ask(folder: Path, after: int, number: int | None = None, holds: bool = True) -> Path:
-    """The next generation. If no daemon answers, the newest existing generation of a folder,
-    with a warning. Raises GrowfsError.
+    """The next generation, or the one with that number. If the daemon of a folder does not answer: the newest existing
+    one, or the existing one with that number, with a warning. Raises GrowfsError.
     """
     cache = cache_of(folder)
     if cache is None:
@@ -161,10 +161,9 @@ def _ask(folder: Path, after: int, number: int | None = None, holds: bool = True
     try:
         return Path(call(cache, "next", answer_s=ANSWER_S, after=after, number=number, holds=holds)["path"])
     except GrowfsError as error:
-        try:
-            tree = newest(folder)
-        except OSError:
-            raise GrowfsError(f"{folder / CURRENT}: there is no generation yet, and {error}") from None
+        tree = folder / GENERATIONS / name_of(number) if number else (folder / CURRENT).resolve()
+        if not tree.is_dir():
+            raise
         warnings.warn(f"{folder}: no new generation; training continues with {tree.name}: {error}", stacklevel=6)
         return tree
 

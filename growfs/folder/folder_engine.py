@@ -26,7 +26,7 @@ from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
 from growfs.errors import GrowfsError, Unreadable
 from growfs.folder import trees
-from growfs.folder.layout import GENERATIONS, LINK, number_of
+from growfs.folder.layout import GENERATIONS, LINK, name_of, number_of
 from growfs.folder.trees import Tree
 from growfs.proc import users_of
 from growfs.rotation.generations import Generations
@@ -34,7 +34,6 @@ from growfs.rotation.jobs import EPOCH_SHARE
 from growfs.rotation.rules import Generation, PassPosition
 from growfs.signal import Signal
 from growfs.trust import OpenFolder
-from growfs.vfs.filesystem import Opens
 from growfs.vfs.open_counter import OpenCounter
 
 log = logging.getLogger(__name__)
@@ -79,8 +78,6 @@ class FolderEngine:
         trees.claim(self._top, store.folder)  # before changing anything there
         self.requests: Counter[str] = Counter()
         self.warning: str | None = None
-        self.opens = Opens()
-        self.file_opened = Signal[[int]]()
         self.released = Signal[[]]()
         self._db = database
         self._catalog = catalog
@@ -112,7 +109,7 @@ class FolderEngine:
         generations.last_number = max(generations.last_number, *numbers, 0)
 
     def _take_over(self) -> Iterator[Tree]:
-        """The trees of an earlier daemon: the current one, and those that are being read. The others are removed."""
+        """The trees of an earlier daemon: the newest ones, and those that are being read. The others are removed."""
         try:
             self._trees_folder = trees.open_trees(self._top)
         except FileNotFoundError:
@@ -123,7 +120,8 @@ class FolderEngine:
         for name in trees.existing(self._trees_folder):
             path = self._trees_folder.here / name
             number = number_of(path)
-            if number != current and not trees.is_locked(path) and not self._is_open(path):
+            is_kept = current - self._generations.keep < number <= current
+            if not (is_kept or trees.is_locked(path) or self._is_open(path)):
                 disk.remove_tree("GENERATION", path)
                 continue
             trees.keep_inodes(self._trees_folder, name, inodes)
@@ -324,7 +322,7 @@ class FolderEngine:
         assert self._trees_folder
         if os.fstat(self._trees_folder.fd).st_nlink == 0:  # another program has removed it
             await self._db.run_in_writer(self._make_trees_folder)
-        tree = Tree(self._trees_folder.here / trees.name_of(generation.number), generation)
+        tree = Tree(self._trees_folder.here / name_of(generation.number), generation)
         await self._db.run_in_writer(partial(self._place, tree.path))
         try:
             await self._db.query_in_thread(partial(self._fill, tree, generation))
@@ -338,11 +336,11 @@ class FolderEngine:
         self._trees.append(tree)
 
     def _place(self, path: Path) -> None:
-        """Make the tree of the next generation from that of the last one that has ended, if any.
+        """Make the tree of the next generation from that of the last one that has ended, if it is there.
 
         Runs on the writing thread, which unlinks evicted files in all trees and finds each tree by a single name.
         """
-        if self._spare:
+        if self._spare and self._spare.is_dir():
             disk.rename("GENERATION", self._spare, path)
             self._forget_spare()
         self._store.mirrors.append(path)
@@ -430,10 +428,7 @@ class FolderEngine:
         node = self._catalog.find(directory, name)
         if node is None:
             return
-        self.opens.total += 1
-        self.opens.bytes += node.size or 0
-        self._usage.count_open(node.id)
-        self.file_opened.notify(node.id)
+        self._usage.count_open(node.id, node.size or 0)
         for tree in self._trees:
             tree.opens += tree.number == number
 
@@ -446,6 +441,6 @@ class FolderEngine:
             lambda ask: BitMap64(id for id, seq in ask(query, generation.last_seq) if seq in generation.listed)
         )
         for place, id in enumerate(ids):
-            self._usage.count_open(id)
+            self._usage.assume_open(id)
             if place % COUNTED_FILES_MAX == 0:
                 await trio.lowlevel.checkpoint()

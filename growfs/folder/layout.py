@@ -27,6 +27,11 @@ def newest(folder: Path) -> Path:
     return folder / os.readlink(folder / CURRENT)
 
 
+def name_of(number: int) -> str:
+    """The name of a generation's tree."""
+    return f"{number:04}"
+
+
 def number_of(tree: Path) -> int:
     """The number of a generation, from the name of its tree."""
     return int(tree.name)

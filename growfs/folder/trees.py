@@ -157,11 +157,6 @@ def existing(trees: OpenFolder) -> Iterator[str]:
     yield from sorted(filter(str.isdigit, names), key=int)
 
 
-def name_of(number: int) -> str:
-    """The name of a generation's tree."""
-    return f"{number:04}"
-
-
 def publish(top: OpenFolder, name: str) -> None:
     """Make a tree the current one, atomically for readers (rename(2))."""
     disk.symlink("CURRENT", f"{GENERATIONS}/{name}", top.here / CURRENT)

@@ -177,6 +177,24 @@ def test_a_lock_is_seen_without_proc(tmp_path: Path) -> None:
     assert not trees.is_locked(tmp_path)
 
 
+def test_a_generation_that_is_locked_for_a_moment_has_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon locks a tree to learn whether a process reads it."""
+    lock = trees.locked_alone(tmp_path)
+    assert lock is not None
+    is_over = iter((False, True))
+
+    def ask(*_: object) -> Path:
+        if next(is_over):
+            os.close(lock)
+        return tmp_path
+
+    monkeypatch.setattr(generation, "_ask", ask)
+    assert generation.next_generation(tmp_path, 1) == tmp_path
+    generation._held.pop(tmp_path).end()
+
+
 @pytest.mark.promise(44)
 def test_all_ranks_get_one_generation(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
     full(growfs, tmp_path)
@@ -353,6 +371,31 @@ def test_after_a_kill_the_next_start_puts_right(growfs: Fill, tmp_path: Path, re
     until(lambda: int(first.name) not in growfs.generations)
 
 
+@pytest.mark.promise(44)
+def test_after_a_kill_the_newest_generations_are_still_kept(growfs: Fill, tmp_path: Path) -> None:
+    flags = "--settle", "60s", "--keep-generations", 4, "--turnover", "50%"
+    tree = full(growfs, tmp_path, *flags)
+    first = int(growfs.current.name)
+
+    def newest_differ() -> bool:
+        call(growfs.cache, "next", number=growfs.generations[-1] + 1, holds=False)
+        return first not in growfs.generations and len({*map(frozenset, newest().values())}) > 1
+
+    def newest() -> dict[Path, set[str]]:
+        paths = [growfs.mountpoint / "generations" / f"{number:04}" for number in growfs.generations[-3:]]
+        return {path: files_below(path) for path in paths}
+
+    until(newest_differ)
+    growfs.kill()
+    kept = newest()
+    growfs.fill(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, *flags)
+    growfs.until_cached(CAPACITY)
+    assert {path: files_below(path) for path in kept} == kept
+    for path, names in kept.items():
+        assert all((path / name).read_bytes() == tree[name] for name in names)
+    assert growfs.used_bytes() <= CAPACITY * SIZE
+
+
 READS_NO_CONTENT = """
 from growfs.remote import digest
 def of(*_): raise OSError("a cached file is read")
@@ -449,8 +492,13 @@ def test_a_generation_that_somebody_removes_is_replaced(growfs: Fill, tmp_path: 
     shutil.rmtree(growfs.mountpoint / "generations")
     until(lambda: "another program has removed it" in growfs.log())
     reader = readers.new()
-    reader.next_generation(growfs.mountpoint)
+    newest = int(reader.next_generation(growfs.mountpoint).name)
     assert reader.names() == set(tree)
+    for number in (newest + 1, newest + 2):
+        reader.next_generation(growfs.mountpoint, number)
+        assert reader.names() == set(tree)
+        until(lambda kept=[number]: growfs.generations == kept)  # type: ignore[misc]
+        shutil.rmtree(growfs.mountpoint / "generations" / trees.SPARE)
     reader.end()
 
 
@@ -607,6 +655,7 @@ def test_without_inotify_what_is_shown_counts_as_read(growfs: Fill, tmp_path: Pa
 
 
 @pytest.mark.promise(50)
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_generation_is_asked_for_by_its_number(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
     full(growfs, tmp_path, "--settle", "0", "--turnover", "50%")
     first, second = readers.new(), readers.new()
@@ -616,12 +665,22 @@ def test_a_generation_is_asked_for_by_its_number(growfs: Fill, tmp_path: Path, r
         assert int(tree.name) == number
         assert second.next_generation(growfs.mountpoint, number) == tree
     for number in (newest, newest + 9):
-        with pytest.raises(OSError, match="has ended, or is not the one after the newest"):
+        refusal = rf"^\[Errno 0\] generation {number} has ended, or is not the one after the newest"
+        with pytest.raises(OSError, match=refusal):
             first.next_generation(growfs.mountpoint, number)
     first.end()
     second.end()
     (before,), (after,) = api.epoch(growfs.mountpoint), api.epoch(growfs.mountpoint)  # without parts, the next one
     assert before != after == growfs.current
+    newest = int(after.name)
+    with pytest.raises(GrowfsError, match=f"generation {newest + 9} has ended"):
+        api.next_generation(growfs.mountpoint, newest + 9)
+    growfs.kill()
+    with pytest.raises(GrowfsError, match="does not answer"):
+        api.next_generation(growfs.mountpoint, newest + 1)
+    for tree in sorted((growfs.mountpoint / "generations").glob("0*")):
+        with pytest.warns(UserWarning, match=f"training continues with {tree.name}"):
+            assert api.next_generation(growfs.mountpoint, int(tree.name)) == tree
     generation._held.pop(growfs.mountpoint).end()
 
 
