@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import select
 import signal
@@ -14,6 +16,8 @@ from uuid import uuid4
 
 import pytest
 
+from growfs.daemon.options import Options
+from growfs.extensions.doctor.cache_disk import BLOCK_BYTES, CacheDisk
 from growfs.workers import sandbox
 from tests.blocking_server import blocking_server
 from tests.cli.support import (
@@ -221,6 +225,36 @@ def test_a_full_disk(growfs: Growfs, tree: Path) -> None:
         assert [path.name for path in growfs.cache_dir.iterdir()] == ["full"]
     assert_failed(done, "space", "no room for a cache: 0 bytes free", "delete something there")
     assert "in memory" in line(done, "file system")
+
+
+@pytest.mark.parametrize(
+    ("cache_size", "code", "expected"),
+    [
+        ("1GB", errno.EDQUOT, ("warning", "not measured: Disk quota exceeded")),
+        ("1GB", errno.ENOSPC, ("warning", "not measured: No space left on device")),
+        ("1GB", errno.EIO, ("failure", "Input/output error")),
+        (f"{2 * BLOCK_BYTES}", errno.EDQUOT, ("ok", "writes ")),
+    ],
+)
+def test_the_speed_of_a_disk_is_measured_with_no_more_than_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_size: str, code: int, expected: tuple[str, str]
+) -> None:
+    """The disk refuses the third block."""
+    options = Options.parse({"cache_dir": str(tmp_path), "cache_size": cache_size, "min_free": "1MB"})
+    write, written = os.write, list[int]()
+
+    def write_two(fd: int, block: bytes) -> int:
+        if len(written) == 2:
+            raise OSError(code, os.strerror(code))
+        written.append(write(fd, block))
+        return written[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", write_two)
+        *_, speed = CacheDisk(options, None).checks(seconds=60)
+    assert (speed.name, speed.level.value) == ("speed", expected[0]), speed.text
+    assert expected[1] in speed.text
+    assert written == [BLOCK_BYTES] * 2
 
 
 @pytest.mark.parametrize(

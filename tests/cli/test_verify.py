@@ -11,9 +11,21 @@ import pytest
 import growfs as package
 from tests.cli.support import WITHOUT_CHARTS, assert_refused
 from tests.forkserver import SETUP_VARIABLE
-from tests.harness import Growfs, make_tree, mapped_only, until
+from tests.harness import COMMAND_S, FORKS, Growfs, make_tree, mapped_only, until
+from tests.needs import need_programs
 
 DAMAGED = "class0/0001.bin"
+PRIORITIES = """
+import os, subprocess, sys
+import growfs
+from click.testing import CliRunner
+from growfs import cli
+place = sys.argv[1]
+for verify in (growfs.verify, lambda place: CliRunner().invoke(cli.main, ["verify", place]), lambda _: None):
+    subprocess.run(["ionice", "-p", str(os.getpid())], check=True)
+    verify(place)
+"""
+"""Prints the disk priority of its process before and after the function, and after the command."""
 
 
 @pytest.fixture
@@ -130,6 +142,17 @@ def test_a_damaged_file_that_cannot_be_fetched_is_not_listed(
     assert done.returncode == 1
     assert "1 damaged and evicted, 0 fetched again; the others not yet: " in done.stdout
     assert growfs.names() == tree.keys() - {DAMAGED}
+
+
+def test_only_the_command_lowers_the_disk_priority_of_its_process(
+    growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]
+) -> None:
+    need_programs("ionice", by="apt-get install util-linux")
+    fill(growfs, tmp_path / "remote")
+    growfs.umount()
+    done = FORKS.run(["-c", PRIORITIES, str(growfs.cache_dir)], growfs.env, COMMAND_S)
+    before, after_function, after_command = done.stdout.splitlines()
+    assert (after_function, after_command) == (before, "idle")
 
 
 def test_what_is_neither_a_mount_nor_a_cache_is_refused(growfs: Growfs, tmp_path: Path) -> None:

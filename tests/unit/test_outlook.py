@@ -60,6 +60,22 @@ def test_data_that_fit_the_cache() -> None:
     assert checks["full cache"].text.startswith("the whole dataset, 100 GB, after about 16 minutes")
 
 
+def test_without_rotation_no_more_is_seen_than_the_cache_holds() -> None:
+    checks, found = outlook(rotation="never")
+    assert found.seen
+    assert 0 < found.seen[1] <= found.seen[10] <= found.seen[50] == pytest.approx(0.2)
+    assert "20% after 50 epochs" in checks["coverage"].text
+
+
+@pytest.mark.parametrize("disk", [DISK, Disk(500 * GB)])
+def test_parts_are_not_foretold(disk: Disk) -> None:
+    """When one can be read, and how much is seen, is not as without --exact."""
+    checks, found = outlook(disk, exact=True)
+    assert (found.start_s, found.seen) == (None, None)
+    assert found.full_s
+    assert checks.keys() == {"first file", "full cache"}
+
+
 def test_a_disk_that_is_slower_than_the_link() -> None:
     checks, found = outlook(Disk(20 * GB, write=10**7, read=10**7))
     assert checks["bottleneck"].level is Level.WARNING

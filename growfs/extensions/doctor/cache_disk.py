@@ -17,7 +17,7 @@ from growfs import disk
 from growfs.cache.cache_folder import DATABASE, CacheInUse, check_cache, other_format, unusable
 from growfs.daemon.options import Options
 from growfs.daemon.running import in_use
-from growfs.errors import GrowfsError
+from growfs.errors import DiskFull, GrowfsError
 from growfs.extensions.doctor.check import SCRATCH, Check, Disk, Level, ok, warning
 from growfs.fuse.mounting import file_system, is_remote
 from growfs.units import flag_size, format_size
@@ -125,15 +125,17 @@ class CacheDisk:
 
     def _check_speed(self, seconds: float) -> Check:
         """Write and read a file without a name, bypassing the page cache if the file system can."""
-        most = min(self.spare // 2, SPEED_BYTES_MAX)
+        most = min(self.spare // 2, self.disk.room, SPEED_BYTES_MAX)
         if most < BLOCK_BYTES:
-            return warning("speed", "not measured: too little space", "delete something there")
+            return warning("speed", "not measured: too little space", "see --cache-size, or delete something there")
         try:
             with tempfile.TemporaryFile(dir=self.folder, buffering=0) as file:
                 direct = _bypass_page_cache(file.fileno())
                 written, write = _write(file, most, seconds, direct)
                 read = _read(file, written, seconds, direct)
         except OSError as error:
+            if isinstance(disk.cannot_write(error), DiskFull):
+                return warning("speed", f"not measured: {error.strerror}", "see --cache-size; there may be a quota")
             return Check.failed("speed", unusable(self.folder, error))
         self.disk = Disk(self.disk.room, write, read)
         return ok("speed", f"writes {format_size(write)}/s, reads {format_size(read)}/s, one file at a time")

@@ -52,13 +52,15 @@ def warning(name: str, text: str, remedy: str) -> Check:
     return Check(Level.WARNING, name, text, remedy)
 
 
-def attempt(name: str, check: Callable[[], object], text: str) -> Check:
-    """Check something that raises GrowfsError if it is wrong. text: what to report if it is not."""
+def attempt(name: str, check: Callable[[], object], text: str = "") -> Check:
+    """Check something that raises GrowfsError if it is wrong. text: what to report if it is not, unless it returns a
+    Check.
+    """
     try:
-        check()
+        found = check()
     except GrowfsError as error:
         return Check.failed(name, error)
-    return ok(name, text)
+    return found if isinstance(found, Check) else ok(name, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,17 @@ from growfs.daemon.running import is_dead
 from growfs.daemon.status_text import files, printable
 from growfs.errors import GrowfsError
 from growfs.extensions.doctor.cache_disk import CacheDisk
-from growfs.extensions.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload, RemoteToTry, ok, warning
+from growfs.extensions.doctor.check import (
+    SCRATCH,
+    Check,
+    Level,
+    Listing,
+    MeasuredDownload,
+    RemoteToTry,
+    attempt,
+    ok,
+    warning,
+)
 from growfs.extensions.doctor.machine import check_engine, check_machine
 from growfs.extensions.doctor.outlook import Outlook, check_outlook
 from growfs.extensions.doctor.remote import check_remote
@@ -44,7 +55,6 @@ FETCH_BYTES_MAX = 4 << 30
 """The maximum number of bytes fetched to measure the link."""
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
 LEVEL_CHARS, NAME_CHARS = 7, 12
-PIPE_CHARS = 100_000
 
 
 def diagnose(
@@ -58,7 +68,7 @@ def diagnose(
         signal.signal(number, signal.default_int_handler)
     console = Console(highlight=False, quiet=as_json)
     if not console.is_terminal:
-        console = Console(highlight=False, quiet=as_json, width=PIPE_CHARS, color_system=None)
+        console = Console(highlight=False, quiet=as_json, width=100_000, color_system=None)
     status = console.status("")
     with status if console.is_terminal else nullcontext():  # without the thread that draws it, if nobody sees it
         examination = Examination(
@@ -172,18 +182,15 @@ class Examination:
             check, self._engine = check_engine(self._options.engine, self._cache.folder, self._options.allow_other)
             yield check
         if self._mountpoint:
-            yield self._check_mountpoint(self._mountpoint)
+            yield attempt("mountpoint", partial(self._check_mountpoint, self._mountpoint))
 
     def _check_mountpoint(self, mountpoint: Path) -> Check:
-        try:
-            if is_dead(mountpoint):
-                return ok("mountpoint", f"{mountpoint}; mounting removes the dead mount there")
-            if not (mounted_at(mountpoint) or os.path.lexists(mountpoint)):
-                return ok("mountpoint", f"{mountpoint}, to be created")
-            os.close(check_mountpoint(mountpoint))
-            check_outside(mountpoint, "--cache-dir", self._options.cache_dir)
-        except GrowfsError as error:
-            return Check.failed("mountpoint", error)
+        if is_dead(mountpoint):
+            return ok("mountpoint", f"{mountpoint}; mounting removes the dead mount there")
+        if not (mounted_at(mountpoint) or os.path.lexists(mountpoint)):
+            return ok("mountpoint", f"{mountpoint}, to be created")
+        os.close(check_mountpoint(mountpoint))
+        check_outside(mountpoint, "--cache-dir", self._options.cache_dir)
         return ok("mountpoint", f"{mountpoint} is an empty folder")
 
     def _check_remote(self, spec: RemoteSpec) -> Iterator[Check]:

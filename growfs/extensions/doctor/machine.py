@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from growfs.cache.open_files import IDLE_MAX
@@ -28,7 +29,6 @@ from growfs.units import format_size
 CGROUPS = Path("/sys/fs/cgroup")
 MEMORY_BYTES_MIN = 1 << 30
 """The daemon and two downloading workers take a few hundred megabytes, and the page cache also counts."""
-CORES_MIN = 1.0
 PROCESSES_MIN = 512
 """Threads count. Each worker has one for each transfer, up to some 200."""
 _UNLIMITED = 1 << 60
@@ -44,7 +44,7 @@ def check_machine(allow_other: bool) -> Iterator[Check]:
     yield from rights
     if any(check.level is Level.FAILURE for check in (device, *rights)):
         yield warning("no mount", "a plain folder can be filled without one", "use growfs fill instead of growfs mount")
-    yield _check_descriptors()
+    yield attempt("open files", _check_descriptors)
     if limits := ending_limits():
         yield warning("ulimit", f"{limits}; may end the daemon, or its downloads", "raise the hard limit")
     yield from _check_limits()
@@ -85,17 +85,15 @@ def _check_rights(allow_other: bool, has_device: bool) -> Iterator[Check]:
     ordinary = "none; an ordinary user mounts with fusermount3, without passthrough"
     yield ok("capabilities", "CAP_SYS_ADMIN" if has_sys_admin() else ordinary)
     yield attempt("fusermount3", check_fusermount, str(found))
-    try:
-        allowed = check_allow_other(allow_other)
-    except GrowfsError as error:
-        yield Check.failed("other users", error)
-        return
-    if allow_other:
-        yield ok("other users", "can read the mount (user_allow_other in /etc/fuse.conf)")
-    elif allowed:
-        yield ok("other users", "can read the mount with --allow-other")
-    else:
-        yield ok("other users", "cannot read the mount; no user_allow_other in /etc/fuse.conf")
+    yield attempt("other users", partial(_check_others, allow_other))
+
+
+def _check_others(allow_other: bool) -> Check:
+    text = "cannot read the mount; no user_allow_other in /etc/fuse.conf"
+    if check_allow_other(allow_other):
+        how = "(user_allow_other in /etc/fuse.conf)" if allow_other else "with --allow-other"
+        text = f"can read the mount {how}"
+    return ok("other users", text)
 
 
 def _check_mount() -> Iterator[Check]:
@@ -107,10 +105,7 @@ def _check_mount() -> Iterator[Check]:
 
 
 def _check_descriptors() -> Check:
-    try:
-        most = check_descriptors()
-    except GrowfsError as error:
-        return Check.failed("open files", error)
+    most = check_descriptors()
     if most < IDLE_MAX:
         return warning(
             "open files",
@@ -128,7 +123,7 @@ def _check_limits() -> Iterator[Check]:
     if memory < MEMORY_BYTES_MIN:
         remedy = "allow 1 GiB or more, and as much again for the page cache"
         yield warning("memory", f"{size}, set by a control group; the daemon or a worker may be killed", remedy)
-    if cores < CORES_MIN:
+    if cores < 1:
         remedy = "allow one CPU or more (cpu.max; in Kubernetes: resources.limits.cpu)"
         yield warning("CPU", f"{cores:g}, set by a control group; growfs fetches no faster than that allows", remedy)
     if processes < PROCESSES_MIN:

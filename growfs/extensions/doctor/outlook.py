@@ -42,9 +42,8 @@ def check_outlook(
         text = f"the disk writes {format_size(disk.write)}/s, slower than the link delivers"
         yield warning("bottleneck", text, "put --cache-dir on a faster disk")
         rate = disk.write
-    first_s: float | None = None
-    if download.first_s is not None:
-        first_s = listing.first_s + download.first_s
+    first_s = None if download.first_s is None else listing.first_s + download.first_s
+    if first_s is not None:
         yield ok("first file", f"cached after {_duration(first_s)}")
     total = _total_bytes(listing, download)
     if total is None:
@@ -56,8 +55,10 @@ def check_outlook(
     total, files = total // nodes, listing.files / nodes
     fill = min(disk.room, total)
     full_s = fill / rate
-    start_s = _start_s(options, fill, total / files, rate) + (first_s or 0)
-    yield ok("start", f"growfs mount returns after {_duration(start_s)}")
+    # With --exact, a mount waits for the first part: growfs plan simulates that.
+    start_s = None if options.exact else _start_s(options, fill, total / files, rate) + (first_s or 0)
+    if start_s is not None:
+        yield ok("start", f"growfs mount returns after {_duration(start_s)}")
     if total <= disk.room:
         what = "the whole dataset" if nodes == 1 else "this node's share of the data"
         yield ok("full cache", f"{what}, {format_size(total)}, after {_duration(full_s)}")
@@ -65,9 +66,9 @@ def check_outlook(
         return
     yield ok("full cache", f"{format_size(fill)}, {fill / total:.1%} of the data, after {_duration(full_s)}")
     seen: dict[int, float] | None = None
-    if fill >= 2 * total / files:
+    if fill >= 2 * total / files and not options.exact:
         workload = Workload(total, files, fill, rate, rate, options.turnover, EPOCHS[-1])
-        result = simulate_policy(workload, "growfs")
+        result = simulate_policy(workload, "never" if options.rotation == "never" else "growfs")
         seen = {epoch: result.points[epoch - 1].seen for epoch in EPOCHS}
         yield _describe_coverage(workload, result, seen)
     yield Outlook(first_s, start_s, full_s, fill, seen)

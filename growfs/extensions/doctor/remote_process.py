@@ -51,7 +51,6 @@ from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, Fetc
 FIRST_BYTE_S = 30.0
 """The first byte may take this long: connections, imports, or a producer's first file."""
 SAMPLE_FILES = 4096
-SAMPLE_FILES_ENDLESS = 1000
 SKEW_S = 60.0
 SKEW_S_MAX = 15 * 60.0
 """S3 refuses requests with an older signature (RequestTimeTooSkewed)."""
@@ -181,7 +180,7 @@ def _compare_clocks(date: str) -> Check:
 
 def _list(probe: RemoteToTry, send: Send) -> list[RemoteFile]:
     """List for a while. Returns a random sample of the files."""
-    spec = replace(probe.spec, extent=SAMPLE_FILES_ENDLESS)
+    spec = replace(probe.spec, extent=1000)
     sample: list[RemoteFile] = []
     first_names = FirstNames()
     choice = random.Random(0)

@@ -21,7 +21,9 @@ def verify(place: Path) -> None:
     cache is mounted. Exits with 1 if any file was damaged.
     """
     from growfs.extensions.verify.digests import verify as verify_cache
+    from growfs.workers.process import lower_disk_priority
 
+    lower_disk_priority()
     found = verify_cache(place)
     for path in found.damaged:
         click.echo(f"damaged: {printable(path)}")

@@ -22,7 +22,6 @@ from growfs.daemon.control_client import call
 from growfs.daemon.running import find_cache, in_mount
 from growfs.daemon.status_text import files
 from growfs.errors import GrowfsError
-from growfs.workers.process import lower_disk_priority
 
 BATCH_FILES = 1000
 
@@ -44,7 +43,6 @@ class Verified:
 
 def verify(place: Path) -> Verified:
     """Verify the cached files. place: a mountpoint, a cache, or a directory of caches. Raises GrowfsError."""
-    lower_disk_priority()
     total = Verified()
     for cache in _caches(place):
         with Bar("verifying") as bar:
