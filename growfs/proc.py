@@ -102,7 +102,7 @@ def sees(pid: int, folder: Path) -> bool:
         os.stat(root)
         seen, own = os.stat(f"{root}{folder}"), os.stat(folder)
     except FileNotFoundError as error:
-        return str(error.filename) == root
+        return str(error.filename) == root or not os.path.exists(root)  # it has ended
     except OSError:
         return True
     return (seen.st_dev, seen.st_ino) == (own.st_dev, own.st_ino)
@@ -171,16 +171,15 @@ def set_title(title: str) -> None:
 
 
 def is_ending(tid: int) -> bool:
-    """Whether a thread is gone, or has a pending signal that ends its process or asks it to end.
+    """Whether a thread that waits for an answer has a pending signal that ends its process or asks it to end.
 
-    False for a thread of another pid namespace (tid 0), whose signals cannot be read: most signals are harmless.
+    False if its signals cannot be read: the thread is in another pid namespace (tid 0), or belongs to another user
+    while /proc is mounted with hidepid (proc(5)). Most signals are harmless.
     """
-    if tid == 0:
-        return False
     try:
         status = read_text(f"/proc/{tid}/status")
     except OSError:
-        return True
+        return False
     masks = re.findall(r"^(Sig\w+|ShdPnd):\t([0-9a-f]{16})$", status, re.MULTILINE)
     mask = {name: int(value, 16) for name, value in masks}
     pending = mask["SigPnd"] | mask["ShdPnd"]

@@ -9,3 +9,6 @@ Public modules: `cache_folder`, `database`, `schema`, `catalog`, `listing_diff`,
 `open_files`, `recovery`, `usage` and `history`. Workers import `schema`, `catalog` and `listing_diff`, so this file
 imports nothing.
 """
+
+NODES_FROM = 1024
+"""Lower node ids are for the root and the files of .growfs/."""

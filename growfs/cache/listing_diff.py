@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import starmap
 from typing import Any
 
-from growfs.cache.schema import DIRECTORY_CACHE_MAX, NODES_FROM, ROOT, query_of, with_paths
+from growfs.cache import NODES_FROM
+from growfs.cache.schema import DIRECTORY_CACHE_MAX, ROOT, query_of, with_paths
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME
 

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from growfs.cache import NODES_FROM
 from growfs.cache.cache_folder import FORMAT
 
 Query = Callable[..., Iterable[Any]]
@@ -16,9 +17,6 @@ Query = Callable[..., Iterable[Any]]
 
 ROOT = 1
 """Node id of the root directory, given by the FUSE protocol (fuse.h: FUSE_ROOT_ID)."""
-
-NODES_FROM = 1024
-"""Lower node ids are for the root and the files of .growfs/."""
 
 DIRECTORY_CACHE_MAX = 100_000
 """Directories whose paths or ids a process caches in memory."""

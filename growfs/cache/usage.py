@@ -108,9 +108,15 @@ def _today() -> int:
 
 
 class UsageCounters:
-    """Owns the counts of opens. `summary` is at most a few seconds old. The budget is saved in the same transaction."""
+    """Owns the counts of opens. `summary` is at most a few seconds old. The budget is saved in the same transaction.
+
+    opens, opened_bytes: opens since the daemon started, and the total size of the opened files, counted at each open.
+    `opened` notifies of each (node id).
+    """
 
     def __init__(self, database: Database, budget: Budget) -> None:
+        self.opened = Signal[[int]]()
+        self.opens = self.opened_bytes = 0
         self.summary = Summary()
         self._db = database
         self._budget = budget
@@ -118,8 +124,15 @@ class UsageCounters:
         self._saving: Counter[int] = Counter()
         self._changed = True
 
-    def count_open(self, id: int) -> None:
-        """Count an open."""
+    def count_open(self, id: int, size: int) -> None:
+        """Count an open of a cached file."""
+        self.opens += 1
+        self.opened_bytes += size
+        self.assume_open(id)
+        self.opened.notify(id)
+
+    def assume_open(self, id: int) -> None:
+        """Count an open that could not be seen."""
         self._opens[id] += 1
         self._changed = True
 

@@ -42,7 +42,7 @@ from growfs.status_and_metrics import (
     SkippedStatus,
 )
 from growfs.units import format_timespan
-from growfs.vfs.filesystem import Misses, Opens
+from growfs.vfs.filesystem import Misses
 
 OPENS_MIN = 10
 """With fewer opens than this, the share that waited is not meaningful yet."""
@@ -90,7 +90,6 @@ class StatusSource:
     start: StartGate
     peers: Peers | None
     misses: Misses
-    opens: Opens
     engine: Engine
     machine_warnings: list[str]
     """What is wrong with the place of the cache, or with the limits of this process."""
@@ -148,8 +147,8 @@ class StatusSource:
             ),
             budget=self.budget.status(),
             opens=OpensStatus(
-                total=self.opens.total,
-                bytes_total=self.opens.bytes,
+                total=self.usage.opens,
+                bytes_total=self.usage.opened_bytes,
                 min=summary.opens_min,
                 max=summary.opens_max,
                 mean=summary.opens_mean,

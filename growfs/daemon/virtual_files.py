@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,7 +64,12 @@ def virtual_files(catalog: Path, log_file: Path, snapshot: Callable[[], Awaitabl
         VirtualFile("status.json", of_status(lambda status: json.dumps(status, indent=1) + "\n")),
         VirtualFile("metrics", of_status(metrics)),
         VirtualFile("files", of_listing(_write_files), needs_generation=True, shared=True),
-        VirtualFile("index.csv", of_listing(_write_index), needs_generation=True, shared=True),
+        VirtualFile(
+            "index.csv",
+            of_listing(partial(_write_csv, ("path", "size", "directory", "opens"))),
+            needs_generation=True,
+            shared=True,
+        ),
         VirtualFile("ledger.csv", ledger, shared=True),
         VirtualFile("log", log),
     ]
@@ -82,12 +88,7 @@ def _listed(catalog: Path, generation: Generation) -> Iterator[Row]:
 
 
 def _write_files(rows: Iterator[Row], out: IO[bytes]) -> None:
-    for path, _, _, _ in rows:
-        out.write(f"{path}\n".encode())
-
-
-def _write_index(rows: Iterator[Row], out: IO[bytes]) -> None:
-    _write_csv(("path", "size", "directory", "opens"), rows, out)
+    out.writelines(f"{path}\n".encode() for path, *_ in rows)
 
 
 def _write_csv(columns: tuple[str, ...], rows: Iterable[Sequence[Any]], out: IO[bytes]) -> None:

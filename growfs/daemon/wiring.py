@@ -175,7 +175,7 @@ class Wiring:
             self.parts = Parts(
                 self.workers, self.database, self.catalog, self.store, self.first, options.part_size, options.start,
                 lambda *arguments: self.space.mark(*arguments),  # noqa: PLW0108  # created later, as are the others
-                self.peers.share if self.peers else None,
+                self.peers.owners if self.peers else None,
                 lambda: self.generations,
                 lambda generation: self.holders.has_open_folder(generation),  # noqa: PLW0108
                 lambda: self.fetcher.miss_timeout_s,
@@ -260,6 +260,8 @@ class Wiring:
             for arrived in (self.dispatcher.received, self.dispatcher.received_from_peers):
                 arrived.connect(parts.note_received)
             store.replaced.connect(lambda _: self.catalog_sync.file_changed.notify())  # a new version has another id
+            self.usage.opened.connect(parts.note_opened)
+            parts.strayed.connect(self.catalog_sync.file_changed.notify)
             for removed in (self.catalog_sync.removed, store.replaced):
                 removed.connect(parts.note_removed)
         store.returned_to_pass.connect(self.prefetch.draw_evicted)
@@ -296,44 +298,40 @@ class Wiring:
         self.engine: Engine
         if self.filled:
             self.engine, self.engine_reason = self.filled, self.filled.reason
-            self.misses, self.opens = Misses(), self.filled.opens
-            file_opened = self.filled.file_opened
+            self.misses = Misses()
         else:
             assert self.choice
             vfs = self._vfs()
             engine = self.choice.create(vfs)
             self._connect_vfs(vfs, engine)
             self.engine, self.engine_reason = engine, self.choice.reason
-            self.misses, self.opens = vfs.misses, vfs.opens
-            file_opened = vfs.file_opened
-        if self.parts:
-            file_opened.connect(self.parts.note_opened)
+            self.misses = vfs.misses
 
     def _vfs(self) -> Vfs:
+        parts = self.parts
         return Vfs(
             self.catalog,
             self.store,
             self.generations,
             self.readers,
+            self.usage,
             VirtualFolder(virtual_files(self.folder.database, self.folder.log, self.snapshot), self.folder.partial),
             self.fetcher.ensure if self.options.on_miss == "wait" else None,
             self.shows_links,
-            PassNames(self.generations, self.parts.describe, self.parts.may_exist) if self.parts else None,
+            PassNames(self.generations, self.readers, parts.describe, parts.may_exist) if parts else None,
         )
 
     def _connect_vfs(self, vfs: Vfs, engine: KernelEngine) -> None:
-        vfs.file_opened.connect(self.usage.count_open)
         vfs.name_invalidated.connect(engine.forget_name)
         for removed in (self.catalog_sync.removed, self.store.replaced):
             removed.connect(vfs.forget_names)
+            removed.connect(engine.forget_files)
         self.store.damaged.connect(vfs.note_damaged)
         self.store.open_files.descriptor_closed.connect(engine.drop_descriptor)
         if isinstance(engine, LinksEngine):
             self.links = engine
             self.store.open_files.descriptor_opened.connect(engine.note_own_open)
             self.store.evicted.connect(vfs.forget_names)
-            for removed in (self.catalog_sync.removed, self.store.replaced):
-                removed.connect(engine.forget_links)
 
     def build_controls(self) -> list[Service]:
         """The users' view and controls. Returns the components with their own task."""
@@ -371,7 +369,6 @@ class Wiring:
             start=self.start,
             peers=self.peers,
             misses=self.misses,
-            opens=self.opens,
             engine=self.engine,
             supervisor=self.supervisor,
             machine_warnings=[*_cache_warnings(self.options.cache_dir), *_limit_warnings()],
@@ -411,7 +408,7 @@ class Wiring:
             self.status.snapshot, self.prefetch.pause, self.readers.release, self.misses.processes, self._setters(),
             checks,
         )  # fmt: skip
-        of_files = FileCommands(self.database, self.catalog, self.store, self.space, self.fetcher.ensure)
+        of_files = FileCommands(self.database, self.catalog, self.store, self.space, self.outage, self.fetcher.ensure)
         if self.parts:  # a part may wait for the room of pinned files
             of_files.pins_changed.connect(self.prefetch.invalidate_order)
         commands: list[Command] = [

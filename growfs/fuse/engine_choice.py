@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from growfs.errors import GrowfsError, pip_install
 from growfs.fuse.links import LinksEngine
@@ -17,6 +17,9 @@ from growfs.fuse.passthrough import PassthroughEngine
 from growfs.fuse.probe import why_not_passthrough
 from growfs.fuse.protocol import STACK_DEPTH_MAX
 from growfs.vfs.filesystem import Vfs
+
+if TYPE_CHECKING:
+    from growfs.cache.catalog import Removed
 
 LIBFUSE = "libfuse"
 PACKAGES = "apt install fuse3 libfuse3-dev pkg-config gcc python3-dev"
@@ -52,6 +55,9 @@ class KernelEngine(Engine, Protocol):
 
     def forget_name(self, parent: int, name: str) -> None:
         """Make the kernel look up a name of that directory again."""
+
+    def forget_files(self, removed: Sequence[Removed]) -> None:
+        """Make the kernel ask again about files that are gone: it may know them by names in trees that have ended."""
 
     def drop_descriptor(self, id: int) -> None:
         """Make the kernel drop a cached file whose descriptor was closed."""

@@ -12,8 +12,9 @@ import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import pyfuse3
 import trio
@@ -25,6 +26,9 @@ from growfs.fuse.mounting import MountRow, MountSpec, force_unmount
 from growfs.proc import SIGNALS_EVERY_S, is_ending
 from growfs.vfs.attributes import Attributes
 from growfs.vfs.filesystem import NAME_MAX, Vfs
+
+if TYPE_CHECKING:
+    from growfs.cache.catalog import Removed
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +124,12 @@ class LibfuseEngine(pyfuse3.Operations):
         if self._mounted:
             pyfuse3.invalidate_entry_async(pyfuse3.InodeT(parent), name.encode(), ignore_enoent=True)
 
+    def forget_files(self, removed: Sequence[Removed]) -> None:
+        """Make the kernel ask again for the attributes of files that are gone."""
+        for gone in removed if self._mounted else ():
+            with suppress(FileNotFoundError):  # it does not know the file
+                pyfuse3.invalidate_inode(pyfuse3.InodeT(gone.id), attr_only=True)
+
     def drop_descriptor(self, id: int) -> None:
         """Do nothing: the kernel has no files of the cache."""
 
@@ -137,7 +147,7 @@ class LibfuseEngine(pyfuse3.Operations):
 
     @with_errno
     async def readlink(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileNameT:
-        return pyfuse3.FileNameT(self._vfs.names.target(inode).encode())
+        return pyfuse3.FileNameT(self._vfs.generation_names.target(inode).encode())
 
     async def forget(self, inode_list: object) -> None:
         """Node ids are rows of the database, so there is nothing to free."""
@@ -208,7 +218,7 @@ def _entry(attributes: Attributes) -> pyfuse3.EntryAttributes:
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = pyfuse3.InodeT(attributes.id)
     entry.st_mode = pyfuse3.ModeT(attributes.mode)
-    entry.st_nlink = attributes.links
+    entry.st_nlink = 1
     entry.st_uid, entry.st_gid = _owner
     entry.st_size = attributes.size
     entry.st_blocks = attributes.blocks

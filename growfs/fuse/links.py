@@ -30,6 +30,7 @@ from growfs.fuse.protocol import FuseRequest
 from growfs.vfs.attributes import LINK_BIT
 from growfs.vfs.file_events import UNKNOWN
 from growfs.vfs.filesystem import Vfs
+from growfs.vfs.generation_names import number_bits
 from growfs.vfs.open_counter import OpenCounter
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ class LinksEngine(PassthroughEngine):
     def __init__(self, vfs: Vfs) -> None:
         super().__init__(vfs, stack_depth=0)
         self._cache: Path
-        self._sees = lru_cache(1000)(proc.sees)  # each takes 10 us, and each file has a link
+        # Once for each thread: each file has a link.
+        self._check = lru_cache(1000)(lambda tid: self._nursery.start_soon(self._warn_of, tid))
+        self._checks = trio.CapacityLimiter(1)
         self._counter: OpenCounter
         self._to_recheck: set[int] = set()
         self._followed = BitMap64()
@@ -102,12 +105,12 @@ class LinksEngine(PassthroughEngine):
                     self._followed -= followed
             yield
 
-    def forget_links(self, removed: Sequence[Removed]) -> None:
+    def forget_files(self, removed: Sequence[Removed]) -> None:
         """Make the kernel read the links to files that are gone again, and then look up their names.
 
-        It may know them by names in generations that have ended. A new version's link has another id, but the same
-        target: whoever has read the old link opens the new version.
+        A new version's link has another id, but the same target: whoever has read the old link opens the new version.
         """
+        super().forget_files(removed)
         if self._mounted:
             for gone in removed:
                 if gone.id in self._followed and (new := self._vfs.find(gone.parent, gone.name)):
@@ -150,7 +153,7 @@ class LinksEngine(PassthroughEngine):
 
     def _opendir(self, request: FuseRequest) -> None:
         """First count the files that the reader has opened: they decide what it is shown."""
-        self._warn_of(request.tid, proc.sees(request.tid, self._cache))
+        self._check(request.tid)
         self._counter.count_now()
         if not self._counter.is_counting:
             self._vfs.count_all()
@@ -166,10 +169,10 @@ class LinksEngine(PassthroughEngine):
 
         If others have changed it, the kernel looks its name up again, which is then that of a file whose open waits.
         """
-        if self._vfs.names.is_own(request.nodeid):
+        if number_bits(request.nodeid):  # it is `current`
             super()._read_link(request)
             return
-        self._warn_of(request.tid, self._sees(request.tid, self._cache))
+        self._check(request.tid)
         link = self._vfs.link(request.nodeid)
         if self._counter.is_counting and not self._counter.is_watched(TREE, link.directory):
             self._counter.watch(TREE, {link.directory: Path(link.target).parent})
@@ -187,10 +190,15 @@ class LinksEngine(PassthroughEngine):
         self._followed.add(request.nodeid & ~LINK_BIT)
         self._reply(request, os.fsencode(target))
 
-    def _warn_of(self, tid: int, sees: bool) -> None:
-        """Warn, once, if a thread does not see the cache: it cannot follow links, even those that the kernel keeps."""
-        if self.warning is None and not sees:
-            with suppress(OSError):
+    async def _warn_of(self, tid: int) -> None:
+        """Warn, once, if a thread does not see the cache: it cannot follow links, even those that the kernel keeps.
+
+        The check runs in a thread of its own, because in a container the path may lead into this mount, or to a server
+        that is gone.
+        """
+        with suppress(OSError, RuntimeError):  # it has ended, or the system allows no more threads
+            look = partial(trio.to_thread.run_sync, abandon_on_cancel=True, limiter=self._checks)
+            if self.warning is None and not await look(proc.sees, tid, self._cache):
                 self.warning = (
                     f"{proc.name_of(tid)} does not see {self._cache}, so its links lead nowhere; make that folder"
                     " visible in its container under the same path, read-only, or mount with --engine libfuse"

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -23,6 +24,9 @@ from growfs.fuse.protocol import HEADER, FuseRequest, Opcode, OpenFlag
 from growfs.fuse.session import Session
 from growfs.proc import SIGNALS_EVERY_S, is_ending
 from growfs.vfs.filesystem import Vfs
+
+if TYPE_CHECKING:
+    from growfs.cache.catalog import Removed
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +74,13 @@ class PassthroughEngine:
         self._to_open_ahead: deque[int] = deque(maxlen=OPEN_AHEAD_MAX)
         self._pending: dict[int, PendingRequest] = {}
         table = self._table()
-        self._handlers: dict[int, tuple[str, Callable[[FuseRequest], None]]] = {
+        self._handlers: dict[int, tuple[str, Callable[[FuseRequest], object]]] = {
             opcode: (opcode.name, table.get(opcode, self._refuse_unknown)) for opcode in Opcode
         }
 
-    def _table(self) -> dict[Opcode, Callable[[FuseRequest], None]]:
+    def _table(self) -> dict[Opcode, Callable[[FuseRequest], object]]:
         """The handlers. A request without one is answered with ENOSYS."""
-        table: dict[Opcode, Callable[[FuseRequest], None]] = {
+        table: dict[Opcode, Callable[[FuseRequest], object]] = {
             Opcode.LOOKUP: self._lookup,
             Opcode.FORGET: self._forget,
             Opcode.BATCH_FORGET: self._forget,
@@ -92,9 +96,9 @@ class PassthroughEngine:
             Opcode.RELEASEDIR: self._releasedir,
             Opcode.STATFS: self._statfs,
             Opcode.INTERRUPT: self._interrupt,
-            Opcode.DESTROY: self._destroy,
+            Opcode.DESTROY: self._reply,
         }
-        return table | dict.fromkeys(WRITE_OPCODES, self._refuse_write)
+        return table | dict.fromkeys(WRITE_OPCODES, partial(self._refuse, code=errno.EROFS))
 
     # The engine.
 
@@ -136,6 +140,12 @@ class PassthroughEngine:
         if self._mounted:
             self._session.notify(protocol.inval_entry(parent, name.encode()))
 
+    def forget_files(self, removed: Sequence[Removed]) -> None:
+        """Make the kernel ask again for the attributes of files that are gone."""
+        if self._mounted:
+            for gone in removed:
+                self._session.notify(protocol.inval_inode(gone.id, -1, 0))
+
     # Requests.
 
     def _handle_message(self, message: bytes) -> None:
@@ -149,7 +159,7 @@ class PassthroughEngine:
         self.requests[name] += 1
         self._handle(request, handler)
 
-    def _handle(self, request: FuseRequest, handler: Callable[[FuseRequest], None]) -> None:
+    def _handle(self, request: FuseRequest, handler: Callable[[FuseRequest], object]) -> None:
         try:
             handler(request)
         except GrowfsError as error:
@@ -182,6 +192,9 @@ class PassthroughEngine:
             self._refuse(request, errno.EINTR)
         except GrowfsError as error:
             self._refuse(request, error.errno)
+        except trio.Cancelled:  # at the end of the mount; the kernel may hold a lock until the request is answered
+            self._refuse(request, errno.EIO)
+            raise
         except Exception:
             log.exception("a pending request failed: a bug in growfs")
             self._refuse(request, errno.EIO)
@@ -213,14 +226,8 @@ class PassthroughEngine:
         """
         self._refuse(request, errno.ENOSYS)
 
-    def _refuse_write(self, request: FuseRequest) -> None:
-        self._refuse(request, errno.EROFS)
-
     def _forget(self, request: FuseRequest) -> None:
         """Node ids are rows of the database, so there is nothing to free. The kernel expects no reply."""
-
-    def _destroy(self, request: FuseRequest) -> None:
-        self._reply(request)
 
     # Names and attributes.
 
@@ -237,7 +244,7 @@ class PassthroughEngine:
         self._reply(request, replies.statx_out(attributes))
 
     def _read_link(self, request: FuseRequest) -> None:
-        self._reply(request, self._vfs.names.target(request.nodeid).encode())
+        self._reply(request, self._vfs.generation_names.target(request.nodeid).encode())
 
     def _statfs(self, request: FuseRequest) -> None:
         self._reply(request, replies.statfs_out(self._vfs.capacity()))

@@ -268,7 +268,9 @@ def inval_entry(parent: int, name: bytes) -> bytes:
 
 
 def inval_inode(nodeid: int, offset: int, size: int) -> bytes:
-    """The notification that the kernel must forget the pages of a range of a file."""
+    """The notification that the kernel must forget the attributes of a file, and the pages of a range. offset: negative
+    if the pages are to stay.
+    """
     return _notification(Notify.INVAL_INODE, InvalInodeOut.pack(nodeid, offset, size))
 
 

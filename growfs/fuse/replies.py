@@ -69,7 +69,7 @@ def dirent(entry: Entry) -> bytes:
 
 def direntplus(entry: Entry) -> bytes:
     """An entry of READDIRPLUS: `entry_out` and `dirent`. For a file, packed in one step: there may be a million."""
-    if entry.is_dir or entry.is_numbered_file:
+    if entry.is_dir or entry.is_virtual_file:
         return entry_out(entry.attributes) + dirent(entry)
     id, name, _, size, mtime_ns, position = entry
     encoded = name.encode()
@@ -98,7 +98,7 @@ def statx_out(attributes: Attributes) -> bytes:
         mask=STATX_BASIC_STATS,
         blksize=BLOCK,
         attributes=0,
-        nlink=attributes.links,
+        nlink=1,
         uid=_owner[0],
         gid=_owner[1],
         mode=attributes.mode,
@@ -141,7 +141,7 @@ def _attr(attributes: Attributes) -> bytes:
         mtimensec=ns,
         ctimensec=ns,
         mode=attributes.mode,
-        nlink=attributes.links,
+        nlink=1,
         uid=_owner[0],
         gid=_owner[1],
         rdev=0,

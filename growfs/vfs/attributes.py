@@ -8,6 +8,7 @@ from __future__ import annotations
 import stat
 from typing import NamedTuple
 
+from growfs.cache import NODES_FROM
 from growfs.remote.names import RESERVED
 
 FOLDER_NAME = RESERVED
@@ -59,11 +60,6 @@ class Attributes(NamedTuple):
         """In units of 512 bytes (stat(2))."""
         return -(-self.size // 512)
 
-    @property
-    def links(self) -> int:
-        """Excludes the `..` of subfolders, as on Btrfs."""
-        return 2 if self.is_dir else 1
-
 
 class Capacity(NamedTuple):
     """The result of statfs(2), in blocks of disk.BLOCK bytes. Inodes are not limited, and not counted: `df -i`."""
@@ -85,10 +81,10 @@ class Entry(NamedTuple):
     @property
     def attributes(self) -> Attributes:
         """The attributes. A listed file is resident, so its size is known."""
-        timeout_s = 0.0 if self.is_numbered_file else DIRECTORY_TIMEOUT_S if self.is_dir else FILE_TIMEOUT_S
+        timeout_s = 0.0 if self.is_virtual_file else DIRECTORY_TIMEOUT_S if self.is_dir else FILE_TIMEOUT_S
         return Attributes(self.id, bool(self.is_dir), self.size, self.mtime_ns, timeout_s)
 
     @property
-    def is_numbered_file(self) -> bool:
-        """Whether its meaning changes with each generation."""
-        return not self.is_dir and self.id >> GENERATION_SHIFT > 0
+    def is_virtual_file(self) -> bool:
+        """Whether it is a file of .growfs/, or `current`: each lookup may have a different result."""
+        return not (self.is_dir or NODES_FROM <= self.id < 1 << GENERATION_SHIFT)

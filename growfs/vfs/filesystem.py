@@ -23,13 +23,14 @@ import trio
 from growfs.cache.catalog import Catalog, Node, Removed
 from growfs.cache.schema import ROOT
 from growfs.cache.store import Store
+from growfs.cache.usage import UsageCounters
 from growfs.disk import BLOCK
-from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotBegun, NotHere, Stale, Unreadable
+from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, Unreadable
 from growfs.proc import thread_group
 from growfs.rotation.generations import Generations
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import Readers
-from growfs.rotation.rules import EVERYWHERE, Generation, PassPosition
+from growfs.rotation.rules import EVERYWHERE, Generation
 from growfs.signal import Signal
 from growfs.status_and_metrics import MissStatus
 from growfs.syscalls import read_page_cache
@@ -39,14 +40,12 @@ from growfs.vfs.attributes import (
     FOLDER_NAME,
     LINK_BIT,
     PASS_BIT,
-    PASSES,
     Attributes,
     Capacity,
     Entry,
 )
-from growfs.vfs.generation_names import GENERATIONS_ID, NUMBER_FILE, GenerationNames, node_of, number_bits
-from growfs.vfs.pass_names import PARTS_ID, PASSES_ID, PassNames
-from growfs.vfs.virtual import FOLDER_ID, VirtualFolder
+from growfs.vfs.generation_names import GenerationNames, node_of, number_bits
+from growfs.vfs.virtual import FOLDER_ID, Names, VirtualFolder
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +77,6 @@ class Misses:
     def status(self) -> MissStatus:
         """The miss section of the status."""
         return MissStatus(files_total=self.files, wait_s_total=self.wait_s, waiting=self.waiting.total())
-
-
-@dataclass(slots=True)
-class Opens:
-    """Opens of cached files since the daemon started. bytes: total size of the opened files, counted at each open."""
-
-    total: int = 0
-    bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -125,10 +116,9 @@ class Vfs:
 
     fetch: given a node and its path, returns when the file is resident; raises GrowfsError. Without it, a miss fails at
     once. shows_links: each cached file is shown as a symbolic link to itself in the cache, and is opened without the
-    vfs. passes: with --exact.
+    vfs. passes: the names of passes, with --exact.
 
-    Signals: `file_opened` (node id) for each open of a cached file; `name_invalidated` (directory id, name) for each
-    name that the kernel has to look up again.
+    `name_invalidated` notifies of each name that the kernel has to look up again (directory id, name).
     """
 
     def __init__(
@@ -137,14 +127,13 @@ class Vfs:
         store: Store,
         generations: Generations,
         readers: Readers,
+        usage: UsageCounters,
         virtual: VirtualFolder,
         fetch: Callable[[Node, str], Awaitable[None]] | None,
         shows_links: bool = False,
-        passes: PassNames | None = None,
+        passes: Names | None = None,
     ) -> None:
         self.misses = Misses()
-        self.opens = Opens()
-        self.file_opened = Signal[[int]]()
         self.name_invalidated = Signal[[int, str]]()
         self._damaged: set[int] = set()
         self._without_links: Counter[int] = Counter()
@@ -152,9 +141,11 @@ class Vfs:
         self._store = store
         self._generations = generations
         self._readers = readers
+        self._usage = usage
         self._virtual = virtual
-        self.names = GenerationNames(generations, readers)
-        self._passes = passes
+        self.generation_names = GenerationNames(generations, readers)
+        self._names: list[Names] = [self.generation_names, *filter(None, [passes])]
+        self._own_names = {id: names for names in self._names for id in names.own}
         self._fetch = fetch
         self._shows_links = shows_links
         self._directories: dict[int, OpenDirectory] = {}
@@ -175,16 +166,11 @@ class Vfs:
 
     def _lookup(self, parent: int, name: str) -> Attributes:
         if parent == FOLDER_ID:
-            if id := self._virtual.find(name):
-                return self._virtual.attributes(id)
-            if attributes := self.names.find(name):
-                return attributes
-            if self._passes and name == PASSES:
-                return self._passes.folder
-        elif parent == GENERATIONS_ID:
-            return self.names.lookup(name)
-        elif self._passes and node_of(parent) == PASSES_ID:
-            return self._passes.lookup(parent, name)
+            for entry in self._in_folder():
+                if entry.name == name:
+                    return entry.attributes
+        elif owner := self._own_names.get(node_of(parent)):
+            return owner.lookup(parent, name)
         elif parent == ROOT and name == FOLDER_NAME:
             return self.attributes(FOLDER_ID)
         elif node := self._catalog.find(node_of(parent), name):
@@ -240,31 +226,29 @@ class Vfs:
 
     def attributes(self, id: int) -> Attributes:
         """The attributes of a node."""
-        if self.names.is_own(id):
-            return self.names.attributes(id)
-        if self._passes and node_of(id) == PARTS_ID:
-            return self._passes.about(id)
+        if names := self._own_names.get(node_of(id)):
+            return names.attributes(id)
         if number_bits(id):
             return self.attributes(node_of(id))._replace(id=id)
         if id & LINK_BIT:
             return self._link_attributes(self._linked(id))
-        if id in (ROOT, FOLDER_ID, GENERATIONS_ID, PASSES_ID):
+        if id in (ROOT, FOLDER_ID):
             return self._attributes(id, True, 0, None, DIRECTORY_TIMEOUT_S)
         if self._virtual.get(id):
             return self._virtual.attributes(id)
         if node := self._catalog.node(id):
             return self._of(node)
         if opened := self._store.open_files.get(id):
-            return self._file(id, opened.size, opened.mtime_ns)
+            # It is gone once it is closed. With a timeout of 0, libfuse would ask before each read from the page cache.
+            return self._attributes(id, False, opened.size, opened.mtime_ns, DIRECTORY_TIMEOUT_S)
         raise Stale(str(id))
 
     def _of(self, node: Node) -> Attributes:
         if node.is_dir:
             return self._attributes(node.id, True, 0, node.mtime_ns, DIRECTORY_TIMEOUT_S)
-        return self._file(node.id, node.size, node.mtime_ns)
-
-    def _file(self, id: int, size: int | None, mtime_ns: int | None) -> Attributes:
-        return self._attributes(id, False, size or 0, mtime_ns, 0.0 if size is None else FILE_TIMEOUT_S)
+        # Not every listing has the size and the time; they become known with the content.
+        timeout_s = 0.0 if node.seq is None and None in (node.size, node.mtime_ns) else FILE_TIMEOUT_S
+        return self._attributes(node.id, False, node.size or 0, node.mtime_ns, timeout_s)
 
     def _attributes(self, id: int, is_dir: bool, size: int, mtime_ns: int | None, timeout_s: float) -> Attributes:
         """Attributes, with the time of the mount in place of an unknown one."""
@@ -274,27 +258,17 @@ class Vfs:
 
     def try_open_directory(self, id: int, tid: int) -> int | None:
         """A handle for a directory that a thread opens; None if `open_directory` has to wait for a generation."""
-        if node_of(id) in (FOLDER_ID, GENERATIONS_ID, PASSES_ID):
+        if id == FOLDER_ID or node_of(id) in self._own_names:
             return self._new_directory(OpenDirectory(id))
         if number_bits(id):
-            generation = self._generation_of(id)
+            generation = self._names_of(id).generation(id)
             return self._open_named(id, generation, tid) if generation else None
         reader = self._readers.reader_of(tid)
         return None if self._readers.is_due(reader, id) else self._new_directory(OpenDirectory(id, reader))
 
-    def _generation_of(self, id: int) -> Generation | None:
-        """The generation below whose path a directory is; None if it has to begin first. Raises Stale."""
-        if part := self._part(id):
-            return self._generations.part(part)
-        number = self.names.number(id)
-        generation = self._readers.named_generations().get(number)
-        if generation is None and number <= self._generations.last_number:
-            raise Stale(f"generation {number} has ended: no process holds it")
-        return generation
-
-    def _part(self, id: int) -> PassPosition | None:
-        """The part in whose tree a directory is; None if it is not below .growfs/passes/. Raises Stale."""
-        return self._passes.position(id) if self._passes and id & PASS_BIT else None
+    def _names_of(self, id: int) -> Names:
+        """The names in whose trees a directory with such an id is."""
+        return self._names[-1 if id & PASS_BIT else 0]
 
     def _open_named(self, id: int, generation: Generation, tid: int) -> int:
         self._readers.open_generation(generation, tid)
@@ -305,13 +279,8 @@ class Vfs:
 
         The listing begins when the directory is first read: a program may open it for other reasons.
         """
-        if part := self._part(id):
-            return self._open_named(id, await self._readers.begin_part(part), tid)
         if number_bits(id):
-            await self._readers.begin_number(self.names.number(id))
-            if (generation := self._generation_of(id)) is None:
-                raise NotBegun(f"generation {self.names.number(id)} cannot begin now; see growfs status")
-            return self._open_named(id, generation, tid)
+            return self._open_named(id, await self._names_of(id).begin(id), tid)
         reader = self._readers.reader_of(tid)
         await self._readers.begin(reader, id)
         return self._new_directory(OpenDirectory(id, reader))
@@ -356,8 +325,8 @@ class Vfs:
 
     async def scan(self, handle: int, position: int) -> None:
         """As `try_scan`, until entries are found, or none are left."""
-        while not self.try_scan(handle, position):
-            await trio.lowlevel.checkpoint()
+        while not self.try_scan(handle, position):  # even at the end: the kernel holds a lock until it is answered
+            await trio.lowlevel.cancel_shielded_checkpoint()
 
     def _as_links(self, directory: int, entries: list[Entry]) -> list[Entry]:
         length = len(os.fsencode(self._store.path_of(directory, "")))
@@ -374,12 +343,14 @@ class Vfs:
         directory = self._directories[handle]
         if directory.generation:
             return directory.pending
-        if directory.id == GENERATIONS_ID:
-            return self.names.entries(position)
-        if self._passes and node_of(directory.id) == PASSES_ID:
-            return self._passes.entries(directory.id, position)
-        of_passes = self._passes.in_folder(position) if self._passes else []
-        return self.names.in_folder(position) + of_passes + self._virtual.entries(position)
+        if names := self._own_names.get(node_of(directory.id)):
+            return names.entries(directory.id, position)
+        return self._in_folder(position)
+
+    def _in_folder(self, position: int = 0) -> list[Entry]:
+        """The entries of .growfs/, after a position."""
+        named = [entry for names in self._names for entry in names.in_folder(position)]
+        return named + self._virtual.entries(position)
 
     def mark_delivered(self, handle: int, count: int) -> list[Entry]:
         """Note that the first `count` of the last `entries` were given to the reader; returns them."""
@@ -399,9 +370,9 @@ class Vfs:
         for directory in self._directories.values():
             if node_of(directory.id) in parents:
                 directory.pending = []
-        all_bits = self.names.all_bits() + (self._passes.all_bits() if self._passes else [])
+        all_bits = [bits for names in self._names for bits in names.all_bits()]
         for gone in removed:
-            for bits in all_bits:
+            for bits in (0, *all_bits):
                 self.name_invalidated.notify(bits | gone.parent, gone.name)
 
     def close_directory(self, handle: int) -> None:
@@ -432,10 +403,8 @@ class Vfs:
     def count_open(self, handle: int, missed: bool = False) -> None:
         """Count an open of a cached file. missed: it had to be fetched first."""
         id = handle & NODE_MASK
-        self.opens.total += 1
-        if opened := self._store.open_files.get(id):
-            self.opens.bytes += opened.size
-        self.file_opened.notify(id)
+        opened = self._store.open_files.get(id)
+        self._usage.count_open(id, opened.size if opened else 0)
         self._readers.opened(handle >> READER_SHIFT, id, missed)
 
     def find(self, directory: int, name: str) -> Node | None:
@@ -448,9 +417,7 @@ class Vfs:
         pid: the process, or UNKNOWN.
         """
         if self._readers.opened_by(pid, file.id):
-            self.opens.total += 1
-            self.opens.bytes += file.size or 0
-            self.file_opened.notify(file.id)
+            self._usage.count_open(file.id, file.size or 0)
 
     def count_all(self) -> None:
         """From now on, assume that all listed files are opened: opens through links cannot be seen."""
@@ -464,10 +431,8 @@ class Vfs:
         """A handle for a file that a thread opens; the open is counted. Waits if the file has to be fetched first."""
         if virtual := self._virtual.get(id):
             return await self._virtual.open(virtual, partial(self._list_everything, tid))
-        if self.names.is_own(id):
-            return await self._virtual.open(NUMBER_FILE, partial(self._readers.begin_after, self.names.number(id)))
-        if self._passes and node_of(id) == PARTS_ID:
-            return await self._virtual.open(self._passes.file(id))
+        if names := self._own_names.get(node_of(id)):
+            return await self._virtual.open(*names.file(id))
         missed = False
         while (handle := self.try_open(id, tid)) is None:
             node = self._catalog.node(id)

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from typing import IO
 
 from growfs.cache.schema import ROOT
-from growfs.errors import NoSuchName
+from growfs.errors import NoSuchName, NotBegun, Stale
 from growfs.rotation.generations import Generations
 from growfs.rotation.readers import Readers
 from growfs.rotation.rules import Generation
 from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, GENERATION_SHIFT, LINK_BIT, Attributes, Entry
-from growfs.vfs.virtual import VirtualFile
+from growfs.vfs.virtual import BeginListing, VirtualFile
 
 GENERATIONS_ID, CURRENT_ID, AFTER_ID = 3, 4, 5
 """Node ids of the folder `generations`, and of `current` and `after-N` without the number that theirs have."""
@@ -51,7 +52,9 @@ NUMBER_FILE = VirtualFile(AFTER.pattern, _write_number, needs_generation=True)
 
 
 class GenerationNames:
-    """Looks up and lists the names."""
+    """See virtual.Names."""
+
+    own = (GENERATIONS_ID, CURRENT_ID | LINK_BIT, AFTER_ID)
 
     def __init__(self, generations: Generations, readers: Readers) -> None:
         self._generations = generations
@@ -60,16 +63,8 @@ class GenerationNames:
 
     # Names.
 
-    def find(self, name: str) -> Attributes | None:
-        """The attributes of a name in .growfs/."""
-        if name == GENERATIONS:
-            return self.folder
-        if name == CURRENT and self._generations.last_number:
-            return self.attributes(self._id(self._generations.last_number, CURRENT_ID | LINK_BIT))
-        return None
-
-    def lookup(self, name: str) -> Attributes:
-        """The attributes of a name in the folder `generations`."""
+    def lookup(self, _: int, name: str) -> Attributes:
+        """See Names."""
         last = self._generations.last_number
         if after := AFTER.fullmatch(name):  # one of another cache counts as none
             number = int(after[1])
@@ -78,23 +73,16 @@ class GenerationNames:
             return self.attributes(self._id(int(name), ROOT))
         raise NoSuchName(name)
 
-    @property
-    def folder(self) -> Attributes:
-        """The attributes of the folder `generations`."""
-        return Attributes(GENERATIONS_ID, True, 0, self._since_ns, DIRECTORY_TIMEOUT_S)
-
     def attributes(self, id: int) -> Attributes:
-        """The attributes of the tree of a generation, of `current` or of `after-N`. The last two are looked up again
-        each time: their meaning changes.
-        """
-        if node_of(id) == ROOT:
+        """See Names. `current` and `after-N` are looked up again each time: their meaning changes."""
+        if node_of(id) in (ROOT, GENERATIONS_ID):
             return Attributes(id, True, 0, self._since_ns, DIRECTORY_TIMEOUT_S)
         size = len(self.target(id)) if id & LINK_BIT else 0
         return Attributes(id, False, size, self._since_ns, 0.0)
 
-    def is_own(self, id: int) -> bool:
-        """Whether that is the id of `current` or of `after-N`."""
-        return node_of(id) in (CURRENT_ID | LINK_BIT, AFTER_ID)
+    def file(self, id: int) -> tuple[VirtualFile, BeginListing]:
+        """See Names. Opening it begins a generation."""
+        return NUMBER_FILE, partial(self._readers.begin_after, self.number(id))
 
     def target(self, id: int) -> str:
         """What `current` pointed to when it had this id."""
@@ -111,20 +99,38 @@ class GenerationNames:
     def _id(number: int, node: int) -> int:
         return number % NUMBERS + 1 << GENERATION_SHIFT | node
 
+    # Trees.
+
+    def generation(self, id: int) -> Generation | None:
+        """See Names."""
+        number = self.number(id)
+        generation = self._readers.named_generations().get(number)
+        if generation is None and number <= self._generations.last_number:
+            raise Stale(f"generation {number} has ended: no process holds it")
+        return generation
+
+    async def begin(self, id: int) -> Generation:
+        """See Names."""
+        await self._readers.begin_number(self.number(id))
+        if (generation := self.generation(id)) is None:
+            raise NotBegun(f"generation {self.number(id)} cannot begin now; see growfs status")
+        return generation
+
     def all_bits(self) -> list[int]:
-        """The bits that ids have at the root and below each generation that can be listed."""
-        return [0, *(self._id(number, 0) for number in self._readers.named_generations())]
+        """See Names."""
+        return [self._id(number, 0) for number in self._readers.named_generations()]
 
     # Listings.
 
-    def entries(self, position: int) -> list[Entry]:
-        """The entries of the folder `generations` after a position."""
+    def entries(self, _: int, position: int) -> list[Entry]:
+        """See Names."""
         numbers = [number for number in self._readers.named_generations() if number > position]
         return [Entry(self._id(number, ROOT), str(number), 1, 0, self._since_ns, number) for number in numbers]
 
     def in_folder(self, position: int) -> list[Entry]:
-        """The entries of .growfs/ that are of generations, after a position."""
+        """See Names."""
         entries = [Entry(GENERATIONS_ID, GENERATIONS, 1, 0, self._since_ns, GENERATIONS_ID)]
-        if current := self.find(CURRENT):
-            entries.append(Entry(current.id, CURRENT, 0, current.size, self._since_ns, CURRENT_ID))
+        if last := self._generations.last_number:
+            id = self._id(last, CURRENT_ID | LINK_BIT)
+            entries.append(Entry(id, CURRENT, 0, len(self.target(id)), self._since_ns, CURRENT_ID))
         return [entry for entry in entries if entry.position > position]

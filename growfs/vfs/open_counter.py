@@ -84,7 +84,9 @@ class OpenCounter:
         try:
             for id, folder in folders.items():
                 with suppress(FileNotFoundError):  # its last file was removed meanwhile
-                    self._watched[self._events.watch(folder, mask)] = number, id
+                    watch = self._events.watch(folder, mask)
+                    self._directories.discard(self._watched.get(watch, NOWHERE))  # it belonged to an earlier tree
+                    self._watched[watch] = number, id
                     self._directories.add((number, id))
         except OSError as error:
             self._give_up(error)

@@ -19,6 +19,7 @@ from typing import IO, Any
 from growfs.cache.schema import ROOT
 from growfs.errors import NoSuchName, Stale
 from growfs.rotation.generations import Generations
+from growfs.rotation.readers import Readers
 from growfs.rotation.rules import Generation, PassPosition
 from growfs.vfs.attributes import (
     DIRECTORY_TIMEOUT_S,
@@ -42,17 +43,21 @@ NUMBERS = PASS_BIT >> GENERATION_SHIFT
 
 
 class PassNames:
-    """Looks up and lists the names. describe: returns the content of the parts.json of a pass. may_exist: whether a
-    pass has a part, as far as known.
+    """See virtual.Names. describe: returns the content of the parts.json of a pass. may_exist: whether a pass has a
+    part, as far as known.
     """
+
+    own = (PASSES_ID, PARTS_ID)
 
     def __init__(
         self,
         generations: Generations,
+        readers: Readers,
         describe: Callable[[int], Awaitable[dict[str, Any]]],
         may_exist: Callable[[PassPosition], bool],
     ) -> None:
         self._generations = generations
+        self._readers = readers
         self._describe = describe
         self._may_exist = may_exist
         self._numbers = itertools.count()
@@ -68,64 +73,67 @@ class PassNames:
             self._bits[position], self._positions[bits] = bits, position
         return self._bits[position]
 
-    def position(self, id: int) -> PassPosition:
+    def _position(self, id: int) -> PassPosition:
         """The part in whose tree a node is. Raises Stale."""
         position = self._positions.get(id - node_of(id))
         if position is None:
             raise Stale(str(id))
         return position
 
-    def all_bits(self) -> list[int]:
-        """The bits that ids have below each part that is in use."""
-        return [self._bits[part] for part in self._generations.parts if part in self._bits]
-
     # Names.
 
-    @property
-    def folder(self) -> Attributes:
-        """The attributes of the folder `passes`."""
-        return self._folder(PASSES_ID)
-
-    def _folder(self, id: int) -> Attributes:
-        return Attributes(id, True, 0, self._since_ns, DIRECTORY_TIMEOUT_S)
-
     def lookup(self, parent: int, name: str) -> Attributes:
-        """The attributes of a name in the folder `passes`, or in that of a pass."""
+        """See Names."""
         number = int(name) if NUMBER.fullmatch(name) else 0
         if parent == PASSES_ID and number:
-            return self._folder(self._bits_of(PassPosition(number, 0)) | PASSES_ID)
+            return self.attributes(self._bits_of(PassPosition(number, 0)) | PASSES_ID)
         if parent != PASSES_ID:
-            pass_ = self.position(parent).pass_
+            pass_ = self._position(parent).pass_
             if name == PARTS:
-                return self.about(self._bits_of(PassPosition(pass_, 0)) | PARTS_ID)
+                return self.attributes(self._bits_of(PassPosition(pass_, 0)) | PARTS_ID)
             if number and self._may_exist(PassPosition(pass_, number)):
-                return self._folder(self._bits_of(PassPosition(pass_, number)) | ROOT)
+                return self.attributes(self._bits_of(PassPosition(pass_, number)) | ROOT)
         raise NoSuchName(name)
 
-    def about(self, id: int) -> Attributes:
-        """The attributes of a parts.json. Its content is known once it is opened."""
-        return Attributes(id, False, 0, self._since_ns, 0.0)
+    def attributes(self, id: int) -> Attributes:
+        """See Names. The content of a parts.json is known once it is opened."""
+        is_dir = node_of(id) != PARTS_ID
+        return Attributes(id, is_dir, 0, self._since_ns, DIRECTORY_TIMEOUT_S if is_dir else 0.0)
 
-    def file(self, id: int) -> VirtualFile:
-        """The parts.json with that id."""
-        return VirtualFile(PARTS, partial(self._write, self.position(id).pass_))
+    def file(self, id: int) -> tuple[VirtualFile, None]:
+        """See Names."""
+        return VirtualFile(PARTS, partial(self._write, self._position(id).pass_)), None
 
     async def _write(self, number: int, out: IO[bytes], _: Generation | None) -> None:
         out.write(f"{json.dumps(await self._describe(number))}\n".encode())
 
+    # Trees.
+
+    def generation(self, id: int) -> Generation | None:
+        """See Names."""
+        return self._generations.part(self._position(id))
+
+    async def begin(self, id: int) -> Generation:
+        """See Names."""
+        return await self._readers.begin_part(self._position(id))
+
+    def all_bits(self) -> list[int]:
+        """See Names."""
+        return [self._bits[part] for part in self._generations.parts if part in self._bits]
+
     # Listings.
 
     def in_folder(self, position: int) -> list[Entry]:
-        """The entry of the folder `passes` in .growfs/, after a position."""
+        """See Names."""
         return [Entry(PASSES_ID, PASSES, 1, 0, self._since_ns, PASSES_ID)] if position < PASSES_ID else []
 
     def entries(self, id: int, position: int) -> list[Entry]:
-        """The entries of the folder `passes`, or of that of a pass, after a position."""
+        """See Names."""
         parts = list(self._generations.parts)
         if id == PASSES_ID:
             found = [(PassPosition(pass_, 0), PASSES_ID, pass_) for pass_ in sorted({part.pass_ for part in parts})]
         else:
-            pass_ = self.position(id).pass_
+            pass_ = self._position(id).pass_
             found = [(part, ROOT, part.part) for part in sorted(parts) if part.pass_ == pass_]
         entries = [
             Entry(self._bits_of(part) | node, str(number), 1, 0, self._since_ns, number + 1)

@@ -12,10 +12,10 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 import trio
 
@@ -38,6 +38,10 @@ SHARED_S = 1.0
 """For this long after it was rendered, an open content of a large file is shared with readers that open the file."""
 
 
+BeginListing = Callable[[], Awaitable[Generation]]
+"""Begins a generation, if that is due, and returns the one to show."""
+
+
 class VirtualFile(NamedTuple):
     """A file of .growfs/."""
 
@@ -49,6 +53,38 @@ class VirtualFile(NamedTuple):
     shared: bool = False
     """Whether it is large, and is kept on disk if that has room, for several readers. Otherwise the content is in
     memory."""
+
+
+class Names(Protocol):
+    """Names in .growfs/ that come and go: of generations, or of passes. Below some of them are trees of the mount."""
+
+    @property
+    def own(self) -> Sequence[int]:
+        """The node ids of its folders and files, without the bits that say which generation or pass they are of."""
+
+    def in_folder(self, position: int) -> list[Entry]:
+        """The entries of .growfs/, after a position."""
+
+    def lookup(self, parent: int, name: str) -> Attributes:
+        """The attributes of a name in one of its folders. Raises NoSuchName."""
+
+    def entries(self, id: int, position: int) -> list[Entry]:
+        """The entries of one of its folders, after a position. Raises Stale."""
+
+    def attributes(self, id: int) -> Attributes:
+        """The attributes of a folder or file."""
+
+    def file(self, id: int) -> tuple[VirtualFile, BeginListing | None]:
+        """A file, and what begins the generation that it needs. Raises Stale."""
+
+    def generation(self, id: int) -> Generation | None:
+        """The generation in whose tree a directory is; None if it has to begin first. Raises Stale."""
+
+    async def begin(self, id: int) -> Generation:
+        """Begin that generation. Raises GrowfsError if it cannot begin."""
+
+    def all_bits(self) -> list[int]:
+        """The bits that ids have in each tree that can be listed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -77,10 +113,6 @@ class VirtualFolder:
         """The file with that node id."""
         return self._files.get(id)
 
-    def find(self, name: str) -> int | None:
-        """The node id of the file with that name."""
-        return next((id for id, file in self._files.items() if file.name == name), None)
-
     def attributes(self, id: int) -> Attributes:
         """The attributes of a file. The size is unknown until it is opened, and given as 0."""
         return Attributes(id, False, 0, time.time_ns(), 0.0)
@@ -90,7 +122,7 @@ class VirtualFolder:
         now_ns = time.time_ns()
         return [Entry(id, file.name, 0, 0, now_ns, id) for id, file in self._files.items() if id > position]
 
-    async def open(self, file: VirtualFile, begin_listing: Callable[[], Awaitable[Generation]] | None = None) -> int:
+    async def open(self, file: VirtualFile, begin_listing: BeginListing | None = None) -> int:
         """Render a file, or share an earlier rendering; returns the handle of the content. Raises TooManyOpen.
 
         begin_listing: called for a file that needs a generation.

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import File
-from growfs.simulation.simulator import Process
 from tests.fuse.reader import Reader
 from tests.harness import Growfs, until
-from tests.simulation.world import World, catalog
+from tests.simulation.world import Process, World, catalog
 
 SPEED = 1000.0
 FILES = 200
@@ -27,7 +26,7 @@ DEADLINE_S = 60.0
 
 
 class MountReader:
-    """A process that lists and opens files, with the interface of SimReader. A file is identified by its number."""
+    """A process that lists and opens files, with the interface of SimProcess. A file is identified by its number."""
 
     def __init__(self, mount: MountedWorld) -> None:
         self._mount = mount

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuse.conftest import Library
+from tests.fuse.conftest import Library, opened
+from tests.fuse.test_misses import SIZE, mount_full_cache
 from tests.harness import Growfs, files_below, make_tree
 from tests.needs import need_programs
 
@@ -47,6 +48,18 @@ def test_a_modification_time_of_more_than_64_bits_is_unknown(growfs: Growfs, tmp
     os.utime(tmp_path / "remote" / path, (0, 2**63 // 10**9 + 1))  # in 2262
     growfs.mount(tmp_path / "remote")
     assert growfs.content() == tree
+
+
+@pytest.mark.promise(1, 3)
+def test_a_modification_time_that_the_listing_lacks_is_known_once_the_file_is_open(
+    growfs: Growfs, tmp_path: Path
+) -> None:
+    rows = [f"class0/{number:04}.bin,{SIZE}" for number in range(6)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,size", *rows, ""]))
+    _, (missing, *_) = mount_full_cache(growfs, tmp_path, 3, "--manifest", tmp_path / "list.csv")
+    os.utime(tmp_path / "remote" / missing.relative_to(growfs.mountpoint), (0, 1_600_000_000))
+    with opened(missing) as fd:
+        assert os.fstat(fd).st_mtime == missing.stat().st_mtime == 1_600_000_000
 
 
 @pytest.mark.promise(4)

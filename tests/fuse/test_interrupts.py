@@ -5,6 +5,7 @@ With passthrough and links, the kernel reports a signal; with libfuse, the daemo
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from growfs.proc import SIGNALS_EVERY_S
 from tests.blocking_server import BlockingServer
-from tests.cli.support import assert_refused, needs_root
+from tests.cli.support import assert_refused, fuse_device, needs_root, other_user
 from tests.cli.support import namespace as mount_namespace
 from tests.fuse.conftest import only
 from tests.fuse.rotation_helpers import mounted_in_a_pid_namespace
@@ -111,6 +113,40 @@ def test_a_fatal_signal_ends_the_wait_in_other_namespaces(
             assert outer.stdout.readline() == f"ended by {number.value}\n"
     assert "0000.bin" in server.blocked
     growfs.umount()  # no process uses it any more
+
+
+HIDING = """
+mount -t proc -o hidepid=2 proc /proc
+echo user_allow_other > "$0"
+mount --bind "$0" /etc/fuse.conf
+"""
+
+
+@pytest.mark.promise(3)
+def test_a_reader_that_the_daemon_may_not_see_goes_on_waiting(server: BlockingServer) -> None:
+    """/proc shows each user their own processes only (proc(5)), and the reader is not of the daemon's user."""
+    server.files = {"blocked.bin": b"1"}
+    server.blocked = {"blocked.bin"}
+    with other_user() as user, fuse_device() as user.before, ExitStack() as stack:
+        mountpoint = user.folder / "mnt"
+        if (done := user.run_as_root("sh", "-ec", HIDING, user.folder / "fuse.conf")).returncode:
+            pytest.skip(f"this machine hides no processes: {done.stderr}")
+        flags = ("--cache-dir", user.folder / "cache", "--engine", "libfuse", "--allow-other", "--no-wait")
+        assert user.run_program("mkdir", mountpoint).returncode == 0
+        done = user.run("mount", server.manifest, mountpoint, *flags, "--cache-size", "1GB")
+        assert done.returncode == 0, done.stderr
+        stack.callback(user.run, "umount", mountpoint)
+        third = [*user.before, "setpriv", "--reuid=4711", "--regid=4711", "--clear-groups", "--"]
+        path = str(mountpoint / "blocked.bin")
+        until(lambda: subprocess.run([*third, "test", "-e", path], check=False).returncode == 0)
+        with subprocess.Popen([*third, "cat", path], stdout=subprocess.PIPE, text=True) as reader:
+            try:
+                until(lambda: json.loads(user.run("status", "--json", mountpoint).stdout)["miss"]["files_total"])
+                with pytest.raises(subprocess.TimeoutExpired):
+                    reader.wait(5 * SIGNALS_EVERY_S)
+            finally:
+                server.unblock()
+            assert reader.communicate(timeout=30)[0] == "1"
 
 
 @pytest.mark.promise(3)

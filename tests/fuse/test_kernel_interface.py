@@ -15,7 +15,7 @@ import pytest
 from growfs.fuse.latency import DEVICE
 from growfs.fuse.mounting import force_unmount, mounted_at
 from tests.forkserver import SETUP_VARIABLE
-from tests.fuse.conftest import only
+from tests.fuse.conftest import only, opened
 from tests.harness import Growfs, make_tree, until
 
 FILES = 20
@@ -83,6 +83,27 @@ def test_attributes_of_directories_expire_after_a_second_and_of_files_do_not(gro
     until(lambda: not is_looked_up(directory))
     until(lambda: is_looked_up(directory))
     assert not is_looked_up(file)
+    growfs.run("pause", growfs.mountpoint)
+    (tmp_path / "remote/not-cached").write_text("x")
+    growfs.run("set", growfs.mountpoint, "refresh=0.1")
+    until((growfs.mountpoint / "not-cached").exists)
+    assert not is_looked_up(growfs.mountpoint / "not-cached")
+
+
+@only("passthrough")
+def test_attributes_of_an_open_file_that_was_removed_stay_for_a_second(growfs: Growfs, tmp_path: Path) -> None:
+    """With libfuse, the kernel would otherwise request them before each read."""
+    tree = make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote")
+    path = min(tree)
+    with opened(growfs.mountpoint / path) as fd:
+        (tmp_path / "remote" / path).unlink()
+        growfs.run("set", growfs.mountpoint, "refresh=0.1")
+        until(lambda: not (growfs.mountpoint / path).exists())
+        before = growfs.status()["requests"].get("GETATTR", 0)
+        for _ in range(1000):
+            os.fstat(fd)
+        assert growfs.status()["requests"]["GETATTR"] - before < 100
 
 
 @pytest.mark.promise(13)

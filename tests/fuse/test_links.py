@@ -10,8 +10,8 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -347,24 +347,56 @@ def test_other_users_are_not_let_in(growfs: Growfs, tmp_path: Path) -> None:
     assert "other users cannot follow links" in done.stderr
 
 
+@contextmanager
+def waiting(prefix: Sequence[str], script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A shell in a `namespace`, which runs a script and then waits until the block ends."""
+    command = [*prefix, "sh", "-ec", f"{script}\nread end"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
+        yield shell
+
+
 @pytest.mark.promise(10)
 def test_a_reader_that_does_not_see_the_cache_is_noticed(growfs: Growfs, tmp_path: Path) -> None:
     """As in a container. One that sees it is not; nor one that is in another mount namespace by itself."""
     tree = make_tree(tmp_path / "remote", directories=1, files=4, size=SIZE)
     growfs.mount(tmp_path / "remote", "--wait-files", 4)
-    path = min(tree)
-    read = ["cat", str(growfs.mountpoint / path)]
-    with namespace("", growfs.mountpoint) as prefix:
-        assert subprocess.run([*prefix, *read], capture_output=True, check=True).stdout == tree[path]
+    name = min(tree)
+    path = growfs.mountpoint / name
+    with (
+        namespace("", growfs.mountpoint) as prefix,
+        waiting(prefix, f"exec 3< {path}; cat <&3") as seeing,
+        namespace(f"mount -t tmpfs tmpfs {growfs.cache}", growfs.mountpoint) as blind_prefix,
+    ):
+        assert seeing.stdout
+        assert seeing.stdout.read(SIZE) == tree[name]
+        done = subprocess.run([*blind_prefix, "cat", path], capture_output=True, check=False)
+        assert done.returncode == 1, "the kernel has kept the link"
         assert growfs.status()["warnings"] == []
-    with namespace(f"mount -t tmpfs tmpfs {growfs.cache}", growfs.mountpoint) as prefix:
-        assert subprocess.run([*prefix, *read], capture_output=True, check=False).returncode == 1
-        assert growfs.status()["warnings"] == [], "the kernel has kept the link"
-        subprocess.run([*prefix, "ls", str(growfs.mountpoint)], capture_output=True, check=True)
-    (warning,) = growfs.status()["warnings"]
-    assert warning.startswith("ls (")
-    assert f" does not see {growfs.cache}, " in warning
+        with waiting(blind_prefix, f"echo {growfs.mountpoint}/*") as blind:
+            (warning,) = until(lambda: growfs.status()["warnings"])
+    assert warning.startswith(f"sh ({blind.pid}) does not see {growfs.cache}, ")
     assert warning in growfs.log()
+
+
+@pytest.mark.promise(10)
+def test_a_reader_that_finds_the_mount_in_the_place_of_the_cache_does_not_stop_it(
+    growfs: Growfs, tmp_path: Path
+) -> None:
+    """Whoever looks there asks the daemon, also the daemon itself."""
+    make_tree(tmp_path / "remote", directories=1, files=1, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--wait-files", 1)
+    with (
+        namespace(f"mount --bind {growfs.mountpoint} {growfs.cache_dir}", growfs.mountpoint) as prefix,
+        waiting(prefix, f"echo {growfs.cache_dir}/*") as reader,
+    ):
+        try:
+            (warning,) = until(lambda: call(growfs.cache, "status", answer_s=20)["warnings"])
+        except BaseException:
+            growfs.kill()  # the reader waits for an answer, and no signal ends it
+            raise
+        assert reader.stdout
+        assert reader.stdout.readline() == f"{growfs.cache_dir}/class0\n".encode()
+    assert warning.startswith(f"sh ({reader.pid}) does not see {growfs.cache}, ")
 
 
 async def test_a_disk_that_fails_ends_neither_the_counter_nor_the_mount(tmp_path: Path) -> None:
@@ -399,7 +431,7 @@ async def test_a_file_waits_for_those_who_open_it_only_if_its_link_was_read(monk
     monkeypatch.setattr(engine, "_mounted", True)
     for id in (6, 7):
         engine._reply_link(cast("FuseRequest", SimpleNamespace(nodeid=id | LINK_BIT, unique=1)), "target")
-    engine.forget_links([Removed(6, 1, "a", "a", 3, None)])  # a new version has replaced it
+    engine.forget_files([Removed(6, 1, "a", "a", 3, None)])  # a new version has replaced it
     for ids, expected in (([8], 0), ([7, 8], 1), ([7], 1), ([6], 1), ([9], 2)):
         async with engine.without_links(ids):
             assert len(dropped) == expected

@@ -98,6 +98,7 @@ def test_a_part_is_the_same_however_often_it_is_opened_and_makes_room_once_it_wa
     first = files_below(part(growfs, 2, 1))
     second = read_all(part(growfs, 2, 2))
     until(lambda: exact(growfs)["in_use"] == "2/1")
+    assert files_below(growfs.mountpoint / ".growfs/generations/1") == first
     assert files_below(part(growfs, 2, 1)) == first == read_all(part(growfs, 2, 1))
     until(lambda: exact(growfs)["in_use"] == "")
     assert not first & second

@@ -34,6 +34,13 @@ def test_the_folder_is_unlisted_and_opens_by_name(library: Library) -> None:
         (library.path / "sizes" / ".growfs").stat()
 
 
+def test_a_listing_does_not_stop_the_times_of_its_files(library: Library) -> None:
+    control = library.path / ".growfs"
+    os.listdir(control)
+    before = (control / "status").stat().st_mtime_ns
+    until(lambda: (control / "status").stat().st_mtime_ns > before)
+
+
 @pytest.mark.promise(8, 31)
 def test_a_remote_folder_of_that_name_is_skipped_and_reported(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1)

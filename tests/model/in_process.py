@@ -15,7 +15,7 @@ import sqlite3
 import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +29,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs import disk
 from growfs.cache.cache_folder import open_cache, read_only
+from growfs.cache.catalog import Removed
 from growfs.cache.history import History
 from growfs.cache.listing_diff import Comparison, ListingDiff
 from growfs.cache.schema import ROOT
@@ -217,6 +218,9 @@ class Engine:
         return self
 
     def forget_name(self, parent: int, name: str) -> None:
+        pass
+
+    def forget_files(self, removed: Sequence[Removed]) -> None:
         pass
 
     def drop_descriptor(self, id: int) -> None:

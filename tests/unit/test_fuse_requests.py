@@ -35,10 +35,11 @@ WITH_BODY = [Opcode.READ, Opcode.READDIR, Opcode.READDIRPLUS, Opcode.RELEASE, Op
 
 
 class Kernel:
-    """The kernel's end of the device."""
+    """The kernel's end of the device. serving: the scope in which the engine serves."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = trio.socket.from_stdlib_socket(end)
+        self.serving = trio.CancelScope()
 
     async def send(self, opcode: int, body: bytes = b"", nodeid: int = ROOT, unique: int = 4) -> None:
         header = protocol.InHeader.pack(protocol.HEADER + len(body), opcode, unique, nodeid, 0, 0, os.getpid())
@@ -67,20 +68,25 @@ async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
     await cache.admit("a/1")
     usage = UsageCounters(cache.database, Budget(cache.database, 0))
     readers = Readers(cache.generations, 3600, usage.recently_opened)
-    vfs = Vfs(cache.catalog, cache.store, cache.generations, readers, VirtualFolder([], Path("/")), None)
-    vfs.file_opened.connect(usage.count_open)
+    vfs = Vfs(cache.catalog, cache.store, cache.generations, readers, usage, VirtualFolder([], Path("/")), None)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine, device = PassthroughEngine(vfs, 1), Session(ours.detach())
     cache.store.open_files.descriptor_closed.connect(engine.drop_descriptor)
     engine.use(device)
+    kernel = Kernel(theirs)
+
+    async def serve() -> None:
+        with kernel.serving:
+            await engine.serve()
+
     async with trio.open_nursery() as nursery:
         for run in (readers.run, cache.generations.run):
             nursery.start_soon(run)
         await wait_all_tasks_blocked()
-        nursery.start_soon(engine.serve)
-        kernel = Kernel(theirs)
+        nursery.start_soon(serve)
         yield kernel
-        await kernel.assert_alive()
+        if not kernel.serving.cancel_called:
+            await kernel.assert_alive()
         nursery.cancel_scope.cancel()
     device.close()
     theirs.close()
@@ -227,6 +233,41 @@ async def test_no_task_waits_for_the_end_of_a_poll(kernel: Kernel, monkeypatch: 
         await kernel.send(Opcode.READDIR, protocol.ReadIn.pack(handle, 0, 4096, 0, 0, 0))
         assert b"a" in (await kernel.receive())[1]
         assert await kernel.request(Opcode.RELEASEDIR, protocol.ReleaseIn.pack(handle, 0, 0, 0)) == 0
+
+
+async def test_a_listing_is_answered_even_if_the_engine_is_stopped_meanwhile(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel keeps the directory locked until then."""
+    await kernel.send(Opcode.OPENDIR, OPEN_IN)
+    handle = protocol.OpenOut.unpack((await kernel.receive())[1]).fh
+    scans = 0
+
+    def scan(vfs: Vfs, handle: int, position: int) -> bool:
+        nonlocal scans
+        scans += 1
+        kernel.serving.cancel()
+        return scans > 2 and scanned(vfs, handle, position)
+
+    scanned = Vfs.try_scan
+    monkeypatch.setattr(Vfs, "try_scan", scan)
+    await kernel.send(Opcode.READDIR, protocol.ReadIn.pack(handle, 0, 4096, 0, 0, 0))
+    assert b"a" in (await kernel.receive())[1]
+
+
+async def test_a_request_that_waits_is_answered_when_the_engine_is_stopped(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel keeps a page locked until a link is read, for example."""
+
+    async def wait(*_: object) -> int:
+        kernel.serving.cancel()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(Vfs, "try_open_directory", lambda *_: None)
+    monkeypatch.setattr(Vfs, "open_directory", wait)
+    assert await kernel.request(Opcode.OPENDIR, OPEN_IN) == errno.EIO
 
 
 async def test_an_interrupt_of_an_unknown_request_is_ignored(kernel: Kernel) -> None:

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from growfs.proc import is_ending, name_of
+from growfs.proc import is_ending, name_of, sees
 
 SLEEPER = """
 import signal, sys
@@ -77,15 +78,23 @@ def test_a_harmless_signal_does_not_hide_another() -> None:
         assert is_ending(pid)
 
 
-def test_a_process_that_has_exited_is_ending() -> None:
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-    assert is_ending(process.pid)
-
-
 @pytest.mark.promise(3)
 def test_a_thread_of_another_pid_namespace_is_not_ending() -> None:
     assert not is_ending(0)
+
+
+@pytest.mark.promise(3)
+@pytest.mark.parametrize("error", [FileNotFoundError, PermissionError])
+def test_a_thread_that_this_user_may_not_see_is_not_ending(
+    monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    """Which of the errors depends on how /proc is mounted: hidepid=2 or 1 (proc(5))."""
+
+    def refuse(_: str) -> str:
+        raise error
+
+    monkeypatch.setattr("growfs.proc.read_text", refuse)
+    assert not is_ending(4711)
 
 
 def test_a_name_that_the_kernel_has_cut_within_a_letter_can_be_read() -> None:
@@ -95,3 +104,18 @@ def test_a_name_that_the_kernel_has_cut_within_a_letter_can_be_read() -> None:
         process.stdout.readline()
         assert name_of(process.pid) == f"трениро\N{REPLACEMENT CHARACTER} ({process.pid})"
         assert not is_ending(process.pid)
+
+
+def test_a_process_that_has_just_ended_is_taken_to_see_a_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It ends after its root directory was looked at, and before the folder is."""
+    process, stat = subprocess.Popen(["cat"], stdin=subprocess.PIPE), os.stat
+
+    def stat_and_end(path: str | Path) -> os.stat_result:
+        found = stat(path)
+        process.communicate()
+        return found
+
+    monkeypatch.setattr("os.stat", stat_and_end)
+    assert sees(process.pid, tmp_path)

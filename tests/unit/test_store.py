@@ -19,9 +19,10 @@ from growfs import disk
 from growfs.bitmaps import BitMap64
 from growfs.cache import open_files, store
 from growfs.cache.open_files import OpenFile
-from growfs.cache.publish import Publisher
+from growfs.cache.publish import Published, Publisher
 from growfs.cache.recovery import recover, verify_content
 from growfs.cache.room import QUOTA_RETRY_S, Reservation
+from growfs.cache.schema import DirectoryPaths
 from growfs.disk import BLOCK
 from growfs.errors import DiskFull, NoRoom, TooManyOpen
 from growfs.paths import StrPath
@@ -313,6 +314,23 @@ async def test_where_a_new_version_cannot_be_published_the_old_one_stays(cache: 
         await cache.store.admit([staged_file, lost])
     assert cache.resident() == {"a/1"}
     assert cache.cached() == {"a/1": b"old"}
+
+
+def test_a_tree_may_link_to_a_new_version_before_the_old_one_is_removed(tmp_path: Path) -> None:
+    """It may be made after the file is renamed, and before the rows are committed."""
+    path, old = tmp_path / "files/1", tmp_path / "partial/7.old"
+    publisher = Publisher(path.parent, DirectoryPaths(), 0)
+    publisher.mirrors = [tmp_path / str(number) for number in range(3)]
+    for folder in (path.parent, old.parent, *publisher.mirrors):
+        folder.mkdir()
+    path.write_text("new")
+    old.write_text("old")
+    for tree, version in zip(publisher.mirrors, (path, old, path), strict=True):
+        (tree / "1").hardlink_to(version)
+    publisher.finish(Published({str(path): str(old)}))
+    assert [(tree / "1").read_text() for tree in publisher.mirrors] == 3 * ["new"]
+    assert list(old.parent.iterdir()) == []
+    assert not publisher.left_behind
 
 
 async def test_a_resident_file_survives_the_admission_of_a_second_copy(cache: LocalCache) -> None:

@@ -25,11 +25,12 @@ from unittest.mock import patch
 
 import trio
 
+from growfs.cache import NODES_FROM
 from growfs.cache.cache_folder import read_only
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.recovery import recover
-from growfs.cache.schema import NODES_FROM, ROOT
+from growfs.cache.schema import ROOT
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FileCommands
@@ -112,7 +113,7 @@ class Scene:
             WaitingClaims(),
             self.readers.holds,
         )
-        self.commands = FileCommands(self.database, self.catalog, self.store, self.space, self._fetch)
+        self.commands = FileCommands(self.database, self.catalog, self.store, self.space, outage, self._fetch)
         fetcher: Any = SimpleNamespace(counters=Counters())
         self.prefetch = PrefetchState(StartCondition(), lambda: False, lambda: False, outage)
         drawer = Drawer(self.catalog, self.store, fetcher, self.space, sizes, self.prefetch, outage)
@@ -172,7 +173,7 @@ class Scene:
         return order
 
     @staticmethod
-    async def _fetch(node: Node, path: str) -> None:
+    async def _fetch(node: Node, path: str, patience_s: float) -> None:
         await trio.lowlevel.checkpoint()
 
     async def listing(self, pid: int, directory: int) -> None:
@@ -251,7 +252,7 @@ def of_files(scene: Scene) -> Iterator[tuple[str, Step]]:
 
     async def open_files(scene: Scene) -> None:
         for id in range(FIRST_FILE, FIRST_FILE + min(OPENED_FILES, scene.files)):
-            scene.usage.count_open(id)
+            scene.usage.assume_open(id)
             if id % 100 == 0:
                 await trio.lowlevel.checkpoint()
         await scene.usage.save()
