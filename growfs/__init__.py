@@ -50,8 +50,8 @@ def next_generation(path: str | os.PathLike[str], number: int | None = None) -> 
     number: begin the generation with that number, the one after the newest, even if there is nothing new; or return it,
     if another process has begun it. So ranks agree without talking to each other. The returned folder stays unchanged
     until this process calls the function again or ends, in whatever way. If the daemon of a filled folder does not
-    answer, its newest existing generation is returned, with a warning. Raises growfs.errors.GrowfsError if the path is
-    neither a mount nor filled, or the generation has ended.
+    answer, its newest existing generation is returned, or the one with that number, with a warning. Raises
+    growfs.errors.GrowfsError if the path is neither a mount nor filled, or the generation has ended.
 
     for epoch in range(90):
         train(ImageFolder(growfs.next_generation("/mnt/train"), transform))
@@ -168,4 +168,5 @@ def main() -> None:
 def is_mount_helper(command: list[str]) -> bool:
     """Whether mount(8) runs this, as mount.fuse.growfs, or mount.fuse3(8) as growfs URL MOUNTPOINT -o OPTIONS."""
     program, *arguments = command
-    return os.path.basename(program).startswith("mount.") or (arguments[2:3] == ["-o"] and not arguments[0].isalpha())
+    is_command = arguments[:1] and arguments[0].lstrip("-").isalpha()
+    return os.path.basename(program).startswith("mount.") or (arguments[2:3] == ["-o"] and not is_command)

@@ -85,7 +85,7 @@ class MountCommand(click.Command):
 
 def _default_config() -> Path | None:
     path = Path(click.get_app_dir("growfs"), "config.toml")
-    return path if path.exists() else None
+    return path if os.path.exists(path) else None  # in another user's home, Path.exists raises PermissionError
 
 
 def _note_unread_variables(options: set[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from growfs.client.progress import Bar
-from growfs.daemon.control_client import status_of
+from growfs.daemon.control_client import ANSWER_S, status_of
 from growfs.daemon.running import find_living
 from growfs.daemon.status_text import brief, moving, state_text
 from growfs.errors import GrowfsError, UsageError
@@ -64,7 +64,8 @@ def wait(mountpoint: Path, enough: Enough, timeout: str | None = None) -> MountS
     deadline = time.monotonic() + parsed("wait: --timeout", seconds, timeout) if timeout else math.inf
     with Bar("waiting") as bar:
         while True:
-            now = status_of(find_living(mountpoint).cache)
+            answer_s = min(ANSWER_S, max(5.0, deadline - time.monotonic()))  # the machine may be busy
+            now = status_of(find_living(mountpoint).cache, answer_s)
             bar.show(moving(now), *enough.progress(now))
             if enough.is_there(now):
                 return now

@@ -20,8 +20,9 @@ from growfs.cache.schema import PINNED, Query, id_at, with_paths
 from growfs.cache.store import Store
 from growfs.daemon.options import Options, flag_name, parse_value
 from growfs.daemon.status_text import files
-from growfs.errors import GrowfsError, UsageError
+from growfs.errors import GrowfsError, TimedOut, UsageError
 from growfs.remote.filter import PathFilter
+from growfs.scheduler.outage import Outage
 from growfs.scheduler.space import Space
 from growfs.signal import Signal
 from growfs.status_and_metrics import MountStatus
@@ -31,7 +32,10 @@ FETCHES_MAX = 32
 """Files that one command fetches at a time."""
 COMPLETIONS_MAX = 100
 """Paths offered as completions: with more, bash asks whether to show them."""
-"""How often a command that needs the whole catalog looks whether the remote is listed."""
+PATIENCE_S = 300.0
+"""How long a command that fetches waits for a file while the remote is away. Otherwise, there is no limit."""
+PROGRESS_S = 10.0
+"""A command that fetches reports its progress at least this often: it may be one large file."""
 BATCH_FILES = 1000
 """Files that are evicted or pinned in one step; between steps, requests are answered and other writers run."""
 
@@ -137,12 +141,14 @@ class FileCommands:
         catalog: Catalog,
         store: Store,
         space: Space,
-        fetch: Callable[[Node, str], Awaitable[None]],
+        outage: Outage,
+        fetch: Callable[[Node, str, float], Awaitable[None]],
     ) -> None:
         self._database = database
         self._catalog = catalog
         self._store = store
         self._space = space
+        self._outage = outage
         self._fetch_file = fetch
         self.pins_changed = Signal[[]]()
 
@@ -182,7 +188,8 @@ class FileCommands:
         """Evict those of these cached files that differ from their digest, even pinned or open ones, and fetch them."""
         damaged = [id for id in ids if await self._store.verify(id)]
         async for progress in self._fetch(Matching(damaged, damaged, [], 0)):
-            yield {**progress, "ids": damaged}
+            progress["ids"] = damaged
+            yield progress
 
     async def complete(self, prefix: str) -> AsyncIterator[Any]:
         """Return the paths that begin with a prefix, in one directory; a directory ends in /. Does not list the mount.
@@ -238,9 +245,14 @@ class FileCommands:
             for id in remaining:
                 await trio.lowlevel.checkpoint()  # a million files may pass without any wait
                 try:
-                    node = self._catalog.node(id)
-                    if node and node.seq is None:  # otherwise it was fetched meanwhile, or removed from the remote
-                        await self._fetch_file(node, self._catalog.path(node))
+                    # Otherwise it was fetched meanwhile, or removed from the remote.
+                    while (node := self._catalog.node(id)) and node.seq is None:
+                        try:
+                            await self._fetch_file(node, self._catalog.path(node), PATIENCE_S)
+                            break
+                        except TimedOut:
+                            if self._outage.is_on:
+                                raise
                     result["fetched"] += 1
                 except GrowfsError as error:
                     result["failed"] += 1
@@ -251,11 +263,9 @@ class FileCommands:
         async with trio.open_nursery() as nursery:
             for _ in range(min(FETCHES_MAX, wanted)):
                 nursery.start_soon(fetch_remaining)
-            reported = 0
-            while reported < wanted:
-                while (done := result["fetched"] + result["failed"]) == reported:
+            while result["fetched"] + result["failed"] < wanted:
+                with trio.move_on_after(PROGRESS_S):
                     await finished.wait()
-                reported = done
                 yield result
 
 

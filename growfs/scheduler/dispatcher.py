@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -180,14 +180,12 @@ class Dispatcher:
             queue.append(download)
         self._changed.notify()
 
-    def prioritize(self, download: Download) -> None:
-        """Make a download overtake those that no reader waits for, whether a worker has it or not."""
-        if download in self._queue:
-            self._queue.remove(download)
-            self._urgent.append(download)
+    def prioritize(self, downloads: Sequence[Download]) -> None:
+        """Make downloads that readers now wait for overtake the others, whether workers have them or not."""
+        self._urgent += (queued for queued in self._queue if queued.urgent)
+        self._queue = deque(queued for queued in self._queue if not queued.urgent)
         for slot in self._slots:
-            if download.node.id in slot.downloads:
-                slot.prioritized.append(download.node.id)
+            slot.prioritized += (it.node.id for it in downloads if it.node.id in slot.downloads)
         self._changed.notify()
 
     def hold(self, why: GrowfsError) -> None:

@@ -211,11 +211,13 @@ class Fetcher:
                 await download.finished.wait()
                 return
 
-    async def ensure(self, node: Node, path: str) -> None:
+    async def ensure(self, node: Node, path: str, patience_s: float | None = None) -> None:
         """Return when the file is resident or gone. Fetches it before everything that no reader waits for.
 
-        Raises GrowfsError with the errno that a reader should get, after miss_timeout_s at the latest.
+        Raises GrowfsError with the errno that a reader should get, after patience_s (by default, miss_timeout_s) at the
+        latest.
         """
+        patience_s = self.miss_timeout_s if patience_s is None else patience_s
         if self._space.is_too_large([node]):
             raise too_large(path)
         if self.downloads.get(node.id) is None:
@@ -224,29 +226,29 @@ class Fetcher:
         download = self.downloads.get(node.id)
         if download is None:
             return  # it is cached by now, or gone
-        download.group.awaited_until = max(download.group.awaited_until, trio.current_time() + self.miss_timeout_s)
+        download.group.awaited_until = max(download.group.awaited_until, trio.current_time() + patience_s)
         if not download.urgent:
             self._prioritize(download.group)
-        with trio.move_on_after(self.miss_timeout_s):
+        with trio.move_on_after(patience_s):
             await download.finished.wait()
         if not download.finished.is_set():
-            raise download.disk_full or self._why_late(download)
+            raise download.disk_full or self._why_late(download, patience_s)
         if download.error:
             raise download.error
 
-    def _why_late(self, download: Download) -> GrowfsError:
+    def _why_late(self, download: Download, waited_s: float) -> GrowfsError:
         claim = self._claims.get(download)
         if claim and claim.waits_since is not None:
             return self._space.no_room(claim)
         why = f", waiting for the remote: {self._outage.why}" if self._outage.is_on else "; raise --miss-timeout"
-        return TimedOut(f"{download.path}: not fetched within {self.miss_timeout_s:g} s{why}")
+        return TimedOut(f"{download.path}: not fetched within {waited_s:g} s{why}")
 
     def _prioritize(self, group: DownloadGroup) -> None:
         for download in group.downloads:
             download.priority = Priority.READER
             if claim := self._claims.get(download):
                 claim.priority = Priority.READER
-            self._dispatcher.prioritize(download)
+        self._dispatcher.prioritize(group.downloads)
         self._queue_for_admission(group)
 
     # Room.
@@ -453,19 +455,21 @@ class Fetcher:
             for download in batch:
                 self._admission_queue.give_back(download.group)
                 if download.state is DownloadState.FETCHED:  # otherwise it failed along with another of its group
-                    self._handle_refusal(download, failure or published.refused.get(download.node.id))
+                    refused = published.refused.get(download.node.id)
+                    why = f"{download.path}: the remote now has another version"
+                    if refused:
+                        why = f"{download.path}: the cache's disk refuses it ({refused.strerror}); exclude it"
+                    self._handle_refusal(download, failure or RemoteError(why))
 
-    def _handle_refusal(self, download: Download, refused: Exception | None) -> None:
-        """Handle a fetched file that was not admitted. refused: the disk's error, if it refused the file."""
-        if refused is None:
-            self._fail(download, RemoteError(f"{download.path}: the remote now has another version"))
-            return
-        error = disk.cannot_write(refused)
+    def _handle_refusal(self, download: Download, refused: Exception) -> None:
+        """Handle a fetched file that was not admitted. refused: the disk's error, or one of this file."""
+        error = refused if isinstance(refused, RemoteError) else disk.cannot_write(refused)
         if not (isinstance(error, DiskFull) and self._handle_full_disk(download, error)):
             self._fail(download, error)
 
     def _fail(self, download: Download, error: GrowfsError) -> None:
         """Fail a download, along with all of its group that no worker has."""
+        download.group.error = download.group.error or error
         others = (it for it in download.group.downloads if it.state in (DownloadState.QUEUED, DownloadState.FETCHED))
         for each in itertools.chain([download], others):  # others are looked for once it has failed
             each.discard()

@@ -104,17 +104,16 @@ class DownloadGroup:
     """When a group drawn after it was first found to be fetched earlier, in trio's time."""
     awaited_until: float = -math.inf
     """When the last reader that waits for one of its files gives up, in trio's time."""
+    error: GrowfsError | None = None
+    """The reason why it cannot be admitted: the first of its downloads that failed."""
     downloads: list[Download] = field(default_factory=list)
+    fetched: int = 0
+    """How many of them are FETCHED."""
 
     @property
     def is_fetched(self) -> bool:
         """Whether all downloads are fetched, and none is admitted yet."""
-        return all(download.state is DownloadState.FETCHED for download in self.downloads)
-
-    @property
-    def error(self) -> GrowfsError | None:
-        """The reason why the group cannot be admitted."""
-        return next((download.error for download in self.downloads if download.error), None)
+        return self.fetched == len(self.downloads)
 
 
 @dataclass(eq=False, slots=True)
@@ -179,6 +178,7 @@ class Download:
         """Change state; a transition that is not in MOVES is a bug."""
         if state not in MOVES[self.state]:
             raise AssertionError(f"{self.path}: {self.state.name} to {state.name}")
+        self.group.fetched += (state is DownloadState.FETCHED) - (self.state is DownloadState.FETCHED)
         self.state = state
 
 

@@ -321,6 +321,21 @@ def test_evict_fetch_pin_unpin(mounted: Growfs) -> None:
     assert mounted.run("evict", mounted.mountpoint, "*").stdout.startswith("0 files evicted")
 
 
+@pytest.mark.parametrize("command", ["fetch", "pin"])
+def test_a_command_that_fetches_waits_longer_than_a_reader(growfs: Growfs, command: str) -> None:
+    with blocking_server({"a": b"a", "b": b"b"}) as server:
+        growfs.mount(server.url, "--wait-files", "2", "--miss-timeout", "0.3s")
+        growfs.run("evict", growfs.mountpoint, "b")
+        server.blocked.add("b")
+        with start_growfs(growfs, command, growfs.mountpoint, "b") as fetching:
+            until(lambda: server.requests["b"] == 2)
+            with pytest.raises(TimeoutError):  # this reader came after the command
+                (growfs.mountpoint / "b").read_bytes()
+            server.unblock()
+            assert fetching.communicate(30) == ("1 file matched, 1 fetched\n", "")
+            assert fetching.returncode == 0
+
+
 def test_a_pattern_may_be_a_path_below_the_mountpoint(mounted: Growfs, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1 file matched" in mounted.run("pin", mounted.mountpoint, mounted.mountpoint / "class0/0000.bin").stdout
     monkeypatch.chdir(mounted.mountpoint.parent)
@@ -468,6 +483,15 @@ def test_wait_gives_up_after_its_timeout_and_returns_when_there_is_enough(growfs
         with start_growfs(growfs, "wait", growfs.mountpoint, "--files", "2") as waiting:
             server.unblock()
             assert waiting.wait(30) == 0
+
+
+def test_wait_gives_up_after_its_timeout_although_the_daemon_hangs(complete: Growfs) -> None:
+    os.kill(complete.pid, signal.SIGSTOP)
+    try:
+        done = complete.run("wait", complete.mountpoint, "--timeout", "0.1s", check=False, timeout_s=30)
+    finally:
+        os.kill(complete.pid, signal.SIGCONT)
+    assert_refused(done, f"the daemon of {complete.cache} does not answer (timed out)")
 
 
 def test_wait_waits_for_the_start_as_mount_does(growfs: Growfs) -> None:

@@ -111,6 +111,7 @@ def test_secrets_in_options_are_hidden_as_those_in_flags(monkeypatch: pytest.Mon
         (["growfs", "s3://b", "/mnt", "-o", "rw,dev,suid"], True),
         (["growfs", "/data", "/mnt", "-o", "rw,dev,suid"], True),
         (["growfs", "report", "/mnt", "-o", "report.html"], False),
+        (["growfs", "--debug", "report", "-o", "report.html"], False),
         (["growfs", "mount", "s3://b", "/mnt"], False),
         (["growfs"], False),
     ],

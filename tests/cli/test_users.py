@@ -115,6 +115,16 @@ def test_a_command_on_another_users_mount_is_refused(beside_root: OtherUser) -> 
     assert_refused(beside_root.run("set", beside_root.folder / "mnt", "settle=1"), "belongs to another user")
 
 
+def test_the_home_of_another_user_holds_no_options(nobody: OtherUser) -> None:
+    """As after `su` without a login."""
+    home = nobody.folder / "root"
+    home.mkdir(mode=0o700)
+    nobody.env["HOME"] = str(home)
+    done = nobody.run("doctor", "--cache-dir", nobody.folder / "cache", "--measure", "0")
+    assert done.stderr == ""
+    assert f"{nobody.folder}/cache, to be created" in done.stdout
+
+
 def test_list_marks_the_mount_of_another_user(beside_root: OtherUser) -> None:
     done = beside_root.run("list")
     assert (done.returncode, done.stderr) == (0, "")

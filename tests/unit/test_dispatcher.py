@@ -54,6 +54,7 @@ class Worker:
     def __init__(self) -> None:
         self.requests: dict[str, FetchRequest] = {}
         self.batches: list[list[str]] = []  # the paths of each message
+        self.prioritized: list[int] = []
         self.is_held = False
         self.gave_up = ""
         self.closed = False
@@ -63,6 +64,7 @@ class Worker:
         if self.closed:
             raise WorkerLost
         self.batches.append([request.file.path for request in message.files])
+        self.prioritized += message.prioritize
         self.is_held = message.is_held
         self.gave_up = message.gave_up
         self.requests |= {request.file.path: request for request in message.files}
@@ -334,18 +336,39 @@ async def test_a_worker_is_sent_only_a_few_files_ahead() -> None:
 
 async def test_urgent_files_overtake_and_ignore_the_limits() -> None:
     async with start_scene(1) as scene:
-        *_, last = scene.enqueue(*names(2 * AHEAD_FILES))
+        first, *_, other, last = scene.enqueue(*names(2 * AHEAD_FILES))
         await quiet()
         (worker,) = scene.pool.all
         scene.enqueue("u", urgent=True)
         await quiet()
-        last.priority = Priority.READER
-        scene.dispatcher.prioritize(last)
+        for download in (first, other, last):
+            download.priority = Priority.READER
+        scene.dispatcher.prioritize([first, other, last])
         await quiet()
-        assert worker.batches[1:] == [["u"], [last.path]]
-        assert all(worker.requests[path].urgent for path in ("u", last.path))
+        assert worker.batches[1:] == [["u"], [other.path, last.path]]
+        assert all(worker.requests[path].urgent for path in ("u", other.path, last.path))
+        assert worker.prioritized == [first.node.id], "the worker had it already"
         await scene.finish()
         assert len(scene.fetched) == len(set(scene.fetched)) == 2 * AHEAD_FILES + 1
+
+
+async def test_the_files_of_a_large_group_overtake_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Download] = []
+
+    def equals(download: Download, other: object) -> bool:
+        compared.append(download)
+        return download is other
+
+    monkeypatch.setattr(Download, "__eq__", equals)
+    async with start_scene(1) as scene:
+        scene.enqueue(*names(2000))
+        group = scene.enqueue(*names(1000, "group-"))
+        for download in group:
+            download.priority = Priority.READER
+        scene.dispatcher.prioritize(group)
+        assert len(compared) < len(group)
+        await scene.finish()
+        assert scene.fetched[:1000] == names(1000, "group-")
 
 
 @pytest.mark.parametrize("size", [1, 3])

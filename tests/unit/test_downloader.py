@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from growfs.errors import DiskFailed, RemoteBusy, RemoteMissing
+from growfs.paths import StrPath
 from growfs.remote import digest
-from growfs.remote.interface import Fetched, FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.interface import Fetched, FetchTask, Progress, RemoteFile, RemoteSpec, ignore_progress
 from growfs.remote.rate_limits import SharedLimits
 from growfs.workers import downloader as module
 from growfs.workers.downloader import Downloader
@@ -96,6 +97,31 @@ def test_files_are_reported_even_where_the_disk_refuses_to_delete(
     downloader.submit(FetchFiles([fetch_request(tmp_path, id, "gone") for id in range(300)], [], False))
     by_id, _ = results(reports, 300)
     assert all(isinstance(failed, FetchFailed) and isinstance(failed.error, RemoteMissing) for failed in by_id.values())
+
+
+def test_a_digest_that_is_read_back_from_the_disk_counts_as_progress(
+    tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a file whose bytes did not pass through this process."""
+    fetch, of, resume = downloader._remote.fetch, digest.of, threading.Event()
+
+    def fetch_elsewhere(task: FetchTask) -> RemoteFile:
+        return fetch(task._replace(digest=None, progress=ignore_progress))
+
+    def of_held(path: StrPath, progress: Progress = ignore_progress) -> str:
+        def progress_held(count: int) -> None:
+            progress(count)
+            assert resume.wait(WAIT_S)
+
+        return of(path, progress_held)
+
+    monkeypatch.setattr(downloader._remote, "fetch", fetch_elsewhere)
+    monkeypatch.setattr(digest, "of", of_held)
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.0)
+    downloader.submit(FetchFiles([fetch_request(tmp_path, 1, "small")], [], False))
+    assert reports.get(timeout=WAIT_S).files == []
+    resume.set()
+    assert isinstance(results(reports, 1)[0][1], Fetched)
 
 
 def test_an_unexpected_exception_is_reported_as_an_error(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import sqlite3
 import threading
 from dataclasses import replace
@@ -458,6 +460,27 @@ async def test_a_catalog_that_cannot_be_read_fails_what_is_to_be_admitted_and_is
             await fetcher.ensure(cache.node("d/1.b"), "d/1.b")
         nursery.cancel_scope.cancel()
     assert "bug" not in caplog.text
+    cache.close()
+
+
+async def test_a_name_that_the_disk_refuses_is_an_error_of_its_file_and_not_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise all draws would pause, and a part (--exact) would wait for the file."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+    cache = open_local_cache(tmp_path)
+    await cache.list([file("d/1.b", SIZE)])
+    fetcher = fetcher_of(cache)
+    monkeypatch.setattr(disk, "rename", refuse)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        with pytest.raises(RemoteError, match=r"^d/1\.b: .* refuses it \(File name too long\); exclude"):
+            await fetcher.ensure(cache.node("d/1.b"), "d/1.b")
+        nursery.cancel_scope.cancel()
+    assert cache.store.room.reserved_bytes == 0
     cache.close()
 
 
