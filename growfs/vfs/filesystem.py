@@ -370,9 +370,9 @@ class Vfs:
         for directory in self._directories.values():
             if node_of(directory.id) in parents:
                 directory.pending = []
-        all_bits = [bits for names in self._names for bits in names.all_bits()]
+        all_bits = [0, *(bits for names in self._names for bits in names.all_bits())]
         for gone in removed:
-            for bits in (0, *all_bits):
+            for bits in all_bits:
                 self.name_invalidated.notify(bits | gone.parent, gone.name)
 
     def close_directory(self, handle: int) -> None:

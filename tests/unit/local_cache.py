@@ -23,6 +23,7 @@ from growfs.cache.room import Reservation
 from growfs.cache.schema import ROOT, id_at
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget
+from growfs.daemon.commands import FileCommands
 from growfs.errors import GrowfsError
 from growfs.remote import digest
 from growfs.remote.interface import Fetched, RemoteFile, Skipped
@@ -36,6 +37,9 @@ from growfs.scheduler.space import Space, WaitingClaims
 from growfs.units import CacheSize
 from growfs.vfs.attributes import Entry
 from growfs.vfs.filesystem import visible_entries
+
+Fetch = Callable[[Node, str, float], Awaitable[None]]
+"""Fetches a file with this path, within so many seconds."""
 
 
 @dataclass
@@ -237,6 +241,11 @@ def run_in_memory(run: Callable[[Path], Awaitable[None]]) -> None:
 
 async def answers(_: bool) -> None:
     """A probe of a remote that is not away."""
+
+
+def file_commands(cache: LocalCache, fetch: Fetch, outage: Outage | None = None) -> FileCommands:
+    """The commands for files. outage: by default, the remote is not away."""
+    return FileCommands(cache.database, cache.catalog, cache.store, cache.space, outage or Outage(answers), fetch)
 
 
 class Planner(RotationPlanner):

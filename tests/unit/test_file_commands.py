@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -10,17 +9,10 @@ import trio
 import trio.testing
 
 from growfs.cache.catalog import Node
-from growfs.daemon.commands import PROGRESS_S, FileCommands
+from growfs.daemon.commands import PROGRESS_S
 from growfs.errors import RemoteBusy, TimedOut
 from growfs.scheduler.outage import Outage
-from tests.unit.local_cache import LocalCache, answers, file
-
-Fetch = Callable[[Node, str, float], Awaitable[None]]
-"""Fetches a file; the last argument is the patience in seconds."""
-
-
-def file_commands(cache: LocalCache, fetch: Fetch, outage: Outage | None = None) -> FileCommands:
-    return FileCommands(cache.database, cache.catalog, cache.store, cache.space, outage or Outage(answers), fetch)
+from tests.unit.local_cache import Fetch, LocalCache, answers, file, file_commands
 
 
 async def fetch_all(cache: LocalCache, fetch: Fetch, outage: Outage | None = None) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.bitmaps import BitMap64
 from growfs.errors import GrowfsError
-from growfs.rotation.division import read_division
+from growfs.rotation.division import Due, read_division
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.rules import Generation, PartContents, PassPosition
 from growfs.scheduler import exact, rotating
@@ -81,6 +82,23 @@ def finish(cache: LocalCache, parts: Parts, id: int, renews: bool = False) -> No
     assert node
     download = Download(node, node.name, "", DownloadGroup(), Priority.DRAW, renews, state=DownloadState.ADMITTED)
     parts.note_finished(download)
+
+
+async def look_up_while_one_arrives(
+    cache: LocalCache, parts: Parts, monkeypatch: pytest.MonkeyPatch, which: Callable[[Due], int]
+) -> list[int]:
+    """Look up the missing files; returns the one that is admitted after each lookup, and before its result is used."""
+    arrived = list[int]()
+
+    async def compute(*arguments: Any) -> Any:
+        due = await rotating.compute_soon(*arguments)
+        arrived.append(which(due))
+        finish(cache, parts, arrived[-1])
+        return due
+
+    monkeypatch.setattr(exact, "compute_soon", compute)
+    await parts.remaining(0)
+    return arrived
 
 
 async def test_a_worker_that_dies_is_named_to_the_process_that_asks_about_a_pass(
@@ -170,13 +188,7 @@ async def test_a_file_that_arrives_while_the_missing_ones_are_looked_up_is_not_m
     await parts.remaining(0)
     first, *others = parts._lacking[PassPosition(1, 1)]
 
-    async def compute(*arguments: Any) -> Any:
-        due = await rotating.compute_soon(*arguments)
-        finish(cache, parts, first)
-        return due
-
-    monkeypatch.setattr(exact, "compute_soon", compute)
-    await parts.remaining(0)
+    await look_up_while_one_arrives(cache, parts, monkeypatch, lambda _: first)
     for id in others:
         finish(cache, parts, id)
     assert parts.is_ready(PassPosition(1, 1))
@@ -190,16 +202,7 @@ async def test_a_file_that_no_part_lacked_before_arrives_while_the_missing_ones_
 ) -> None:
     cache.store.room.limit_bytes = len(FILES) * BLOCK
     await cache.list(FILES)
-    arrived = list[int]()
-
-    async def compute(*arguments: Any) -> Any:
-        due = await rotating.compute_soon(*arguments)
-        arrived.append(min(due.of_parts[0]))
-        finish(cache, parts, arrived[-1])
-        return due
-
-    monkeypatch.setattr(exact, "compute_soon", compute)
-    await parts.remaining(0)
+    arrived = await look_up_while_one_arrives(cache, parts, monkeypatch, lambda due: min(due.of_parts[0]))
     for id in {*parts._wanted} - {*arrived}:
         finish(cache, parts, id)
     assert parts.is_ready(PassPosition(1, 1))

@@ -9,7 +9,7 @@ import random
 import sqlite3
 import threading
 import tracemalloc
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from growfs.cache.catalog import Catalog, Node
 from growfs.cache.publish import FIRST_SHOWN
 from growfs.cache.schema import ROOT
 from growfs.cache.usage import Budget, UsageCounters
-from growfs.daemon.commands import FETCHES_MAX, FileCommands
+from growfs.daemon.commands import FETCHES_MAX
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NotMade, RemoteError, Unreadable
 from growfs.remote.interface import Page
@@ -53,7 +53,7 @@ from growfs.vfs.filesystem import visible_entries
 from growfs.workers import heartbeat, worker
 from growfs.workers.messages import ListRemote, StillWorking
 from tests.remote.fake_remote import FakeRemote
-from tests.unit.local_cache import LocalCache, answers, file, open_local_cache
+from tests.unit.local_cache import LocalCache, answers, file, file_commands, open_local_cache
 
 ME = os.getpid()
 FILES = 60
@@ -233,10 +233,6 @@ def test_what_many_readers_hold_is_told_a_worker_in_few_bytes() -> None:
     assert len(pickle.dumps(lasting_holds)) < FILES / 8 + 1000, "a bit for each file"
 
 
-def commands(cache: LocalCache, fetch: Callable[[Node, str, float], Awaitable[None]]) -> FileCommands:
-    return FileCommands(cache.database, cache.catalog, cache.store, cache.space, Outage(answers), fetch)
-
-
 async def test_fetching_many_files_takes_few_tasks(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
     await cache.list([file(f"a/{number}") for number in range(1000)])
     begun, all_begun, may_end = list[str](), trio.Event(), trio.Event()
@@ -253,7 +249,7 @@ async def test_fetching_many_files_takes_few_tasks(cache: LocalCache, monkeypatc
         fetched.add(node.id)
 
     async def run() -> dict[str, Any]:
-        return [dict(progress) async for progress in commands(cache, fetch).fetch(["**"])][-1]
+        return [dict(progress) async for progress in file_commands(cache, fetch).fetch(["**"])][-1]
 
     before = trio.lowlevel.current_statistics().tasks_living
     async with trio.open_nursery() as nursery:
@@ -283,7 +279,7 @@ async def test_a_file_whose_row_cannot_be_read_is_not_fetched(
 
     await cache.list([file("a/1"), file("a/2")])
     monkeypatch.setattr(cache.catalog, "node", fail)
-    *_, result = [dict(progress) async for progress in commands(cache, fetch).fetch(["**"])]
+    *_, result = [dict(progress) async for progress in file_commands(cache, fetch).fetch(["**"])]
     assert result == {"files": 2, "wanted": 2, "fetched": 0, "failed": 2, "error": "the disk fails"}
 
 
@@ -308,7 +304,7 @@ async def test_a_command_on_many_files_writes_few_at_a_time(cache: LocalCache, m
     async def nothing(node: Node, path: str, patience_s: float) -> None:
         raise AssertionError(path)
 
-    files = commands(cache, nothing)
+    files = file_commands(cache, nothing)
     assert [result async for result in files.pin(["a/1?"])][-1]["files"] == 10
     assert [result async for result in files.pin(["**"])][-1]["files"] == 100
     assert [result async for result in files.unpin(["**"])] == [{"files": 100}]
@@ -338,7 +334,7 @@ async def test_a_thread_finds_which_of_many_files_may_be_evicted(
     async def nothing(node: Node, path: str, patience_s: float) -> None:
         raise AssertionError(path)
 
-    assert [result async for result in commands(cache, nothing).evict(["**"])][-1]["files"] == 9
+    assert [result async for result in file_commands(cache, nothing).evict(["**"])][-1]["files"] == 9
     assert threads
     assert main not in threads
 
