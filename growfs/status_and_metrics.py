@@ -367,7 +367,7 @@ class MountInfo(Section):
     partition: str | None = field(metadata=figure("`--partition` as I/N, or null"))
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class MountStatus(MountInfo):
     """The content of status.json."""
 
@@ -376,13 +376,13 @@ class MountStatus(MountInfo):
     start: StartStatus | None = field(metadata=figure("progress of `mount` toward the start of training, or null"))
     state: MountState = field(metadata=figure("state of the mount"))
     outage: OutageStatus | None = field(metadata=figure("null while the remote answers"))
-    peers: PeersStatus | None = field(metadata=figure("the peers (`--peers`), or null"))
+    peers: PeersStatus | None = field(default=None, metadata=figure("the peers (`--peers`), or null"))
     rotation: str = field(metadata=figure("`--rotation`"))
     generation: int = field(metadata=gauge("number of the current generation"))
     remote: RemoteStatus
     cache: CacheStatus
     listed: ListedStatus
-    exact: ExactStatus | None = field(metadata=figure("the position in the passes of `--exact`, or null"))
+    exact: ExactStatus | None = field(default=None, metadata=figure("the position in the passes of `--exact`, or null"))
     fetch: FetchStatus
     evict: EvictStatus
     miss: MissStatus

@@ -38,7 +38,7 @@ CEILINGS = {
     "importers of python api": 2,
     "importers of completion": 3,
     "importers of fstab": 1,
-    "importers of caches": 0,
+    "importers of cache": 0,
     "core's uses of exact": 336,
     "core's uses of peers": 164,
     "core's uses of fill": 54,

@@ -28,13 +28,13 @@ class Feature(NamedTuple):
 FEATURES = (
     Feature(
         "exact",
-        "scheduler/exact.py rotation/parts.py rotation/division.py rotation/parts_in_use.py vfs/pass_names.py"
-        " simulation/exact.py simulation/part_files.py client/epochs.py client/samples.py",
-        "exact part parts pass_position by_time hidden_below is_read",
+        "extensions/exact rotation/parts.py simulation/exact.py simulation/part_files.py client/epochs.py"
+        " client/samples.py",
+        "exact part parts pass_position by_time hidden_below is_read shown_once shows_once",
     ),
     Feature(
         "peers",
-        "scheduler/peers.py rotation/circle.py workers/peer_server.py workers/membership.py remote/peer_client.py"
+        "extensions/peers rotation/circle.py workers/peer_server.py workers/membership.py remote/peer_client.py"
         " simulation/nodes.py",
         "peer peers are_awaited other_source",
     ),
@@ -74,7 +74,7 @@ FEATURES = (
     Feature("python api", "client/mount.py client/wait.py"),
     Feature("completion", "client/completion.py"),
     Feature("fstab", "extensions/fstab"),
-    Feature("caches", "extensions/cache"),
+    Feature("cache", "extensions/cache"),
 )
 OWNERS = {PurePath(file): feature for feature in FEATURES for file in feature.files.split()}
 

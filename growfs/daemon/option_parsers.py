@@ -17,7 +17,6 @@ from growfs.paths import absolute_path, working_folder
 from growfs.remote.groups import grouping
 from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
 from growfs.remote.user_functions import Function
-from growfs.rotation.rules import PassPosition
 from growfs.units import CacheSize, size
 
 PYTHON_SCHEME = "py:"
@@ -68,12 +67,12 @@ def partition(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-def position(text: str) -> PassPosition:
-    """A part of a pass."""
+def position(text: str) -> tuple[int, int]:
+    """(number of a pass, number of its part), both from 1."""
     number, _, part = text.partition("/")
     if not (number.isdecimal() and part.isdecimal() and int(number) and int(part)):
         raise UsageError(f"{text!r} is not a part; use PASS/PART, such as 3/1 for the first part of pass 3")
-    return PassPosition(int(number), int(part))
+    return int(number), int(part)
 
 
 def nodes_of_job() -> int:

@@ -41,7 +41,6 @@ from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
 from growfs.remote.wrappers.produced import Producer
-from growfs.rotation.rules import PassPosition
 from growfs.units import CacheSize, format_size, format_timespan, fraction_of, parsed, positive, rate, seconds, size
 from growfs.units import count as whole
 
@@ -187,7 +186,7 @@ class Options:
         "SIZE",
         "With --exact: space for two parts, not counting files that stay cached; a size, or a percentage of the cache.",
     )
-    start: PassPosition | None = option(
+    start: tuple[int, int] | None = option(
         None,
         position,
         "PASS/PART",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 
@@ -23,14 +23,12 @@ from growfs.rotation.queries import delisted_sizes
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
 from growfs.scheduler.drawer import Drawer
-from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.peers import Peers
 from growfs.scheduler.prefetcher import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartGate
 from growfs.scheduler.refresh import CatalogSync
-from growfs.scheduler.rotating import DrawOrder
+from growfs.scheduler.rotating import Selection
 from growfs.status_and_metrics import (
     CoverageStatus,
     EvictStatus,
@@ -80,17 +78,18 @@ class StatusSource:
     readers: Readers
     outage: Outage
     catalog_sync: CatalogSync
-    order: DrawOrder
-    parts: Parts | None
+    selection: Selection
     fetcher: Fetcher
     prefetch: PrefetchState
     prefetcher: Prefetcher
     drawer: Drawer
     supervisor: Supervisor
     start: StartGate
-    peers: Peers | None
     misses: Misses
     engine: Engine
+    sections: Mapping[str, Callable[[], Any]]
+    """What features report, by the names of their sections."""
+    feature_warnings: Sequence[Callable[[list[Reader]], list[str]]]
     machine_warnings: list[str]
     """What is wrong with the place of the cache, or with the limits of this process."""
 
@@ -113,7 +112,7 @@ class StatusSource:
 
     def _assemble(self, readers: list[Reader], totals: Totals) -> MountStatus:
         summary, cache = self.usage.summary, self.store.status(totals.delisted_bytes)
-        pass_files, outside_files = self.order.share.files, self.order.outside.files
+        pass_files, outside_files = self.selection.share.files, self.selection.outside.files
         listed = ListedStatus(
             files=max(0, cache.files - totals.hidden_files),
             bytes=max(0, cache.content_bytes - totals.hidden_bytes),
@@ -123,18 +122,17 @@ class StatusSource:
         failure = self.prefetcher.last_failure
         return MountStatus(
             **self.mount,
+            **{name: report() for name, report in self.sections.items()},
             ready=self.prefetch.is_started,
             waited_for=self.start.waited_for,
             start=self.start.status(),
             state=self.prefetch.mount_state,
             outage=self.outage.status(),
-            peers=self.peers.status() if self.peers else None,
             rotation=self.generations.rotation,
             generation=self.generations.number,
             remote=self.catalog_sync.status(),
             cache=cache,
             listed=listed,
-            exact=self.parts.status() if self.parts else None,
             fetch=self.fetcher.status(self.prefetcher.eta_s()),
             evict=EvictStatus(files_total=self.store.evicted_files, bytes_total=self.store.evicted_bytes),
             miss=self.misses.status(),
@@ -166,8 +164,7 @@ class StatusSource:
                 *self.machine_warnings,
                 *self.supervisor.warnings,
                 *self.prefetcher.warnings,
-                *(self.parts.warnings if self.parts else []),
-                *(_warnings_of_jobs(readers) if self.parts else []),
+                *(warning for warnings in self.feature_warnings for warning in warnings(readers)),
                 *filter(None, [self.store.open_files.warning, self.engine.warning]),
             ],
             last_error=str(failure.error) if failure else None,
@@ -182,24 +179,13 @@ class StatusSource:
             command=reader.command,
             listed_at=None if reader.listed_at is None else time.time() - (now - reader.listed_at),
             generation=newest.number if newest else 0,
-            part=str(newest.part.position) if newest and newest.part else None,
+            part=newest.name if newest else None,
             files_shown=reader.job.files_shown,
             files_opened=len(reader.files),
             opens=reader.opens,
             held_bytes=held_bytes,
             advice=None if reads_by_path else advice(reader, now, listed_share, unread),
         )
-
-
-def _warnings_of_jobs(readers: list[Reader]) -> list[str]:
-    """With --exact: the root shows each part once, to whoever lists."""
-    jobs = {reader.job for reader in readers if reader.job.opened}
-    if len(jobs) < 2:
-        return []
-    return [
-        f"{len(jobs)} programs list the root, and each misses the parts that the others get; if they are ranks of one"
-        " program, have them read .growfs/passes/PASS/PART (growfs.epoch); otherwise mount once for each"
-    ]
 
 
 def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str]) -> str | None:

@@ -76,7 +76,7 @@ def virtual_files(catalog: Path, log_file: Path, snapshot: Callable[[], Awaitabl
 
 
 def _listed(catalog: Path, generation: Generation) -> Iterator[Row]:
-    """The files that a generation lists: in order of admission, or those of a part by their paths."""
+    """The files that a generation lists: in order of admission, or by their paths, if it has contents of its own."""
     columns = "r.seq, n.size, u.opens"
     rest = "resident r JOIN node n USING (id) JOIN usage u USING (id) WHERE n.is_dir = 0 AND r.seq <= ? ORDER BY r.seq"
     with closing(read_only(catalog)) as connection:
@@ -84,7 +84,7 @@ def _listed(catalog: Path, generation: Generation) -> Iterator[Row]:
         listed = (
             (path, size, path.rpartition("/")[0], opens) for path, seq, size, opens in rows if seq in generation.listed
         )
-        yield from sorted(listed) if generation.part else listed
+        yield from sorted(listed) if generation.contents else listed
 
 
 def _write_files(rows: Iterator[Row], out: IO[bytes]) -> None:

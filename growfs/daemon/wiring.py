@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import fields
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
@@ -27,35 +29,32 @@ from growfs.daemon.snapshot import StatusSource
 from growfs.daemon.supervisor import Service, Supervisor
 from growfs.daemon.virtual_files import virtual_files
 from growfs.errors import GrowfsError, UsageError
+from growfs.extensions import MOUNT
 from growfs.folder.folder_engine import FolderEngine
 from growfs.fuse.engine_choice import Engine, EngineChoice, KernelEngine
 from growfs.fuse.links import LinksEngine
 from growfs.fuse.mounting import file_system, is_remote
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import RemoteSpec
-from growfs.rotation.division import owner
 from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Pass
+from growfs.rotation.reader import Reader
 from growfs.rotation.readers import Readers
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import Drawer, VersionUpdater
-from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import InFlightTable, SizeEstimate
 from growfs.scheduler.outage import Outage, probe_in_worker
-from growfs.scheduler.peers import Peers, PeerSettings
 from growfs.scheduler.prefetcher import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition, StartGate
 from growfs.scheduler.refresh import CatalogSync
-from growfs.scheduler.rotating import DrawOrder, PassOrder, RotationPlanner
+from growfs.scheduler.rotating import Rotating, Selection
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.status_and_metrics import MountInfo, MountStatus
 from growfs.syscalls import ending_limits
-from growfs.units import CacheSize
 from growfs.version import __version__
 from growfs.vfs.filesystem import Misses, Vfs
-from growfs.vfs.pass_names import PassNames
-from growfs.vfs.virtual import VirtualFolder
+from growfs.vfs.virtual import Names, VirtualFolder
 from growfs.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
@@ -70,6 +69,16 @@ class Components(NamedTuple):
     ending: EndingSteps
     """What is left to do once they have ended."""
     workers: WorkerPool
+
+
+class Feature(Protocol):
+    """What an option adds to a mount: the class of this name in growfs.extensions.NAME.mount."""
+
+    def __init__(self, mount: Wiring) -> None:
+        """Construct its components, and say what the mount uses instead of its own. Later components do not exist."""
+
+    def connect(self) -> None:
+        """Connect its components. All others exist by now, but for what users see."""
 
 
 def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder, workers: WorkerPool) -> Components:
@@ -107,6 +116,18 @@ class Wiring:
         self.request, self.options = request, request.options
         self.spec, self.url = spec, url
         self.folder, self.workers, self.ending = folder, workers, ending
+        # What features may change before it is used.
+        self.select: Callable[[], Selection] = self._rotating
+        self.locate: Callable[[], Awaitable[float]] | None = None
+        self.find_owned: Callable[[], Awaitable[Callable[[str], bool]]] | None = None
+        self.sources: Callable[[str], tuple[str, ...]] = lambda _: ()
+        self.are_awaited: Callable[[Iterable[int]], bool] | None = None
+        self.names: Callable[[], Names] | None = None
+        # What they may add to.
+        self.services = list[Service]()
+        self.sections = dict[str, Callable[[], Any]]()
+        self.warnings = list[Callable[[list[Reader]], list[str]]]()
+        self.commands = list[Command]()
 
     def open_ports(self) -> None:
         """What fails early: the addresses that the options name, and the choice of the engine."""
@@ -161,32 +182,17 @@ class Wiring:
         """Listed and held files."""
         request, options = self.request, self.options
         self.first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
-        self.peers = self._peers()
-        self.pass_order = PassOrder(
-            self.workers,
-            self.catalog,
-            self.store,
-            self.folder.partial,
-            self.first,
-            self.peers.locate if self.peers else None,
-        )
-        self.parts = None
-        if options.exact:
-            self.parts = Parts(
-                self.workers, self.database, self.catalog, self.store, self.first, options.part_size, options.start,
-                lambda *arguments: self.space.mark(*arguments),  # noqa: PLW0108  # created later, as are the others
-                self.peers.owners if self.peers else None,
-                lambda: self.generations,
-                lambda generation: self.holders.has_open_folder(generation),  # noqa: PLW0108
-                lambda: self.fetcher.miss_timeout_s,
-            )  # fmt: skip
-        self.order: DrawOrder = self.parts or self.pass_order
+        names = filter(partial(getattr, options), MOUNT)
+        self.features: list[Feature] = [
+            import_module(f"growfs.extensions.{name}.mount").Feature(self) for name in names
+        ]
+        self.selection = self.select()
         self.waiting = WaitingClaims()
         self.generations = Generations(
             self.database,
             self.store,
-            self.parts or RotationPlanner(self.workers, self.store, self.database),
-            lambda: Demand(self.order.missing.disk_bytes, self.waiting.largest, self.waiting.versions),
+            self.selection,
+            lambda: Demand(self.selection.missing.disk_bytes, self.waiting.largest, self.waiting.versions),
             rotation=options.rotation,
             turnover=options.turnover,
             show_files=options.show_files,
@@ -195,39 +201,36 @@ class Wiring:
             are_asked_for=request.fills,
         )
         self.readers = Readers(self.generations, options.hold_idle, self.usage.recently_opened)
-        self.filled = self._folder_engine() if request.fills else None
+        self.filled = None
+        if request.fills:
+            self.filled = FolderEngine(
+                request.mountpoint, self.database, self.catalog, self.store, self.usage, self.generations,
+                self.selection.shows_once,
+            )  # fmt: skip
         self.holders = self.filled or self.readers
         for evictable in (self.holders.released, self.generations.written):
             evictable.connect(self.store.room.freed.notify)
 
-    def _peers(self) -> Peers | None:
-        options, token = self.options, self.spec.peer_token
-        if not (options.peers and options.peer_addr and token):
-            return None
-        settings = PeerSettings(options.peers, options.peer_addr, token, options.peer_bandwidth)
-        owns = partial(owner, self.first.seed, self.first.group) if options.exact else None
-        return Peers(settings, self.workers, self.database, self.catalog, self.store, self.first.place, owns)
-
-    def _folder_engine(self) -> FolderEngine:
-        describe = self.parts.describe if self.parts else None
-        return FolderEngine(
-            self.request.mountpoint, self.database, self.catalog, self.store, self.usage, self.generations, describe
+    def _rotating(self) -> Selection:
+        return Rotating(
+            self.workers, self.database, self.catalog, self.store, self.folder.partial, self.first, self.locate
         )
 
     def build_fetching(self) -> None:
         """Fetched files."""
         options, spec = self.options, self.spec
         workers, catalog, store = self.workers, self.catalog, self.store
-        peers_of = self.peers.holders if self.peers else lambda path: ()
-        self.outage = Outage(partial(probe_in_worker, workers, catalog, self.folder.partial), peers_of)
+        self.outage = Outage(partial(probe_in_worker, workers, catalog, self.folder.partial), self.sources)
         self.catalog_sync = CatalogSync(workers, catalog, store, self.outage, options.refresh, spec.traits.is_endless)
         self.sizes = SizeEstimate(store, varies=spec.traits.is_computed)
         self.downloads = InFlightTable(self.database, catalog, options.group, self.folder.partial)
         self.space = Space(
             self.database, store, self.generations, self.budget, self.outage, self.sizes, self.waiting,
-            self.holders.holds, self.peers.awaits if self.peers else None,
+            self.holders.holds, self.are_awaited,
         )  # fmt: skip
-        self.dispatcher = Dispatcher(workers, options.workers_max, options.bandwidth, spec.traits.is_computed, peers_of)
+        self.dispatcher = Dispatcher(
+            workers, options.workers_max, options.bandwidth, spec.traits.is_computed, self.sources
+        )
         self.fetcher = Fetcher(
             self.downloads, store, self.space, self.sizes, self.dispatcher, self.generations, self.catalog_sync,
             self.outage, options.miss_timeout,
@@ -243,27 +246,17 @@ class Wiring:
 
     def build_drawing(self) -> None:
         """Drawn files, and when training can start."""
-        options, catalog, store, parts = self.options, self.catalog, self.store, self.parts
+        options, catalog, store, selection = self.options, self.catalog, self.store, self.selection
         condition = StartCondition(
             options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
         )
         self.prefetch = PrefetchState(
             condition,
-            lambda: self.order.missing.files <= 0,
+            lambda: selection.missing.files <= 0,
             lambda: self.waiting.is_draw_held and self.downloads.is_idle,
             self.outage,
-            lambda: parts is not None and parts.streams,
+            lambda: selection.streams,
         )
-        if parts:
-            parts.changed.connect(self.prefetch.invalidate_order)
-            self.generations.began.connect(parts.note_begun)
-            for arrived in (self.dispatcher.received, self.dispatcher.received_from_peers):
-                arrived.connect(parts.note_received)
-            store.replaced.connect(lambda _: self.catalog_sync.file_changed.notify())  # a new version has another id
-            self.usage.opened.connect(parts.note_opened)
-            parts.strayed.connect(self.catalog_sync.file_changed.notify)
-            for removed in (self.catalog_sync.removed, store.replaced):
-                removed.connect(parts.note_removed)
         store.returned_to_pass.connect(self.prefetch.draw_evicted)
         self.space.rotated.connect(self.prefetch.note_rotation)
         for more in (self.space.resized, self.generations.rotation_changed):
@@ -273,25 +266,21 @@ class Wiring:
         for waited_for in (store.room.freed, self.fetcher.progressed):  # a waiting claim may no longer be wanted
             self.prefetch.changed.connect(waited_for.notify)
         self.drawer = Drawer(catalog, store, self.fetcher, self.space, self.sizes, self.prefetch, self.outage)
-        self.fetcher.finished.connect(self.order.note_finished)
+        self.fetcher.finished.connect(selection.note_finished)
         self.fetcher.finished.connect(self.drawer.handle_finished)
         self.prefetcher = Prefetcher(
-            catalog, store, self.catalog_sync, self.order, self.fetcher, self.drawer, self.space, self.prefetch
+            catalog, store, self.catalog_sync, selection, self.fetcher, self.drawer, self.space, self.prefetch
         )
         self.catalog_sync.changed.connect(self.prefetcher.handle_changed_catalog)
         self.updater = VersionUpdater(catalog, self.fetcher, self.catalog_sync, self.prefetch)
         self.start = StartGate(
-            catalog, store, self.catalog_sync, self.fetcher, self.budget, self.prefetch, self.outage, parts
+            catalog, store, self.catalog_sync, self.fetcher, self.budget, self.prefetch, self.outage, selection
         )
         self.start.opened.connect(self.dispatcher.move_to_background)
         self.start.opened.connect(self.fetcher.progressed.notify)  # nothing is held back for the start any longer
-        if not (parts or self.filled):  # a part never grows, and a folder's first generation begins now
+        if not (selection.shows_once or self.filled):  # a part never grows, and a folder's first generation begins now
             self.start.opened.connect(self.generations.end)
         self.supervisor = Supervisor(lambda: self.prefetch.is_started)
-        if self.peers:
-            self.pass_order.computed.connect(self.peers.note_order)
-            self.drawer.found_room.connect(self.peers.note_room)
-            self.drawer.drawn.connect(self.peers.note_drawn)
 
     def build_view(self) -> None:
         """The readers' view."""
@@ -308,7 +297,6 @@ class Wiring:
             self.misses = vfs.misses
 
     def _vfs(self) -> Vfs:
-        parts = self.parts
         return Vfs(
             self.catalog,
             self.store,
@@ -318,7 +306,7 @@ class Wiring:
             VirtualFolder(virtual_files(self.folder.database, self.folder.log, self.snapshot), self.folder.partial),
             self.fetcher.ensure if self.options.on_miss == "wait" else None,
             self.shows_links,
-            PassNames(self.generations, self.readers, parts.describe, parts.may_exist) if parts else None,
+            self.names() if self.names else None,
         )
 
     def _connect_vfs(self, vfs: Vfs, engine: KernelEngine) -> None:
@@ -335,6 +323,12 @@ class Wiring:
 
     def build_controls(self) -> list[Service]:
         """The users' view and controls. Returns the components with their own task."""
+        self.setters = self._setters()
+        self.file_commands = FileCommands(
+            self.database, self.catalog, self.store, self.space, self.outage, self.fetcher.ensure
+        )
+        for feature in self.features:
+            feature.connect()
         mount = MountInfo(
             version=__version__,
             url=self.url,
@@ -360,27 +354,27 @@ class Wiring:
             readers=self.readers,
             outage=self.outage,
             catalog_sync=self.catalog_sync,
-            order=self.order,
-            parts=self.parts,
+            selection=self.selection,
             fetcher=self.fetcher,
             prefetch=self.prefetch,
             prefetcher=self.prefetcher,
             drawer=self.drawer,
             start=self.start,
-            peers=self.peers,
             misses=self.misses,
             engine=self.engine,
             supervisor=self.supervisor,
+            sections=self.sections,
+            feature_warnings=self.warnings,
             machine_warnings=[*_cache_warnings(self.options.cache_dir), *_limit_warnings()],
         )
         history = History(self.database, self.sample)
-        control = Control(self.folder.path, self._commands())
+        control = Control(self.folder.path, [*self._commands(), *self.commands])
         for step in (history.save_now, self.usage.save_now, self.folder.note_end, self.engine.unmount):
             self.ending.add(step)
         running: list[Service] = [self.outage, self.catalog_sync, self.readers, self.generations, self.space]
         running += [self.fetcher, self.prefetcher, self.updater, self.usage, history, self.store, control]
-        optional: list[Service | None] = [self.parts, self.metrics, self.peers]
-        return [*running, *filter(None, optional)]
+        running += self.services
+        return [*running, self.metrics] if self.metrics else running
 
     def sample(self) -> Sample:
         """The figures recorded in the history."""
@@ -392,7 +386,7 @@ class Wiring:
             bytes=self.store.resident_bytes,
             limit_bytes=self.store.room.limit_bytes,
             listed_files=generation.files if generation else 0,
-            share_files=self.order.share.files,
+            share_files=self.selection.share.files,
             files_seen=summary.files_seen,
             opens=summary.opens,
             fetched_files=self.fetcher.counters.files,
@@ -403,28 +397,24 @@ class Wiring:
         )
 
     def _commands(self) -> list[Command]:
-        checks: dict[str, SettingCheck] = {"peers": self._check_peers, "cache_size": self._check_cache_size}
+        checks: dict[str, SettingCheck] = {
+            "cache_size": lambda size: self.selection.check_size(self.store.room.limit_of(size))
+        }
         of_mount = MountCommands(
-            self.status.snapshot, self.prefetch.pause, self.readers.release, self.misses.processes, self._setters(),
+            self.status.snapshot, self.prefetch.pause, self.readers.release, self.misses.processes, self.setters,
             checks,
         )  # fmt: skip
-        of_files = FileCommands(self.database, self.catalog, self.store, self.space, self.outage, self.fetcher.ensure)
-        if self.parts:  # a part may wait for the room of pinned files
-            of_files.pins_changed.connect(self.prefetch.invalidate_order)
+        of_files = self.file_commands
         commands: list[Command] = [
             of_mount.status, of_mount.set, of_mount.pause, of_mount.resume, of_mount.release, of_mount.waiting,
             of_mount.stop, of_files.pin, of_files.unpin, of_files.fetch, of_files.evict, of_files.refetch,
             of_files.complete,
         ]  # fmt: skip
-        if self.filled:
-            commands.append(self.filled.next)
-            if self.parts:
-                commands += [self.filled.part, self.filled.describe]
-        return commands
+        return [*commands, self.filled.next] if self.filled else commands
 
     def _setters(self) -> dict[str, Setter]:
         setters: dict[str, Setter] = {
-            "peers": self._set_peers,
+            "peers": _refuse_peers,
             "min_free": partial(setattr, self.store.room, "min_free"),
             "rotation": self.generations.set_rotation,
             "turnover": partial(setattr, self.generations, "turnover"),
@@ -437,21 +427,11 @@ class Wiring:
             "cache_size": self.space.set_cache_size,  # last, as it raises an error if files in use stay in the way
         }
         assert setters.keys() == {row.name for row in fields(Options) if row.metadata["live"]}
-        if self.parts:  # which decide what is listed
-            del setters["rotation"], setters["turnover"]
         return setters
 
-    def _check_peers(self, _: tuple[str, ...]) -> None:
-        if self.peers is None:
-            raise GrowfsError("mounted without --peers; mount again with it")
 
-    def _set_peers(self, sources: tuple[str, ...]) -> None:
-        assert self.peers
-        self.peers.set_sources(sources)
-
-    def _check_cache_size(self, size: CacheSize) -> None:
-        if self.parts:
-            self.parts.check_size(self.store.room.limit_of(size))
+def _refuse_peers(_: object) -> None:
+    raise GrowfsError("mounted without --peers; mount again with it")
 
 
 def _cache_warnings(cache_dir: Path) -> list[str]:

@@ -1,7 +1,8 @@
 """What growfs does beyond mounts: each extension is a folder here, and a line in ALL if it has a command.
 
-The module `command` in the folder has the command, under the extension's name. An extension imports the core, but no
-other extension. The core imports none: the command line knows of them by ALL alone.
+The module `command` in the folder has the command, under the extension's name. The module `mount` has what it adds to
+mounts. An extension imports the core, but no other extension. The core imports none: it knows of them by ALL and MOUNT
+alone.
 """
 
 ALL = {
@@ -14,3 +15,6 @@ ALL = {
     "csi": "Kubernetes",
 }
 """The section of `growfs --help` for the command of each extension, in the order there."""
+
+MOUNT = ("peers", "exact")
+"""The extensions that add to a mount with the option of their name. Each may use what those before it have set."""

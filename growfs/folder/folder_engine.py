@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from growfs.folder import trees
 from growfs.folder.layout import GENERATIONS, LINK, name_of, number_of
 from growfs.folder.trees import Tree
 from growfs.proc import users_of
-from growfs.rotation.generations import Generations
+from growfs.rotation.generations import Generations, Planner
 from growfs.rotation.jobs import EPOCH_SHARE
-from growfs.rotation.rules import Generation, PassPosition
+from growfs.rotation.rules import Generation
 from growfs.signal import Signal
 from growfs.trust import OpenFolder
 from growfs.vfs.open_counter import OpenCounter
@@ -70,9 +70,9 @@ class FolderEngine:
         store: Store,
         usage: UsageCounters,
         generations: Generations,
-        describe: Callable[[int], Awaitable[dict[str, Any]]] | None,
+        has_passes: bool,
     ) -> None:
-        """describe: says what decides the parts of a pass; None without --exact."""
+        """has_passes: generations are parts of passes."""
         self._top = trees.open_top(folder)
         self.folder = self._top.path  # the path in /proc of files open there
         trees.claim(self._top, store.folder)  # before changing anything there
@@ -84,7 +84,7 @@ class FolderEngine:
         self._store = store
         self._usage = usage
         self._generations = generations
-        self._describe = describe
+        self._has_passes = has_passes
         has_hard_links = trees.has_hard_links(self._top, self._store.folder)
         self._target: str | None = None
         self.reason = "plain files, hard links to the cached ones"
@@ -96,8 +96,8 @@ class FolderEngine:
         self._counter = OpenCounter(self._count_open, sees_opens=has_hard_links)
         self._spare: Path | None = None
         self._is_ready = False
-        self._wanted = set[PassPosition | None]()
-        """The generations that processes wait for: None is the next one."""
+        self._wanted = set[Planner]()
+        """What plans the generations that processes wait for."""
         self._last_error = ""
         self._retry_at = 0.0
         self._rounds = 0
@@ -137,14 +137,14 @@ class FolderEngine:
 
     def mount(self, _: object) -> None:
         """Create the contents of the folder."""
-        trees.prepare(self._top, self._store.folder, has_passes=self._describe is not None)
+        trees.prepare(self._top, self._store.folder, has_passes=self._has_passes)
         self._trees_folder = self._trees_folder or trees.open_trees(self._top, makes=True)
 
     async def ready(self) -> None:
         """Begin the first generation of this daemon: training can start. Raises GrowfsError if it cannot be made."""
         self._is_ready = True
         before = self._rounds
-        self._want()
+        self._want(self._generations.planner)
         while self._rounds == before:
             await self._finished.wait()
         if not self._trees:
@@ -193,7 +193,7 @@ class FolderEngine:
         """
         begins, before = self._is_ready and self._is_due(after, number), self._rounds
         if begins:
-            self._want()
+            self._want(self._generations.planner)
         while (begins and self._rounds == before) or not self._trees:
             with trio.move_on_after(PROGRESS_S):
                 await self._finished.wait()
@@ -205,24 +205,21 @@ class FolderEngine:
             self._claim(tree)
         yield {"generation": tree.number, "path": str(self._shown(tree.path))}
 
-    async def part(self, number: int, part: int) -> AsyncIterator[Any]:
-        """Return the path of a part of a pass, once it is cached."""
-        position = PassPosition(number, part)
-        while (tree := next((tree for tree in self._trees if tree.part == position), None)) is None:
-            await self._generations.planner.wait(position)
-            self._want(position)
+    async def show(self, name: str, planner: Planner) -> Path:
+        """The path of the generation with a name, which begins if it has to. planner: of this generation.
+
+        The caller is about to lock it. Raises GrowfsError.
+        """
+        while (tree := next((tree for tree in self._trees if tree.name == name), None)) is None:
+            await planner.wait()
+            self._want(planner)
             with trio.move_on_after(PROGRESS_S):  # its files may be gone by then
                 await self._finished.wait()
             if self._last_error:
-                raise GrowfsError(f"{self.folder}: part {position} cannot be shown: {self._last_error}")
-        self._generations.parts.open(tree.generation, trio.current_time())
+                raise GrowfsError(f"{self.folder}: part {name} cannot be shown: {self._last_error}")
+        self._generations.planner.use(tree.generation)
         self._claim(tree)
-        yield {"path": str(self._shown(tree.path))}
-
-    async def describe(self, number: int) -> AsyncIterator[Any]:
-        """Return how many parts a pass has, and all that decides which files these have."""
-        assert self._describe
-        yield await self._describe(number)
+        return self._shown(tree.path)
 
     @staticmethod
     def _claim(tree: Tree) -> None:
@@ -230,7 +227,7 @@ class FolderEngine:
         tree.is_claimed, tree.unused_at = True, max(tree.unused_at, trio.current_time() + GRACE_S)
 
     def has_open_folder(self, generation: Generation) -> bool:
-        """Whether a process has announced that it reads a part."""
+        """Whether a process has announced that it reads a generation."""
         return any(tree.generation is generation and trees.is_locked(tree.path) for tree in self._trees)
 
     def _is_due(self, after: int, number: int | None) -> bool:
@@ -240,7 +237,7 @@ class FolderEngine:
         current = self._generations.current
         if not self._trees or current is None:
             return True
-        if number and not (current.part and current.is_over):
+        if number and not (current.is_shown_once and current.is_over):
             return number == self._trees[-1].number + 1
         current.is_read = self._was_read()
         return self._lacks_tree() or self._generations.is_due_after(after)
@@ -251,8 +248,8 @@ class FolderEngine:
 
     # Generations.
 
-    def _want(self, part: PassPosition | None = None) -> None:
-        self._wanted.add(part)
+    def _want(self, planner: Planner) -> None:
+        self._wanted.add(planner)
         self._woken.set()
 
     def _finish(self) -> None:
@@ -268,15 +265,14 @@ class FolderEngine:
                 log.warning("%s: another program has removed it", self._shown(tree.path))
                 await self._db.run_in_writer(partial(self._store.mirrors.remove, tree.path))
                 self._trees.remove(tree)
-            is_ready = self._generations.planner.is_ready
-            if ready := list(filter(is_ready, self._wanted)):  # meanwhile, trees end and make room
+            if ready := [each for each in self._wanted if each.is_ready()]:  # meanwhile, trees end and make room
                 try:
                     await self._begin(ready[0])
                 finally:
                     self._wanted.discard(ready[0])  # of others that have asked meanwhile, too
                     self._finish()
             elif self._grows_by_itself():
-                await self._begin()
+                await self._begin(self._generations.planner)
             for tree in self._ended():
                 await self._end(tree)
             self._last_error = ""
@@ -291,7 +287,8 @@ class FolderEngine:
 
         A full cache changes only after the current generation was read, so that readers miss nothing that it showed.
         """
-        if not self._trees or self._generations.current is None or self._generations.current.part:
+        current = self._generations.current
+        if not self._trees or current is None or current.is_shown_once:
             return False
         tree, now = self._trees[-1], trio.current_time()
         due = max(tree.generation.began_at + self._generations.settle_s, self._retry_at)
@@ -305,14 +302,14 @@ class FolderEngine:
         assert generation
         return not self._counter.is_counting or self._trees[-1].opens >= EPOCH_SHARE * generation.files
 
-    async def _begin(self, part: PassPosition | None = None) -> None:
-        """Begin a generation and show its tree. part: the one that it is, if it is not the next one."""
-        if part or not (self._trees and self._lacks_tree()):
+    async def _begin(self, planner: Planner) -> None:
+        """Begin a generation and show its tree."""
+        if planner is not self._generations.planner or not (self._trees and self._lacks_tree()):
             before = self._generations.number
             if not self._counter.is_counting and before:
                 await self._count_all()
             kept = (tree.generation.listed for tree in self._trees[:-1] if trees.is_locked(tree.path))
-            await self._generations.begin(BitMap64().union(*kept), self._usage.recently_opened(), part)
+            await self._generations.begin(BitMap64().union(*kept), self._usage.recently_opened(), planner)
             if self._generations.number == before:
                 return
         generation = self._generations.current
@@ -327,8 +324,8 @@ class FolderEngine:
         try:
             await self._db.query_in_thread(partial(self._fill, tree, generation))
             trees.publish(self._top, tree.path.name)
-            if tree.part:
-                trees.publish_part(self._top, *tree.part, tree.path.name)
+            if tree.name:
+                trees.publish_part(self._top, tree.name, tree.path.name)
         except (OSError, Unreadable):
             await self._db.run_in_writer(partial(self._discard, tree.path))
             raise
@@ -375,15 +372,15 @@ class FolderEngine:
     def _ended(self) -> list[Tree]:
         """The generations without an announced reader that are not kept: older ones, and a part that makes room."""
         now = trio.current_time()
-        is_past = self._trees and self._trees[-1].part and self._trees[-1].generation.is_over
+        is_past = self._trees and self._trees[-1].name and self._trees[-1].generation.is_over
         ending = self._trees if is_past else self._trees[:-1]
-        in_use = set(self._generations.parts)
+        in_use = {generation.name for generation in self._generations.planner.in_use()}
         return [
             tree
             for place, tree in enumerate(ending)
             if (tree.is_claimed or len(self._trees) - place > self._generations.keep)
             and now >= tree.unused_at
-            and tree.part not in in_use
+            and tree.name not in in_use
             and not trees.is_locked(tree.path)
         ]
 
@@ -399,8 +396,8 @@ class FolderEngine:
             self._trees.remove(tree)
             if self._trees and self._trees[-1].number < tree.number:
                 trees.publish(self._top, self._trees[-1].path.name)
-            if tree.part and not any(other.part == tree.part for other in self._trees):
-                trees.withdraw_part(self._top, *tree.part)
+            if tree.name and not any(other.name == tree.name for other in self._trees):
+                trees.withdraw_part(self._top, tree.name)
             self.released.notify()
 
     def _set_aside(self, tree: Tree) -> bool:

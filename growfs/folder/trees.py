@@ -24,7 +24,7 @@ from growfs.cache.cache_folder import open_cache_dir
 from growfs.cache.schema import DirectoryPaths, Query
 from growfs.errors import GrowfsError
 from growfs.folder.layout import CURRENT, GENERATIONS, LINK, cache_of, number_of
-from growfs.rotation.rules import Generation, PassPosition
+from growfs.rotation.rules import Generation
 from growfs.trust import OpenFolder
 from growfs.vfs.attributes import PASSES
 
@@ -54,9 +54,9 @@ class Tree:
         return self.generation.number
 
     @property
-    def part(self) -> PassPosition | None:
-        """With --exact: the part of a pass that it shows."""
-        return self.generation.part.position if self.generation.part else None
+    def name(self) -> str | None:
+        """The name of its generation besides its number."""
+        return self.generation.name
 
 
 def check_folder(folder: Path, cache_dir: Path) -> None:
@@ -141,7 +141,7 @@ def claim(top: OpenFolder, cache: Path) -> None:
 
 
 def prepare(top: OpenFolder, cache: Path, has_passes: bool) -> None:
-    """Mark a folder as one of growfs, before its first generation. has_passes: with --exact."""
+    """Mark a folder as one of growfs, before its first generation. has_passes: generations are parts of passes."""
     disk.symlink("FOLDER", str(cache), top.here / LINK)
     disk.remove_tree("FOLDER", top.here / PASSES)  # of an earlier daemon
     if has_passes:
@@ -162,18 +162,18 @@ def publish(top: OpenFolder, name: str) -> None:
     disk.symlink("CURRENT", f"{GENERATIONS}/{name}", top.here / CURRENT)
 
 
-def publish_part(top: OpenFolder, number: int, part: int, name: str) -> None:
-    """Show a tree as a part of a pass. number: of the pass."""
-    os.close(trust.open_plain(f"{PASSES}/{number}", trust.MADE, below=top.fd))
-    disk.symlink("FOLDER", f"../../{GENERATIONS}/{name}", top.here / PASSES / str(number) / str(part))
+def publish_part(top: OpenFolder, part: str, name: str) -> None:
+    """Show a tree as a part of a pass, such as 3/7."""
+    os.close(trust.open_plain(f"{PASSES}/{os.path.dirname(part)}", trust.MADE, below=top.fd))
+    disk.symlink("FOLDER", f"../../{GENERATIONS}/{name}", top.here / PASSES / part)
 
 
-def withdraw_part(top: OpenFolder, number: int, part: int) -> None:
+def withdraw_part(top: OpenFolder, part: str) -> None:
     """Undo that."""
     with suppress(FileNotFoundError):
         passes = trust.open_plain(PASSES, trust.MADE, below=top.fd)
-        disk.unlink("FOLDER", f"{number}/{part}", passes)
-        disk.remove_empty("FOLDER", str(number), passes)
+        disk.unlink("FOLDER", part, passes)
+        disk.remove_empty("FOLDER", os.path.dirname(part), passes)
         os.close(passes)
 
 

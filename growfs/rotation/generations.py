@@ -9,7 +9,7 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from itertools import groupby
 from operator import itemgetter
@@ -21,10 +21,9 @@ from growfs.bitmaps import BitMap64
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
-from growfs.rotation.parts_in_use import PartsInUse
 from growfs.rotation.pass_order import groups_of
 from growfs.rotation.queries import Listed, least_bytes
-from growfs.rotation.rules import Generation, GenerationPlan, PassPosition, TurnoverInput, keeps_last
+from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput, keeps_last
 from growfs.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -58,28 +57,33 @@ class Demand(NamedTuple):
 
 
 class Planner(Protocol):
-    """Decides what the next generation lists. By default, one can begin at any time.
-
-    part: the part of a pass that it is to list; by default the one that comes next. Without --exact, there is none.
-    """
+    """Decides what the next generation lists. By default, one can begin at any time."""
 
     keeps_last: bool
     """Whether directories keep their last files until a generation has begun."""
 
-    def is_ready(self, part: PassPosition | None = None) -> bool:
+    def is_ready(self) -> bool:
         """Whether a generation can begin now."""
         return True
 
-    async def wait(self, part: PassPosition | None = None) -> None:
-        """Return once a generation can begin. Raises GrowfsError if that part does not exist, or takes too long."""
+    async def wait(self) -> None:
+        """Return once a generation can begin. Raises GrowfsError if that is impossible, or takes too long."""
         return
 
     def changes_nothing(self, turnover: TurnoverInput) -> bool:
         """Whether the next generation lists what is cached now, as is known at once. Planning takes milliseconds."""
         return False
 
-    async def plan(self, number: int, turnover: TurnoverInput, part: PassPosition | None) -> GenerationPlan | None:
+    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan | None:
         """Plan generation `number`, without blocking the daemon; None if it cannot begin now after all."""
+
+    def use(self, generation: Generation) -> None:
+        """Note that a generation that is shown once was opened by its path."""
+        return
+
+    def in_use(self) -> Collection[Generation]:
+        """The generations that are held until they were read, because they were opened by their path."""
+        return ()
 
 
 class Generations:
@@ -112,7 +116,6 @@ class Generations:
         self.turnover = turnover
         self.show_files = show_files
         self.settle_s = settle_s
-        self.parts = PartsInUse()
         self.rotation_changed = Signal[[]]()
         self.began = Signal[[]]()
         self.written = Signal[[]]()
@@ -234,9 +237,9 @@ class Generations:
 
     def moves(self, id: int, view: Generation | None) -> bool:
         """Whether an open of a cached file counts for a generation: not if every generation lists it, as frozen and
-        pinned files, and with parts only if it is of the part.
+        pinned files, and only if it lists the file, if that is chosen file by file.
         """
-        if view is None or not (view.frozen or view.part):
+        if view is None or not (view.frozen or view.contents):
             return view is not None
         row = self._db.row("SELECT parent, seq FROM resident WHERE id = ?", id)
         return row is not None and row[1] in view.listed and row[1] not in view.frozen.get(row[0], ())
@@ -252,18 +255,12 @@ class Generations:
         newest = self.current
         if self.is_over or newest is None:
             return True
-        if newest.part and not number:  # a new process: no part goes by unread
+        if newest.is_shown_once and not number:  # a new process, and it must not go by unread
             return newest.is_read
         is_young = trio.current_time() - newest.began_at < self.settle_s
         if newest.number > number and (number or is_young):  # another process has begun it
             return False
         return self.has_news()
-
-    def part(self, position: PassPosition) -> Generation | None:
-        """The generation that is this part of a pass; None if it has to begin first."""
-        newest = self.current
-        is_newest = newest and newest.part and newest.part.position == position and not newest.is_over
-        return newest if is_newest else self.parts.find(position)
 
     @asynccontextmanager
     async def unchanged(self) -> AsyncIterator[bool]:
@@ -280,11 +277,12 @@ class Generations:
             await self.written.wait()
         return self.is_written
 
-    async def begin(self, lasting_holds: BitMap64, opened: frozenset[int], part: PassPosition | None = None) -> bool:
+    async def begin(self, lasting_holds: BitMap64, opened: frozenset[int], planner: Planner | None = None) -> bool:
         """Freeze the set of cached files, less the delisted ones, as the set of listed files.
 
         lasting_holds: those that stay when a process lists it. opened: ids of files that were opened, although their
-        rows may not say so yet. part: as for `Planner`. Returns False if files of the part are gone; then wait again.
+        rows may not say so yet. planner: by default, that of this mount. Returns False if the generation cannot begin
+        after all, because files are gone; then wait again.
         If --show-files asks for more files than are cached, or the disk refuses to write the current generation, that
         one stays.
         """
@@ -292,12 +290,12 @@ class Generations:
             log.warning("generation %d cannot be written, so no new one begins", self.number)
             return True
         async with self._rotating:  # evictions under way are complete, and none begins
-            has_begun = await self._begin(lasting_holds, opened, part)
+            has_begun = await self._begin(lasting_holds, opened, planner or self.planner)
         if has_begun:
             self._store.room.freed.notify()
         return has_begun
 
-    async def _begin(self, lasting_holds: BitMap64, opened: frozenset[int], part: PassPosition | None) -> bool:
+    async def _begin(self, lasting_holds: BitMap64, opened: frozenset[int], planner: Planner) -> bool:
         number = self.last_number + 1
         frozen = await self._db.query_in_thread(
             lambda ask: {
@@ -306,12 +304,12 @@ class Generations:
             }
         )
         turnover = self._turnover(lasting_holds, opened)
-        if self.planner.changes_nothing(turnover):
+        if planner.changes_nothing(turnover):
             listed = BitMap64(range(1, turnover.last_seq + 1))
             every = Generation(number, turnover.last_seq, files=self._store.resident_files, listed=listed)
             plan: GenerationPlan | None = GenerationPlan(every, keeps_last=self.listed.keeps_last)
         else:
-            plan = await self.planner.plan(number, turnover, part)
+            plan = await planner.plan(number, turnover)
         if plan is None:
             return False
         generation = plan.generation
@@ -360,8 +358,8 @@ class Generations:
         generation, store = self.current, self._store
         if generation is None:
             return store.resident_files, store.resident_content_bytes, store.resident_files
-        if part := generation.part:
-            return store.resident_files - generation.files, store.resident_content_bytes - part.bytes, 0
+        if contents := generation.contents:
+            return store.resident_files - generation.files, store.resident_content_bytes - contents.bytes, 0
         ((files, bytes, new),) = ask(
             "SELECT count(*), coalesce(sum(n.size), 0), coalesce(sum(r.seq > ?1), 0) FROM resident r"
             " JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND (r.seq > ?1 OR r.delisted <= ?2)",

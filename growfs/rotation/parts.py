@@ -16,7 +16,7 @@ import itertools
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from growfs.errors import GrowfsError
 from growfs.remote.groups import group_of
 from growfs.remote.names import extension
 from growfs.rotation.pass_order import Keyed, draw_key, share_number
-from growfs.rotation.rules import PassPosition, keeps_last
+from growfs.rotation.rules import Generation, keeps_last
 from growfs.units import format_size
 
 KEPT = -1
@@ -37,6 +37,32 @@ FIRST_PASS_PARTS = 20
 """The first pass has at least this many parts: its first listing waits until the first of them has arrived."""
 ALWAYS = "\0always"
 """Added to a file in the digest of the catalog if each part lists it, because that decides which others are kept."""
+
+
+class PassPosition(NamedTuple):
+    """A part of a pass. Both numbers count from 1."""
+
+    pass_: int
+    part: int
+
+    def __str__(self) -> str:
+        return f"{self.pass_}/{self.part}"
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Part(Generation):
+    """A generation that is a part of a pass."""
+
+    position: PassPosition
+    to_read: BitMap64
+    """The ids of its files, all of which are opened before it makes room; none if all of them stay."""
+    left_out: BitMap64 = field(default_factory=BitMap64)
+    """The ids of files of the part that are not cached: they could not be fetched."""
+
+    @property
+    def name(self) -> str:
+        """The numbers of its pass and its part."""
+        return str(self.position)
 
 
 @dataclass(frozen=True, slots=True)

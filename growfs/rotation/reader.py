@@ -94,7 +94,7 @@ class Reader:
         """The generation to show when it lists a directory; None if a new one has to begin for it.
 
         readers: those that have holds. by_time: whether a job may have its epoch with time, even if it opens few files
-        or none. Not with --exact: a generation is a part of a pass, and no part must go by unread.
+        or none. Not if generations are shown once: none must go by unread.
         """
         job, view = self.job, self.job.view
         if self.above:
@@ -158,7 +158,7 @@ class Reader:
         if self.job.view is None or generation.number >= self.job.view.number:  # otherwise it is behind the others
             self.job.lists(generation, now)
         if is_next:
-            if generation.part:
+            if generation.is_shown_once:
                 self.held &= generation.listed
             self.files, self._listed, self._older = BitMap64(), BitMap64(), BitMap64(self.held)
             self.generations += 1
@@ -202,7 +202,7 @@ class Reader:
             reader.active_at = now
             reader._walk.clear()
             reader = reader.above
-        if generation and not (generation.part or self.held or self.named or self.job.listers):
+        if generation and not (generation.is_shown_once or self.held or self.named or self.job.listers):
             self.held |= generation.listed
 
     def closed(self, now: float) -> None:
@@ -213,10 +213,10 @@ class Reader:
     def is_silent(self, now: float, hold_idle_s: float, settle_s: float) -> bool:
         """Whether, for longer than hold_idle_s, it has had no file open and opened none. Its holds end then.
 
-        settle_s: enough for a part of a pass of which it has opened nothing, or its job everything: the next part may
-        wait for its room.
+        settle_s: enough for a generation that is shown once, if it has opened nothing of it, or its job everything: the
+        next one may wait for its room.
         """
-        if self.view and self.view.part and (self.opened_all or not self.files):
+        if self.view and self.view.is_shown_once and (self.opened_all or not self.files):
             hold_idle_s = min(hold_idle_s, settle_s)
         return not self.handles and now - self.active_at > hold_idle_s
 

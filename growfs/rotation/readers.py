@@ -19,11 +19,11 @@ from functools import partial
 import trio
 
 from growfs.bitmaps import BitMap64
-from growfs.errors import NotBegun, TooManyOpen
+from growfs.errors import TooManyOpen
 from growfs.proc import Process, lineage, process, thread_group
-from growfs.rotation.generations import Generations
+from growfs.rotation.generations import Generations, Planner
 from growfs.rotation.reader import Reader, held_by
-from growfs.rotation.rules import EVERYWHERE, Generation, PassPosition
+from growfs.rotation.rules import EVERYWHERE, Generation
 from growfs.signal import Signal
 from growfs.syscalls import pidfd_open
 
@@ -107,7 +107,7 @@ class Readers:
         if self._generations.is_over or newest is None:
             return None
         now, settle_s = trio.current_time(), self._generations.settle_s
-        by_time = newest.part is None or self._generations.counts_all
+        by_time = not newest.is_shown_once or self._generations.counts_all
         return reader.next_view(directory, newest, now, settle_s, self._holding(), by_time)
 
     def listing(self, reader: Reader, directory: int) -> Generation:
@@ -135,35 +135,29 @@ class Readers:
 
         If it cannot begin (the disk refuses to write it, or --show-files asks for more files), the newest one stays.
         """
-        await self._begin_if(partial(self.is_due, reader, directory), reader)
+        await self.begin_if(partial(self.is_due, reader, directory), lister=reader)
 
     async def begin_number(self, number: int) -> None:
         """Begin the generation with that number, unless that has happened. Otherwise as `begin`."""
-        await self._begin_if(lambda: self._generations.last_number < number)
+        await self.begin_if(lambda: self._generations.last_number < number)
 
     async def begin_after(self, number: int) -> Generation:
         """Begin the generation after one that was read (0: none), if that has not happened and there is something new.
 
         Returns the newest one.
         """
-        await self._begin_if(partial(self._generations.is_due_after, number))
+        await self.begin_if(partial(self._generations.is_due_after, number))
         return self._generations.current or NOTHING
 
-    async def begin_part(self, position: PassPosition) -> Generation:
-        """Begin the generation that is this part, unless that has happened. Waits until the part is cached.
-
-        Raises GrowfsError: the pass has no such part, nothing arrives, or the disk refuses to write the generation.
-        """
-        await self._begin_if(lambda: self._generations.part(position) is None, part=position)
-        if (generation := self._generations.part(position)) is None:
-            raise NotBegun(f"part {position} cannot begin now; see growfs status")
-        return generation
-
-    async def _begin_if(
-        self, is_due: Callable[[], bool], lister: Reader | None = None, part: PassPosition | None = None
+    async def begin_if(
+        self, is_due: Callable[[], bool], planner: Planner | None = None, lister: Reader | None = None
     ) -> None:
+        """Begin a generation if one is due, also once no other one is about to begin.
+
+        planner: of this generation; by default, that of the mount. Raises the errors of `Planner.wait`.
+        """
         while is_due():
-            await self._generations.planner.wait(part)  # not in the lock: others may begin other parts meanwhile
+            await (planner or self._generations.planner).wait()  # not in the lock: others may begin meanwhile
             async with self._beginning:
                 if not is_due():
                     return
@@ -172,7 +166,7 @@ class Readers:
                 # Programs that read the newest generation may go on to the next one soon.
                 earlier = (each.listed for each in self._held_as_a_whole() - {self._generations.current})
                 held = BitMap64().union(*lasting, *earlier)
-                if await self._generations.begin(held, self._recently_opened(), part):
+                if await self._generations.begin(held, self._recently_opened(), planner):
                     return
 
     def opener(self, tid: int) -> int:
@@ -233,19 +227,21 @@ class Readers:
         return {each.number: each for each in sorted(found, key=lambda each: each.number)}
 
     def open_generation(self, generation: Generation, tid: int) -> None:
-        """Note that a thread has opened a folder of a generation: it is held, or in use if it is a part."""
+        """Note that a thread has opened a folder of a generation: it is held, or in use if it is shown once."""
         reader, now = self.reader_of(tid), trio.current_time()
         self._open_folders[generation] += 1
         left, settle_s = reader.named, self._generations.settle_s
-        if generation.part:
-            self._generations.parts.open(generation, now)
+        if generation.is_shown_once:
+            self._generations.planner.use(generation)
         elif reader.pid == FOREIGN:
             self._hold_until(generation, now + self.hold_idle_s)
         elif left is None:  # other ranks may start later
             self._hold_until(generation, now + settle_s)
         if left is None or left.number < generation.number:
             others = (other.named.number for other in self._readers.values() if other.named and other.pid != FOREIGN)
-            if left and not left.part and any(number < left.number for number in others):  # they have yet to come to it
+            if (
+                left and not left.is_shown_once and any(number < left.number for number in others)
+            ):  # they have yet to come to it
                 self._hold_until(left, now + settle_s)
             reader.named, reader.files = generation, BitMap64()
             self._threads.clear()  # from now on it is credited with the opens of its children
@@ -262,14 +258,14 @@ class Readers:
 
     def _held_as_a_whole(self) -> set[Generation]:
         """The generations that are held because they were opened by their path, are being listed, or were listed by
-        unknown processes, and parts of a pass that are in use.
+        unknown processes.
         """
         now = trio.current_time()
         of_processes = (each.named for each in self._readers.values() if each.pid != FOREIGN)
         return {
             *self._open_folders,
-            *filter(None, map(self._generations.parts.find, self._generations.parts)),
-            *(generation for generation in of_processes if generation and not generation.part),
+            *self._generations.planner.in_use(),
+            *(generation for generation in of_processes if generation and not generation.is_shown_once),
             *(generation for generation, until in self._held_until.items() if now <= until),
         }
 

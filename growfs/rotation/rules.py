@@ -63,27 +63,13 @@ delisted_key, listed_key = attrgetter(*DELISTED_ORDER), attrgetter(*LISTED_ORDER
 # Listed and held files.
 
 
-class PassPosition(NamedTuple):
-    """A part of a pass. Both numbers count from 1."""
+class Contents(NamedTuple):
+    """What a generation lists, if that is chosen file by file."""
 
-    pass_: int
-    part: int
-
-    def __str__(self) -> str:
-        return f"{self.pass_}/{self.part}"
-
-
-class PartContents(NamedTuple):
-    """The contents of a part of a pass (--exact), by admission."""
-
-    position: PassPosition
     folders: Mapping[int, Sequence[int]]
-    """The files and folders in each folder, in the order of their names."""
+    """The admissions of the files and folders in each folder, in the order of their names."""
     bytes: int
-    to_read: BitMap64
-    """The ids of its files, all of which are opened before it makes room; none if all of them stay."""
-    left_out: BitMap64
-    """The ids of files of the part that are not cached: they could not be fetched."""
+    """The total size of the files."""
 
 
 @dataclass(eq=False, slots=True)
@@ -105,19 +91,29 @@ class Generation:
     """The admissions of the files and directories that it lists, and of some that are no longer cached."""
     hidden_below: Mapping[int, BitMap64] = field(default_factory=dict)
     """The admissions of the files in directories that it does not list, by the nearest one above that it lists."""
-    part: PartContents | None = None
-    """What it lists, if it is a part of a pass."""
+    contents: Contents | None = None
+    """What it lists, if that is not everything that is cached and not delisted."""
     frozen: dict[int, BitMap64] = field(default_factory=dict)
     """The admissions of the files that were frozen or pinned when it began, by directory."""
     opened_since: BitMap64 = field(default_factory=BitMap64)
     """The ids opened since it began, by any process."""
     is_over: bool = False
-    """Whether no further listing may show it, whichever process lists: training could not start with it, or it is a
-    part that has made room."""
+    """Whether no further listing may show it, whichever process lists: training could not start with it, or it was read
+    and has made room."""
     opened: BitMap64 = field(default_factory=BitMap64)
     """The ids of files opened by processes that listed it and have ended."""
     is_read: bool = False
     """Whether such processes have opened enough of the files that they were shown to have had their epoch."""
+
+    @property
+    def name(self) -> str | None:
+        """Its name besides its number, if it has one: 3/7 is part 7 of pass 3."""
+        return None
+
+    @property
+    def is_shown_once(self) -> bool:
+        """Whether the next generations list other files: it must not go by unread, and ends once it was read."""
+        return self.contents is not None
 
     @property
     def opened_share(self) -> float:

@@ -16,8 +16,9 @@ from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Failure
 from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
-from growfs.scheduler.rotating import DrawOrder
+from growfs.scheduler.rotating import Selection
 from growfs.scheduler.space import Space
+from growfs.signal import Signal
 from growfs.status_and_metrics import MountState
 
 EARLY_FILES_MAX = 1000
@@ -35,23 +36,24 @@ GROWING = (MountState.LISTING, MountState.SEEDING, MountState.FILLING)
 
 
 class Prefetcher:
-    """Owns the order of the current pass and the position in it."""
+    """Owns the order of the current pass and the position in it. `ordered` notifies of each order."""
 
     def __init__(
         self,
         catalog: Catalog,
         store: Store,
         catalog_sync: CatalogSync,
-        order: DrawOrder,
+        selection: Selection,
         fetcher: Fetcher,
         drawer: Drawer,
         space: Space,
         state: PrefetchState,
     ) -> None:
+        self.ordered = Signal[[Order]]()
         self._catalog = catalog
         self._store = store
         self._catalog_sync = catalog_sync
-        self._order = order
+        self._selection = selection
         self._fetcher = fetcher
         self._drawer = drawer
         self._space = space
@@ -94,13 +96,13 @@ class Prefetcher:
     def _shortage(self) -> list[str]:
         """Advice if the disk, rather than the size of the cache, ends its growth before everything is cached."""
         room, size = self._store.room, self._store.room.reachable_bytes
-        wants_more = self._state.mount_state is MountState.HELD or self._order.share.bytes > size
+        wants_more = self._state.mount_state is MountState.HELD or self._selection.share.bytes > size
         return [room.shortage()] if size < ALMOST * room.limit_bytes and wants_more else []
 
     def eta_s(self) -> float | None:
         """Seconds until the cache is full or everything is cached, at the current rate; None if no more will come."""
         store, rate = self._store, self._fetcher.counters.bytes_per_s()
-        to_come = min(self._order.missing.bytes, store.room.limit_bytes - store.resident_bytes)
+        to_come = min(self._selection.missing.bytes, store.room.limit_bytes - store.resident_bytes)
         return to_come / rate if rate and to_come > 0 and self._state.mount_state in GROWING else None
 
     def handle_changed_catalog(self) -> None:
@@ -138,7 +140,7 @@ class Prefetcher:
     async def _first_listed(self) -> list[Node]:
         undrawn, downloads = self._catalog.undrawn(EARLY_FILES_MAX), self._fetcher.downloads
         idle = [node for node in undrawn if downloads.get(node.id) is None]
-        return await self._order.early(node for node in idle if not self._space.is_too_large([node]))
+        return await self._selection.early(node for node in idle if not self._space.is_too_large([node]))
 
     async def _draw_pass(self) -> bool:
         """Draw the rest of the pass; returns whether the next pass is to begin."""
@@ -148,8 +150,9 @@ class Prefetcher:
     async def _begin_order(self) -> Order:
         state, drawer = self._state, self._drawer
         began = trio.current_time()
-        order = await self._order.remaining(self._store.room.max_file_bytes)
+        order = await self._selection.remaining(self._store.room.max_file_bytes)
         self._order_took_s = trio.current_time() - began
+        self.ordered.notify(order)
         self._warnings = self._options_without_effect(order)
         drawer.begin_order()
         state.draw_order(order, self._store.room.limit_bytes)
@@ -209,7 +212,7 @@ class Prefetcher:
 
     def _may_continue(self) -> bool:
         """Whether a next pass could draw more than the files that failed and those that do not fit."""
-        missing = self._order.missing.files - len(self._fetcher.downloads)
+        missing = self._selection.missing.files - len(self._fetcher.downloads)
         return self._space.rotates and missing > self._drawer.excluded and not self._catalog_sync.is_endless
 
     async def _begin_next_pass(self) -> None:

@@ -16,10 +16,10 @@ from growfs.cache.store import Store
 from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError, RemoteError
 from growfs.rotation.pass_order import SEED_DIRECTORIES_MAX, Order
-from growfs.scheduler.exact import Parts
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.refresh import CatalogSync
+from growfs.scheduler.rotating import Selection
 from growfs.signal import Signal
 from growfs.status_and_metrics import RESTING, MountState, StartStatus
 from growfs.units import format_size
@@ -165,9 +165,9 @@ def not_all_frozen(why: object, count: int) -> str:
 class PrefetchState:
     """Owns the prefetcher's state, whether it is paused, and whether it has to look at the catalog again.
 
-    `mount_state` is the state that users see. check_whole: whether all files for this node are cached, or with --exact,
-    those of the coming parts. is_held: whether a draw waits for room while nothing is fetched. outage: nothing is drawn
-    from the remote during one. streams: whether each pass fetches files again.
+    `mount_state` is the state that users see. check_whole: whether all files that are to be drawn are cached. is_held:
+    whether a draw waits for room while nothing is fetched. outage: nothing is drawn from the remote during one.
+    streams: whether each pass fetches files again.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ class StartGate:
         budget: Budget,
         prefetch: PrefetchState,
         outage: Outage,
-        parts: Parts | None,
+        selection: Selection,
     ) -> None:
         self._catalog = catalog
         self._store = store
@@ -317,7 +317,7 @@ class StartGate:
         self._prefetch = prefetch
         self._condition = prefetch.condition
         self._outage = outage
-        self._parts = parts
+        self._selection = selection
         self._began_at = trio.current_time()
         self._has_looked_for_skipped = False
         self._more_since: float | None = None
@@ -335,8 +335,8 @@ class StartGate:
         condition, store = self._condition, self._store
         if self._prefetch.is_started or condition.no_wait:
             return None
-        if self._parts and not condition.explicit:
-            return self._parts.start_status()
+        if self._selection.shows_once and not condition.explicit:
+            return self._selection.start_status()
         done, needed = (0, 0) if condition.explicit else self._prefetch.seeds.progress
         files, bytes = condition.amount(store.room.limit_bytes)
         files = max(files, condition.show_files)
@@ -352,8 +352,8 @@ class StartGate:
     async def is_anything_listed(self) -> bool:
         """Whether there is anything to mount. Raises the error of a failed first listing."""
         sync = self._catalog_sync
-        if self._parts and self._parts.failure:
-            raise self._parts.failure
+        if self._selection.failure:
+            raise self._selection.failure
         if sync.failure and not (sync.complete or sync.listing_now):
             raise sync.failure.error
         return self._catalog.files > 0
@@ -396,8 +396,8 @@ class StartGate:
             return "every file" if everything else "what could be fetched" if ended else None
         if self._catalog.freezes and (failure := self._prefetch.seeds.frozen_failure):
             raise RemoteError(failure)
-        if self._parts:
-            return "the first part" if self._parts.is_ready() else "what could be fetched" if ended else None
+        if self._selection.shows_once:
+            return "the first part" if self._selection.is_ready() else "what could be fetched" if ended else None
         if not self._are_first_files_complete(state, ended):
             return None
         if self._more_since is None:

@@ -1,7 +1,4 @@
-"""What is drawn and listed: the interface of what decides it, and the rules by which files replace others.
-
-`exact` takes the place of `PassOrder` and `RotationPlanner` with --exact.
-"""
+"""What is drawn and listed: the interface of what decides it, and the rules by which files replace others."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ from growfs.errors import GrowfsError
 from growfs.rotation.generations import Planner
 from growfs.rotation.order_file import make_order
 from growfs.rotation.pass_order import Order, Pass
-from growfs.rotation.rules import GenerationPlan, PassPosition, TurnoverInput
+from growfs.rotation.rules import GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.in_flight import Download, DownloadState
-from growfs.signal import Signal
+from growfs.status_and_metrics import StartStatus
 from growfs.workers.messages import Compute
 from growfs.workers.pool import WorkerLost, WorkerPool, WorkerSilent, call_worker
 
@@ -59,8 +56,13 @@ class Share:
         return self.files * disk.allocation(-(-self.bytes // self.files)) if self.files > 0 else 0
 
 
-class DrawOrder(Protocol):
-    """Decides which files are drawn, in which order."""
+class Selection(Planner, Protocol):
+    """Decides which files are drawn, in which order, and which of them each generation lists."""
+
+    shows_once: bool = False
+    """Whether its generations are shown once: see `Generation.is_shown_once`."""
+    failure: GrowfsError | None = None
+    """Why no generation can begin, if that is not about to change."""
 
     @property
     def share(self) -> Share:
@@ -74,6 +76,11 @@ class DrawOrder(Protocol):
     def outside(self) -> Share:
         """The cached files that are not of the share: they were opened by name, or are pinned."""
 
+    @property
+    def streams(self) -> bool:
+        """Whether files are fetched again in each pass."""
+        return False
+
     async def early(self, nodes: Iterable[Node]) -> list[Node]:
         """Those of these files that may be drawn before the listing is complete, in order."""
 
@@ -83,17 +90,28 @@ class DrawOrder(Protocol):
     def note_finished(self, download: Download) -> None:
         """Note the outcome of a download."""
 
+    def start_status(self) -> StartStatus | None:
+        """If generations are shown once: how far the first one is; None if that is not known yet."""
+        return None
 
-class PassOrder:
-    """Computes the order of each pass. first: the first pass; later ones differ only in their number.
+    def check_size(self, bytes: int) -> None:
+        """Raise UsageError if the size of the cache cannot be changed to this one now."""
+        return
 
-    staging: the folder to which a worker writes the order. computed: notified of each order. locate: returns the place
-    at which the passes begin, once that is decided; None if this node works alone.
+
+class Rotating(Selection):
+    """Draws the files of each pass in random order. Those that were listed for longest make room for others.
+
+    first: the first pass; later ones differ only in their number. staging: the folder to which a worker writes the
+    order. locate: returns the place at which the passes begin, once that is decided; None if this node works alone.
     """
+
+    keeps_last = True
 
     def __init__(
         self,
         workers: WorkerPool,
+        database: Database,
         catalog: Catalog,
         store: Store,
         staging: Path,
@@ -101,9 +119,9 @@ class PassOrder:
         locate: Callable[[], Awaitable[float | None]] | None = None,
     ) -> None:
         self.first = first
-        self.computed = Signal[[Order]]()
         self._locate = locate
         self._workers = workers
+        self._db = database
         self._catalog = catalog
         self._store = store
         self._target = staging / "order"
@@ -124,7 +142,7 @@ class PassOrder:
 
     @property
     def outside(self) -> Share:
-        """See DrawOrder. Evicted ones count until the next order."""
+        """See Selection. Evicted ones count until the next order."""
         return self._outside
 
     @property
@@ -154,7 +172,6 @@ class PassOrder:
         self._share, self._revision = Share(order.files, order.bytes), self._catalog.revision
         self._all = Share(self._catalog.files, self._catalog.bytes)
         self._outside += Share(order.outside_files, order.outside_bytes) - before
-        self.computed.notify(order)
         return order
 
     async def _make_order(self, pass_: Pass) -> Order:
@@ -186,17 +203,6 @@ class PassOrder:
         if self._locate:
             self.first = self.first._replace(start=await self._locate())
 
-
-class RotationPlanner(Planner):
-    """Plans generations that replace files: those that were listed for longest make room for others."""
-
-    keeps_last = True
-
-    def __init__(self, workers: WorkerPool, store: Store, database: Database) -> None:
-        self._workers = workers
-        self._store = store
-        self._db = database
-
     def changes_nothing(self, turnover: TurnoverInput) -> bool:
         """Whether there is nothing to decide: no room to make, nothing to list again."""
         makes_room = turnover.rotates and turnover.lacking and (turnover.opened_share or turnover.is_first)
@@ -204,7 +210,7 @@ class RotationPlanner(Planner):
             return False
         return self._db.row("SELECT 1 FROM resident WHERE delisted IS NOT NULL LIMIT 1") is None
 
-    async def plan(self, number: int, turnover: TurnoverInput, part: PassPosition | None = None) -> GenerationPlan:
+    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan:
         """Plan a generation."""
         function = partial(plan_generation, self._db.path, number, turnover)
         return await compute_soon(self._workers, function, self._store.resident_files, self._db.path)

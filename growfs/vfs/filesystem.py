@@ -307,7 +307,7 @@ class Vfs:
         elif directory.pending:
             return True
         generation = directory.generation
-        find = part_entries if generation.part else visible_entries
+        find = chosen_entries if generation.contents else visible_entries
         node, bits = node_of(directory.id), number_bits(directory.id)
         directory.pending, seqs, scanned = find(
             self._store, node, directory.scanned, generation, SCAN_ROWS, self._started_ns
@@ -560,12 +560,12 @@ def visible_entries(
     return entries, [row[-1] for row in rows], rows[-1][-1] if len(rows) == limit and not entries else None
 
 
-def part_entries(
+def chosen_entries(
     store: Store, parent: int, after: int, generation: Generation, limit: int, mtime_ns: int
 ) -> tuple[list[Entry], Sequence[int], int | None]:
-    """As `visible_entries`, for a generation that is a part of a pass. Positions count the entries of the directory."""
-    assert generation.part
-    seqs = generation.part.folders.get(parent, ())[after : after + limit]
+    """As `visible_entries`, for a generation with contents of its own. Positions count the entries of the directory."""
+    assert generation.contents
+    seqs = generation.contents.folders.get(parent, ())[after : after + limit]
     rows = {row[-1]: row for row in store.entries_at(seqs, mtime_ns)}
     positions = enumerate(seqs, after + 1)
     entries = [Entry._make((*rows[seq][:-1], position)) for position, seq in positions if seq in rows]

@@ -110,7 +110,6 @@ def preload_later() -> None:
     """
     import awscrt.checksums  # noqa: F401 - a digest is computed for each file
 
-    import growfs.rotation.division
     import growfs.rotation.order_file
     import growfs.rotation.turnover  # noqa: F401
 

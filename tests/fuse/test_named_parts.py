@@ -278,7 +278,7 @@ def test_listings_between_restarts_use_up_no_part(growfs: Growfs, tmp_path: Path
 
 def test_many_names_are_looked_up(growfs: Growfs, tmp_path: Path) -> None:
     """Ids are used again after so many names. A part that is in use then gets another one."""
-    growfs.env[SETUP_VARIABLE] = "from growfs.vfs import pass_names; pass_names.NAMES_MAX = 100"
+    growfs.env[SETUP_VARIABLE] = "from growfs.extensions.exact import pass_names; pass_names.NAMES_MAX = 100"
     mount(growfs, tmp_path / "remote", make_remote(tmp_path / "remote"), *ROOMY)
     with opened(part(growfs, 2, 1)) as folder:
         expected = sorted(os.listdir(folder))

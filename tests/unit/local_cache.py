@@ -28,11 +28,12 @@ from growfs.errors import GrowfsError
 from growfs.remote import digest
 from growfs.remote.interface import Fetched, RemoteFile, Skipped
 from growfs.rotation.generations import Demand, Generations
+from growfs.rotation.pass_order import Pass
 from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.in_flight import InFlightTable, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.rotating import RotationPlanner, Share
+from growfs.scheduler.rotating import Rotating, Share
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.units import CacheSize
 from growfs.vfs.attributes import Entry
@@ -248,17 +249,11 @@ def file_commands(cache: LocalCache, fetch: Fetch, outage: Outage | None = None)
     return FileCommands(cache.database, cache.catalog, cache.store, cache.space, outage or Outage(answers), fetch)
 
 
-class Planner(RotationPlanner):
+class LocalRotating(Rotating):
     """Plans without a worker, whatever the number of files."""
 
-    def __init__(self, database: Database) -> None:
-        no_workers: Any = None
-        no_store: Any = None
-        super().__init__(no_workers, no_store, database)
-        self._catalog = database.path
-
-    async def plan(self, number: int, turnover: TurnoverInput, part: object = None) -> GenerationPlan:
-        return plan_generation(self._catalog, number, turnover)
+    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan:
+        return plan_generation(self._db.path, number, turnover)
 
 
 def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
@@ -272,7 +267,9 @@ def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
         return cache.demand()
 
     cache: LocalCache
-    generations = Generations(database, store, Planner(database), demand, turnover=0.2, settle_s=60.0)
+    no_workers: Any = None
+    selection = LocalRotating(no_workers, database, catalog, store, folder / "partial", Pass(0, 1))
+    generations = Generations(database, store, selection, demand, turnover=0.2, settle_s=60.0)
     sizes, waiting, budget = SizeEstimate(store), WaitingClaims(), Budget(database, 0)
     space = Space(database, store, generations, budget, Outage(answers), sizes, waiting, lambda: cache.holds)
     cache = LocalCache(folder, database, catalog, store, generations, space, sizes, waiting)

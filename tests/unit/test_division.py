@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import trio
 
 from growfs.bitmaps import BitMap64
 from growfs.cache.database import Database
-from growfs.rotation.division import Due, divide_catalog, find_due, owner, save_division
-from growfs.rotation.parts import Division, ExactPass
-from growfs.rotation.rules import PassPosition
+from growfs.extensions.exact.division import Due, divide_catalog, find_due, save_division
+from growfs.extensions.peers.ownership import is_own, owner
+from growfs.rotation.parts import Division, ExactPass, PassPosition
 from tests.unit.local_cache import LocalCache, file
 
 BLOCK = 4096
@@ -95,8 +96,8 @@ async def test_a_node_fetches_its_own_files_first(cache: LocalCache) -> None:
     coming = [PassPosition(1, 1), PassPosition(1, 2)]
     names = "one", "other"
     alone, one, other = (
-        find_due(cache.database.path, [], coming, owners, lambda: None)
-        for owners in (None, *((name, names) for name in names))
+        find_due(cache.database.path, [], coming, owns, lambda: None)
+        for owns in (None, *(partial(is_own, partial(owner, 0, None), names, name) for name in names))
     )
     first = {*alone.of_parts[0]}
     assert len(first) > 4

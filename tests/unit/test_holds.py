@@ -6,7 +6,7 @@ import pytest
 
 from growfs.bitmaps import BitMap64
 from growfs.rotation.reader import Reader
-from growfs.rotation.rules import EVERYWHERE, Generation, PartContents, PassPosition
+from growfs.rotation.rules import EVERYWHERE, Contents, Generation
 
 FILES = {1: [1, 2, 11], 2: [3, 4], 7: [5, 6, 12, 21], 8: [7, 13]}
 """The admissions of the files of each directory."""
@@ -85,8 +85,7 @@ def test_a_directory_that_is_not_listed_any_more_is_not_held(reader: Reader) -> 
 def test_a_process_that_lists_the_next_part_holds_nothing_else(reader: Reader) -> None:
     lists(reader, 1, FIRST)
     lists(reader, 8, FIRST)
-    part = PartContents(PassPosition(1, 2), {}, 1, BitMap64(), BitMap64())
-    lists(reader, 7, Generation(2, 20, 0.0, listed=BitMap64([5, 7]), part=part))
+    lists(reader, 7, Generation(2, 20, 0.0, listed=BitMap64([5, 7]), contents=Contents({}, 1)))
     assert list(reader.held) == [5, 7]
 
 

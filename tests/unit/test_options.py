@@ -32,7 +32,6 @@ from growfs.daemon.options import Options, flag_name, nested, parse_value, read_
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.user_functions import Function
 from growfs.remote.wrappers.produced import Producer
-from growfs.rotation.rules import PassPosition
 from growfs.units import CacheSize, count, flag_size, fraction_of, rate, seconds, size
 
 ROWS = {row.name: row for row in fields(Options)}
@@ -84,7 +83,7 @@ VALID: dict[str, tuple[Any, Any]] = {
     "anon": (True, True),
     "exact": (True, True),
     "part_size": ("1GB", CacheSize(bytes=10**9)),
-    "start": ("3/4", PassPosition(3, 4)),
+    "start": ("3/4", (3, 4)),
     "allow_other": (True, True),
     "metrics_addr": ("0.0.0.0:9401", ("0.0.0.0", 9401)),
 }

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from growfs.bitmaps import BitMap64
-from growfs.rotation.parts_in_use import FORGET_S, PartsInUse
-from growfs.rotation.rules import Generation, PartContents, PassPosition
+from growfs.extensions.exact.parts_in_use import FORGET_S, PartsInUse
+from growfs.rotation.parts import Part, PassPosition
+from growfs.rotation.rules import Contents, Generation
 
 SETTLE_S, QUIET_S = 60.0, 0.02
 FIRST, SECOND, THIRD = (PassPosition(1, part) for part in (1, 2, 3))
 
 
-def part(position: PassPosition, *files: int) -> Generation:
+def part(position: PassPosition, *files: int) -> Part:
     """The generation that is a part with these files."""
-    contents = PartContents(position, {}, 1, BitMap64(files), BitMap64())
-    return Generation(position.part, 1, 0.0, files=1, part=contents)
+    return Part(position.part, 1, files=1, contents=Contents({}, 1), position=position, to_read=BitMap64(files))
 
 
 class Mount:

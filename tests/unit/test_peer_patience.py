@@ -8,11 +8,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.cache.schema import set_meta
+from growfs.extensions.peers.peers import PATIENCE_S, START, Peers, PeerSettings
 from growfs.rotation.circle import Position
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.in_flight import Download
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.peers import PATIENCE_S, START, Peers, PeerSettings
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.workers.messages import PeersSeen
 from tests.unit.local_cache import LocalCache, answers, file

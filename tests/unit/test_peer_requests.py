@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from growfs.errors import TooManyOpen
-from growfs.scheduler.peers import Peers, PeerSettings
+from growfs.extensions.peers.peers import Peers, PeerSettings
 from growfs.workers.messages import CachedOpened, OpenCached
 from tests.unit.local_cache import LocalCache, file
 

@@ -11,11 +11,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.bitmaps import BitMap64
 from growfs.errors import GrowfsError
-from growfs.rotation.division import Due, read_division
+from growfs.extensions.exact import passes
+from growfs.extensions.exact.division import Due, read_division
+from growfs.extensions.exact.passes import Parts
+from growfs.rotation.parts import Part, PassPosition
 from growfs.rotation.pass_order import Pass
-from growfs.rotation.rules import Generation, PartContents, PassPosition
-from growfs.scheduler import exact, rotating
-from growfs.scheduler.exact import Parts
+from growfs.rotation.rules import Contents, Generation
+from growfs.scheduler import rotating
 from growfs.scheduler.in_flight import Download, DownloadGroup, DownloadState, Priority
 from growfs.units import CacheSize
 from growfs.workers.messages import Compute
@@ -69,8 +71,8 @@ FILES = [file(f"a/{number:02}.bin", BLOCK) for number in range(40)]
 
 def begin(cache: LocalCache, parts: Parts, position: PassPosition, streamed: BitMap64 | None = None) -> Generation:
     """Begin the generation that is a part."""
-    contents = PartContents(position, {}, 1, streamed or BitMap64(), BitMap64())
-    generation = Generation(1, 1, trio.current_time(), files=1, part=contents)
+    to_read = streamed or BitMap64()
+    generation = Part(1, 1, trio.current_time(), files=1, contents=Contents({}, 1), position=position, to_read=to_read)
     cache.generations.current = generation
     parts.note_begun()
     return generation
@@ -96,7 +98,7 @@ async def look_up_while_one_arrives(
         finish(cache, parts, arrived[-1])
         return due
 
-    monkeypatch.setattr(exact, "compute_soon", compute)
+    monkeypatch.setattr(passes, "compute_soon", compute)
     await parts.remaining(0)
     return arrived
 
@@ -141,7 +143,7 @@ async def test_parts_that_are_waited_for_come_first_and_there_is_room_for_two(
     assert parts._window() == ((), (PassPosition(1, 1), PassPosition(1, 2)))
     generation = begin(cache, parts, PassPosition(1, 1), BitMap64([1]))
     assert parts._window() == ((PassPosition(1, 1),), (PassPosition(1, 2),))
-    cache.generations.parts.open(generation, trio.current_time())
+    parts.use(generation)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(parts.wait, PassPosition(3, 4))
         nursery.start_soon(parts.wait, PassPosition(1, 5))

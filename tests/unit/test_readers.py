@@ -18,10 +18,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Removed
 from growfs.cache.usage import Budget, UsageCounters
+from growfs.extensions.exact.parts_in_use import PartsInUse
 from growfs.proc import Process, process, thread_group
+from growfs.rotation.parts import Part, PassPosition
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
-from growfs.rotation.rules import Generation, PartContents, PassPosition
+from growfs.rotation.rules import Contents, Generation
 from growfs.vfs.filesystem import Vfs
 from growfs.vfs.generation_names import GENERATIONS_ID
 from growfs.vfs.virtual import VirtualFolder
@@ -378,17 +380,22 @@ async def test_a_process_holds_the_last_generation_that_it_opened_until_it_ends(
 
 @pytest.mark.promise(47)
 async def test_a_part_is_held_while_it_is_in_use_although_another_one_is_the_newest(
-    cache: LocalCache, readers: Readers
+    cache: LocalCache, readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contents = PartContents(PassPosition(1, 1), {}, 0, BitMap64([FILE]), BitMap64())
-    part, newest = Generation(1, 2, listed=BitMap64([1, 2]), part=contents), Generation(2, 2)
+    parts = PartsInUse()
+    monkeypatch.setattr(cache.generations.planner, "use", lambda part: parts.open(part, 0))
+    monkeypatch.setattr(cache.generations.planner, "in_use", parts.generations)
+    part = Part(
+        1, 2, listed=BitMap64([1, 2]), contents=Contents({}, 0), position=PassPosition(1, 1), to_read=BitMap64([FILE])
+    )
+    newest = Generation(2, 2)
     readers.open_generation(part, ME)
     readers.close_generation(part)
     cache.generations.current, cache.generations.kept = newest, [newest]
     assert part.listed <= readers.holds()
     assert list(readers.named_generations()) == [1, 2]
-    cache.generations.parts.note_opened(FILE, 0)
-    assert cache.generations.parts.end(0, 0, None, set(), readers.has_open_folder)
+    parts.note_opened(FILE, 0)
+    assert parts.end(0, 0, None, set(), readers.has_open_folder)
     assert not readers.holds()
     assert list(readers.named_generations()) == [2]
 

@@ -121,9 +121,9 @@ async def test_a_generation_that_delists_nothing_needs_no_plan(
     planner = scene.cache.generations.planner
     plan = planner.plan
 
-    async def recorded(number: int, turnover: TurnoverInput, _: object) -> GenerationPlan | None:
+    async def recorded(number: int, turnover: TurnoverInput) -> GenerationPlan | None:
         inputs.append(turnover)
-        return await plan(number, turnover, None)
+        return await plan(number, turnover)
 
     monkeypatch.setattr(planner, "plan", recorded)
     await show_all(scene, "1234", missing=0)

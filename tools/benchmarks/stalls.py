@@ -48,7 +48,7 @@ from growfs.scheduler.in_flight import Counters, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.prefetcher import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
-from growfs.scheduler.rotating import RotationPlanner
+from growfs.scheduler.rotating import Rotating
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.units import CacheSize
 from growfs.workers.process import tune_gc
@@ -98,8 +98,8 @@ class Scene:
         self.catalog = Catalog(self.database)
         self.store = Store(folder, self.database, self.catalog, CacheSize(bytes=0), 0)
         self.store.room.limit_bytes = self.store.room.used_bytes
-        planning = Planner(self.database, self._in_worker)
-        self.generations = Generations(self.database, self.store, planning, self._demand, turnover=0.2, settle_s=60.0)
+        selection = ProcessRotating(self, self._in_worker)
+        self.generations = Generations(self.database, self.store, selection, self._demand, turnover=0.2, settle_s=60.0)
         self.usage = UsageCounters(self.database, Budget(self.database, 0))
         self.readers = Readers(self.generations, 3600.0, self.usage.recently_opened)
         outage, sizes = Outage(self._probe), SizeEstimate(self.store)
@@ -187,15 +187,15 @@ class Scene:
         self.database.close()
 
 
-class Planner(RotationPlanner):
+class ProcessRotating(Rotating):
     """Plans in another process than the workers."""
 
-    def __init__(self, database: Database, call: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, scene: Scene, call: Callable[..., Awaitable[Any]]) -> None:
         nothing: Any = None
-        super().__init__(nothing, nothing, database)
-        self._file, self._call = database.path, call
+        super().__init__(nothing, scene.database, scene.catalog, scene.store, scene.database.path.parent, Pass(1, 1))
+        self._file, self._call = scene.database.path, call
 
-    async def plan(self, number: int, turnover: TurnoverInput, part: object = None) -> GenerationPlan:
+    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan:
         plan: GenerationPlan = await self._call(_plan, pickle.dumps((self._file, number, turnover)))
         return plan
 

@@ -1,6 +1,6 @@
 """The passes of --exact: which parts are in use, which come next, and which files are cached for them.
 
-Takes the place of `rotating.PassOrder` and `rotating.RotationPlanner`. There is room for two parts. A part is cached
+There is room for two parts. A part is cached
 because it is in use, because a process waits for it, or because it follows those. A pass is divided before it begins,
 and divided again if the catalog changes until then. Its division is stored, and so is the last part that was read, for
 programs that list the root: they go on after it, even if the mount was killed.
@@ -15,6 +15,7 @@ import sqlite3
 from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,14 +27,14 @@ from growfs.cache.database import Database
 from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, NoSuchName, RemoteError, TimedOut, UsageError
-from growfs.rotation.division import divide_catalog, find_due, plan_part, read_division, save_division
+from growfs.extensions.exact.division import divide_catalog, find_due, plan_part, read_division, save_division
+from growfs.extensions.exact.parts_in_use import PartsInUse
 from growfs.rotation.generations import Generations, Planner
-from growfs.rotation.parts import Division, ExactPass
-from growfs.rotation.parts_in_use import PartsInUse
+from growfs.rotation.parts import Division, ExactPass, Part, PassPosition
 from growfs.rotation.pass_order import Order, Pass
-from growfs.rotation.rules import Generation, GenerationPlan, PassPosition, TurnoverInput
+from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.scheduler.in_flight import Download, DownloadState
-from growfs.scheduler.rotating import Share, compute_groups, compute_soon
+from growfs.scheduler.rotating import Selection, Share, compute_groups, compute_soon
 from growfs.signal import Signal
 from growfs.status_and_metrics import ExactStatus, StartStatus
 from growfs.units import CacheSize, flag_size, format_size
@@ -53,19 +54,21 @@ _Window = tuple[tuple[PassPosition, ...], tuple[PassPosition, ...]]
 """The parts that are in use, and those that are cached, or to be cached, besides them."""
 
 
-class Parts(Planner):
+class Parts(Selection):
     """Owns the positions: the part that began last, and those that come next. `changed` notifies when that decides anew
     which files are to be cached.
 
     first: what decides the order of the first pass. part_size: the room for streamed files. start: the part with which
-    listings of the root begin; None to go on after the last one. mark: as Space.mark. owners: as Peers.owners; None if
-    this node is alone. generations: returns these. is_open: whether a folder of a part is open. patience_s: returns how
-    long a process waits for a part if nothing arrives.
+    listings of the root begin; None to go on after the last one. mark: as Space.mark. find_owned: returns what decides
+    whether this node fetches a file for the others, by its path; None if this node is alone. generations: returns
+    these. is_open: whether a folder of a part is open. patience_s: returns how long a process waits for a part if
+    nothing arrives.
 
     strayed: notified when a file is cached that belongs to none of these parts, so it may be evicted again: it was
     opened by name.
     """
 
+    shows_once = True
     keeps_last = False
     """Otherwise the last files of directories, from an earlier seed, would take the room of the first part."""
 
@@ -79,15 +82,13 @@ class Parts(Planner):
         part_size: CacheSize,
         start: PassPosition | None,
         mark: Callable[[Sequence[int], Sequence[int], Callable[[], bool]], Awaitable[bool]],
-        owners: Callable[[], Awaitable[tuple[str, tuple[str, ...]]]] | None,
+        find_owned: Callable[[], Awaitable[Callable[[str], bool]]] | None,
         generations: Callable[[], Generations],
         is_open: Callable[[Generation], bool],
         patience_s: Callable[[], float],
     ) -> None:
         self.changed = Signal[[]]()
         self.strayed = Signal[[]]()
-        self.failure: GrowfsError | None = None
-        """Why the next pass cannot be divided."""
         self._workers = workers
         self._db = database
         self._catalog = catalog
@@ -95,9 +96,10 @@ class Parts(Planner):
         self._first = first
         self._part_size = part_size
         self._mark = mark
-        self._owners = owners
+        self._find_owned = find_owned
         self._generations = generations
         self._is_open = is_open
+        self._in_use = PartsInUse()
         self._patience_s = patience_s
         self._progressed = Signal[[]]()
         self._divisions: dict[int, Division] = {}
@@ -136,7 +138,7 @@ class Parts(Planner):
     def _begun(self) -> PassPosition | None:
         """The part that began last."""
         newest = self._generations().current
-        return newest.part.position if newest and newest.part else self._read
+        return newest.position if isinstance(newest, Part) else self._read
 
     @property
     def _coming(self) -> PassPosition:
@@ -155,9 +157,7 @@ class Parts(Planner):
         return (pass_.seed, pass_.share, pass_.group) == (self._first.seed, self._first.share, self._first.group)
 
     def check_size(self, bytes: int, division: Division | None = None) -> None:
-        """Raise UsageError if a cache of this size cannot hold the parts of a pass, by default of the one that has
-        begun.
-        """
+        """See Selection. A cache of this size cannot hold the parts of a pass, by default of the one that has begun."""
         if division is None and (number := (self._begun or self._coming).pass_) not in self._revisions:
             division = self._divisions.get(number)
         if division and division.needed_bytes > bytes:
@@ -168,11 +168,7 @@ class Parts(Planner):
                 f" {division.pass_.number + 1}/1"
             )
 
-    @property
-    def _in_use(self) -> PartsInUse:
-        return self._generations().parts
-
-    # What is drawn (rotating.DrawOrder).
+    # What is drawn.
 
     @property
     def share(self) -> Share:
@@ -210,8 +206,8 @@ class Parts(Planner):
                 self.failure = _no_such_part(division, coming)
                 await trio.sleep(RETRY_S)
                 continue
-            owners = await self._owners() if self._owners else None
-            function = partial(find_due, self._db.path, read, ahead, owners)
+            is_own = await self._find_owned() if self._find_owned else None
+            function = partial(find_due, self._db.path, read, ahead, is_own)
             self._arrived = BitMap64()
             try:
                 due = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
@@ -424,7 +420,26 @@ class Parts(Planner):
         for gone in removed:
             self._in_use.note_gone(gone.id)
 
-    # What is listed (rotation.generations.Planner).
+    # What is listed.
+
+    def find(self, position: PassPosition) -> Generation | None:
+        """The generation that is this part; None if it has to begin first."""
+        newest = self._generations().current
+        is_newest = isinstance(newest, Part) and newest.position == position and not newest.is_over
+        return newest if is_newest else self._in_use.find(position)
+
+    def at(self, position: PassPosition) -> Planner:
+        """What plans the generation that is this part."""
+        return _PartPlanner(self, position)
+
+    def use(self, generation: Generation) -> None:
+        """See Planner."""
+        assert isinstance(generation, Part)
+        self._in_use.open(generation, trio.current_time())
+
+    def in_use(self) -> list[Part]:
+        """See Planner."""
+        return self._in_use.generations()
 
     def is_ready(self, part: PassPosition | None = None) -> bool:
         """Whether a part is cached, except for files that cannot be fetched; by default the next one."""
@@ -434,7 +449,7 @@ class Parts(Planner):
         """Return once a part is cached or has begun. Raises GrowfsError if the pass has no such part, or nothing
         arrives.
         """
-        while not self.is_ready(part) and not (part and self._generations().part(part)):
+        while not self.is_ready(part) and not (part and self.find(part)):
             await self._wait_for(part or self._coming, self._patience_s() if part else math.inf)
 
     async def _wait_for(self, part: PassPosition, patience_s: float) -> None:
@@ -459,7 +474,9 @@ class Parts(Planner):
             self._waited_for -= Counter([part])
             self._note_window()
 
-    async def plan(self, number: int, turnover: TurnoverInput, part: PassPosition | None) -> GenerationPlan | None:
+    async def plan(
+        self, number: int, turnover: TurnoverInput, part: PassPosition | None = None
+    ) -> GenerationPlan | None:
         """List a part; None if some of it was evicted for readers that opened other files by name."""
         position = part or self._coming
         if not self.is_ready(position):
@@ -468,10 +485,10 @@ class Parts(Planner):
         function = partial(plan_part, self._db.path, number, position, turnover.last_seq)
         plan = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
         generation = plan.generation
-        assert generation.part
+        assert isinstance(generation, Part)
         if not self.is_ready(position) or division is not self._divisions[position.pass_]:
             return None  # other parts come next, or the pass is divided again
-        left_out = generation.part.left_out
+        left_out = generation.left_out
         if lost := left_out - self._failed:
             self._lacking[position] = dict.fromkeys(lost, 0)
             self.changed.notify()
@@ -502,7 +519,7 @@ class Parts(Planner):
     # Status.
 
     def start_status(self) -> StartStatus | None:
-        """How far the next part is, for a mount that waits for it; None if that is not known yet."""
+        """See Selection."""
         lacking = self._lacking.get(self._coming)
         if lacking is None:
             return None
@@ -542,6 +559,25 @@ class Parts(Planner):
             f"parts contain files from as few as {division.least_folders} of {division.folders} folders; the others are"
             " listed empty: if folders are classes, raise --part-size, or pass allow_empty=True to ImageFolder"
         ]
+
+
+@dataclass(frozen=True)
+class _PartPlanner(Planner):
+    """Plans one part."""
+
+    parts: Parts
+    position: PassPosition
+
+    keeps_last = False
+
+    def is_ready(self) -> bool:
+        return self.parts.is_ready(self.position)
+
+    async def wait(self) -> None:
+        await self.parts.wait(self.position)
+
+    async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan | None:
+        return await self.parts.plan(number, turnover, self.position)
 
 
 def _sizes(division: Division) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from growfs.bitmaps import BitMap64
-from growfs.rotation.rules import Generation, PassPosition
+from growfs.rotation.parts import Part, PassPosition
 from growfs.signal import Signal
 
 FORGET_S = 60.0
@@ -22,8 +22,7 @@ FORGET_S = 60.0
 class _Use:
     """A part that is in use. unopened: ids of its files. active_at: when one was open last."""
 
-    generation: Generation
-    to_read: BitMap64
+    part: Part
     unopened: BitMap64
     active_at: float
 
@@ -47,27 +46,29 @@ class PartsInUse:
     @property
     def without_room(self) -> set[PassPosition]:
         """Those of them that take no room: all of their files stay."""
-        return {position for position, use in self._uses.items() if not use.to_read}
+        return {position for position, use in self._uses.items() if not use.part.to_read}
 
-    def find(self, position: PassPosition) -> Generation | None:
+    def generations(self) -> list[Part]:
+        """The generations that they are."""
+        return [use.part for use in self._uses.values()]
+
+    def find(self, position: PassPosition) -> Part | None:
         """The generation that is this part, if it is in use."""
         use = self._uses.get(position)
-        return use.generation if use else None
+        return use.part if use else None
 
-    def open(self, generation: Generation, now: float) -> None:
+    def open(self, part: Part, now: float) -> None:
         """Note that a folder of a part was opened. That does not prolong its use: a monitor may walk all folders."""
-        part = generation.part
-        assert part
         if part.position not in self._uses:
             # A rank that is behind the others reads its share only, and can then go on.
             unread = self._unread.pop(part.position, BitMap64()) & part.to_read
-            self._uses[part.position] = _Use(generation, part.to_read, unread or BitMap64(part.to_read), now)
+            self._uses[part.position] = _Use(part, unread or BitMap64(part.to_read), now)
             self.opened.notify()
 
     def note_opened(self, id: int, now: float) -> None:
         """Note that a file was opened."""
         for use in self._uses.values():
-            if id in use.to_read:
+            if id in use.part.to_read:
                 use.unopened.discard(id)
                 use.active_at = now
 
@@ -82,7 +83,7 @@ class PartsInUse:
         quiet_s: float,
         silence_s: float | None,
         open_ids: Set[int],
-        is_open: Callable[[Generation], bool],
+        is_open: Callable[[Part], bool],
     ) -> list[PassPosition]:
         """End the use of parts that make room, and return them.
 
@@ -91,15 +92,16 @@ class PartsInUse:
         """
         ended, opened = list[PassPosition](), BitMap64(open_ids)
         for position, use in list(self._uses.items()):
-            if is_open(use.generation) or not use.to_read.isdisjoint(opened):
+            to_read = use.part.to_read
+            if is_open(use.part) or not to_read.isdisjoint(opened):
                 use.active_at = now
-            is_read = bool(use.to_read) and not use.unopened
+            is_read = bool(to_read) and not use.unopened
             is_silent = silence_s is not None and not ended and now - use.active_at > silence_s
-            is_past = not use.to_read and now - use.active_at > FORGET_S
+            is_past = not to_read and now - use.active_at > FORGET_S
             if is_silent or is_past or (is_read and now - use.active_at >= quiet_s):
                 del self._uses[position]
                 self._unread = {each: ids for each, ids in self._unread.items() if each.pass_ == position.pass_}
                 self._unread[position] = use.unopened
-                use.generation.is_over = True  # some of its files will be gone
+                use.part.is_over = True  # some of its files will be gone
                 ended.append(position)
         return ended

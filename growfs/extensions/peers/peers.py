@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import trio
@@ -22,6 +23,7 @@ from growfs.cache.database import Database
 from growfs.cache.schema import id_at, set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, TooManyOpen
+from growfs.extensions.peers.ownership import Owner, is_own
 from growfs.remote.interface import RemoteFile
 from growfs.remote.names import join_address
 from growfs.rotation.circle import HOLDERS_MAX, Position, awaits, distance, first_place, follower, holders
@@ -77,8 +79,8 @@ class PeerSettings:
 class Peers:
     """Owns the known state of the other nodes, the position of this one, and the worker that serves them.
 
-    place: of a path, as Pass.place. owner: with --exact, the name of the node that fetches a file from the remote, by
-    its path and the names of all; None if the nodes follow one another around the circle.
+    place: of a path, as Pass.place. owner: decides which node fetches a file from the remote, if all nodes fetch the
+    same files at about the same time; None if they follow one another around the circle.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Peers:
         catalog: Catalog,
         store: Store,
         place: Callable[[str], float],
-        owner: Callable[[str, tuple[str, ...]], str] | None = None,
+        owner: Owner | None = None,
     ) -> None:
         self.sources = settings.sources
         self._settings = settings
@@ -114,7 +116,9 @@ class Peers:
         self._is_serving = False
         self._sent_bytes = 0
         start = database.meta(START)
-        self._start = None if start is None or owner else float(start)  # stored by a mount without --exact
+        self._start = (
+            None if start is None or owner else float(start)
+        )  # stored by a mount whose nodes follow one another
 
     def status(self) -> PeersStatus:
         """The peers section of the status."""
@@ -162,10 +166,11 @@ class Peers:
                 await trio.sleep(LOOK_AGAIN_S)
         return start
 
-    async def owners(self) -> tuple[str, tuple[str, ...]]:
-        """The names of this node, and of all that answer. Each owns a share of the files."""
+    async def find_owned(self) -> Callable[[str], bool]:
+        """What decides whether this node owns a file, by its path. A worker may call it."""
         await self._look()
-        return self._own_name(), self._answering
+        assert self._owner
+        return partial(is_own, self._owner, self._answering, self._own_name())
 
     async def _look(self) -> None:
         """Return once the other nodes were asked for their positions, or after FIRST_LOOK_S."""

@@ -12,15 +12,15 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import IO, Any
+from typing import IO
 
 from growfs.cache.schema import ROOT
-from growfs.errors import NoSuchName, Stale
-from growfs.rotation.generations import Generations
+from growfs.errors import NoSuchName, NotBegun, Stale
+from growfs.extensions.exact.passes import Parts
+from growfs.rotation.parts import PassPosition
 from growfs.rotation.readers import Readers
-from growfs.rotation.rules import Generation, PassPosition
+from growfs.rotation.rules import Generation
 from growfs.vfs.attributes import (
     DIRECTORY_TIMEOUT_S,
     GENERATION_SHIFT,
@@ -43,23 +43,13 @@ NUMBERS = PASS_BIT >> GENERATION_SHIFT
 
 
 class PassNames:
-    """See virtual.Names. describe: returns the content of the parts.json of a pass. may_exist: whether a pass has a
-    part, as far as known.
-    """
+    """See virtual.Names."""
 
     own = (PASSES_ID, PARTS_ID)
 
-    def __init__(
-        self,
-        generations: Generations,
-        readers: Readers,
-        describe: Callable[[int], Awaitable[dict[str, Any]]],
-        may_exist: Callable[[PassPosition], bool],
-    ) -> None:
-        self._generations = generations
+    def __init__(self, parts: Parts, readers: Readers) -> None:
+        self._parts = parts
         self._readers = readers
-        self._describe = describe
-        self._may_exist = may_exist
         self._numbers = itertools.count()
         self._bits: dict[PassPosition, int] = {}  # a pass is its part 0
         self._positions: dict[int, PassPosition] = {}
@@ -91,7 +81,7 @@ class PassNames:
             pass_ = self._position(parent).pass_
             if name == PARTS:
                 return self.attributes(self._bits_of(PassPosition(pass_, 0)) | PARTS_ID)
-            if number and self._may_exist(PassPosition(pass_, number)):
+            if number and self._parts.may_exist(PassPosition(pass_, number)):
                 return self.attributes(self._bits_of(PassPosition(pass_, number)) | ROOT)
         raise NoSuchName(name)
 
@@ -105,21 +95,28 @@ class PassNames:
         return VirtualFile(PARTS, partial(self._write, self._position(id).pass_)), None
 
     async def _write(self, number: int, out: IO[bytes], _: Generation | None) -> None:
-        out.write(f"{json.dumps(await self._describe(number))}\n".encode())
+        out.write(f"{json.dumps(await self._parts.describe(number))}\n".encode())
 
     # Trees.
 
     def generation(self, id: int) -> Generation | None:
         """See Names."""
-        return self._generations.part(self._position(id))
+        return self._parts.find(self._position(id))
 
     async def begin(self, id: int) -> Generation:
-        """See Names."""
-        return await self._readers.begin_part(self._position(id))
+        """See Names. Waits until the part is cached.
+
+        Raises GrowfsError: the pass has no such part, nothing arrives, or the disk refuses to write the generation.
+        """
+        position = self._position(id)
+        await self._readers.begin_if(lambda: self._parts.find(position) is None, self._parts.at(position))
+        if (generation := self._parts.find(position)) is None:
+            raise NotBegun(f"part {position} cannot begin now; see growfs status")
+        return generation
 
     def all_bits(self) -> list[int]:
         """See Names."""
-        return [self._bits[part] for part in self._generations.parts if part in self._bits]
+        return [self._bits[part.position] for part in self._parts.in_use() if part.position in self._bits]
 
     # Listings.
 
@@ -129,7 +126,7 @@ class PassNames:
 
     def entries(self, id: int, position: int) -> list[Entry]:
         """See Names."""
-        parts = list(self._generations.parts)
+        parts = [part.position for part in self._parts.in_use()]
         if id == PASSES_ID:
             found = [(PassPosition(pass_, 0), PASSES_ID, pass_) for pass_ in sorted({part.pass_ for part in parts})]
         else:

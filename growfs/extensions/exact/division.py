@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,17 +22,22 @@ from growfs.bitmaps import BitMap64
 from growfs.cache.cache_folder import read_only
 from growfs.cache.schema import FROZEN, ROOT, Query, query_of, set_meta, with_paths
 from growfs.errors import GrowfsError
-from growfs.remote.groups import group_of
 from growfs.rotation.order_file import with_beats
-from growfs.rotation.parts import CatalogDigest, CatalogFile, Division, ExactPass, PartBounds, divide
-from growfs.rotation.pass_order import SHARES, draw_key, groups_of, ids_of, share_number
-from growfs.rotation.rules import Generation, GenerationPlan, PartContents, PassPosition, with_parents
+from growfs.rotation.parts import (
+    CatalogDigest,
+    CatalogFile,
+    Division,
+    ExactPass,
+    Part,
+    PartBounds,
+    PassPosition,
+    divide,
+)
+from growfs.rotation.pass_order import groups_of, ids_of
+from growfs.rotation.rules import Contents, GenerationPlan, with_parents
 
 ROWS = 10_000
 """Ids that one query reads."""
-OWNED_SHARES = 1 << 14
-"""The files are divided into this many shares, each of which a node owns. With 32 nodes, that is 512 for each, give or
-take 4%."""
 SIZES = "SELECT n.id, coalesce(n.size, 0) FROM json_each(?) wanted CROSS JOIN node n ON n.id = wanted.value"
 
 
@@ -146,13 +150,13 @@ def find_due(
     catalog: Path,
     read: Sequence[PassPosition],
     coming: Sequence[PassPosition],
-    owners: tuple[str, tuple[str, ...]] | None,
+    is_own: Callable[[str], bool] | None,
     beat: Callable[[], None],
 ) -> Due:
     """The files to be cached while some parts are read, and others are to follow.
 
     read: the parts that are in use. coming: the parts to be cached besides them, the first one first. Their divisions
-    are stored. owners: the names of this node and of all, if there are others: its own files come before theirs.
+    are stored. is_own: whether this node fetches a file for the others, by its path: its own files come before theirs.
     """
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")  # all queries see the same state
@@ -179,9 +183,8 @@ def find_due(
             needed |= of_part
         unneeded = resident - needed - let_go - pinned
         of_coming = of_parts[len(read) :]
-        if owners:
-            first = of_coming[0] if of_coming else BitMap64()
-            missing = _own_first(connection, missing, first, newest.division.pass_, owners)
+        if is_own:
+            missing = _own_first(connection, missing, of_coming[0] if of_coming else BitMap64(), is_own)
         return Due(
             always_missing,
             missing,
@@ -201,31 +204,16 @@ def _own_first(
     connection: sqlite3.Connection,
     missing: array[int],
     first: BitMap64,
-    pass_: ExactPass,
-    owners: tuple[str, tuple[str, ...]],
+    is_own: Callable[[str], bool],
 ) -> array[int]:
     """These groups in order, but of the files of the next part, and then of the others, those of this node first."""
     groups = list(groups_of(missing))
     foreign = BitMap64()
     for text in _batches(group[0] for group in groups):
         rows = with_paths(query_of(connection), "n.id", "json_each(?) wanted JOIN node n ON n.id = wanted.value", text)
-        foreign.update(id for path, id in rows if owner(pass_.seed, pass_.group, path, owners[1]) != owners[0])
+        foreign.update(id for path, id in rows if not is_own(path))
     groups.sort(key=lambda group: (first.isdisjoint(BitMap64(group)), group[0] in foreign))
     return array("q", ids_of(groups))
-
-
-def owner(seed: int, group: str | None, path: str, names: tuple[str, ...]) -> str:
-    """Which of these nodes fetches a file from the remote, and the others from that node.
-
-    If a node joins or leaves, only its own files change hands: each share goes to the node with the highest hash
-    (rendezvous hashing).
-    """
-    return _owner(share_number(seed, OWNED_SHARES, group_of(group, path)), names)
-
-
-@lru_cache(OWNED_SHARES)
-def _owner(share: int, names: tuple[str, ...]) -> str:
-    return max(names, key=lambda name: draw_key(share, SHARES, name))
 
 
 def _incomplete(ids: Iterable[int], lacking: Container[int]) -> Iterator[int]:
@@ -283,6 +271,14 @@ def plan_part(
                 names[parent].append((name, seq))
         # By name, so that the order is the same on all machines.
         folders = {folder: array("Q", (seq for _, seq in sorted(entries))) for folder, entries in names.items()}
-        part = PartContents(position, folders, bytes, cached & parts.to_read(position.part), left_out)
-        all_seqs = BitMap64().union(*map(BitMap64, folders.values()))
-        return GenerationPlan(Generation(number, last_seq, 0.0, len(cached), all_seqs, part=part), keeps_last=False)
+        part = Part(
+            number,
+            last_seq,
+            files=len(cached),
+            listed=BitMap64().union(*map(BitMap64, folders.values())),
+            contents=Contents(folders, bytes),
+            position=position,
+            to_read=cached & parts.to_read(position.part),
+            left_out=left_out,
+        )
+        return GenerationPlan(part, keeps_last=False)

@@ -1,0 +1,81 @@
+"""What --exact adds to a mount: parts instead of rotation, and their names."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from growfs.daemon.wiring import Wiring
+from growfs.extensions.exact.pass_names import PassNames
+from growfs.extensions.exact.passes import Parts
+from growfs.folder.folder_engine import FolderEngine
+from growfs.rotation.parts import PassPosition
+from growfs.rotation.reader import Reader
+
+
+class Feature:
+    """See wiring.Feature."""
+
+    def __init__(self, mount: Wiring) -> None:
+        options = mount.options
+        self._mount = mount
+        self._parts = Parts(
+            mount.workers, mount.database, mount.catalog, mount.store, mount.first, options.part_size,
+            PassPosition(*options.start) if options.start else None,
+            lambda *arguments: mount.space.mark(*arguments),  # noqa: PLW0108  # created later, as are the others
+            mount.find_owned,
+            lambda: mount.generations,
+            lambda part: mount.holders.has_open_folder(part),  # noqa: PLW0108
+            lambda: mount.fetcher.miss_timeout_s,
+        )  # fmt: skip
+        mount.select = lambda: self._parts
+        mount.names = lambda: PassNames(self._parts, mount.readers)
+
+    def connect(self) -> None:
+        """See wiring.Feature."""
+        mount, parts = self._mount, self._parts
+        parts.changed.connect(mount.prefetch.invalidate_order)
+        mount.generations.began.connect(parts.note_begun)
+        for arrived in (mount.dispatcher.received, mount.dispatcher.received_from_peers):
+            arrived.connect(parts.note_received)
+        mount.store.replaced.connect(lambda _: mount.catalog_sync.file_changed.notify())  # a new version has another id
+        mount.usage.opened.connect(parts.note_opened)
+        parts.strayed.connect(mount.catalog_sync.file_changed.notify)
+        for removed in (mount.catalog_sync.removed, mount.store.replaced):
+            removed.connect(parts.note_removed)
+        mount.file_commands.pins_changed.connect(mount.prefetch.invalidate_order)  # a part may wait for their room
+        mount.services.append(parts)
+        mount.sections["exact"] = parts.status
+        mount.warnings += [lambda _: parts.warnings, _warnings_of_jobs]
+        del mount.setters["rotation"], mount.setters["turnover"]  # parts decide what is listed
+        if mount.filled:
+            of_folder = FolderCommands(parts, mount.filled)
+            mount.commands += [of_folder.part, of_folder.describe]
+
+
+class FolderCommands:
+    """The commands of a filled folder, in which programs cannot wait for a part by opening it."""
+
+    def __init__(self, parts: Parts, folder: FolderEngine) -> None:
+        self._parts = parts
+        self._folder = folder
+
+    async def part(self, number: int, part: int) -> AsyncIterator[Any]:
+        """Return the path of a part of a pass, once it is cached."""
+        position = PassPosition(number, part)
+        yield {"path": str(await self._folder.show(str(position), self._parts.at(position)))}
+
+    async def describe(self, number: int) -> AsyncIterator[Any]:
+        """Return how many parts a pass has, and all that decides which files these have."""
+        yield await self._parts.describe(number)
+
+
+def _warnings_of_jobs(readers: list[Reader]) -> list[str]:
+    """The root shows each part once, to whoever lists."""
+    jobs = {reader.job for reader in readers if reader.job.opened}
+    if len(jobs) < 2:
+        return []
+    return [
+        f"{len(jobs)} programs list the root, and each misses the parts that the others get; if they are ranks of one"
+        " program, have them read .growfs/passes/PASS/PART (growfs.epoch); otherwise mount once for each"
+    ]
