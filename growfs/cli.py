@@ -23,7 +23,7 @@ import growfs
 from growfs.client import completion
 from growfs.client.arguments import A_MOUNT, FOLDER, MOUNTPOINT, MountCommand
 from growfs.client.progress import Bar
-from growfs.daemon.status_text import all_warnings, brief, engine, files, printable, render, state_text, table
+from growfs.daemon.status_text import brief, engine, files, printable, render, state_text, table
 from growfs.errors import GrowfsError, UsageError
 from growfs.extensions import ALL
 from growfs.proc import become, not_ignored
@@ -186,7 +186,7 @@ def _lines_of_start(status: MountStatus, options: Options) -> Iterator[str]:
             f"note: each of the {nodes} nodes fetches all files; --partition auto gives each its own"
             " share, and --peers lets them share their caches"
         )
-    for warning in all_warnings(status):
+    for warning in status.warnings:
         yield f"warning: {printable(warning)}"
 
 

@@ -34,9 +34,8 @@ FEATURES = (
     ),
     Feature(
         "peers",
-        "extensions/peers rotation/circle.py workers/peer_server.py workers/membership.py remote/peer_client.py"
-        " simulation/nodes.py",
-        "peer peers are_awaited other_source",
+        "extensions/peers rotation/circle.py simulation/nodes.py",
+        "peer peers holders awaits other_source other_bytes from_other other_files open_other",
     ),
     Feature("fill", "folder client/generation.py", "fill fills filled mirrors asked_for"),
     Feature(

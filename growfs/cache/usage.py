@@ -17,7 +17,7 @@ import trio
 from growfs.cache.database import Database
 from growfs.cache.schema import Query, set_meta
 from growfs.signal import Signal
-from growfs.status_and_metrics import BudgetStatus
+from growfs.status_and_metrics import BudgetStatus, OpensStatus
 
 DAY_S = 86_400
 SAVE_EVERY_S = 5.0
@@ -135,6 +135,19 @@ class UsageCounters:
         """Count an open that could not be seen."""
         self._opens[id] += 1
         self._changed = True
+
+    def status(self) -> OpensStatus:
+        """The opens section of the status."""
+        summary = self.summary
+        return OpensStatus(
+            total=self.opens,
+            bytes_total=self.opened_bytes,
+            min=summary.opens_min,
+            max=summary.opens_max,
+            mean=summary.opens_mean,
+            dispersion=summary.dispersion,
+            per_fetch=summary.opens_per_fetch,
+        )
 
     def mark_changed(self) -> None:
         """Note that files became resident, so that the summary is computed again."""

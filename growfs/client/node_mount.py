@@ -20,7 +20,6 @@ from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
 from growfs.remote.names import join_address
 from growfs.status_and_metrics import CoverageStatus, MountStatus
-from growfs.workers.membership import PeerPoll
 
 ANSWER_S = 10.0
 """How long a daemon may take to answer."""
@@ -107,12 +106,13 @@ class NodeMount:
             stop_or_detach(self._mountpoint)
 
     def _is_mounted(self) -> bool:
+        """Whether a mount of this cluster is there."""
         try:
-            status = self.status()
+            cache = find_living(self._mountpoint).cache
+            accepted = call(cache, "accepts", answer_s=ANSWER_S, token=self._request.token)["accepts"]
         except GrowfsError:
             return False
-        address = _address(status)
-        return bool(self._peers or (address and not PeerPoll("", self._request.token).look([address], None).failed))
+        return bool(self._peers or accepted)
 
     def _mount(self, peers: str) -> None:
         with suppress(OSError):  # the command reports it better

@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from string import Formatter
 from typing import Any
 
@@ -216,20 +215,6 @@ def _peer(text: str) -> str:
             f"{text!r} is not an address; use dns://NAME or dns://NAME:PORT, such as dns://growfs.default.svc:7070"
         )
     return text
-
-
-def read_token(path: Path) -> str:
-    """The text that peers send to each other, from a file. Raises UsageError if it cannot be read, or is empty."""
-    try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UsageError(
-            f"--peer-token-file {path}: {why}; put the same secret in it on all nodes, on one line"
-        ) from None
-    if not token.isascii() or not token.isprintable() or not token:
-        raise UsageError(f"--peer-token-file {path}: must contain one line of ASCII text, the same on all nodes")
-    return token
 
 
 def storage_option(text: str) -> tuple[str, Any]:

@@ -29,7 +29,6 @@ from growfs.daemon.option_parsers import (
     peer_addr,
     peers,
     position,
-    read_token,
     rename,
     size_or_percentage,
     storage_option,
@@ -346,7 +345,6 @@ class Options:
             exclude=self.exclude,
             members=self.members,
             maker=self._producer(url, folder),
-            peer_token=read_token(self.peer_token_file) if self.peer_token_file else None,
         )
 
     @property

@@ -36,7 +36,7 @@ from growfs.daemon.running import in_use
 from growfs.daemon.spawn import TITLE
 from growfs.daemon.status_text import printable
 from growfs.daemon.supervisor import cause
-from growfs.daemon.wiring import Components, build
+from growfs.daemon.wiring import Wiring, build
 from growfs.errors import GrowfsError
 from growfs.folder.trees import check_folder
 from growfs.fuse.connection import abort_switch
@@ -305,7 +305,7 @@ def _raise_limits() -> None:
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # sent when a lease is broken (cache/open_files.py); kills by default
 
 
-async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Launcher) -> None:
+async def _run(build: Callable[[], Wiring], mount: MountSpec, launcher: Launcher) -> None:
     """Serve the mount until it is unmounted or a signal ends the daemon."""
     components = build()
     with trio.open_signal_receiver(*_stopping(), *IGNORED) as signals:  # even while it ends
@@ -313,16 +313,15 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
 
 
 async def _serve_until_ended(
-    components: Components, mount: MountSpec, launcher: Launcher, signals: AsyncIterator[int]
+    components: Wiring, mount: MountSpec, launcher: Launcher, signals: AsyncIterator[int]
 ) -> None:
-    status = components.status
-    start, engine = status.start, status.engine
+    start, engine = components.start, components.engine
     try:
         with components.ending:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_until_signal, signals, nursery.cancel_scope)
-                for service in components.running:
-                    nursery.start_soon(status.supervisor.keep_running, service)
+                for service in components.services:
+                    nursery.start_soon(components.supervisor.keep_running, service)
                 await trio.lowlevel.checkpoint()  # all of them run before the first request arrives
                 await _progress_until(components, launcher, start.is_anything_listed)
                 engine.mount(mount)
@@ -334,24 +333,24 @@ async def _serve_until_ended(
                 await _progress_until(components, launcher, start.is_possible)
                 await engine.ready()
                 start.open()
-                await launcher.ready(await status.snapshot())
+                await launcher.ready(await components.snapshot())
     except BaseExceptionGroup as group:
         raise cause(group) from group
 
 
-def _guard(mount: MountSpec, components: Components) -> None:
+def _guard(mount: MountSpec, components: Wiring) -> None:
     """Have all requests to the mount fail at once if this daemon is killed, whatever its threads wait for."""
     if row := mount.row():
         with suppress(OSError):  # an ordinary user, and no fusectl; `growfs umount` says what to do then
             components.workers.guard(abort_switch(row))
 
 
-async def _progress_until(components: Components, launcher: Launcher, done: Callable[[], Awaitable[bool]]) -> None:
+async def _progress_until(components: Wiring, launcher: Launcher, done: Callable[[], Awaitable[bool]]) -> None:
     began = reported = trio.current_time()
     while not await done():
         now = trio.current_time()
         if now - reported >= PROGRESS_EVERY_S:
-            progress = await components.status.snapshot()
+            progress = await components.snapshot()
             await done()  # what has failed meanwhile is not tried again, although the snapshot would say so
             launcher.report(progress=progress)
             reported = now

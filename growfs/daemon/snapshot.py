@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,19 +15,13 @@ from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
-from growfs.cache.usage import Budget, UsageCounters
-from growfs.daemon.supervisor import Supervisor
-from growfs.fuse.engine_choice import Engine
+from growfs.cache.usage import UsageCounters
 from growfs.rotation.generations import Generations
 from growfs.rotation.queries import delisted_sizes
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
 from growfs.scheduler.drawer import Drawer
-from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.outage import Outage
 from growfs.scheduler.prefetcher import Prefetcher
-from growfs.scheduler.readiness import PrefetchState, StartGate
-from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.rotating import Selection
 from growfs.status_and_metrics import (
     CoverageStatus,
@@ -35,12 +29,10 @@ from growfs.status_and_metrics import (
     ListedStatus,
     MountInfo,
     MountStatus,
-    OpensStatus,
     ReaderStatus,
     SkippedStatus,
 )
 from growfs.units import format_timespan
-from growfs.vfs.filesystem import Misses
 
 OPENS_MIN = 10
 """With fewer opens than this, the share that waited is not meaningful yet."""
@@ -66,32 +58,24 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StatusSource:
-    """Reads all components and owns nothing."""
+    """Combines what the components report, and owns nothing.
+
+    sections: return what is not computed here, by the names of the fields. warnings: return warnings, given the
+    readers; None does not count.
+    """
 
     mount: MountInfo
     database: Database
     catalog: Catalog
     store: Store
-    budget: Budget
     usage: UsageCounters
     generations: Generations
     readers: Readers
-    outage: Outage
-    catalog_sync: CatalogSync
     selection: Selection
-    fetcher: Fetcher
-    prefetch: PrefetchState
     prefetcher: Prefetcher
     drawer: Drawer
-    supervisor: Supervisor
-    start: StartGate
-    misses: Misses
-    engine: Engine
     sections: Mapping[str, Callable[[], Any]]
-    """What features report, by the names of their sections."""
-    feature_warnings: Sequence[Callable[[list[Reader]], list[str]]]
-    machine_warnings: list[str]
-    """What is wrong with the place of the cache, or with the limits of this process."""
+    warnings: Sequence[Callable[[list[Reader]], Iterable[str | None]]]
 
     async def snapshot(self) -> MountStatus:
         """The current status."""
@@ -123,19 +107,11 @@ class StatusSource:
         return MountStatus(
             **self.mount,
             **{name: report() for name, report in self.sections.items()},
-            ready=self.prefetch.is_started,
-            waited_for=self.start.waited_for,
-            start=self.start.status(),
-            state=self.prefetch.mount_state,
-            outage=self.outage.status(),
             rotation=self.generations.rotation,
             generation=self.generations.number,
-            remote=self.catalog_sync.status(),
             cache=cache,
             listed=listed,
-            fetch=self.fetcher.status(self.prefetcher.eta_s()),
             evict=EvictStatus(files_total=self.store.evicted_files, bytes_total=self.store.evicted_bytes),
-            miss=self.misses.status(),
             coverage=CoverageStatus(
                 # Cached files may have become more meanwhile, and evicted ones may be outside the share.
                 files_seen=max(0, min(pass_files, max(totals.files_seen, cache.files) - outside_files)),
@@ -143,30 +119,12 @@ class StatusSource:
                 files=pass_files,
                 pass_=self.catalog.pass_number,
             ),
-            budget=self.budget.status(),
-            opens=OpensStatus(
-                total=self.usage.opens,
-                bytes_total=self.usage.opened_bytes,
-                min=summary.opens_min,
-                max=summary.opens_max,
-                mean=summary.opens_mean,
-                dispersion=summary.dispersion,
-                per_fetch=summary.opens_per_fetch,
-            ),
-            requests=dict(self.engine.requests),
             readers=[
                 self._reader(reader, bytes, listed_share, summary.unread)
                 for reader, bytes in zip(readers, totals.held_bytes, strict=True)
             ],
             skipped=[*totals.skipped, *self.drawer.skipped()],
-            unpromised=self.prefetch.unpromised,
-            warnings=[
-                *self.machine_warnings,
-                *self.supervisor.warnings,
-                *self.prefetcher.warnings,
-                *(warning for warnings in self.feature_warnings for warning in warnings(readers)),
-                *filter(None, [self.store.open_files.warning, self.engine.warning]),
-            ],
+            warnings=[warning for report in self.warnings for warning in report(readers) if warning],
             last_error=str(failure.error) if failure else None,
             last_error_at=failure.at if failure else None,
         )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 
-from growfs.status_and_metrics import ExactStatus, MountState, MountStatus, RemoteStatus, StartStatus
+from growfs.extensions import MOUNT
+from growfs.status_and_metrics import MountState, MountStatus, RemoteStatus, StartStatus
 from growfs.units import format_size, format_timespan
 
 NAME_CHARS_MAX = 80
@@ -35,8 +37,8 @@ def figures(status: MountStatus) -> Iterator[Line]:
     yield "state", state_text(status)
     used = f"{format_size(cache.bytes)} of {format_size(cache.limit_bytes)}"
     yield "cached", f"{files(cache.files)} ({share:.1%} of the remote), {used}"
-    if status.exact:
-        yield "pass", pass_text(status.exact, coverage.files)
+    for name in filter(status.get, MOUNT):
+        yield import_module(f"growfs.extensions.{name}.text").line(status)
     yield "listed", _listed_text(status)
     yield (
         "coverage",
@@ -53,48 +55,13 @@ def figures(status: MountStatus) -> Iterator[Line]:
         yield "client", f"{fetch.client} ({fetch.client_reason}){left}"
     yield "misses", f"{miss.files_total:,}, waited {miss.wait_s_total:.1f} s in total"
     yield "opens", f"{opens.mean:.2f} per file ({opens.min} to {opens.max}), {opens.per_fetch:.2f} per fetch"
-    if peers := status.peers:
-        traffic = f"{format_size(fetch.peer_bytes_total)} received, {format_size(peers.sent_bytes_total)} sent"
-        yield "nodes", f"{peers.answering + 1} of {peers.nodes} answer, {traffic}"
 
 
 def generation_text(status: MountStatus) -> str:
     """The name of the newest generation."""
-    if status.exact and status.exact.part:
-        return f"pass {_part_text(status.exact)}"
+    if (exact := status.exact) and exact.part:
+        return f"pass {exact.pass_}, part {exact.part} of {exact.parts}"
     return f"generation {status.generation}"
-
-
-def _part_text(exact: ExactStatus) -> str:
-    part = f"part {exact.part} of {exact.parts}" if exact.part else "no part listed yet"
-    return f"{exact.pass_}, {part}"
-
-
-def pass_text(exact: ExactStatus, total: int) -> str:
-    """The position in the passes of --exact. total: the files of all parts."""
-    text = _part_text(exact)
-    if exact.parts:
-        text += f", about {files(round(total / exact.parts))} each"
-    if exact.missing_files:
-        text += f"; {files(exact.missing_files)} ({format_size(exact.missing_bytes)}) of the next part still to come"
-    if exact.waited_for:
-        in_use = f" while {exact.in_use} {'are' if ',' in exact.in_use else 'is'} in use" if exact.in_use else ""
-        waiting = f"{exact.waiting} processes wait" if exact.waiting > 1 else "a process waits"
-        text += f"; {waiting} for {exact.waited_for}{in_use}"
-    if exact.left_out_files:
-        text += f"; {files(exact.left_out_files)} left out, such as {_shortened(exact.left_out_example)!r}"
-    return text
-
-
-def all_warnings(status: MountStatus) -> list[str]:
-    """The warnings of the status, and those about its figures."""
-    if not (exact := status.exact):
-        return status.warnings
-    from growfs.simulation.part_files import small_parts  # takes a while
-
-    sizes = exact.streamed_bytes, exact.kept_bytes, status.cache.limit_bytes
-    small = small_parts(status.coverage.files, *sizes)
-    return [*status.warnings, small] if small else status.warnings
 
 
 def _listed_text(status: MountStatus) -> str:
@@ -126,11 +93,11 @@ def notes(status: MountStatus) -> Iterator[Line]:
         spent = "" if budget.resumes_s is None else f"; resumes in {_duration(budget.resumes_s, units=2)}"
         yield "budget", f"{format_size(budget.spent_bytes)} of {format_size(budget.limit_bytes)} today{spent}"
     for skip in status.skipped:
-        example = f", such as {_shortened(skip.example)!r}" if skip.example else ""
+        example = f", such as {shortened(skip.example)!r}" if skip.example else ""
         yield "skipped", f"{files(skip.files)}: {skip.reason}{example}"
     if status.unpromised:
         yield "note", f"not every directory has a file yet: {status.unpromised}"
-    for warning in all_warnings(status):
+    for warning in status.warnings:
         yield "warning", warning
     if status.last_error:
         at = "" if status.last_error_at is None else f" ({_clock(status.last_error_at)})"
@@ -247,5 +214,6 @@ def _clock(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def _shortened(name: str) -> str:
+def shortened(name: str) -> str:
+    """A name for a line, without its end if it is long."""
     return name if len(name) <= NAME_CHARS_MAX else name[: NAME_CHARS_MAX - 3] + "..."

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
@@ -35,7 +35,7 @@ from growfs.fuse.engine_choice import Engine, EngineChoice, KernelEngine
 from growfs.fuse.links import LinksEngine
 from growfs.fuse.mounting import file_system, is_remote
 from growfs.remote.filter import PathFilter
-from growfs.remote.interface import RemoteSpec
+from growfs.remote.interface import NO_OTHER, OtherSource, RemoteSpec
 from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.reader import Reader
@@ -60,17 +60,6 @@ from growfs.workers.pool import WorkerPool
 log = logging.getLogger(__name__)
 
 
-class Components(NamedTuple):
-    """The parts of a mount that the daemon itself needs. Most of them are those of which `status` reports."""
-
-    status: StatusSource
-    running: tuple[Service, ...]
-    """The components with their own task."""
-    ending: EndingSteps
-    """What is left to do once they have ended."""
-    workers: WorkerPool
-
-
 class Feature(Protocol):
     """What an option adds to a mount: the class of this name in growfs.extensions.NAME.mount."""
 
@@ -81,8 +70,8 @@ class Feature(Protocol):
         """Connect its components. All others exist by now, but for what users see."""
 
 
-def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder, workers: WorkerPool) -> Components:
-    """Construct and connect the components. If that fails, the cache is left as after a clean stop.
+def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder, workers: WorkerPool) -> Wiring:
+    """Construct and connect the components of a mount. If that fails, the cache is left as after a clean stop.
 
     spec: of the remote. url: without secrets.
     """
@@ -94,14 +83,16 @@ def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder
         wiring.build_fetching()
         wiring.build_drawing()
         wiring.build_view()
-        running = wiring.build_controls()
-        return Components(wiring.status, tuple(running), ending.pop_all(), workers)
+        wiring.build_controls()
+        wiring.ending = ending.pop_all()
+        return wiring
 
 
 class Wiring:
     """Constructs the components of a mount, from the lowest layer up. The methods are called in their order.
 
-    Each builds a layer, and connects it with those below. A lambda looks up a component of a later layer.
+    Each builds a layer, and connects it with those below. A lambda looks up a component of a later layer. services: the
+    components with their own task. ending: what is left to do once these have ended.
     """
 
     def __init__(
@@ -118,15 +109,12 @@ class Wiring:
         self.folder, self.workers, self.ending = folder, workers, ending
         # What features may change before it is used.
         self.select: Callable[[], Selection] = self._rotating
-        self.locate: Callable[[], Awaitable[float]] | None = None
-        self.find_owned: Callable[[], Awaitable[Callable[[str], bool]]] | None = None
-        self.sources: Callable[[str], tuple[str, ...]] = lambda _: ()
-        self.are_awaited: Callable[[Iterable[int]], bool] | None = None
+        self.other_source: OtherSource = NO_OTHER
         self.names: Callable[[], Names] | None = None
         # What they may add to.
         self.services = list[Service]()
         self.sections = dict[str, Callable[[], Any]]()
-        self.warnings = list[Callable[[list[Reader]], list[str]]]()
+        self.warnings = list[Callable[[list[Reader]], Iterable[str | None]]]()
         self.commands = list[Command]()
 
     def open_ports(self) -> None:
@@ -213,23 +201,23 @@ class Wiring:
 
     def _rotating(self) -> Selection:
         return Rotating(
-            self.workers, self.database, self.catalog, self.store, self.folder.partial, self.first, self.locate
+            self.workers, self.database, self.catalog, self.store, self.folder.partial, self.first, self.other_source
         )
 
     def build_fetching(self) -> None:
         """Fetched files."""
         options, spec = self.options, self.spec
         workers, catalog, store = self.workers, self.catalog, self.store
-        self.outage = Outage(partial(probe_in_worker, workers, catalog, self.folder.partial), self.sources)
+        self.outage = Outage(partial(probe_in_worker, workers, catalog, self.folder.partial), self.other_source)
         self.catalog_sync = CatalogSync(workers, catalog, store, self.outage, options.refresh, spec.traits.is_endless)
         self.sizes = SizeEstimate(store, varies=spec.traits.is_computed)
         self.downloads = InFlightTable(self.database, catalog, options.group, self.folder.partial)
         self.space = Space(
             self.database, store, self.generations, self.budget, self.outage, self.sizes, self.waiting,
-            self.holders.holds, self.are_awaited,
+            self.holders.holds, self.other_source,
         )  # fmt: skip
         self.dispatcher = Dispatcher(
-            workers, options.workers_max, options.bandwidth, spec.traits.is_computed, self.sources
+            workers, options.workers_max, options.bandwidth, spec.traits.is_computed, self.other_source
         )
         self.fetcher = Fetcher(
             self.downloads, store, self.space, self.sizes, self.dispatcher, self.generations, self.catalog_sync,
@@ -237,7 +225,7 @@ class Wiring:
         )  # fmt: skip
         for received in (self.budget.spend, self.outage.note_received, self.fetcher.counters.add_bytes):
             self.dispatcher.received.connect(received)
-        self.dispatcher.received_from_peers.connect(self.fetcher.counters.add_peer_bytes)
+        self.dispatcher.received_from_other.connect(self.fetcher.counters.add_other_bytes)
         self.dispatcher.returned.connect(self.fetcher.handle_result)
         self.dispatcher.failed.connect(self.outage.suspect)
         self.outage.began.connect(self.dispatcher.hold)
@@ -321,8 +309,8 @@ class Wiring:
             self.store.open_files.descriptor_opened.connect(engine.note_own_open)
             self.store.evicted.connect(vfs.forget_names)
 
-    def build_controls(self) -> list[Service]:
-        """The users' view and controls. Returns the components with their own task."""
+    def build_controls(self) -> None:
+        """The users' view and controls."""
         self.setters = self._setters()
         self.file_commands = FileCommands(
             self.database, self.catalog, self.store, self.space, self.outage, self.fetcher.ensure
@@ -343,38 +331,41 @@ class Wiring:
         )
         settings = json.dumps({**mount, "options": self.options.changed()})
         self.database.write_now(lambda writer: set_meta(writer, "mount", settings))
+        machine_warnings = [*_cache_warnings(self.options.cache_dir), *_limit_warnings()]
         self.status = StatusSource(
-            mount=mount,
-            database=self.database,
-            catalog=self.catalog,
-            store=self.store,
-            budget=self.budget,
-            usage=self.usage,
-            generations=self.generations,
-            readers=self.readers,
-            outage=self.outage,
-            catalog_sync=self.catalog_sync,
-            selection=self.selection,
-            fetcher=self.fetcher,
-            prefetch=self.prefetch,
-            prefetcher=self.prefetcher,
-            drawer=self.drawer,
-            start=self.start,
-            misses=self.misses,
-            engine=self.engine,
-            supervisor=self.supervisor,
-            sections=self.sections,
-            feature_warnings=self.warnings,
-            machine_warnings=[*_cache_warnings(self.options.cache_dir), *_limit_warnings()],
-        )
+            mount, self.database, self.catalog, self.store, self.usage, self.generations, self.readers, self.selection,
+            self.prefetcher, self.drawer,
+            sections={
+                "ready": lambda: self.prefetch.is_started,
+                "waited_for": lambda: self.start.waited_for,
+                "start": self.start.status,
+                "state": lambda: self.prefetch.mount_state,
+                "outage": self.outage.status,
+                "remote": self.catalog_sync.status,
+                "fetch": lambda: self.fetcher.status(self.prefetcher.eta_s()),
+                "miss": self.misses.status,
+                "budget": self.budget.status,
+                "opens": self.usage.status,
+                "requests": lambda: dict(self.engine.requests),
+                "unpromised": lambda: self.prefetch.unpromised,
+                **self.sections,
+            },
+            warnings=[
+                lambda _: machine_warnings,
+                lambda _: self.supervisor.warnings,
+                lambda _: self.prefetcher.warnings,
+                *self.warnings,
+                lambda _: [self.store.open_files.warning, self.engine.warning],
+            ],
+        )  # fmt: skip
         history = History(self.database, self.sample)
         control = Control(self.folder.path, [*self._commands(), *self.commands])
         for step in (history.save_now, self.usage.save_now, self.folder.note_end, self.engine.unmount):
             self.ending.add(step)
-        running: list[Service] = [self.outage, self.catalog_sync, self.readers, self.generations, self.space]
-        running += [self.fetcher, self.prefetcher, self.updater, self.usage, history, self.store, control]
-        running += self.services
-        return [*running, self.metrics] if self.metrics else running
+        self.services += [self.outage, self.catalog_sync, self.readers, self.generations, self.space]
+        self.services += [self.fetcher, self.prefetcher, self.updater, self.usage, history, self.store, control]
+        if self.metrics:
+            self.services.append(self.metrics)
 
     def sample(self) -> Sample:
         """The figures recorded in the history."""

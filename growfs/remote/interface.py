@@ -6,7 +6,7 @@ block, so they are made only in worker processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -62,8 +62,6 @@ class RemoteSpec:
     """Makes the files, if they are not those of the store."""
     extent: int | None = None
     """How many files to list, if the remote is endless."""
-    peer_token: str | None = field(default=None, repr=False)
-    """The token that other nodes demand, if files also come from them."""
 
     @property
     def traits(self) -> Traits:
@@ -132,8 +130,8 @@ class Fetched(NamedTuple):
     """The time of the last modification, if the remote tells."""
     digest: str
     """In the form of growfs.remote.digest."""
-    from_peer: bool = False
-    """Whether another node sent it, without asking the remote."""
+    from_other: bool = False
+    """Whether it came from the other source, without asking the remote."""
 
 
 class Skipped(NamedTuple):
@@ -230,6 +228,51 @@ class Maker(Protocol):
     def check(self, spec: RemoteSpec) -> bool:
         """Whether the kernel confines the writes of the function. Raises UsageError if it cannot be imported."""
         ...
+
+
+class OtherFetcher(Protocol):
+    """What a worker fetches files with from another source."""
+
+    def fetch(self, task: FetchTask, holders: Sequence[str]) -> RemoteFile | None:
+        """Write the file to task.target from the first of these holders that has it; None if none has.
+
+        In that case, task.progress may have been called, and task.digest has bytes that do not count. Raises OSError of
+        the local disk, and errors of task.progress.
+        """
+        ...
+
+
+OpenOther = Callable[[Any], OtherFetcher]
+"""Creates that of a worker, given its TransferThreads. It is sent to the workers."""
+
+
+class OtherSource:
+    """Where files come from besides the remote, such as other nodes. This one has none."""
+
+    open: OpenOther | None = None
+
+    def holders(self, path: str) -> tuple[str, ...]:
+        """Who may have a file, the most likely first."""
+        return ()
+
+    def awaits(self, ids: Iterable[int]) -> bool:
+        """Whether a draw has to wait before it evicts these files, because others may still fetch one of them here."""
+        return False
+
+    async def locate(self) -> float | None:
+        """The place at which the passes of this node begin, once that is decided (see Pass); None if that is the same
+        everywhere.
+        """
+        return None
+
+    async def find_owned(self) -> Callable[[str], bool] | None:
+        """What decides whether this node fetches a file for the others, by its path; None if it fetches all. A worker
+        may call it.
+        """
+        return None
+
+
+NO_OTHER = OtherSource()
 
 
 class RemoteWrapper:

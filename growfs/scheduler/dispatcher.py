@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -21,9 +21,9 @@ import trio
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
 from growfs.remote.client_choice import ClientChoice
-from growfs.remote.interface import Fetched, RemoteFile
+from growfs.remote.interface import NO_OTHER, Fetched, OtherSource, RemoteFile
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadState
-from growfs.scheduler.outage import PEERS_AGAIN_S
+from growfs.scheduler.outage import OTHERS_AGAIN_S
 from growfs.scheduler.stream_count import ConcurrencyController, WorkerCount
 from growfs.signal import Signal
 from growfs.workers.messages import REPORT_FILES, Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
@@ -103,9 +103,9 @@ class Dispatcher:
 
     Uses at most `workers` processes, plus one for files that readers wait for. returned: notified of the outcome of
     each file, in order; the file is then FETCHING, and no worker has it any more. is_computed: workers compute files
-    one at a time, so the number of requests is fixed. peers_of: returns the nodes that may have a file, by its path.
-    received: notified of bytes received from the remote, whether the file is complete or not; received_from_peers: the
-    same for other nodes. failed: notified when nothing is received while requests are repeated, or for SILENCE_S.
+    one at a time, so the number of requests is fixed. received: notified of bytes received from the remote, whether the
+    file is complete or not; received_from_other: the same for the other source. failed: notified when nothing is
+    received while requests are repeated, or for SILENCE_S.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class Dispatcher:
         workers: int,
         bytes_per_s: int,
         is_computed: bool = False,
-        peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
+        other: OtherSource = NO_OTHER,
     ) -> None:
         self.returned = Signal[[Download, Outcome]]()
         self.received = Signal[[int]]()
-        self.received_from_peers = Signal[[int]]()
+        self.received_from_other = Signal[[int]]()
         self.failed = Signal[[GrowfsError]]()
         self._urgent: deque[Download] = deque()
         self._queue: deque[Download] = deque()
@@ -134,7 +134,7 @@ class Dispatcher:
         """Number of files fetched by the store's library."""
         self._gave_up = ""
         self._is_computed = is_computed
-        self._peers_of = peers_of
+        self._other = other
         self._concurrency = ConcurrencyController()
         self._worker_count = WorkerCount(workers if is_computed else WORKERS_FIRST, workers)
         self._slots: list[WorkerSlot] = []
@@ -189,7 +189,7 @@ class Dispatcher:
         self._changed.notify()
 
     def hold(self, why: GrowfsError) -> None:
-        """Until `resume`, send only files that other nodes may have, as the remote is away. Workers keep their data.
+        """Until `resume`, send only files that have other holders, as the remote is away. Workers keep their data.
 
         If the remote denies access, they end, and their files are queued again: new workers reread the credentials.
         """
@@ -220,7 +220,7 @@ class Dispatcher:
             try:
                 while True:
                     if not await self._dispatch(nursery):
-                        with trio.move_on_after(PEERS_AGAIN_S if self._is_held else math.inf):
+                        with trio.move_on_after(OTHERS_AGAIN_S if self._is_held else math.inf):
                             await self._changed.wait()
             finally:
                 nursery.cancel_scope.cancel()  # the tasks of the workers, which have no slots any more
@@ -269,17 +269,17 @@ class Dispatcher:
                 self._limit_silence(slot)
             prioritized, slot.prioritized = slot.prioritized, []
             slot.in_background = self._belongs_in_background(slot)
-            requests = [_request(download, self._peers_of(download.path)) for download in batches.get(slot, [])]
+            requests = [_request(download, self._other.holders(download.path)) for download in batches.get(slot, [])]
             try:
                 await slot.channel.send(
-                    FetchFiles(requests, prioritized, slot.in_background, slot.is_held, self._gave_up)
+                    FetchFiles(requests, prioritized, slot.in_background, slot.is_held, self._gave_up, self._other.open)
                 )
             except WorkerLost:
                 slot.silence.cancel()
         return bool(receivers)
 
     def _next(self) -> Download | None:
-        """The first queued download; in an outage, the first that other nodes may have."""
+        """The first queued download; in an outage, the first that the other source may have."""
         if not self._is_in_order:  # thousands of downloads may be queued again one by one, after an outage
             self._urgent, self._queue = (
                 deque(sorted(queue, key=attrgetter("number"))) for queue in (self._urgent, self._queue)
@@ -290,9 +290,9 @@ class Dispatcher:
                 queue.popleft()
         if not self._is_held:
             return next(iter(self._urgent or self._queue), None)
-        before = trio.current_time() - PEERS_AGAIN_S
+        before = trio.current_time() - OTHERS_AGAIN_S
         queued = (it for it in (*self._urgent, *self._queue) if it.state is DownloadState.QUEUED)
-        return next((it for it in queued if it.sent_at <= before and self._peers_of(it.path)), None)
+        return next((it for it in queued if it.sent_at <= before and self._other.holders(it.path)), None)
 
     def _slot_for(self, download: Download, nursery: trio.Nursery) -> WorkerSlot | None:
         """The least busy worker that can take one more file; a new worker rather than a busy one."""
@@ -390,7 +390,7 @@ class Dispatcher:
         slot.silence.deadline = math.inf if waits else trio.current_time() + STALL_S
 
     async def _process(self, slot: WorkerSlot, message: FetchProgress) -> None:
-        bytes = message.bytes + message.peer_bytes
+        bytes = message.bytes + message.other_bytes
         slot.received += bytes
         slot.cpu_s = message.cpu_s
         self._reported_at = max(self._reported_at or 0.0, message.sent_at)
@@ -401,7 +401,7 @@ class Dispatcher:
         self._period_streams.append(message.streams)
         self._latency_s = min(self._latency_s, message.latency_s)
         self.received.notify(message.bytes)
-        self.received_from_peers.notify(message.peer_bytes)
+        self.received_from_other.notify(message.other_bytes)
         self.library_files += message.library_files
         if not self._gave_up:
             self._gave_up, self.client = message.gave_up, message.client or self.client
@@ -478,7 +478,7 @@ def _is_suspect(download: Download) -> bool:
     return download.attempts_left < ATTEMPTS_MAX
 
 
-def _request(download: Download, peers: tuple[str, ...]) -> FetchRequest:
+def _request(download: Download, holders: tuple[str, ...]) -> FetchRequest:
     node = download.node
     file = RemoteFile(download.path, node.size, node.mtime_ns, node.version)
-    return FetchRequest(node.id, file, download.target, download.size_max, download.urgent, download.number, peers)
+    return FetchRequest(node.id, file, download.target, download.size_max, download.urgent, download.number, holders)

@@ -156,8 +156,8 @@ class Fetcher:
         return FetchStatus(
             files_total=self.counters.files,
             bytes_total=self.counters.bytes,
-            peer_files_total=self.counters.peer_files,
-            peer_bytes_total=self.counters.peer_bytes,
+            peer_files_total=self.counters.other_files,
+            peer_bytes_total=self.counters.other_bytes,
             bytes_per_s=self.counters.bytes_per_s(),
             failed=self.counters.failed,
             streams=self._dispatcher.streams,
@@ -333,8 +333,8 @@ class Fetcher:
             self._handle_fetched(download, outcome)
 
     def _handle_fetched(self, download: Download, fetched: Fetched) -> None:
-        if fetched.from_peer:
-            self.counters.peer_files += 1
+        if fetched.from_other:
+            self.counters.other_files += 1
         else:
             self._outage.answered(download.sent_at)
         assert download.reserved is not None

@@ -293,9 +293,9 @@ class Counters:
     files: int = 0
     bytes: int = 0
     """Bytes received from the remote."""
-    peer_files: int = 0
+    other_files: int = 0
     """Files that other nodes sent instead."""
-    peer_bytes: int = 0
+    other_bytes: int = 0
     """Bytes that other nodes sent."""
     failed: int = 0
     failures: dict[int, Failure] = field(default_factory=dict)
@@ -317,9 +317,9 @@ class Counters:
         self.bytes += count
         self._note_recent(count)
 
-    def add_peer_bytes(self, count: int) -> None:
-        """Count bytes that another node has just sent."""
-        self.peer_bytes += count
+    def add_other_bytes(self, count: int) -> None:
+        """Count bytes that the other source has just sent."""
+        self.other_bytes += count
         self._note_recent(count)
 
     def _note_recent(self, count: int) -> None:
@@ -336,7 +336,7 @@ class Counters:
         now = trio.current_time()
         self._forget_before(now - RATE_WINDOW_S)
         recent = sum(count for _, count in self.recent)
-        has_just_begun = self.recent and recent == self.bytes + self.peer_bytes
+        has_just_begun = self.recent and recent == self.bytes + self.other_bytes
         return recent / (max(1.0, now - self.recent[0][0]) if has_just_begun else RATE_WINDOW_S)
 
     def _forget_before(self, time: float) -> None:

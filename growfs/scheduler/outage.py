@@ -2,7 +2,8 @@
 
 A failure is at first only a suspicion. It is of the file alone if the remote answers a later request: another download,
 or a probe. Otherwise there is an outage until a probe is answered: nothing is drawn, no space is made, and no request
-is sent, except for files that other nodes may have. Each probe comes from a new process, which rereads the credentials.
+is sent, except for files that another source may have. Each probe comes from a new process, which rereads the
+credentials.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import trio
 
 from growfs.cache.catalog import Catalog
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
-from growfs.remote.interface import RemoteFile
+from growfs.remote.interface import NO_OTHER, OtherSource, RemoteFile
 from growfs.signal import Signal
 from growfs.status_and_metrics import OutageStatus
 from growfs.units import format_timespan
@@ -36,8 +37,8 @@ PATIENT_PROBE_S = 40.0
 """The same during an outage. A request is given up after 35 s, and a server that answers just in time is not away."""
 NEXT_PROBE_S = 5.0
 """In an outage, another probe is sent if the last one was not answered for this long: it may have been lost."""
-PEERS_AGAIN_S = 10.0
-"""In an outage, how often other nodes are asked for a file that none of them had."""
+OTHERS_AGAIN_S = 10.0
+"""In an outage, how often the other source is asked for a file that it did not have."""
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
 PAUSE_SHARE = 20
 """The pause between two probes is one part in 20 of the outage so far, which is how much the pause may prolong it."""
@@ -71,19 +72,19 @@ class Outage:
     """Owns whether the remote is away, since when, why, and when it is tried next.
 
     probe: sends a request that any working remote would answer, and repeats it a few times if asked to; returns the
-    error, or None. peers_of: returns the nodes that may have a file, by its path. began: notified of an outage with the
+    error, or None. other: where files come from then. began: notified of an outage with the
     error that revealed it; ended: of its end. why: the latest error; None while the remote is not known to be away.
     """
 
     def __init__(
         self,
         probe: Callable[[bool], Awaitable[GrowfsError | None]],
-        peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
+        other: OtherSource = NO_OTHER,
     ) -> None:
         self.why: GrowfsError | None = None
         self.began = Signal[[GrowfsError]]()
         self.ended = Signal[[]]()
-        self._probe, self._peers_of = probe, peers_of
+        self._probe, self._other = probe, other
         self._since = self._since_clock = 0.0
         self._whys: dict[type[GrowfsError], GrowfsError] = {}
         """The first error of each kind. A failed download is more informative than a failed probe of the same kind."""
@@ -98,8 +99,8 @@ class Outage:
         return self.why is not None
 
     def blocks(self, path: str) -> bool:
-        """Whether a file cannot be fetched, because the remote is away, and no other node may have it."""
-        return self.is_on and not self._peers_of(path)
+        """Whether a file cannot be fetched, because the remote is away, and no other source may have it."""
+        return self.is_on and not self._other.holders(path)
 
     @property
     def lasted_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database, read_in_thread
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError
+from growfs.remote.interface import NO_OTHER, OtherSource
 from growfs.rotation.generations import Planner
 from growfs.rotation.order_file import make_order
 from growfs.rotation.pass_order import Order, Pass
@@ -103,7 +104,7 @@ class Rotating(Selection):
     """Draws the files of each pass in random order. Those that were listed for longest make room for others.
 
     first: the first pass; later ones differ only in their number. staging: the folder to which a worker writes the
-    order. locate: returns the place at which the passes begin, once that is decided; None if this node works alone.
+    order. other: decides at which place the passes begin.
     """
 
     keeps_last = True
@@ -116,10 +117,10 @@ class Rotating(Selection):
         store: Store,
         staging: Path,
         first: Pass,
-        locate: Callable[[], Awaitable[float | None]] | None = None,
+        other: OtherSource = NO_OTHER,
     ) -> None:
         self.first = first
-        self._locate = locate
+        self._other = other
         self._workers = workers
         self._db = database
         self._catalog = catalog
@@ -200,8 +201,7 @@ class Rotating(Selection):
 
     async def _find_start(self) -> None:
         """Return once it is decided where the passes begin."""
-        if self._locate:
-            self.first = self.first._replace(start=await self._locate())
+        self.first = self.first._replace(start=await self._other.locate())
 
     def changes_nothing(self, turnover: TurnoverInput) -> bool:
         """Whether there is nothing to decide: no room to make, nothing to list again."""

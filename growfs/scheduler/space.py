@@ -36,11 +36,12 @@ from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError, NoRoom
+from growfs.remote.interface import NO_OTHER, OtherSource
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.generations import Generations
 from growfs.rotation.queries import Listed, kept_bytes, may_go, of_these
 from growfs.scheduler.in_flight import DownloadGroup, Priority, SizeEstimate
-from growfs.scheduler.outage import PEERS_AGAIN_S, Outage
+from growfs.scheduler.outage import OTHERS_AGAIN_S, Outage
 from growfs.signal import Signal
 from growfs.units import CacheSize, format_size
 
@@ -151,11 +152,9 @@ class Space:
         sizes: SizeEstimate,
         waiting: WaitingClaims,
         holds: Callable[[], BitMap64],
-        are_awaited: Callable[[Sequence[int]], bool] | None = None,
+        other: OtherSource = NO_OTHER,
     ) -> None:
-        """holds: returns the admissions of the files that readers hold. are_awaited: whether a draw must not evict
-        these files yet, because another node is about to draw some of them from this one.
-        """
+        """holds: returns the admissions of the files that readers hold. other: decides which files draws may evict."""
         self.rotated = Signal[[]]()
         self.resized = Signal[[]]()
         self.waiting = waiting
@@ -166,7 +165,7 @@ class Space:
         self._outage = outage
         self._sizes = sizes
         self._holds = holds
-        self._are_awaited = are_awaited
+        self._other = other
         self._making_room = trio.Lock()
         self._missed_bytes = 0  # of the misses that wait for room to be made; meanwhile, no draw gets any
         self._warns_from = -math.inf
@@ -210,7 +209,7 @@ class Space:
                         pause_s = min(2 * pause_s, LOOK_AGAIN_S_MAX)
                 waits_first = True
                 while (self._outage.is_on if claim.is_draw else self._outage.blocks(claim.path)) and claim.is_wanted():
-                    with trio.move_on_after(PEERS_AGAIN_S):  # nothing is evicted for files that may not be fetched
+                    with trio.move_on_after(OTHERS_AGAIN_S):  # nothing is evicted for files that may not be fetched
                         await self._outage.ended.wait()
                 if not claim.is_wanted():
                     return None
@@ -355,7 +354,7 @@ class Space:
                 chosen = await self._pick(Priority.DRAW, 1, short)
             if not chosen:
                 break
-            if is_draw and self._are_awaited and self._are_awaited(chosen):
+            if is_draw and self._other.awaits(chosen):
                 return None
             await self._evict(chosen, return_to_pass=not is_draw)
         return self._room.reserve(size)  # no other task runs in between

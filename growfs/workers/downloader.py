@@ -15,8 +15,7 @@ from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteMissing,
 from growfs.remote import digest, open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.http.threads import TransferJob, TransferThreads
-from growfs.remote.interface import Fetched, FetchTask, RemoteSpec
-from growfs.remote.peer_client import PeerClient
+from growfs.remote.interface import Fetched, FetchTask, OtherFetcher, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
 from growfs.remote.retries import Retries
 from growfs.remote.stores.registry import choose_client
@@ -39,14 +38,14 @@ class Downloader:
         self._threads = TransferThreads(streams, throttle, lambda: limits.latency_s)
         self._retries = Retries(self._threads.sleep, self._count_failure, workers=lambda: limits.workers)
         self._remote = open_remote(spec, self._threads, self._retries, limits)
-        self._peers = PeerClient(self._threads, spec.peer_token) if spec.peer_token else None
+        self._other: OtherFetcher | None = None
         self._client = choose_client(spec)
         self._send = send
         self._lock = threading.Lock()
         self._report_due = threading.Condition(self._lock)
         self._jobs: dict[int, TransferJob] = {}
         self._finished: list[tuple[int, Fetched | FetchFailed]] = []
-        self._bytes = self._peer_bytes = self._answered = self._library_files = 0
+        self._bytes = self._other_bytes = self._answered = self._library_files = 0
         self._throttled = self._unfinished = 0
         self._latency_s = math.inf
         self._failure: GrowfsError | None = None
@@ -57,6 +56,8 @@ class Downloader:
         """Also fetch these files."""
         self._threads.hold(batch.is_held)
         self._threads.library.give_up(batch.gave_up)
+        if batch.open_other and not self._other:
+            self._other = batch.open_other(self._threads)
         with self._lock:
             self._unfinished += len(batch.files)
             self._report_due.notify()
@@ -66,7 +67,7 @@ class Downloader:
                 request.file.size,
                 request.urgent,
                 request.number,
-                has_other_source=bool(self._peers and request.peers),
+                has_other_source=bool(request.holders),
             )
             for request in batch.files
         }
@@ -99,7 +100,7 @@ class Downloader:
 
     def _download(self, request: FetchRequest) -> Fetched:
         file, target = request.file, request.target
-        total, from_peer = 0, bool(self._peers and request.peers)
+        total, from_other = 0, bool(request.holders)
 
         def progress(count: int) -> None:
             nonlocal total
@@ -107,8 +108,8 @@ class Downloader:
             if total > request.size_max:
                 raise SizeExceeded(f"{file.path}: larger than {request.size_max} bytes")
             with self._lock:
-                self._peer_bytes += count * from_peer
-                self._bytes += count * (not from_peer)
+                self._other_bytes += count * from_other
+                self._bytes += count * (not from_other)
                 self._progressed = True
 
         def restart() -> None:
@@ -118,9 +119,9 @@ class Downloader:
 
         streamed = Digest()
         task = FetchTask(file, target, progress, streamed, restart=restart)
-        found = self._peers.fetch(task, request.peers) if self._peers else None
+        found = self._other.fetch(task, request.holders) if self._other else None
         if found is None:
-            from_peer = self._jobs[request.id].has_other_source = False
+            from_other = self._jobs[request.id].has_other_source = False
             if self._threads.is_held:
                 raise RemoteBusy(f"{file.path}: the remote is away, and no other node has it")
             began = time.monotonic()
@@ -131,8 +132,8 @@ class Downloader:
             os.utime(target, ns=(mtime_ns, mtime_ns))
         os.chmod(target, 0o444)
         if streamed.bytes == found.size:  # otherwise some bytes did not pass through this process
-            return Fetched(found.size, found.mtime_ns, streamed.text(), from_peer)
-        return Fetched(os.stat(target).st_size, found.mtime_ns, digest.of(target, progress), from_peer)
+            return Fetched(found.size, found.mtime_ns, streamed.text(), from_other)
+        return Fetched(os.stat(target).st_size, found.mtime_ns, digest.of(target, progress), from_other)
 
     def _failed(self, request: FetchRequest, error: GrowfsError) -> FetchFailed:
         """The failure to report. If the remote no longer has this version, it is asked for its current one."""
@@ -163,14 +164,14 @@ class Downloader:
                 library_files = library.files
                 report = FetchProgress(
                     self._bytes, self._throttled, self._finished, time.process_time(), self._failure, time.monotonic(),
-                    self._peer_bytes, answered - self._answered, library_files - self._library_files, library.gave_up,
+                    self._other_bytes, answered - self._answered, library_files - self._library_files, library.gave_up,
                     self._latency_s, self._threads.busy, self._client.after(library.gave_up),
                 )  # fmt: skip
-                self._bytes = self._peer_bytes = self._throttled = 0
+                self._bytes = self._other_bytes = self._throttled = 0
                 self._answered, self._library_files, self._failure = answered, library_files, None
                 self._finished, self._is_report_due = [], False
                 heartbeat = self._progressed and time.monotonic() > reported_at + HEARTBEAT_S
                 self._progressed = self._progressed and not heartbeat
-            if report.bytes or report.peer_bytes or report.failure or report.files or heartbeat:
+            if report.bytes or report.other_bytes or report.failure or report.files or heartbeat:
                 reported_at = time.monotonic()
                 self._send(report)

@@ -14,14 +14,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from growfs.errors import GrowfsError, RemoteError
 from growfs.remote.client_choice import ClientChoice
-from growfs.remote.interface import Fetched, RemoteFile
-
-if TYPE_CHECKING:  # imported where they are unpickled: a worker that lists does not need them
-    from growfs.rotation.circle import Position
+from growfs.remote.interface import Fetched, OpenOther, RemoteFile
 
 REPORT_FILES = 64
 """A worker reports as soon as it has this many files to report."""
@@ -90,6 +87,20 @@ class Compute(NamedTuple):
     function: Callable[[Callable[[], None]], Any]
 
 
+Send = Callable[[Any], None]
+"""Sends a message to the daemon."""
+Receive = Callable[[], Any]
+"""Waits for the next message from the daemon."""
+
+
+class Serve(NamedTuple):
+    """Call a function that exchanges messages with the daemon until the channel is closed. The answer is Failed if it
+    fails.
+    """
+
+    function: Callable[[Send, Receive], None]
+
+
 @dataclass(frozen=True, slots=True)
 class StillWorking:
     """A heartbeat during a long request."""
@@ -130,8 +141,8 @@ class FetchRequest(NamedTuple):
     """A reader waits for it: it comes before all files that are not urgent."""
     number: int
     """Its place among files of the same urgency."""
-    peers: tuple[str, ...] = ()
-    """The nodes that may have it, each as HOST:PORT; they are asked before the remote."""
+    holders: tuple[str, ...] = ()
+    """Who may have it besides the remote, and is asked before it."""
 
 
 class FetchFiles(NamedTuple):
@@ -143,10 +154,12 @@ class FetchFiles(NamedTuple):
     in_background: bool
     """Whether this worker is to have a low priority from now on."""
     is_held: bool = False
-    """Whether the remote is away: unfinished files have to wait, keeping their data, and only files that other nodes
-    may have may begin."""
+    """Whether the remote is away: unfinished files have to wait, keeping their data, and only files that have other
+    holders may begin."""
     gave_up: str = ""
     """Why the store's library is to make all requests from now on; empty if it is not."""
+    open_other: OpenOther | None = None
+    """The source of files that others may have; None if there is none."""
 
 
 class FetchFailed(NamedTuple):
@@ -172,8 +185,8 @@ class FetchProgress:
     """The error of the last request that is being repeated."""
     sent_at: float = field(default_factory=time.monotonic)
     """On the clock time.monotonic, which is the same in all processes; the daemon may read the report later."""
-    peer_bytes: int = 0
-    """Bytes that arrived for files from peers."""
+    other_bytes: int = 0
+    """Bytes that arrived for files from the other source."""
     answered: int = 0
     """How many requests to the remote were answered in full."""
     library_files: int = 0
@@ -186,73 +199,6 @@ class FetchProgress:
     """How many streams are in use at the moment."""
     client: ClientChoice | None = None
     """The client that this worker uses."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServePeers:
-    """Serve cached files to other nodes at an address, until the channel is closed. node: the name of this node.
-
-    token: what peers have to send. bytes_per_s: limit for all of them together; 0 for none. The answer is Failed if it
-    cannot serve.
-    """
-
-    address: tuple[str, int]
-    token: str = field(repr=False)
-    bytes_per_s: float
-    node: str
-
-
-class Announce(NamedTuple):
-    """To the worker that serves peers: this node's position (None before it has begun), and the nodes' addresses.
-
-    peers: each is HOST:PORT, dns://NAME or dns://NAME:PORT. The answer is PeersSeen.
-    """
-
-    position: Position | None
-    peers: tuple[str, ...]
-
-
-class PeersSeen(NamedTuple):
-    """The nodes known to the worker that serves peers, by address."""
-
-    own: str | None
-    """The address of this node."""
-    positions: dict[str, Position | None]
-    """The positions of the other nodes; None for one that has not begun."""
-    failed: dict[str, str]
-    """Why other nodes do not answer."""
-    peers: tuple[str, ...]
-    """The addresses of all nodes."""
-
-
-class OpenCached(NamedTuple):
-    """From the worker that serves peers: hold the file at this path open. The answer is CachedOpened."""
-
-    request: int
-    path: str
-
-
-class CloseCached(NamedTuple):
-    """From the worker that serves peers: it has sent the file, or a part of it. bytes: number sent."""
-
-    id: int
-    bytes: int
-
-
-class ServedFile(NamedTuple):
-    """A cached file that is held open. local: its path. digest: in the form of growfs.remote.digest."""
-
-    id: int
-    local: Path
-    file: RemoteFile
-    digest: str
-
-
-class CachedOpened(NamedTuple):
-    """The answer to OpenCached. cached: None if the file is not cached."""
-
-    request: int
-    cached: ServedFile | None
 
 
 class Done(NamedTuple):

@@ -21,7 +21,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -48,7 +47,8 @@ from growfs.workers.messages import (
     FetchFiles,
     ListRemote,
     Probe,
-    ServePeers,
+    Send,
+    Serve,
     StillWorking,
 )
 from growfs.workers.process import lower_priority
@@ -58,7 +58,6 @@ ASKED_MAX = 1000
 """Files that a listing lacks, of which the remote is asked for each by name: at most as many as S3 lists in a page. If
 one in a hundred of those that it lacks is still there, 1000 of them do not show it once in 20,000 times."""
 ASKED_PARALLEL = 16
-Send = Callable[[Any], None]
 
 
 def main() -> None:
@@ -141,8 +140,8 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
                     lower_priority()
                 downloader = downloader or Downloader(spec, limits, send)
                 downloader.submit(request)
-            elif isinstance(request, ServePeers):
-                _serve_peers(request, send, requests.get)
+            elif isinstance(request, Serve):
+                request.function(send, requests.get)  # at normal priority: others wait for it
             else:
                 send(Done(_handle(spec, request, send)))
         except GrowfsError as error:
@@ -151,12 +150,6 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
             send(Failed(disk.cannot_write(error)))
         except Exception as error:  # noqa: BLE001 - a bug in a client library must not look like a crash
             send(Failed(unexpected(error)))
-
-
-def _serve_peers(request: ServePeers, send: Send, receive: Callable[[], Any]) -> None:
-    from growfs.workers.peer_server import PeerServer  # few mounts have peers
-
-    PeerServer(request, send).run(receive)  # at normal priority: other nodes wait for it
 
 
 def _receive(connection: socket.socket, requests: queue.SimpleQueue[Any]) -> None:

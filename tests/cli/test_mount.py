@@ -470,7 +470,7 @@ from growfs.daemon.snapshot import StatusSource
 snapshot = StatusSource.snapshot
 
 async def after_the_failure(source):
-    while source.catalog_sync.failure is None:
+    while source.prefetcher.last_failure is None:
         await trio.sleep(0.01)
     return await snapshot(source)
 

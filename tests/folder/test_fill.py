@@ -23,8 +23,8 @@ from growfs.client import generation
 from growfs.daemon.control_client import call
 from growfs.daemon.launch import stop
 from growfs.errors import GrowfsError
+from growfs.extensions.peers.membership import PeerPoll
 from growfs.folder import trees
-from growfs.workers.membership import PeerPoll
 from tests.cli.support import tmpfs
 from tests.crash.scene import alive
 from tests.folder.conftest import Fill

@@ -391,10 +391,10 @@ class InProcess:
         self._cache = open_cache(self._folder, spec, URL)
         workers = Workers(self.remote, PathFilter(options.include, options.exclude))
         self.components = wiring.build(self.request, spec, URL, self._cache, workers)  # type: ignore[arg-type]
-        engine = self.components.status.engine
+        engine = self.components.engine
         assert isinstance(engine, Engine)
         self.vfs = engine.vfs
-        (control,) = (service for service in self.components.running if isinstance(service, Control))
+        (control,) = (service for service in self.components.services if isinstance(service, Control))
         self.commands = control.commands
         self._ended = trio.Event()
         self._scope = trio.CancelScope()
@@ -404,7 +404,7 @@ class InProcess:
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    for service in self.components.running:
+                    for service in self.components.services:
                         if not isinstance(service, (History, Store)):
                             nursery.start_soon(service.run)
         except BaseException as error:  # noqa: BLE001 - the next call raises it

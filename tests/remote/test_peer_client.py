@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from growfs.extensions.peers import client as peers
+from growfs.extensions.peers.client import FILES, PeerClient
+from growfs.extensions.peers.messages import CachedOpened, OpenCached, ServedFile
+from growfs.extensions.peers.server import PeerServer
 from growfs.remote import digest
-from growfs.remote import peer_client as peers
 from growfs.remote.digest import Digest
 from growfs.remote.http.connection import Timeouts
 from growfs.remote.http.threads import THREADS_DEFAULT, TransferJob, TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile
 from growfs.remote.names import join_address
-from growfs.remote.peer_client import FILES, PeerClient
-from growfs.workers.messages import CachedOpened, OpenCached, ServedFile, ServePeers
-from growfs.workers.peer_server import PeerServer
 from tests.servers import QuietHandler, serving
 
 DATA = bytes(range(256)) * 400
@@ -130,7 +130,7 @@ def test_where_a_node_misbehaves_the_next_one_gives_the_file(serve: object, tmp_
     bad, good = Node(how), Node()
     addresses = serve(bad), serve(good)
     threads = TransferThreads()
-    client = PeerClient(threads, TOKEN)
+    client = PeerClient(TOKEN, threads)
     for _ in range(2):
         assert fetch(client, threads, tmp_path / "x", *addresses) is not None
         assert (tmp_path / "x").read_bytes() == DATA
@@ -142,7 +142,7 @@ def test_where_a_node_misbehaves_the_next_one_gives_the_file(serve: object, tmp_
 def test_nodes_that_come_and_go_leave_neither_threads_nor_connections(serve: object, tmp_path: Path) -> None:
     assert callable(serve)
     threads = TransferThreads()
-    client = PeerClient(threads, TOKEN)
+    client = PeerClient(TOKEN, threads)
     addresses = [serve(Node("fails" if number % 2 else "")) for number in range(6)]
     fetch(client, threads, tmp_path / "x", addresses[0])
     before = set(threading.enumerate())
@@ -159,7 +159,7 @@ def test_a_node_that_failed_long_ago_is_forgotten(
     assert callable(serve)
     monkeypatch.setattr(peers, "PAUSE_S", 0.0)
     threads = TransferThreads()
-    client = PeerClient(threads, TOKEN)
+    client = PeerClient(TOKEN, threads)
     addresses = [serve(Node("fails")) for _ in range(3)]
     fetch(client, threads, tmp_path / "x", *addresses)
     assert list(client._paused_until) == addresses[-1:]
@@ -168,14 +168,14 @@ def test_a_node_that_failed_long_ago_is_forgotten(
 def test_a_node_with_another_token_gives_nothing(serve: object, tmp_path: Path) -> None:
     assert callable(serve)
     threads = TransferThreads()
-    assert fetch(PeerClient(threads, "another"), threads, tmp_path / "x", serve(Node())) is None
+    assert fetch(PeerClient("another", threads), threads, tmp_path / "x", serve(Node())) is None
 
 
 def test_a_file_without_a_version_is_never_fetched_from_a_node(serve: object, tmp_path: Path) -> None:
     assert callable(serve)
     node = Node()
     task = FetchTask(RemoteFile(FILE.path, len(DATA), None, ""), tmp_path / "x", lambda count: None, Digest())
-    assert PeerClient(TransferThreads(), TOKEN).fetch(task, [serve(node)]) is None
+    assert PeerClient(TOKEN, TransferThreads()).fetch(task, [serve(node)]) is None
     assert node.requests == 0
 
 
@@ -191,7 +191,7 @@ def serving_cached(cached: ServedFile, bytes_per_s: float) -> Iterator[str]:
         with suppress(ValueError):  # in the end
             server._server.serve_forever(0.01)
 
-    server = PeerServer(ServePeers(("127.0.0.1", 0), TOKEN, bytes_per_s, "node"), answer)
+    server = PeerServer(("127.0.0.1", 0), TOKEN, bytes_per_s, "node", answer)
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
@@ -213,5 +213,5 @@ def test_a_node_with_little_bandwidth_lets_no_stream_starve(tmp_path: Path, monk
     file = RemoteFile("large.bin", THREADS_DEFAULT * part, 5, "v1")
     threads = TransferThreads()
     with serving_cached(ServedFile(1, local, file, digest.of(local)), 4_800_000) as address:
-        assert fetch(PeerClient(threads, TOKEN), threads, tmp_path / "x", address, file=file) == file
+        assert fetch(PeerClient(TOKEN, threads), threads, tmp_path / "x", address, file=file) == file
     assert (tmp_path / "x").read_bytes() == local.read_bytes()

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, UsageError
+from growfs.extensions.peers.client import PeerClient
 from growfs.remote.digest import Digest
 from growfs.remote.http.proxy import proxy_for
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
-from growfs.remote.peer_client import PeerClient
 from growfs.remote.stores.web import HttpRemote
 from tests.forward_proxy import AWAY, ForwardProxy, forward_proxy
 from tests.remote.fake_store import DATA, FILE, PART, SMALL, FakeStore, Serve, fetched, s3
@@ -156,5 +156,5 @@ def test_peers_are_reached_directly(serve: Serve, tmp_path: Path, monkeypatch: p
     store = FakeStore(SMALL)
     peer = serve(store).removeprefix("http://").rstrip("/")
     task = FetchTask(RemoteFile(FILE.path, len(SMALL), None, "v1"), tmp_path / "target", digest=Digest())
-    PeerClient(TransferThreads(), "token").fetch(task, [peer])
+    PeerClient("token", TransferThreads()).fetch(task, [peer])
     assert [request.target for request in store.requests] == ["/files/x"]

@@ -16,7 +16,7 @@ import trio.testing
 from growfs.cache.catalog import Node
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, UsageError
 from growfs.remote.client_choice import LEFT_MAX, ClientChoice
-from growfs.remote.interface import Fetched
+from growfs.remote.interface import NO_OTHER, Fetched, OtherSource
 from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.dispatcher import (
     AHEAD_BYTES,
@@ -33,7 +33,7 @@ from growfs.scheduler.dispatcher import (
     WorkerDied,
 )
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadGroup, DownloadState, Priority
-from growfs.scheduler.outage import PEERS_AGAIN_S
+from growfs.scheduler.outage import OTHERS_AGAIN_S
 from growfs.scheduler.stream_count import (
     FIRST_REST_PERIODS,
     PERIOD_FIRST_S,
@@ -122,12 +122,19 @@ class FakePool:
 CLIENT = ClientChoice("s3fs", False, "faster than s3fs")
 
 
+class SharedFiles(OtherSource):
+    """Another node, which has some of the files."""
+
+    def holders(self, path: str) -> tuple[str, ...]:
+        return ("node:7070",) if "shared" in path else ()
+
+
 class DispatcherScene:
     """A dispatcher and its results. It moves downloads from state to state as the fetcher does."""
 
-    def __init__(self, size: int, is_computed: bool, peers_of: Callable[[str], tuple[str, ...]]) -> None:
+    def __init__(self, size: int, is_computed: bool, other: OtherSource) -> None:
         self.pool = FakePool()
-        self.dispatcher = Dispatcher(self.pool, size, 0, is_computed, peers_of)  # type: ignore[arg-type]
+        self.dispatcher = Dispatcher(self.pool, size, 0, is_computed, other)  # type: ignore[arg-type]
         self.dispatcher.returned.connect(self.handle_result)
         self.fetched: list[str] = []
         self.errors: dict[str, str] = {}
@@ -181,9 +188,9 @@ async def quiet() -> None:
 
 @asynccontextmanager
 async def start_scene(
-    size: int, is_computed: bool = False, peers_of: Callable[[str], tuple[str, ...]] = lambda path: ()
+    size: int, is_computed: bool = False, other: OtherSource = NO_OTHER
 ) -> AsyncIterator[DispatcherScene]:
-    new = DispatcherScene(size, is_computed, peers_of)
+    new = DispatcherScene(size, is_computed, other)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(new.dispatcher.run)
         yield new
@@ -506,7 +513,7 @@ async def test_an_error_of_the_dispatcher_is_reported_alone(monkeypatch: pytest.
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    scene = DispatcherScene(2, True, lambda path: ())
+    scene = DispatcherScene(2, True, NO_OTHER)
     with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scene.dispatcher.run)
@@ -596,7 +603,7 @@ async def test_while_the_remote_is_away_workers_keep_what_they_have_and_are_not_
 async def test_while_the_remote_is_away_what_other_nodes_may_have_is_sent_now_and_then(
     clock: trio.testing.MockClock,
 ) -> None:
-    async with start_scene(1, peers_of=lambda path: ("node:7070",) if "shared" in path else ()) as scene:
+    async with start_scene(1, other=SharedFiles()) as scene:
         scene.dispatcher.hold(RemoteBusy("cannot reach the server"))
         scene.enqueue("a", "shared", "b")
         await quiet()
@@ -605,7 +612,7 @@ async def test_while_the_remote_is_away_what_other_nodes_may_have_is_sent_now_an
         worker.die()
         await quiet()
         assert not scene.pool.alive
-        await trio.sleep(PEERS_AGAIN_S + 1)
+        await trio.sleep(OTHERS_AGAIN_S + 1)
         (worker,) = scene.pool.alive
         assert list(worker.requests) == ["shared"]
         scene.dispatcher.resume()

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from growfs.extensions.peers import membership
+from growfs.extensions.peers import server as peer_server
+from growfs.extensions.peers.membership import OTHERS, Members, PeerPoll, ip_addresses
+from growfs.extensions.peers.messages import Announce, PeersSeen
+from growfs.extensions.peers.server import PeerServer
 from growfs.remote.names import join_address
-from growfs.workers import membership, peer_server
-from growfs.workers.membership import OTHERS, Members, PeerPoll, ip_addresses
-from growfs.workers.messages import Announce, PeersSeen, ServePeers
-from growfs.workers.peer_server import PeerServer
 from tests.harness import until
 from tests.servers import free_port
 
@@ -144,7 +145,7 @@ def server_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerAt]:
     with ExitStack() as stack:
 
         def server_at(host: str, send: Callable[[PeersSeen], None]) -> PeerServer:
-            server = PeerServer(ServePeers((host, 0), "token", 0, "node"), send)
+            server = PeerServer((host, 0), "token", 0, "node", send)
             stack.callback(server._server.server_close)
             return server
 

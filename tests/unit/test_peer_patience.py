@@ -8,13 +8,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.cache.schema import set_meta
-from growfs.extensions.peers.peers import PATIENCE_S, START, Peers, PeerSettings
+from growfs.extensions.peers.messages import PeersSeen
+from growfs.extensions.peers.peers import PATIENCE_S, START, Peers
 from growfs.rotation.circle import Position
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.in_flight import Download
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.readiness import PrefetchState, StartCondition
-from growfs.workers.messages import PeersSeen
 from tests.unit.local_cache import LocalCache, answers, file
 
 PLACES = {"d/old": 0.8, "d/new": 0.9}
@@ -74,9 +74,10 @@ async def test_a_draw_waits_as_long_after_an_earlier_one_got_its_room_elsewhere(
     await cache.list([file(path) for path in PLACES])
     await cache.admit("d/old")
     await cache.database.write(lambda writer: set_meta(writer, START, "0.9"))
-    settings = PeerSettings(("other",), ("me", 1), "token")
     workers: Any = OneFollower()
-    peers = Peers(settings, workers, cache.database, cache.catalog, cache.store, PLACES.__getitem__)
+    peers = Peers(
+        ("other",), ("me", 1), "token", 0, workers, cache.database, cache.catalog, cache.store, PLACES.__getitem__
+    )
     drawer = connected_drawer(cache, peers)
     evicted = [cache.node("d/old").id]
     async with trio.open_nursery() as nursery:

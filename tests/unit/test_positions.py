@@ -14,6 +14,7 @@ from growfs.errors import GrowfsError
 from growfs.extensions.exact import passes
 from growfs.extensions.exact.division import Due, read_division
 from growfs.extensions.exact.passes import Parts
+from growfs.remote.interface import NO_OTHER
 from growfs.rotation.parts import Part, PassPosition
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.rules import Contents, Generation
@@ -59,7 +60,7 @@ def parts(cache: LocalCache) -> Parts:
         CacheSize(bytes=SIZES[1]),
         None,
         mark,
-        None,
+        NO_OTHER,
         lambda: cache.generations,
         lambda _: False,
         lambda: 60.0,

@@ -8,7 +8,6 @@ from typing import Any
 from growfs.daemon.wiring import Wiring
 from growfs.extensions.exact.pass_names import PassNames
 from growfs.extensions.exact.passes import Parts
-from growfs.folder.folder_engine import FolderEngine
 from growfs.rotation.parts import PassPosition
 from growfs.rotation.reader import Reader
 
@@ -23,7 +22,7 @@ class Feature:
             mount.workers, mount.database, mount.catalog, mount.store, mount.first, options.part_size,
             PassPosition(*options.start) if options.start else None,
             lambda *arguments: mount.space.mark(*arguments),  # noqa: PLW0108  # created later, as are the others
-            mount.find_owned,
+            mount.other_source,
             lambda: mount.generations,
             lambda part: mount.holders.has_open_folder(part),  # noqa: PLW0108
             lambda: mount.fetcher.miss_timeout_s,
@@ -36,7 +35,7 @@ class Feature:
         mount, parts = self._mount, self._parts
         parts.changed.connect(mount.prefetch.invalidate_order)
         mount.generations.began.connect(parts.note_begun)
-        for arrived in (mount.dispatcher.received, mount.dispatcher.received_from_peers):
+        for arrived in (mount.dispatcher.received, mount.dispatcher.received_from_other):
             arrived.connect(parts.note_received)
         mount.store.replaced.connect(lambda _: mount.catalog_sync.file_changed.notify())  # a new version has another id
         mount.usage.opened.connect(parts.note_opened)
@@ -49,21 +48,15 @@ class Feature:
         mount.warnings += [lambda _: parts.warnings, _warnings_of_jobs]
         del mount.setters["rotation"], mount.setters["turnover"]  # parts decide what is listed
         if mount.filled:
-            of_folder = FolderCommands(parts, mount.filled)
-            mount.commands += [of_folder.part, of_folder.describe]
+            mount.commands += [self.part, self.describe]
 
-
-class FolderCommands:
-    """The commands of a filled folder, in which programs cannot wait for a part by opening it."""
-
-    def __init__(self, parts: Parts, folder: FolderEngine) -> None:
-        self._parts = parts
-        self._folder = folder
+    # In a filled folder, programs cannot wait for a part by opening it.
 
     async def part(self, number: int, part: int) -> AsyncIterator[Any]:
         """Return the path of a part of a pass, once it is cached."""
         position = PassPosition(number, part)
-        yield {"path": str(await self._folder.show(str(position), self._parts.at(position)))}
+        assert self._mount.filled
+        yield {"path": str(await self._mount.filled.show(str(position), self._parts.at(position)))}
 
     async def describe(self, number: int) -> AsyncIterator[Any]:
         """Return how many parts a pass has, and all that decides which files these have."""

@@ -29,6 +29,7 @@ from growfs.cache.store import Store
 from growfs.errors import GrowfsError, NoSuchName, RemoteError, TimedOut, UsageError
 from growfs.extensions.exact.division import divide_catalog, find_due, plan_part, read_division, save_division
 from growfs.extensions.exact.parts_in_use import PartsInUse
+from growfs.remote.interface import OtherSource
 from growfs.rotation.generations import Generations, Planner
 from growfs.rotation.parts import Division, ExactPass, Part, PassPosition
 from growfs.rotation.pass_order import Order, Pass
@@ -36,6 +37,7 @@ from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.scheduler.in_flight import Download, DownloadState
 from growfs.scheduler.rotating import Selection, Share, compute_groups, compute_soon
 from growfs.signal import Signal
+from growfs.simulation.part_files import small_parts
 from growfs.status_and_metrics import ExactStatus, StartStatus
 from growfs.units import CacheSize, flag_size, format_size
 from growfs.workers.pool import WorkerLost, WorkerPool
@@ -59,10 +61,9 @@ class Parts(Selection):
     which files are to be cached.
 
     first: what decides the order of the first pass. part_size: the room for streamed files. start: the part with which
-    listings of the root begin; None to go on after the last one. mark: as Space.mark. find_owned: returns what decides
-    whether this node fetches a file for the others, by its path; None if this node is alone. generations: returns
-    these. is_open: whether a folder of a part is open. patience_s: returns how long a process waits for a part if
-    nothing arrives.
+    listings of the root begin; None to go on after the last one. mark: as Space.mark. other: decides which files this
+    node fetches for others. generations: returns these. is_open: whether a folder of a part is open. patience_s:
+    returns how long a process waits for a part if nothing arrives.
 
     strayed: notified when a file is cached that belongs to none of these parts, so it may be evicted again: it was
     opened by name.
@@ -82,7 +83,7 @@ class Parts(Selection):
         part_size: CacheSize,
         start: PassPosition | None,
         mark: Callable[[Sequence[int], Sequence[int], Callable[[], bool]], Awaitable[bool]],
-        find_owned: Callable[[], Awaitable[Callable[[str], bool]]] | None,
+        other: OtherSource,
         generations: Callable[[], Generations],
         is_open: Callable[[Generation], bool],
         patience_s: Callable[[], float],
@@ -96,7 +97,7 @@ class Parts(Selection):
         self._first = first
         self._part_size = part_size
         self._mark = mark
-        self._find_owned = find_owned
+        self._other = other
         self._generations = generations
         self._is_open = is_open
         self._in_use = PartsInUse()
@@ -206,7 +207,7 @@ class Parts(Selection):
                 self.failure = _no_such_part(division, coming)
                 await trio.sleep(RETRY_S)
                 continue
-            is_own = await self._find_owned() if self._find_owned else None
+            is_own = await self._other.find_owned()
             function = partial(find_due, self._db.path, read, ahead, is_own)
             self._arrived = BitMap64()
             try:
@@ -548,16 +549,18 @@ class Parts(Selection):
         )
 
     @property
-    def warnings(self) -> list[str]:
-        """Warnings about the division."""
-        if self.failure:
-            return [str(self.failure)]
+    def warnings(self) -> list[str | None]:
+        """Warnings about the division; None for each that does not apply."""
         division = self._divisions.get(self._coming.pass_)
-        if division is None or not division.lists_all_folders or division.least_folders >= division.folders:
-            return []
+        if self.failure or division is None:
+            return [str(self.failure)] if self.failure else []
+        is_short = division.lists_all_folders and division.least_folders < division.folders
         return [
+            small_parts(division.files, division.streamed_bytes, division.kept_bytes, self._store.room.limit_bytes),
             f"parts contain files from as few as {division.least_folders} of {division.folders} folders; the others are"
             " listed empty: if folders are classes, raise --part-size, or pass allow_empty=True to ImageFolder"
+            if is_short
+            else None,
         ]
 
 

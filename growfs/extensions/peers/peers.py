@@ -5,13 +5,13 @@ The nodes may change at any time; listed, held and cached files stay as they are
 
 from __future__ import annotations
 
+import hmac
 import logging
 import math
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,24 +23,18 @@ from growfs.cache.database import Database
 from growfs.cache.schema import id_at, set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, TooManyOpen
+from growfs.extensions.peers.client import PeerClient
+from growfs.extensions.peers.messages import Announce, CachedOpened, CloseCached, OpenCached, PeersSeen, ServedFile
 from growfs.extensions.peers.ownership import Owner, is_own
-from growfs.remote.interface import RemoteFile
+from growfs.extensions.peers.server import serve
+from growfs.remote.interface import OtherSource, RemoteFile
 from growfs.remote.names import join_address
 from growfs.rotation.circle import HOLDERS_MAX, Position, awaits, distance, first_place, follower, holders
 from growfs.rotation.pass_order import Order
 from growfs.scheduler.in_flight import Download
 from growfs.signal import Signal
 from growfs.status_and_metrics import PeersStatus
-from growfs.workers.messages import (
-    Announce,
-    CachedOpened,
-    CloseCached,
-    Failed,
-    OpenCached,
-    PeersSeen,
-    ServedFile,
-    ServePeers,
-)
+from growfs.workers.messages import Failed, Serve
 from growfs.workers.pool import Channel, WorkerLost, WorkerPool
 
 log = logging.getLogger(__name__)
@@ -62,30 +56,21 @@ START = "peer_start"
 """The key in the table `meta` of the place where the passes of this node begin."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerSettings:
-    """The options of a mount with other nodes."""
-
-    sources: tuple[str, ...]
-    """The addresses of the nodes, each as HOST:PORT, dns://NAME or dns://NAME:PORT."""
-    address: tuple[str, int]
-    """(host, port) at which this node serves."""
-    token: str = field(repr=False)
-    """The token that it demands."""
-    bytes_per_s: float = 0.0
-    """The bandwidth limit of all peers together; 0 for no limit."""
-
-
-class Peers:
+class Peers(OtherSource):
     """Owns the known state of the other nodes, the position of this one, and the worker that serves them.
 
+    sources: the addresses of the nodes, each as HOST:PORT, dns://NAME or dns://NAME:PORT. address: (host, port) at
+    which this node serves. token: demanded by all nodes. bytes_per_s: limit for all peers together; 0 for none.
     place: of a path, as Pass.place. owner: decides which node fetches a file from the remote, if all nodes fetch the
     same files at about the same time; None if they follow one another around the circle.
     """
 
     def __init__(
         self,
-        settings: PeerSettings,
+        sources: tuple[str, ...],
+        address: tuple[str, int],
+        token: str,
+        bytes_per_s: float,
         workers: WorkerPool,
         database: Database,
         catalog: Catalog,
@@ -93,8 +78,9 @@ class Peers:
         place: Callable[[str], float],
         owner: Owner | None = None,
     ) -> None:
-        self.sources = settings.sources
-        self._settings = settings
+        self.sources = sources
+        self.open = partial(PeerClient, token)
+        self._address, self._token, self._bytes_per_s = address, token, bytes_per_s
         self._workers = workers
         self._database = database
         self._catalog = catalog
@@ -106,7 +92,7 @@ class Peers:
         self._out_of_order = BitMap64()
         self._channel: Channel | None = None
         self._sending = trio.Lock()
-        self._set_seen(PeersSeen(None, {}, {}, settings.sources))
+        self._set_seen(PeersSeen(None, {}, {}, sources))
         self._others: dict[str, Position] = {}
         self._follower: Position | None = None
         self._looked = Signal[[]]()
@@ -124,12 +110,16 @@ class Peers:
         """The peers section of the status."""
         return PeersStatus(
             nodes=len(self._names()),
-            address=join_address(*self._settings.address),
+            address=join_address(*self._address),
             serving=self._is_serving,
             answering=len(self._seen.positions),
             waiting=self._waits is not None,
             sent_bytes_total=self._sent_bytes,
         )
+
+    def accepts(self, token: str) -> bool:
+        """Whether this node serves those who have a token."""
+        return self._is_serving and hmac.compare_digest(token.encode(), self._token.encode())
 
     def set_sources(self, sources: tuple[str, ...]) -> None:
         """Change the other nodes."""
@@ -151,7 +141,7 @@ class Peers:
                 await trio.sleep(RESTART_S)
 
     async def locate(self) -> float:
-        """The place where this node begins, once that is decided."""
+        """See OtherSource."""
         if self._start is not None:
             return self._start
         await self._look()
@@ -166,10 +156,11 @@ class Peers:
                 await trio.sleep(LOOK_AGAIN_S)
         return start
 
-    async def find_owned(self) -> Callable[[str], bool]:
-        """What decides whether this node owns a file, by its path. A worker may call it."""
+    async def find_owned(self) -> Callable[[str], bool] | None:
+        """See OtherSource."""
+        if self._owner is None:
+            return None
         await self._look()
-        assert self._owner
         return partial(is_own, self._owner, self._answering, self._own_name())
 
     async def _look(self) -> None:
@@ -186,7 +177,7 @@ class Peers:
     # Files that the others have, or are about to draw.
 
     def holders(self, path: str) -> tuple[str, ...]:
-        """The nodes that may have a file, the most likely first."""
+        """See OtherSource. Each is HOST:PORT."""
         if self._owner:
             owner = self._owner(path, self._answering)
             return () if owner == self._own_name() else (owner,)
@@ -196,9 +187,9 @@ class Peers:
         return tuple(holders(self._place(path), own.head, self._others, HOLDERS_MAX))
 
     def awaits(self, ids: Iterable[int]) -> bool:
-        """Whether a draw has to wait before it evicts these files, because the next node may still draw one of them.
+        """See OtherSource. The next node may still draw one of them.
 
-        It waits for PATIENCE_S at most; after that, no draw waits for a while.
+        A draw waits for PATIENCE_S at most; after that, no draw waits for a while.
         """
         now, own, behind = trio.current_time(), self._position(), self._follower
         if (
@@ -247,7 +238,7 @@ class Peers:
 
     def _own_name(self) -> str:
         """The address by which the other nodes know this one."""
-        return self._seen.own or join_address(*self._settings.address)
+        return self._seen.own or join_address(*self._address)
 
     def _names(self) -> set[str]:
         """The addresses of all nodes, including this one."""
@@ -256,10 +247,10 @@ class Peers:
     # The worker.
 
     async def _run_worker(self) -> None:
-        settings, opened = self._settings, Counter[int]()
+        opened = Counter[int]()
         channel = self._workers.spawn()
         try:
-            await channel.send(ServePeers(settings.address, settings.token, settings.bytes_per_s, self._node))
+            await channel.send(Serve(partial(serve, self._address, self._token, self._bytes_per_s, self._node)))
             self._channel = channel
             self._due.set()
             while True:

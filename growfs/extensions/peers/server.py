@@ -1,4 +1,4 @@
-"""Serves the cached files and the position of this node to other nodes over HTTP (client: growfs.remote.peer_client).
+"""Serves the cached files and the position of this node to other nodes over HTTP (see `client`).
 
 It runs in a worker process, so that the thread that answers the kernel sends no data. The daemon holds each file open
 while it is sent.
@@ -17,7 +17,6 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable
 from http import HTTPStatus
 from io import FileIO
 from queue import SimpleQueue
@@ -25,17 +24,12 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from growfs.errors import GrowfsError
+from growfs.extensions.peers.client import FILES, MTIME_HEADER, POSITION, VERSION_HEADER, authorization
+from growfs.extensions.peers.membership import Members, PeerPoll
+from growfs.extensions.peers.messages import Announce, CachedOpened, CloseCached, OpenCached, ServedFile
 from growfs.remote.http.connection import HEAD_BYTES_MAX
-from growfs.remote.peer_client import (
-    FILES,
-    MTIME_HEADER,
-    POSITION,
-    VERSION_HEADER,
-    authorization,
-)
 from growfs.remote.rate_limits import TokenBucket
-from growfs.workers.membership import Members, PeerPoll
-from growfs.workers.messages import Announce, CachedOpened, CloseCached, OpenCached, ServedFile, ServePeers
+from growfs.workers.messages import Receive, Send
 
 HEAD_S = 5.0
 """How long a new connection may take to send the head of its first request."""
@@ -47,32 +41,38 @@ CONNECTIONS_MAX = 512
 """Further ones are closed at once; those peers read from the remote."""
 
 
-class PeerServer:
-    """Owns the listening socket and the connections. send: sends a message to the daemon.
+def serve(address: tuple[str, int], token: str, bytes_per_s: float, node: str, send: Send, receive: Receive) -> None:
+    """Serve cached files to other nodes at an address. node: the name of this node.
 
-    Raises GrowfsError if it cannot listen.
+    token: what peers have to send. bytes_per_s: limit for all of them together; 0 for none. Raises GrowfsError if it
+    cannot listen.
     """
+    PeerServer(address, token, bytes_per_s, node, send).run(receive)
 
-    def __init__(self, request: ServePeers, send: Callable[[Any], None]) -> None:
-        self.authorization = authorization(request.token).encode()
-        self.bucket = TokenBucket(lambda: request.bytes_per_s)
-        self.piece_bytes = max(1, int(request.bytes_per_s) // CONNECTIONS_MAX) if request.bytes_per_s else 1 << 20
+
+class PeerServer:
+    """Owns the listening socket and the connections. See `serve`."""
+
+    def __init__(self, address: tuple[str, int], token: str, bytes_per_s: float, node: str, send: Send) -> None:
+        self.authorization = authorization(token).encode()
+        self.bucket = TokenBucket(lambda: bytes_per_s)
+        self.piece_bytes = max(1, int(bytes_per_s) // CONNECTIONS_MAX) if bytes_per_s else 1 << 20
         """Bytes sent before the limit is checked again: few, so that each of many connections gets some."""
-        self.node = request.node
+        self.node = node
         self.announced = Announce(None, ())
         self._is_announced = threading.Event()
-        self._poll = PeerPoll(request.node, request.token)
+        self._poll = PeerPoll(node, token)
         self._send = send
         self._numbers = itertools.count()
         self._answers: dict[int, SimpleQueue[CachedOpened]] = {}
         try:
-            self._server = _Server(request.address, self)
+            self._server = _Server(address, self)
         except OSError as error:
             raise GrowfsError(f"the other nodes cannot be served: {error.strerror}") from None
-        self._members = Members(request.address[1], self._server.address_family)
+        self._members = Members(address[1], self._server.address_family)
 
-    def run(self, receive: Callable[[], Any]) -> None:
-        """Serve forever. receive: returns the daemon's next message."""
+    def run(self, receive: Receive) -> None:
+        """Serve forever."""
         for task in (self._server.serve_forever, self._look_around):
             threading.Thread(target=task, daemon=True).start()
         while True:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
+from growfs.extensions.peers.client import POSITION, authorization
+from growfs.extensions.peers.messages import PeersSeen
 from growfs.remote.names import DNS_SCHEME, join_address
-from growfs.remote.peer_client import POSITION, authorization
 from growfs.rotation.circle import Position, distance
-from growfs.workers.messages import PeersSeen
 
 LOOK_UP_S = 5.0
 """How often a name is looked up."""

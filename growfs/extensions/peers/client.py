@@ -1,4 +1,4 @@
-"""Fetches files from other nodes, which serve their cached files (growfs.workers.peer_server).
+"""Fetches files from other nodes, which serve their cached files (growfs.extensions.peers.server).
 
 A node serves only complete files, of the requested version. The ETag is the digest that they had when they arrived from
 the remote. Peers are an optimization, not a source of truth: if anything goes wrong, the remote is read instead.
@@ -37,20 +37,16 @@ def authorization(token: str) -> str:
 class PeerClient:
     """Owns the connections of a process to the peers. token: the one that they demand."""
 
-    def __init__(self, threads: TransferThreads, token: str) -> None:
+    def __init__(self, token: str, threads: TransferThreads) -> None:
         self._token = token
         self._downloader = RangeDownloader(threads, timeouts=TIMEOUTS, uses_proxies=False)
         self._paused_until: dict[str, float] = {}
 
-    def fetch(self, task: FetchTask, peers: Sequence[str]) -> RemoteFile | None:
-        """Write the file to task.target from the first of these peers (HOST:PORT) that has it; None if none has.
-
-        In that case, task.progress may have been called, and task.digest has bytes that do not count. Raises OSError of
-        the local disk, and errors of task.progress.
-        """
+    def fetch(self, task: FetchTask, holders: Sequence[str]) -> RemoteFile | None:
+        """See OtherFetcher. holders: each is HOST:PORT."""
         if not task.file.version or task.file.size is None or task.digest is None:
             return None  # it could be another version, or damaged
-        for peer in peers:
+        for peer in holders:
             if time.monotonic() < self._paused_until.get(peer, 0.0):
                 continue
             task.restart()
