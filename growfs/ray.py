@@ -32,9 +32,6 @@ FOLLOW_S = 5.0
 """How often the nodes, and whether each has its mount, are checked."""
 START_S = 60.0
 """How long the actors of new nodes may take to start before the others mount without them."""
-LOST_S = 60.0
-"""How long an actor may be away before that counts as an error of its node: Ray takes up to half a minute to notice
-that a node is gone."""
 ANSWER_S = 15.0
 """How long a node may take to report its status."""
 ACTOR = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "lifetime": "detached", "namespace": NAMESPACE}
@@ -252,7 +249,8 @@ class _Controller:
             if has_answered:
                 answered_at = time.monotonic()
                 node.tried.set()
-            elif time.monotonic() < answered_at + LOST_S:
+            # Ray takes up to half a minute to notice that a node is gone.
+            elif time.monotonic() < answered_at + 60.0:
                 node.tried.clear()  # the node may be gone, which `_look` will find
             else:
                 node.tried.set()

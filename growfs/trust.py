@@ -21,10 +21,6 @@ from stat import S_ISLNK, S_ISVTX
 
 from growfs.errors import GrowfsError
 
-ALL_USERS = (1 << 32) - 1
-"""The number of users that the initial user namespace knows (user_namespaces(7))."""
-LINKS_MAX = 40
-"""As many links the kernel follows (path_resolution(7))."""
 ACL = "system.posix_acl_access"
 ACL_ENTRY = struct.Struct("<HHI")
 ACL_USER, ACL_GROUP_OBJ, ACL_GROUP, ACL_MASK, ACL_OTHER = 0x02, 0x04, 0x08, 0x10, 0x20
@@ -127,7 +123,7 @@ class _Walk:
         finally:
             os.close(link)
         self._links += 1
-        if self._links > LINKS_MAX:
+        if self._links > 40:  # the kernel follows as many (path_resolution(7))
             raise GrowfsError(f"{self._given}: is a link that leads to itself; choose a folder")
         self.rest.pop()
         self.rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
@@ -331,7 +327,8 @@ def _trusted_above() -> set[int]:
 def _unmapped() -> tuple[int, ...]:
     """The owner that the kernel shows for all users that this user namespace does not know (user_namespaces(7))."""
     mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
-    return () if mapped == ALL_USERS else (int(Path("/proc/sys/kernel/overflowuid").read_text()),)
+    # The initial user namespace knows all users (user_namespaces(7)).
+    return () if mapped == (1 << 32) - 1 else (int(Path("/proc/sys/kernel/overflowuid").read_text()),)
 
 
 def _others_may_write(stat: os.stat_result, place: str) -> bool:

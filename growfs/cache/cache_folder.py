@@ -39,24 +39,15 @@ LOCK = "lock"
 URL = "url.json"
 """The file with the URL of the remote, without secrets, for people."""
 ANNOUNCED = "daemon.json"
-ANNOUNCED_BYTES_MAX = 1 << 16
 ANNOUNCED_TYPES = {"pid": int, "mountpoint": str, "url": str, "version": str, "format": int}
 ANNOUNCED_ALWAYS = {"pid", "mountpoint"}
-PID_MAX = 1 << 22
-"""PID_MAX_LIMIT in include/linux/threads.h."""
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of growfs: backups may leave it out.\n"
 """https://bford.info/cachedir/"""
-DYING_S = 10.0
-"""How long a killed daemon may hold its lock: a thread that is writing to the disk ends only after the write."""
-ENDING_S = 60.0
-"""How long an unmounted daemon may take to save its state."""
 NOTICE_S = 1.0
 """umount(8) returns before the daemon has noticed it."""
 ENDING = b"ending\n"
 """Content of the lock file while a daemon saves its state."""
 POLL_S = 0.02
-TOUCH_EVERY_S = 3600.0
-"""How often the lock gets the current time."""
 REMEDY = "pass another --cache-dir"
 
 
@@ -100,7 +91,7 @@ class CacheFolder:
         try:
             lock = (self.path / LOCK).stat()
             is_ours = os.path.samestat(lock, os.fstat(self.lock))
-            if is_ours and time.time() - lock.st_mtime > TOUCH_EVERY_S:  # for programs that delete old files
+            if is_ours and time.time() - lock.st_mtime > 3600.0:  # some programs delete files that are never written
                 os.utime(self.lock)
             if is_ours and (self.path / "files").exists():  # otherwise the cache is about to go
                 disk.make_folder("SWEEP_PARTIAL", self.partial)
@@ -249,8 +240,9 @@ def _try_lock(lock: int) -> bool:
 def _patience_s(path: Path, lock: int) -> float:
     """How long to wait for the daemon that holds a lock to end."""
     if os.pread(lock, len(ENDING), 0) == ENDING:
-        return ENDING_S
-    return DYING_S if _is_dying(path) else NOTICE_S
+        return 60.0  # it is saving its state
+    # A killed daemon holds its lock until its threads have ended, and one that is writing to the disk ends after that.
+    return 10.0 if _is_dying(path) else NOTICE_S
 
 
 def _is_dying(path: Path) -> bool:
@@ -300,7 +292,7 @@ def _read_json(path: Path) -> Any:
     try:
         fd = _open_file(path, os.O_RDONLY)
         try:
-            return json.loads(os.read(fd, ANNOUNCED_BYTES_MAX))
+            return json.loads(os.read(fd, 1 << 16))
         finally:
             os.close(fd)
     except (OSError, ValueError, RecursionError):
@@ -314,7 +306,8 @@ def _is_possible(daemon: object) -> bool:
     if any(type(value) is not ANNOUNCED_TYPES.get(key, type(value)) for key, value in daemon.items()):
         return False
     mountpoint = os.fsencode(daemon["mountpoint"])
-    return mountpoint.startswith(b"/") and b"\0" not in mountpoint and 0 < daemon["pid"] <= PID_MAX
+    pid_max = 1 << 22  # PID_MAX_LIMIT in include/linux/threads.h
+    return mountpoint.startswith(b"/") and b"\0" not in mountpoint and 0 < daemon["pid"] <= pid_max
 
 
 def _open_file(path: Path, flags: int) -> int:

@@ -20,10 +20,6 @@ IDLE_MAX = 16_384
 """Files kept open for the next reader; each pins 1 to 2 KB of kernel memory."""
 IDLE_CANDIDATES = 16
 """Idle files to choose from when one has to be closed."""
-ENOUGH_DESCRIPTORS = 1024
-"""If readers have fewer, a loader with several workers may run out of descriptors."""
-RESERVED_DESCRIPTORS = 256
-"""Descriptors for the rest of the daemon: workers, the database, the open files of .growfs/."""
 
 
 @dataclass(slots=True)
@@ -82,7 +78,8 @@ class OpenFiles:
         self._mapped: dict[int, OpenFile] = {}
         self._limit = limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._idle_max = min(IDLE_MAX, limit // 2)
-        self._descriptors_max = max(limit // 2, limit - RESERVED_DESCRIPTORS)
+        # The others are for the rest of the daemon: workers, the database, the open files of .growfs/.
+        self._descriptors_max = max(limit // 2, limit - 256)
 
     def __contains__(self, id: object) -> bool:
         """Whether a reader has a file open or mapped."""
@@ -92,7 +89,7 @@ class OpenFiles:
     @property
     def warning(self) -> str | None:
         """What the user can do if only few files can be open at a time."""
-        if self._descriptors_max >= ENOUGH_DESCRIPTORS:
+        if self._descriptors_max >= 1024:  # enough for a loader with several workers
             return None
         return (
             f"readers can have {self._descriptors_max} files open at a time, because the daemon may open {self._limit}"

@@ -31,7 +31,6 @@ from growfs.units import CacheSize
 
 log = logging.getLogger(__name__)
 
-SYNC_EVERY_S = 30.0
 EVICTED_FILES_MAX = 1000
 """Files evicted in one transaction: other writers and readers wait for some ten milliseconds."""
 
@@ -386,7 +385,7 @@ class Store:
     async def run(self) -> None:
         """Sync the resident files repeatedly until cancelled, so that they count even after a power loss."""
         while True:
-            await trio.sleep(SYNC_EVERY_S)
+            await trio.sleep(30.0)
             try:
                 await self.make_durable()
             except DISK_ERRORS as error:

@@ -22,8 +22,6 @@ from growfs.version import __version__
 SOCKET = "control.sock"
 ANSWER_S = 600.0
 """How long a client waits for the next line of the answer."""
-ANSWER_CHARACTERS_MAX = 1 << 26
-"""The longest line of an answer: the daemon may be another user's."""
 NONSENSE = (ValueError, TypeError, AttributeError, RecursionError)
 """Raised when reading an answer that does not come from a growfs daemon."""
 
@@ -106,7 +104,8 @@ def call(
             _connect(connection, folder)
             connection.sendall(line_of({"command": command, **arguments}))
             with connection.makefile() as lines:
-                while line := lines.readline(ANSWER_CHARACTERS_MAX):
+                # An answer is never longer. The daemon may be another user's.
+                while line := lines.readline(1 << 26):
                     message = json.loads(line, object_hook=partial(_Answer, folder))
                     if "error" in message:
                         raise (UsageError if message["exit_code"] == 2 else GrowfsError)(message["error"])

@@ -50,8 +50,6 @@ WAITING_S = 2.0
 """How long a daemon may take to name the processes that wait for files."""
 STATUS_EVERY_S = 10.0
 """How often systemd is notified of the state of a mount in the foreground."""
-SANDBOX_S = 2.0
-"""How long a sandbox may take to drop the mounts that it does not need."""
 POLL_S = 0.02
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
@@ -213,7 +211,7 @@ def _unmount(mounted: MountRow, lazy: bool) -> bool:
 
 def _lasting_mounts(cache: Path, path: Path | None) -> list[str]:
     """As `other_mounts`, without those that vanish in a moment: a sandbox copies all mounts when it starts."""
-    deadline = time.monotonic() + SANDBOX_S
+    deadline = time.monotonic() + 2.0  # a new sandbox is still dropping the mounts that it does not need
     while (others := other_mounts(cache, path)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return others

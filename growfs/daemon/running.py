@@ -27,9 +27,6 @@ from growfs.paths import absolute_path
 from growfs.proc import is_killed
 from growfs.trust import opened_for_its_owner, resolve
 
-READERS_S = 2.0
-"""How long a daemon may take to name its readers."""
-
 
 class Running(NamedTuple):
     """A mount, or a daemon without one in the mount table."""
@@ -240,7 +237,7 @@ def _last_users(cache: Path) -> str:
     """What keeps a mount that is in no mount table. The kernel does not tell who has its files open."""
     users = other_mounts(cache, None)
     with suppress(GrowfsError):
-        readers = status_of(cache, READERS_S).readers
+        readers = status_of(cache, 2.0).readers
         users = users or [f"{reader.command} ({reader.pid}), which has read it" for reader in readers if reader.pid]
     return ", ".join(users) or "a process that has a file open, or a container"
 

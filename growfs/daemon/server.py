@@ -65,10 +65,6 @@ log = logging.getLogger(__name__)
 PROGRESS_EVERY_S = 0.1
 CHECK_S_MIN, CHECK_SHARE = 0.01, 0.01
 """Readiness of the mount is checked after this time, and then after this share of the time elapsed so far."""
-KEEP_CODE_S = 1.0
-"""How long after the mount the code of growfs is read. It takes 30 ms, and the first file may need these."""
-WHOLE_EVERY_S = 1.0
-"""How often a thread looks whether others have deleted the cache."""
 TEMPORARY_FOLDERS = ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR")
 """Environment variables that name the folder for temporary files, for Python, libraries, and SQLite."""
 SWITCH_S = 2e-4
@@ -260,7 +256,7 @@ def _end_if_deleted(folder: CacheFolder, ended: threading.Event) -> None:
     An unmounted folder would look empty to readers, and nothing may be written where another daemon may be by now.
     """
     while folder.is_whole():
-        if ended.wait(WHOLE_EVERY_S):
+        if ended.wait(1.0):
             return
     if not ended.is_set():
         log.error("%s was deleted", folder.path)
@@ -269,7 +265,7 @@ def _end_if_deleted(folder: CacheFolder, ended: threading.Event) -> None:
 
 async def _keep_own_code() -> None:
     """Read the code of growfs while the mount waits for its first files, or later."""
-    await trio.sleep(KEEP_CODE_S)
+    await trio.sleep(1.0)  # it takes 30 ms, and the first file may need these
     await trio.to_thread.run_sync(own_code.keep)
 
 

@@ -364,8 +364,7 @@ class Wiring:
             self.ending.add(step)
         self.services += [self.outage, self.catalog_sync, self.readers, self.generations, self.space]
         self.services += [self.fetcher, self.prefetcher, self.updater, self.usage, history, self.store, control]
-        if self.metrics:
-            self.services.append(self.metrics)
+        self.services += filter(None, [self.metrics])
 
     def sample(self) -> Sample:
         """The figures recorded in the history."""

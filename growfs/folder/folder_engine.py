@@ -42,14 +42,10 @@ POLL_S = 0.25
 """How often the locks of older generations, and whether the folder may grow by itself, are checked."""
 GRACE_S = 0.5
 """How long a generation stays for a process that received its path but has not locked it yet."""
-OPEN_EVERY_S = 2.0
-"""How often processes are searched for open files of a generation that would otherwise end."""
 PROGRESS_S = 1.0
 """How often a client that waits for a tree is told that it is being made."""
 RETRY_S = 5.0
 """Pause after a tree could not be made. A process that asks for a generation need not wait for it."""
-COUNTED_FILES_MAX = 1000
-"""Opens counted in one step."""
 
 
 class FolderEngine:
@@ -387,7 +383,7 @@ class FolderEngine:
     async def _end(self, tree: Tree) -> None:
         """End a generation, unless a process has a file open there."""
         if await trio.to_thread.run_sync(self._is_open, tree.path):
-            tree.unused_at = trio.current_time() + OPEN_EVERY_S
+            tree.unused_at = trio.current_time() + 2.0  # to search all processes takes a while
             return
         if self._spare:
             await trio.to_thread.run_sync(disk.remove_tree, "GENERATION", self._spare)
@@ -439,5 +435,5 @@ class FolderEngine:
         )
         for place, id in enumerate(ids):
             self._usage.assume_open(id)
-            if place % COUNTED_FILES_MAX == 0:
+            if place % 1000 == 0:
                 await trio.lowlevel.checkpoint()

@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
-TASKS_MAX = 10_000
-"""Requests handled at a time. Each waiting open counts as one; beyond the limit the mount hangs."""
-
 
 def with_errno(
     handler: Callable[Params, Coroutine[Any, Any, Result]],
@@ -88,7 +85,8 @@ class LibfuseEngine(pyfuse3.Operations):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cpu_latency.run)
             nursery.start_soon(self._watch_signals)
-            await pyfuse3.main(min_tasks=2, max_tasks=TASKS_MAX)
+            # Each waiting open counts as a task. Beyond the limit, the mount hangs.
+            await pyfuse3.main(min_tasks=2, max_tasks=10_000)
             nursery.cancel_scope.cancel()
 
     async def _watch_signals(self) -> None:

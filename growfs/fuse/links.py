@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DROPPED_S_MAX = 1.0
-"""How long a deletion waits for the kernel to drop the links: earlier notifications may wait for a listing's answer."""
-FOLLOWED_S = 0.01
-"""How long a process may take to open the path that it has read from a link."""
 OWN_OPEN_S = 1.0
 """Opens of a file by unknown processes this soon after the daemon has opened it are the daemon's own."""
 TREE = 0
@@ -98,9 +94,11 @@ class LinksEngine(PassthroughEngine):
         """
         with self._vfs.without_links(ids):
             if followed := self._followed & BitMap64(ids):
-                with trio.move_on_after(DROPPED_S_MAX) as waiting:
+                # Until the kernel has dropped the links. Earlier notifications may wait for a listing's answer.
+                with trio.move_on_after(1.0) as waiting:
                     await self._session.notify_all(protocol.inval_inode(id | LINK_BIT, 0, 0) for id in followed)
-                await trio.to_thread.run_sync(time.sleep, FOLLOWED_S)  # trio's timers may be late: session.POLL_S_MAX
+                # Until those that have read a link have opened its path. trio's timers may be late: session.POLL_S_MAX.
+                await trio.to_thread.run_sync(time.sleep, 0.01)
                 if not waiting.cancelled_caught:
                     self._followed -= followed
             yield

@@ -26,10 +26,6 @@ from growfs.proc import read_text
 
 TYPE = "fuse.growfs"
 DEVICE = Path("/dev/fuse")
-DEVICE_NUMBER = os.makedev(10, 229)
-"""Documentation/admin-guide/devices.txt."""
-READ_AHEAD_KIB = 4096
-"""How far the kernel reads ahead for a sequential reader. With its default of 128 the throughput is less than half."""
 MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 MNT_FORCE, MNT_DETACH, UMOUNT_NOFOLLOW = 1, 2, 8
 """Flags of mount(2) and umount(2) (sys/mount.h). MNT_FORCE fails pending requests, so that none is waited for."""
@@ -341,7 +337,8 @@ def _open_device() -> None:
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
         number = os.fstat(device).st_rdev
         os.close(device)
-        if number != DEVICE_NUMBER:  # container runtimes hide a device behind /dev/null
+        # Number: Documentation/admin-guide/devices.txt. Container runtimes hide a device behind /dev/null.
+        if number != os.makedev(10, 229):
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
     except FileNotFoundError:
         raise GrowfsError(
@@ -409,7 +406,8 @@ def raise_read_ahead(mountpoint: Path) -> None:
     mounted = mounted_at(mountpoint)
     if mounted:
         with suppress(OSError):
-            Path(f"/sys/class/bdi/{mounted.device}/read_ahead_kb").write_text(str(READ_AHEAD_KIB))
+            # For a sequential reader. With the default of 128, the throughput is less than half.
+            Path(f"/sys/class/bdi/{mounted.device}/read_ahead_kb").write_text("4096")
 
 
 class InUse(GrowfsError):

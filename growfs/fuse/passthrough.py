@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 FOREIGN_S = 10.0
 """How long a reader of another pid namespace goes on waiting after its first signal, which may be a harmless one."""
-OPEN_AHEAD_MAX = 16_384
-"""Listed files waiting to be opened ahead. If there are more, the oldest are dropped."""
 NO_BACKING = 0
 WRITE_OPCODES = (
     *(Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME),
@@ -71,7 +69,8 @@ class PassthroughEngine:
         self._mounted: MountRow | None = None
         self._nursery: trio.Nursery
         self._backing_ids: dict[int, int] = {}
-        self._to_open_ahead: deque[int] = deque(maxlen=OPEN_AHEAD_MAX)
+        # If there are more, the oldest are dropped.
+        self._to_open_ahead: deque[int] = deque(maxlen=16_384)
         self._pending: dict[int, PendingRequest] = {}
         table = self._table()
         self._handlers: dict[int, tuple[str, Callable[[FuseRequest], object]]] = {

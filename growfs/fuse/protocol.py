@@ -22,8 +22,6 @@ MINOR_MIN, MINOR_MAX = 28, 45
 """FUSE_KERNEL_MINOR_VERSION of the first kernel with FUSE_CACHE_SYMLINKS, and of the last one supported here."""
 MIN_READ_BUFFER = 8192
 """FUSE_MIN_READ_BUFFER: the smallest buffer for read(2) of /dev/fuse, in bytes."""
-READ_MAX = 1 << 20
-"""The largest READ that the kernel is asked to send, in bytes."""
 STACK_DEPTH_MAX = 2
 """FILESYSTEM_MAX_STACK_DEPTH (include/linux/fs.h): how many file systems may be stacked on top of a disk's.
 
@@ -31,8 +29,6 @@ With passthrough, the mount counts as the layer with the number max_stack_depth.
 a lower number: 1 allows file systems on disk (0), and an overlay on top of the mount; 2 also allows files on an overlay
 (a container's root), but nothing on top.
 """
-MAX_WRITE = 4096
-"""The kernel's own minimum, since nothing is ever written. With its headers, it must fit in MIN_READ_BUFFER."""
 
 
 class Opcode(enum.IntEnum):
@@ -308,9 +304,10 @@ def negotiate(
         flags=flags & 0xFFFFFFFF,
         max_background=max_background,
         congestion_threshold=max_background * 3 // 4,
-        max_write=MAX_WRITE,
+        # The kernel's own minimum, since nothing is ever written. With its headers, it must fit in MIN_READ_BUFFER.
+        max_write=4096,
         time_gran=1,
-        max_pages=max(1, READ_MAX // page_bytes),
+        max_pages=max(1, (1 << 20) // page_bytes),  # so the largest READ is for 1 MiB
         map_alignment=0,
         flags2=flags >> 32,
         max_stack_depth=stack_depth,

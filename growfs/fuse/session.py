@@ -35,10 +35,6 @@ late.
 """
 BATCH_REQUESTS_MAX = 256
 """After this many requests in a row, the daemon's other tasks may run."""
-HANDSHAKE_S = 10.0
-NOTIFIER_POLL_S = 0.01
-BACKGROUND_MAX = 64
-"""Read-ahead requests that the kernel may send at a time."""
 FLAGS = (
     protocol.InitFlag.ASYNC_READ
     | protocol.InitFlag.DO_READDIRPLUS
@@ -108,14 +104,15 @@ class Session:
         """
         ready = select.poll()
         ready.register(self._fd, select.POLLIN)
-        if not ready.poll(HANDSHAKE_S * 1000):
+        if not ready.poll(10_000):
             raise GrowfsError("the kernel did not start the FUSE session; check its log (dmesg)")
         request = protocol.parse_request(os.read(self._fd, protocol.MIN_READ_BUFFER))
         if request.opcode != protocol.Opcode.INIT:
             raise GrowfsError(f"the kernel started the FUSE session with request {request.opcode}")
         try:
             offer = protocol.parse_offer(request)
-            answer = protocol.negotiate(offer, FLAGS, needed, BACKGROUND_MAX, mmap.PAGESIZE, stack_depth)
+            background_max = 64  # read-ahead requests that the kernel may send at a time
+            answer = protocol.negotiate(offer, FLAGS, needed, background_max, mmap.PAGESIZE, stack_depth)
         except protocol.KernelTooOld:
             self.send(replies.error_reply(request.unique, errno.EPROTO))
             raise
@@ -243,7 +240,7 @@ class Session:
         self._notifications.put(None)
         while self._notifier.is_alive():  # its last notification may wait for a lookup, which waits for an answer
             self._refuse_all()
-            self._notifier.join(NOTIFIER_POLL_S)
+            self._notifier.join(0.01)
         os.close(self._fd)
 
     def _refuse_all(self) -> None:

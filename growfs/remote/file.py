@@ -16,8 +16,6 @@ from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged
 from growfs.remote.interface import Remote, RemoteFile, RemoteStream
 
 BUFFER_BYTES = 1 << 17  # same as producers.compressed.COPY_BYTES, so nothing is copied twice
-SKIP_BYTES_MAX = 1 << 20
-"""A distance ahead up to this is read and discarded; a longer one takes a new request."""
 BREAKS_MAX = 5
 """How many consecutive connections may break before any byte arrives."""
 BREAKING_S_MAX = 150.0
@@ -106,7 +104,8 @@ class SeekableStream(io.RawIOBase):
     def _stream_here(self) -> RemoteStream:
         """A stream at the current position."""
         distance = self._position - self._stream_position
-        if self._stream and not 0 <= distance <= SKIP_BYTES_MAX:
+        # A short distance ahead is read and discarded. A longer one takes a new request.
+        if self._stream and not 0 <= distance <= 1 << 20:
             self._close_stream()
         if self._stream is None:
             self._stream, self._stream_position = self._remote.open(self.file, self._position), self._position

@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 """Pause after the disk refuses to write a generation. Meanwhile, listings join the current one."""
-FIRST_RETRY_S = 0.1
-"""Pause after the first refusal: a full disk usually has room again by then."""
 
 FORGET_GENERATIONS = (
     "DELETE FROM generation WHERE NOT EXISTS (SELECT 1 FROM resident WHERE suffix IS NOT NULL"
@@ -174,7 +172,7 @@ class Generations:
                 await self._write(self.current, self._unwritten)
             except sqlite3.DatabaseError as error:
                 log.warning("generation %d cannot be written, trying again: %s", self.number, error)
-                pause_s = RETRY_S if self._refused else FIRST_RETRY_S
+                pause_s = RETRY_S if self._refused else 0.1  # a full disk usually has room again by then
                 self._refused = True
                 self.written.notify()
                 await trio.sleep(pause_s)

@@ -33,8 +33,6 @@ SILENCE_EVERY_S = 5.0
 """How often the registry checks for readers that have fallen silent."""
 NUMBERS = (1 << 20) - 1
 """How many numbers readers get before numbers are reused."""
-TOGETHER_S = 60.0
-"""A launcher starts its processes within this time, even if there are hundreds of them."""
 NOTHING = Generation(0, 0, 0.0)
 """Stands for the generation if there is none yet: it lists nothing."""
 FOREIGN = 0
@@ -376,7 +374,8 @@ def are_ranks(one: Process, other: Process, have_same_command_line: bool) -> boo
     """Whether two processes started together, and are children of one launcher (torchrun, mpirun, multiprocessing) or
     have the same command line. The latter is for ranks that each have a wrapper script as parent.
     """
-    if FOREIGN in (one.pid, other.pid) or abs(one.started_s - other.started_s) > TOGETHER_S:
+    # A launcher starts its processes within a minute, even if there are hundreds of them.
+    if FOREIGN in (one.pid, other.pid) or abs(one.started_s - other.started_s) > 60.0:
         return False
     return one.parent == other.parent > 1 or have_same_command_line
 

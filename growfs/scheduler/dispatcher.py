@@ -52,8 +52,6 @@ IN_FLIGHT_S = 2.0
 that long, and later files are not listed before it."""
 START_AGAIN_S = 60.0
 """Pause after a further worker could not be started: the machine may have too little memory or too many processes."""
-USED_SHARE = 0.9
-"""If at least this share of the streams is in use, more would have had something to fetch."""
 SILENCE_S = 5.0
 """If nothing of any file arrives for this long, the remote may be away. Timeouts take half a minute to say so. If it is
 not, the next time is after twice as long: the only file under way may be one that comes a byte at a time."""
@@ -468,7 +466,8 @@ class Dispatcher:
 
         A large file may be the last one: it is not queued any more, but has parts that no stream has begun.
         """
-        if self._queue or in_use < USED_SHARE * self._concurrency.streams:
+        # If nearly all streams are in use, more would have had something to fetch.
+        if self._queue or in_use < 0.9 * self._concurrency.streams:
             return bool(self._queue)
         return any(not download.urgent for slot in self._slots for download in slot.downloads.values())
 

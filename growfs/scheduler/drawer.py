@@ -27,10 +27,6 @@ from growfs.status_and_metrics import SkippedStatus
 
 DRAWS_PER_STEP = 64
 """Groups drawn before the kernel is answered again: most draws do not wait for anything, and take 0.05 ms."""
-DEFERRED_MAX = 256
-"""Deferred files written in one transaction."""
-UPDATES_PARALLEL = 2
-"""New versions fetched at a time."""
 
 
 class Drawer:
@@ -244,7 +240,7 @@ class Drawer:
         if self._defers:
             self._has_deferred = True
             self._deferred.extend(ids)
-            if len(self._deferred) >= DEFERRED_MAX:
+            if len(self._deferred) >= 256:  # one transaction writes them all
                 await self._write_deferred()
 
     async def _write_deferred(self) -> None:
@@ -265,7 +261,7 @@ class VersionUpdater:
     async def run(self) -> None:
         """Fetch new versions until cancelled."""
         async with trio.open_nursery() as nursery:
-            for _ in range(UPDATES_PARALLEL):
+            for _ in range(2):  # new versions at a time
                 nursery.start_soon(self._update)
 
     async def _update(self) -> None:

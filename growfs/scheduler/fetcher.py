@@ -60,8 +60,6 @@ WINDOW_PARTS = 4
 many groups as there are streams may be larger."""
 LATE_CHECK_S = 1.0
 """How often to look for files that hold back others."""
-GONE_S = 3600.0
-"""How long the status reports that the remote no longer had a file that was to be fetched."""
 
 
 class Fetcher:
@@ -171,7 +169,8 @@ class Fetcher:
 
     def last_failure(self) -> Failure | None:
         """The latest failure of a file that is not cached yet. Kept for an hour if the remote has lost the file."""
-        failures, since = self.counters.failures, time.time() - GONE_S
+        # For an hour, the status reports that the remote no longer had a file that was to be fetched.
+        failures, since = self.counters.failures, time.time() - 3600.0
         latest = (failures[id] for id in reversed(failures) if failures[id].at > since or self.downloads.is_known(id))
         return next(latest, None)
 

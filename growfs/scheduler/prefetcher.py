@@ -21,16 +21,12 @@ from growfs.scheduler.space import Space
 from growfs.signal import Signal
 from growfs.status_and_metrics import MountState
 
-EARLY_FILES_MAX = 1000
-"""Files of an unfinished listing that the first draws choose from."""
 LISTING_GRACE_S = 5.0
 """How long the first draws wait for the listing to finish, unless the start waits for a number of files or bytes."""
 FAILED_RETRY_S, FAILED_RETRY_S_MAX = 30.0, 86_400.0
 """Pause before failed files are retried at the end of a pass; doubled each time that none succeeded."""
 ORDER_PAUSES = 10
 """While single files change, the order is computed again after this many times the duration of the last computation."""
-ALMOST = 0.98
-"""A cache that can grow to this share of its size is not too large for its disk: files in flight count twice."""
 GROWING = (MountState.LISTING, MountState.SEEDING, MountState.FILLING)
 """The states in which the cache is being filled."""
 
@@ -97,7 +93,8 @@ class Prefetcher:
         """Advice if the disk, rather than the size of the cache, ends its growth before everything is cached."""
         room, size = self._store.room, self._store.room.reachable_bytes
         wants_more = self._state.mount_state is MountState.HELD or self._selection.share.bytes > size
-        return [room.shortage()] if size < ALMOST * room.limit_bytes and wants_more else []
+        # A cache that can grow to nearly its size is not too large for its disk: files in flight count twice.
+        return [room.shortage()] if size < 0.98 * room.limit_bytes and wants_more else []
 
     def eta_s(self) -> float | None:
         """Seconds until the cache is full or everything is cached, at the current rate; None if no more will come."""
@@ -138,7 +135,7 @@ class Prefetcher:
                 await sync.progressed.wait()
 
     async def _first_listed(self) -> list[Node]:
-        undrawn, downloads = self._catalog.undrawn(EARLY_FILES_MAX), self._fetcher.downloads
+        undrawn, downloads = self._catalog.undrawn(1000), self._fetcher.downloads
         idle = [node for node in undrawn if downloads.get(node.id) is None]
         return await self._selection.early(node for node in idle if not self._space.is_too_large([node]))
 

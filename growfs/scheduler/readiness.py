@@ -284,9 +284,6 @@ class PrefetchState:
 
 START_S = 20.0
 """Once each directory has a file and the frozen files are cached, a mount waits no longer than this for more."""
-START_FAILURES_MAX = 3
-OUTAGE_S_MAX = 60.0
-"""A mount that waits for files returns, or fails, once the remote has been away for this long."""
 
 
 class StartGate:
@@ -456,7 +453,7 @@ class StartGate:
     @property
     def _is_away(self) -> bool:
         """Whether the remote has been away for too long to wait for."""
-        return self._outage.lasted_s > OUTAGE_S_MAX
+        return self._outage.lasted_s > 60.0
 
     @property
     def _last_error(self) -> GrowfsError | None:
@@ -503,7 +500,7 @@ class StartGate:
             return
         tried_all = state in (MountState.ERROR, MountState.COMPLETE, MountState.HELD)
         failed = self._fetcher.counters.failed
-        if failed and (tried_all or failed >= START_FAILURES_MAX):
+        if failed and (tried_all or failed >= 3):
             raise RemoteError(f"no file could be fetched: {self._last_error}")
         if state is MountState.HELD and not self._budget.is_spent:
             file = ""

@@ -52,18 +52,12 @@ LOOK_AGAIN_S_MIN, LOOK_AGAIN_S_MAX = 0.5, 5.0
 NOTICE_S = 0.2
 """Pause after a notice before a claim without a reader looks again, unless files are in flight whose room it may wait
 for. While a reader lists its folders, holds end by the hundred, and each look is costly."""
-FAILED_S = 5.0
-"""How long nothing is drawn after a drawn file found no room, or the disk failed: the next file would fail as well."""
 ROWS_MAX = (256, 100_000)
 """How many files of each sort are read to make room; the second number is for when the first was not enough."""
 CHECKED_FILES_MAX = 1000
 """Files checked in one step for whether they are open or mapped, at 2 us each."""
-EXCESS_POLL_S = 2.0
-"""How often eviction is retried while the cache exceeds its limit: a mapping may end unnoticed."""
 WARN_EVERY_S = 60.0
 """How often the log reports that the disk refuses to evict, although each draw and each miss retries it."""
-BATCH_PARTS = 500
-"""A draw evicts up to one part in 500 of the cache at a time, if as much is delisted: each time costs a commit."""
 
 
 @dataclass(eq=False, slots=True)
@@ -182,7 +176,7 @@ class Space:
             while self._room.used_bytes <= self._room.limit_bytes:
                 await self._room.freed.wait()
             await self._evict_excess()
-            await trio.sleep(EXCESS_POLL_S)
+            await trio.sleep(2.0)  # a mapping may end unnoticed
 
     # Space needed by a file.
 
@@ -267,7 +261,7 @@ class Space:
 
     def pause_draws(self) -> None:
         """Give no draw room for a while."""
-        self._draws_from = trio.current_time() + FAILED_S
+        self._draws_from = trio.current_time() + 5.0  # the next file would fail as well
 
     def no_room(self, claim: Claim) -> GrowfsError:
         """The error for files if nothing may be evicted for them, or the disk refuses to evict."""
@@ -339,7 +333,8 @@ class Space:
 
     async def _evict_for(self, size: int, priority: Priority) -> Reservation | None:
         is_draw = priority is Priority.DRAW
-        ample = self._room.limit_bytes // BATCH_PARTS if is_draw else 0
+        # A draw evicts more than it needs, if as much is delisted: each eviction costs a commit.
+        ample = self._room.limit_bytes // 500 if is_draw else 0
         for _ in range(2):  # the disk may free less than the files took: btrfs writes metadata to delete them
             short = self._room.short(disk.allocation(size))
             if short <= 0:

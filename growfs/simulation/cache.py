@@ -30,8 +30,6 @@ from growfs.rotation.rules import (
 )
 
 POLICIES = ("growfs", "lru", "mru", "fifo", "random", "never")
-HOLDS_S = 180.0
-"""Holds are recomputed at least this often, because a reader may have fallen silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +243,8 @@ class Rotating(Cache):
                 if reader.held and reader.is_silent(now, self._settings.hold_idle_s, self._settings.settle_s):
                     reader.release()
             self._holds = held_by(self.live, now)
-            self._holds_until = now + min(self._settings.settle_s, HOLDS_S)
+            # Even without a listing, a reader may have fallen silent.
+            self._holds_until = now + min(self._settings.settle_s, 180.0)
             self._refused = None
         return self._holds
 

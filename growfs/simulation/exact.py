@@ -25,14 +25,10 @@ PART_FILES_MAX = 50
 """How many streamed files a simulated part has, if MODEL_FILES allows it."""
 PARTS_MAX = 4000
 """A pass of more parts is simulated with this many, which are larger."""
-CACHES_MAX = 100
-"""A dataset of more caches is simulated as one of this many: the share that is kept is negligible in both."""
 HARDLY_WAITS = 0.99
 """The utilization from which on a reader counts as one that hardly waits."""
 GROWTH, CLOSE = 1.25, 1.02
 """The smallest cache without waits is sought in steps of the first factor, and found up to the second one."""
-SOONER = 0.9
-"""Rotation is compared with passes that take at most this share of its time: the rest may be rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +72,8 @@ def simulate_exact(workload: Workload, part_size: CacheSize) -> ExactResult:
     Raises GrowfsError if the cache is too small to stream files through it.
     """
     whole, cache = workload.data_bytes, workload.cache_bytes
-    data = min(whole, CACHES_MAX * cache)
+    # A larger dataset is simulated as one of 100 caches: the share that is kept is negligible in both.
+    data = min(whole, 100 * cache)
     real_file = whole / workload.files
     wanted = max(part_size.of(cache) / 2, real_file)
     largest = max(wanted, data / PARTS_MAX)
@@ -215,7 +212,8 @@ def exact_hint(workload: Workload, part_size: CacheSize, rotation: PolicyResult)
     except GrowfsError:
         return None
     days = rotation.all_seen_days
-    if days is not None and later.s / 86400 > SOONER * days:
+    # A smaller difference may be rounding.
+    if days is not None and later.s / 86400 > 0.9 * days:
         return None
     waits = f"waits {1 - later.utilization:.0%} of that" if later.utilization < HARDLY_WAITS else "hardly waits"
     return f"with --exact, a pass over all data takes {timespan(later.s / 86400)}, and the reader {waits}; see --exact"

@@ -76,8 +76,6 @@ _HANDLE = struct.Struct("=Ii")
 _HANDLE_BYTES_MAX = 128
 _AT_FDCWD = -100
 _READ_BYTES = 1 << 18
-_READS_MAX = 64
-"""Reads in one go: events may be queued as fast as they are read."""
 
 
 class Fanotify:
@@ -115,7 +113,7 @@ class Fanotify:
         events: list[FileEvent] = []
         gone: list[bytes] = []
         with suppress(BlockingIOError):
-            for _ in range(_READS_MAX):
+            for _ in range(64):  # not for ever: events may be queued as fast as they are read
                 self._parse(os.read(self._fd, _READ_BYTES), events, gone)
         return [*events, *(FileEvent(self._numbers.pop(handle, 0), GONE, "") for handle in gone)]
 

@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 NOWHERE = (-1, -1)
 CHANGES = MODIFY | CLOSE_WRITE | DELETE | MOVED_FROM | MOVED_TO
-EVENTS_EVERY_S = 0.2
-"""How often events are read, at most: inotify keeps 16,384 of them (fs.inotify.max_queued_events)."""
 WARN_EVERY_S = 60.0
 EVENTS_MAX = 32
 """Events counted in one step, which takes a millisecond or two."""
@@ -104,7 +102,7 @@ class OpenCounter:
                 for _ in range(min(EVENTS_MAX, len(self._pending))):
                     self._count(self._pending.popleft())
                 await trio.lowlevel.checkpoint()  # readers may wait for an answer
-            await trio.sleep(EVENTS_EVERY_S)
+            await trio.sleep(0.2)  # inotify keeps 16,384 events until then (fs.inotify.max_queued_events)
         await trio.sleep_forever()
 
     def count_now(self) -> None:

@@ -11,10 +11,6 @@ from growfs.errors import RemoteError
 from growfs.workers.messages import ServerSilent, StillWorking
 
 EVERY_S = 20.0
-COMPUTED_S_MIN = 0.005
-"""Reading a page of names takes more CPU time than this, waiting for a server less."""
-TRY_S_MAX = 960.0
-"""How long an attempt may take; the timeouts are shorter. After that, this process counts as hung."""
 
 
 class ListingHeartbeat:
@@ -44,8 +40,10 @@ class ListingHeartbeat:
         while True:
             time.sleep(EVERY_S)
             now, why = time.monotonic(), self._why
-            if why is None and time.process_time() - computed_s > COMPUTED_S_MIN:
+            # Reading a page of names takes more CPU time than this, waiting for a server less.
+            if why is None and time.process_time() - computed_s > 0.005:
                 send(StillWorking())
-            elif now - self._page_at >= EVERY_S and now - self._tried_at < TRY_S_MAX:
+            # The timeouts of an attempt are shorter. After that, this process counts as hung.
+            elif now - self._page_at >= EVERY_S and now - self._tried_at < 960.0:
                 send(ServerSilent(now - self._page_at, why))
             computed_s = time.process_time()

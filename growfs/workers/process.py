@@ -25,15 +25,9 @@ STARVED_PAUSE_S = 30.0
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2) has no wrapper in libc
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_CLASS_IDLE = 3 << 13
-_AUTOGROUP_RETRY_S = 0.12  # ordinary users may change one only every HZ / 10 (kernel/sched/autogroup.c)
-_AUTOGROUP_TRIES = 10
 
 KEEP_PRIORITY_VARIABLE = "_GROWFS_KEEP_PRIORITY"
 """The tests set this environment variable: they use all cores, and wait for workers, which would get next to no CPU."""
-
-GC_THRESHOLD = 10_000
-"""New objects before a collection. With Python's default of 700, it took 5% of a worker's and the daemon's CPU time.
-With 50,000, the daemon grew by 11 MB in 4,000 generations: each leaves a few cycles of tasks and exceptions."""
 
 
 def tune_gc() -> None:
@@ -42,7 +36,9 @@ def tune_gc() -> None:
     This also keeps forked processes from copying their memory pages.
     """
     gc.freeze()
-    gc.set_threshold(GC_THRESHOLD)
+    # With Python's default of 700 new objects, a collection took 5% of a worker's and the daemon's CPU time.
+    # With 50,000, the daemon grew by 11 MB in 4,000 generations: each leaves a few cycles of tasks and exceptions.
+    gc.set_threshold(10_000)
 
 
 def lower_priority() -> None:
@@ -61,11 +57,11 @@ def lower_priority() -> None:
         lower_disk_priority(thread)
     with contextlib.suppress(PermissionError):  # it already leads a session
         os.setsid()
-    for _ in range(_AUTOGROUP_TRIES):
+    for _ in range(10):
         try:
             Path("/proc/self/autogroup").write_text(str(NICENESS))
         except BlockingIOError:
-            time.sleep(_AUTOGROUP_RETRY_S)
+            time.sleep(0.12)  # ordinary users may change it only every HZ / 10 (kernel/sched/autogroup.c)
         except OSError:  # the kernel has no autogroups
             break
         else:

@@ -35,8 +35,6 @@ from growfs.workers.process import lower_priority
 
 REASON_CHARS_MAX = 300
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_DEVICE_GLOBS = ("nvidia*", "dri/*", "kfd")
-"""Decoders may use a GPU, which requires write access to its device."""
 
 
 def main() -> None:
@@ -76,7 +74,7 @@ def _receive(connection: Connection, requests: queue.SimpleQueue[RemoteFile | in
 
 def _confine(scratch: Path) -> bool:
     devices = [Path("/dev", name) for name in _DEVICES]
-    for pattern in _DEVICE_GLOBS:
+    for pattern in ("nvidia*", "dri/*", "kfd"):  # decoders may use a GPU, which requires write access to its device
         devices += [path for path in Path("/dev").glob(pattern) if not path.is_dir()]
     return sandbox.allow_writes([scratch, Path("/dev/shm")], devices)  # multiprocessing has its locks there
 

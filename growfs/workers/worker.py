@@ -57,7 +57,6 @@ GONE_PER_MESSAGE = 1000
 ASKED_MAX = 1000
 """Files that a listing lacks, of which the remote is asked for each by name: at most as many as S3 lists in a page. If
 one in a hundred of those that it lacks is still there, 1000 of them do not show it once in 20,000 times."""
-ASKED_PARALLEL = 16
 
 
 def main() -> None:
@@ -219,7 +218,7 @@ def _require_gone(remote: Remote, url: str, gone: int, asked: list[RemoteFile], 
 
     url: of the remote, for the message. gone: how many files the listing lacks, of which `asked` are some.
     """
-    pool = ThreadPoolExecutor(ASKED_PARALLEL, "ask")
+    pool = ThreadPoolExecutor(16, "ask")
     try:
         for file, is_there in zip(asked, pool.map(remote.still_has, asked), strict=True):
             heartbeat.note_page()

@@ -30,9 +30,6 @@ from growfs.version import __version__
 DRIVER = "growfs.csi"
 THREADS = 256
 """Requests at a time: more than a node has pods. Each mount occupies a thread until training can start."""
-SWEEP_S = 60.0
-"""How often mounts without pods are looked for. If the driver was killed while it mounted, kubelet repeats the request
-before that."""
 GRACE_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -191,7 +188,9 @@ def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defau
     server.start()
     log.info("%s %s serves %s on %s", DRIVER, __version__, node_id, endpoint)
     signal.signal(signal.SIGTERM, lambda *_: server.stop(GRACE_S))
-    while server.wait_for_termination(SWEEP_S):
+    # Each minute, mounts without pods are looked for. If the driver was killed while it mounted, kubelet repeats the
+    # request before that.
+    while server.wait_for_termination(60.0):
         try:
             mounts.sweep()
         except (GrowfsError, OSError) as error:

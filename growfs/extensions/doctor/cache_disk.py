@@ -23,9 +23,7 @@ from growfs.fuse.mounting import file_system, is_remote
 from growfs.units import flag_size, format_size
 
 BLOCK_BYTES = 4 << 20
-SPEED_BYTES_MAX = 8 << 30
 MEMORY = frozenset({"tmpfs", "ramfs"})
-FREE_FILES_MIN = 10_000
 
 
 class CacheDisk:
@@ -100,7 +98,7 @@ class CacheDisk:
             text = f"{state}: the cache stops growing at {format_size(room)}, below its size of {format_size(wanted)}"
             return warning("space", text, f"pass --cache-size {flag_size(room)}, or free some space")
         files = os.statvfs(self.folder)
-        if files.f_files and files.f_favail < FREE_FILES_MIN:
+        if files.f_files and files.f_favail < 10_000:
             text = f"room for only {files.f_favail:,} more files (inodes)"
             return warning("space", text, "pass a --cache-dir on a file system with more inodes (mkfs -i)")
         return ok("space", f"{state}; the cache may use {format_size(room)}")
@@ -125,7 +123,7 @@ class CacheDisk:
 
     def _check_speed(self, seconds: float) -> Check:
         """Write and read a file without a name, bypassing the page cache if the file system can."""
-        most = min(self.spare // 2, self.disk.room, SPEED_BYTES_MAX)
+        most = min(self.spare // 2, self.disk.room, 8 << 30)
         if most < BLOCK_BYTES:
             return warning("speed", "not measured: too little space", "see --cache-size, or delete something there")
         try:

@@ -51,8 +51,6 @@ from growfs.remote.names import redact
 from growfs.trust import resolve
 from growfs.units import format_size, format_timespan
 
-FETCH_BYTES_MAX = 4 << 30
-"""The maximum number of bytes fetched to measure the link."""
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
 LEVEL_CHARS, NAME_CHARS = 7, 12
 
@@ -209,7 +207,7 @@ class Examination:
             probe = RemoteToTry(
                 replace(spec, cache=Path(folder)),
                 Path(folder),
-                room=min(FETCH_BYTES_MAX, cache.spare),
+                room=min(4 << 30, cache.spare),
                 list_s=measure_s,
                 download_s=measure_s if cache.usable else 0.0,
                 bytes_per_s=self._options.bandwidth,

@@ -27,8 +27,6 @@ from growfs.syscalls import check_descriptors, check_kernel, ending_limits
 from growfs.units import format_size
 
 CGROUPS = Path("/sys/fs/cgroup")
-MEMORY_BYTES_MIN = 1 << 30
-"""The daemon and two downloading workers take a few hundred megabytes, and the page cache also counts."""
 PROCESSES_MIN = 512
 """Threads count. Each worker has one for each transfer, up to some 200."""
 _UNLIMITED = 1 << 60
@@ -120,7 +118,8 @@ def _check_limits() -> Iterator[Check]:
     cores = min(_core_limits(), default=float("inf"))
     processes = min(_limits("pids", "pids.max", "pids.max"), default=_UNLIMITED)
     size = format_size(memory, binary=True)
-    if memory < MEMORY_BYTES_MIN:
+    # The daemon and two downloading workers take a few hundred megabytes, and the page cache counts, too.
+    if memory < 1 << 30:
         remedy = "allow 1 GiB or more, and as much again for the page cache"
         yield warning("memory", f"{size}, set by a control group; the daemon or a worker may be killed", remedy)
     if cores < 1:

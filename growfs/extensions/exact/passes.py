@@ -49,8 +49,6 @@ RETRY_S = 5.0
 QUIET_S = 0.05
 """How long nothing of a part that was read is open before it makes room, if no process waits for another part: others
 may read it, too. It is checked this often whether parts make room."""
-PARTS_CACHED = 2
-"""The cache has room for the streamed files of this many parts."""
 
 _Window = tuple[tuple[PassPosition, ...], tuple[PassPosition, ...]]
 """The parts that are in use, and those that are cached, or to be cached, besides them."""
@@ -247,7 +245,8 @@ class Parts(Selection):
         if self._begun and self._begun not in self._waited_for and not (newest and newest.is_over):
             read[self._begun] = None  # by programs that list the root
         ahead = sorted(part for part in self._waited_for if part not in read and self.may_exist(part))
-        room = PARTS_CACHED - len(read.keys() - self._in_use.without_room)
+        # The cache has room for the streamed files of two parts.
+        room = 2 - len(read.keys() - self._in_use.without_room)
         following: PassPosition | None = self._coming
         while following and len(ahead) < room:
             if following not in read and following not in ahead:

@@ -26,7 +26,6 @@ NEAR = 8
 OTHERS = 24
 """The number of other nodes that are polled each time."""
 THREADS = 32
-REPLY_BYTES_MAX = 10_000
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +153,7 @@ class PeerPoll:
             response = connection.getresponse()
             if response.status == http.HTTPStatus.FORBIDDEN:
                 return "its --peer-token-file contains another token; use the same one on all nodes"
-            reply = json.loads(response.read(REPLY_BYTES_MAX))
+            reply = json.loads(response.read(10_000))
             at = reply["position"]
             return reply["node"], at and Position(*(float(at[name]) for name in ("start", "head", "span")))
         except OSError as error:

@@ -41,13 +41,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """How often the other nodes are asked for their positions."""
-RESTART_S = 1.0
-"""Pause before the worker that serves peers is started again."""
 FIRST_LOOK_S = 5.0
 """How long the first draw waits to learn the other nodes' positions."""
-OTHERS_BEGIN_S = 1.0
-"""How long it then waits for other nodes that have not begun either."""
-LOOK_AGAIN_S = 0.1
 PATIENCE_S = 30.0
 """How long a draw waits before evicting files that the next node may still draw; then no draw waits for as long."""
 STANDSTILL_S = 300.0
@@ -138,7 +133,7 @@ class Peers(OtherSource):
                     if str(error) != failure:
                         log.warning("the other nodes are not served: %s; trying again", error)
                     failure = str(error)
-                await trio.sleep(RESTART_S)
+                await trio.sleep(1.0)
 
     async def locate(self) -> float:
         """See OtherSource."""
@@ -150,10 +145,10 @@ class Peers(OtherSource):
         start = first_place(names.index(own), len(names), final_span, list(self._others.values()))
         await self._database.write_with_retry(lambda writer: set_meta(writer, START, str(start)))
         self._start = start
-        with trio.move_on_after(OTHERS_BEGIN_S):
+        with trio.move_on_after(1.0):
             while None in self._seen.positions.values():  # they are also starting; wait for their positions
                 self._due.set()
-                await trio.sleep(LOOK_AGAIN_S)
+                await trio.sleep(0.1)
         return start
 
     async def find_owned(self) -> Callable[[str], bool] | None:

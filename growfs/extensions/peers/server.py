@@ -31,12 +31,8 @@ from growfs.remote.http.connection import HEAD_BYTES_MAX
 from growfs.remote.rate_limits import TokenBucket
 from growfs.workers.messages import Receive, Send
 
-HEAD_S = 5.0
-"""How long a new connection may take to send the head of its first request."""
 NEW_MAX = 256
 """New connections that have not sent a request. For another one, the oldest is closed: peers send it at once."""
-IDLE_S = 60.0
-"""How long a connection may send and receive nothing."""
 CONNECTIONS_MAX = 512
 """Further ones are closed at once; those peers read from the remote."""
 
@@ -150,7 +146,8 @@ class _Server(socketserver.ThreadingTCPServer):
         if len(self._new) >= NEW_MAX:
             self._close_oldest()
         connection.setblocking(False)
-        self._new[connection.fileno()] = _NewConnection(connection, address, time.monotonic() + HEAD_S)
+        until = time.monotonic() + 5.0  # by then, the head of its first request has arrived
+        self._new[connection.fileno()] = _NewConnection(connection, address, until)
         self._poll.register(connection, select.EPOLLIN | select.EPOLLET)  # edge-triggered: when more data arrives
 
     def _look_at(self, descriptor: int) -> None:
@@ -194,7 +191,7 @@ class _Server(socketserver.ThreadingTCPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    timeout = IDLE_S
+    timeout = 60.0  # of a connection that sends and receives nothing
     server: _Server
 
     def do_GET(self) -> None:

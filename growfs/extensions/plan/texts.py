@@ -24,8 +24,6 @@ from growfs.simulation.training import (
 )
 from growfs.units import count, flag_size, format_size, fraction_of, parsed, positive, rate, size
 
-DAYS_FROM_S = 3 * 86_400
-"""Runs longer than this are drawn in days, others in hours."""
 TITLES = {"growfs": "growfs", "lru": "LRU", "mru": "MRU", "fifo": "FIFO", "random": "random", "never": "never evict"}
 
 
@@ -163,7 +161,7 @@ def draw(found: list[PolicyResult], path: Path) -> None:
 
     figure, (seen, repeats) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 7), layout="constrained")
     longest_s = max(row.points[-1].s for row in found)
-    unit, unit_s = ("days", 86_400) if longest_s > DAYS_FROM_S else ("hours", 3_600)
+    unit, unit_s = ("days", 86_400) if longest_s > 3 * 86_400 else ("hours", 3_600)
     for row in found:
         times = [point.s / unit_s for point in row.points]
         seen.plot(times, [100 * point.seen for point in row.points], label=TITLES[row.policy])

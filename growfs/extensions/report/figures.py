@@ -21,9 +21,6 @@ from growfs.errors import GrowfsError
 OPENS_BARS = 24
 DIRECTORIES_MAX = 24
 """Directories that are shown: those with the smallest and those with the largest share of their files cached."""
-GAP_S = 30
-"""How far the clock and the uptime may differ between two rows before that counts as a gap."""
-GAPS_MAX = 200
 
 DIRECTORY_SUMS = """
 CREATE TEMP TABLE cached AS SELECT parent AS id, count(suffix) AS cached FROM resident GROUP BY parent;
@@ -136,7 +133,8 @@ def segments(history: Sequence[sqlite3.Row]) -> Iterator[list[sqlite3.Row]]:
     A gap that is too short to be visible within the whole history does not count.
     """
     span_s = max(row["at"] for row in history) - min(row["at"] for row in history)
-    shortest_s = max(GAP_S, span_s / GAPS_MAX)
+    # Clock and uptime may differ by less between two rows, and no more than 200 gaps are shown.
+    shortest_s = max(30, span_s / 200)
     part: list[sqlite3.Row] = []
     for row in history:
         if part and abs((row["at"] - part[-1]["at"]) - (row["uptime_s"] - part[-1]["uptime_s"])) > shortest_s:

@@ -23,10 +23,6 @@ from growfs.status_and_metrics import MountState
 from growfs.units import format_size, format_timespan
 
 WIDE = ("states", "coverage", "directories")
-DASHED = "muted"
-"""The color of the lines that are dashed: limits and averages."""
-FRAME_PX = 900
-"""The height of the frame in a notebook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ class Report:
             raise GrowfsError(f"report: {path}: {error.strerror}") from None
 
     def _repr_html_(self) -> str:
-        style = f"width: 100%; height: {FRAME_PX}px; border: 0; border-radius: 8px"
+        style = "width: 100%; height: 900px; border: 0; border-radius: 8px"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html)}"></iframe>'
 
 
@@ -169,7 +165,8 @@ def _cards(figures: Figures, data: dict[str, Values]) -> Iterator[str]:
 
 def _card(name: str, title: str, note: str = "", colors: dict[str, str] | None = None) -> str:
     keys = "".join(
-        f'<li><i class="{"dashed" if color == DASHED else ""}" style="color:var(--{color})"></i>{key}</li>'
+        # Limits and averages are muted, and their lines are dashed.
+        f'<li><i class="{"dashed" if color == "muted" else ""}" style="color:var(--{color})"></i>{key}</li>'
         for key, color in (colors or {}).items()
     )
     return (

@@ -26,9 +26,6 @@ from growfs.extensions.top.view import Shown, TopPage, frame
 from growfs.extensions.top.watch import Watch, find_new
 from growfs.proc import not_ignored
 
-REDRAW_S = 0.5
-FIND_S = 5.0
-"""How often new mounts are searched for, which reads the command lines of all processes."""
 FIRST_S = 3.0
 """A single frame shows the rates between two statuses. Waiting for them takes at most this long."""
 ROWS = 24
@@ -100,11 +97,12 @@ def _follow(live: Live, keys: int, mountpoint: Path | None, watches: list[Watch]
     """Show frames. Returns the last view if the program is to be suspended, and None if it is to end."""
     looked_at = time.monotonic()
     while True:
-        if not mountpoint and time.monotonic() - looked_at > FIND_S:
+        # To search for new mounts, the command lines of all processes are read.
+        if not mountpoint and time.monotonic() - looked_at > 5.0:
             find_new(None, watches)
             looked_at = time.monotonic()
         live.update(frame(watches, shown), refresh=True)
-        if not select.select([keys], [], [], REDRAW_S)[0]:
+        if not select.select([keys], [], [], 0.5)[0]:
             continue
         pressed = os.read(keys, 1024)
         if not pressed:

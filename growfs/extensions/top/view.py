@@ -30,8 +30,6 @@ BAR_MAX, SUMMARY_BAR_MAX = 20, 60
 """Columns of a bar in a table and in the summary, on a wide terminal."""
 NOW = 3
 """The current rate is that of this many of the last samples."""
-STATE_ROWS = 3
-"""Maximum rows of the state."""
 LEVELS = {"NEWS": "green", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 Part = tuple[float, str, str]
@@ -76,7 +74,7 @@ def _frame(watches: Sequence[Watch], shown: Shown, width: int, height: int) -> L
     watch = watches[number]
     state, style, note = _state(watch)
     room = max(1, width - len(note) - 5)
-    rows = 1 if state.cell_len <= room else min(STATE_ROWS, state.cell_len // room + 2)  # a word may not fit at an end
+    rows = 1 if state.cell_len <= room else min(3, state.cell_len // room + 2)  # a word may not fit at an end
     line = _grid(2, None)
     line.columns[1].no_wrap = rows == 1
     line.add_column(justify="right", no_wrap=True)

@@ -33,7 +33,6 @@ SURVEY_SHARE = 0.1
 """Queries of the database may take this share of the time, and run at most every SURVEY_S."""
 SURVEY_S = 5.0
 SAMPLES_MAX = 600
-LOG_BYTES = 64 << 10
 EVENTS_MAX = 200
 DIRECTORIES_MAX = 1000
 """Only the largest are shown."""
@@ -219,7 +218,7 @@ def logged(path: Path) -> Iterator[Event]:
     """The last events of a log. Lines without a time are output of workers, and are left out."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LOG_BYTES))
+            file.seek(max(0, path.stat().st_size - (64 << 10)))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return

@@ -21,8 +21,6 @@ from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.registry import open_store, store_class
 from growfs.remote.stores.s3.listing import ARCHIVED, ARCHIVES
 
-MANIFEST_BYTES_MAX = 64 << 20
-
 _COLUMNS = ("key", "bucket", "size", "lastmodifieddate", "etag", "islatest", "isdeletemarker", "storageclass")
 _YES, _NO = (True, "true", "TRUE"), (False, "false", "FALSE")
 _DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\dZ")
@@ -79,7 +77,7 @@ class Inventory:
     def _tables(self, where: str) -> Iterator[Table]:
         safe_url = self._manifest.safe_url(where)
         with self._manifest.translating(where), self._manifest.as_file(where) as stream:
-            content = stream.read(MANIFEST_BYTES_MAX)
+            content = stream.read(64 << 20)
         try:
             manifest = json.loads(content)
             source, target, kind = manifest["sourceBucket"], manifest["destinationBucket"], manifest["fileFormat"]

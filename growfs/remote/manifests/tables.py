@@ -26,7 +26,6 @@ Row = tuple[Any, ...]
 
 LINE_CHARS_MAX = 65_536
 READ_BYTES = 4 << 20  # for each request; a Parquet file has one such buffer for each column read
-BATCH_ROWS = 10_000
 MARKUP = ("<!doctype", "<html", "<?xml")
 SUFFIXES = {".txt": None, ".csv": ",", ".tsv": "\t", ".parquet": None}  # with the column delimiter
 
@@ -183,7 +182,7 @@ class Parquet(Table):
             while groups and number + (rows := file.metadata.row_group(groups[0]).num_rows) <= after:
                 number += rows
                 del groups[0]
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=present, use_threads=False):
+            for batch in file.iter_batches(10_000, row_groups=groups, columns=present, use_threads=False):
                 nothing = itertools.repeat(None)
                 values = [_values(batch.column(names[name])) if name in names else nothing for name in columns]
                 for row in zip(*values, strict=False):

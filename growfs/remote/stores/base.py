@@ -21,8 +21,6 @@ from growfs.remote.metadata import version_by_time
 from growfs.remote.names import reason_to_skip
 
 PAGE_FILES_MAX = 1000
-FOLDERS_PARALLEL_MAX = 16
-"""Folders that are read ahead if several threads may use the store's library."""
 _NO_WORDS: frozenset[str] = frozenset()
 
 Entry = RemoteFile | Skipped | str
@@ -147,7 +145,7 @@ class StoreRemote(ABC):
         """Whether several threads may use its library at a time."""
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        parallel = FOLDERS_PARALLEL_MAX if self._is_thread_safe else 1
+        parallel = 16 if self._is_thread_safe else 1
         return walk(self.read_folder, parallel, cursor)
 
     def read_folder(self, folder: str) -> list[Entry]:

@@ -16,8 +16,6 @@ from growfs.remote.names import redact
 from growfs.remote.stores.base import Entry
 from growfs.remote.stores.fsspec import FsspecRemote, aiohttp_proxy, aiohttp_timeout
 
-LISTING_BYTES_MAX = 64 << 20
-
 
 class HttpRemote(FsspecRemote):
     """The files below a page that it links to, and those on the pages of the folders below it."""
@@ -107,7 +105,7 @@ class HttpRemote(FsspecRemote):
         with self.fs.open(page, block_size=0) as stream:
             while part := stream.read(1 << 20):
                 parts.append(part)
-                if sum(map(len, parts)) > LISTING_BYTES_MAX or b"\0" in part:
+                if sum(map(len, parts)) > 64 << 20 or b"\0" in part:
                     raise RemoteError(
                         f"{self.safe_url()}: is not a page of links; use the URL of a folder, or of a .txt or .csv file"
                     )

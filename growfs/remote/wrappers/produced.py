@@ -25,8 +25,6 @@ if TYPE_CHECKING:  # it is slow to import, and every command knows the options o
     from growfs.remote.wrappers.producer_pool import ProducerPool
 
 PAGE_FILES_MAX = 1000
-LARGE_NUMBER = 1_234_567_890
-SAMPLE_NAME = "{index:08d}"
 SAME_NAME = "--rename gives another file the same name"
 
 
@@ -148,11 +146,11 @@ class SampledRemote(_ProducerRemote):
     def __init__(self, producer: Producer, pool: ProducerPool, extent: int | None) -> None:
         self._pool, self._seed, self._count = pool, producer.seed, producer.count
         self._listed = producer.count or extent or 0
-        self._template = producer.rename or SAMPLE_NAME
+        self._template = producer.rename or "{index:08d}"
         parts = list(Formatter().parse(self._template))
         self._pattern = "".join(re.escape(text) + (r"(\d+)" if name else "") for text, name, _, _ in parts)
         reason = reason_to_skip(self._file(0).path)
-        if reason or any(self._parse(self._file(number).path) != number for number in (1, LARGE_NUMBER)):
+        if reason or any(self._parse(self._file(number).path) != number for number in (1, 1_234_567_890)):
             raise UsageError(
                 f"--rename {self._template}: does not produce usable names:"
                 f" {reason or 'their numbers cannot be read back'}"

@@ -36,10 +36,6 @@ CHECK_INTERVAL_S = 0.1
 """How often a process is checked for the bytes it has written, its time and its memory."""
 GRACE_S = 2.0
 """At its timeout, a process logs its position and ends by itself; if it has not ended after this time, it is killed."""
-URGENT_PROCESSES_MAX = 4
-"""Processes for files that a reader waits for, in addition to the one for prefetching."""
-RETIRE_SHARE = 0.75
-"""A process that uses more of its memory limit after a file is replaced, to avoid killing it during the next."""
 OUTPUT_NAME = "out"
 """The file that a process writes in its scratch folder."""
 
@@ -70,7 +66,7 @@ class ProducerPool:
     def __init__(self, spec: RemoteSpec, producer: Producer, limits: SharedLimits | None = None) -> None:
         self._start = StartProducer(replace(spec, maker=None), producer, limits.fd if limits else None)
         self._idle: list[ProducerProcess] = []
-        self._slots = threading.BoundedSemaphore(1 + URGENT_PROCESSES_MAX)
+        self._slots = threading.BoundedSemaphore(1 + 4)  # one for prefetching, and four for waiting readers
         self._lock = threading.Lock()
         weakref.finalize(self, _end_all, self._idle)
 
@@ -182,7 +178,8 @@ class ProducerProcess:
     @property
     def is_bloated(self) -> bool:
         """Whether it uses so much memory that it should be replaced."""
-        return self._memory() > RETIRE_SHARE * self._producer.memory_bytes
+        # Otherwise it might be killed during the next file.
+        return self._memory() > 0.75 * self._producer.memory_bytes
 
     def end(self) -> None:
         """Kill it and all processes of its session, and remove its folder."""
