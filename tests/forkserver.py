@@ -473,7 +473,7 @@ def prepare_command() -> None:
     from growfs.daemon.options import Options
     from growfs.status_and_metrics import Section, types_of
 
-    with cli.mount.make_context("mount", ["URL", "MOUNTPOINT", "--cache-size", "1GB"]):
+    with cli.mount.make_context("mount", ["URL", "MOUNTPOINT", "--cache-size", "1GB"], **cli.main.context_settings):
         Options.parse({"cache_size": "1GB"})
     for section in Section.__subclasses__():
         types_of(section)

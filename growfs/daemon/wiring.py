@@ -48,7 +48,7 @@ from growfs.scheduler.outage import Outage, probe_in_worker
 from growfs.scheduler.prefetcher import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition, StartGate
 from growfs.scheduler.refresh import CatalogSync
-from growfs.scheduler.rotating import Rotating, Selection
+from growfs.scheduler.rotating import Rotation, Selection
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.status_and_metrics import MountInfo, MountStatus
 from growfs.syscalls import ending_limits
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 
 class Feature(Protocol):
-    """What an option adds to a mount: the class of this name in growfs.extensions.NAME.mount."""
+    """What an option adds to a mount: the class ExactFeature in growfs.extensions.exact.mount, for example."""
 
     def __init__(self, mount: Wiring) -> None:
         """Construct its components, and say what the mount uses instead of its own. Later components do not exist."""
@@ -170,9 +170,9 @@ class Wiring:
         """Listed and held files."""
         request, options = self.request, self.options
         self.first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
-        names = filter(partial(getattr, options), MOUNT)
         self.features: list[Feature] = [
-            import_module(f"growfs.extensions.{name}.mount").Feature(self) for name in names
+            getattr(import_module(f"growfs.extensions.{name}.mount"), f"{name.title()}Feature")(self)
+            for name in filter(partial(getattr, options), MOUNT)
         ]
         self.selection = self.select()
         self.waiting = WaitingClaims()
@@ -200,7 +200,7 @@ class Wiring:
             evictable.connect(self.store.room.freed.notify)
 
     def _rotating(self) -> Selection:
-        return Rotating(
+        return Rotation(
             self.workers, self.database, self.catalog, self.store, self.folder.partial, self.first, self.other_source
         )
 

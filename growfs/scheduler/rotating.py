@@ -100,7 +100,7 @@ class Selection(Planner, Protocol):
         return
 
 
-class Rotating(Selection):
+class Rotation(Selection):
     """Draws the files of each pass in random order. Those that were listed for longest make room for others.
 
     first: the first pass; later ones differ only in their number. staging: the folder to which a worker writes the

@@ -279,7 +279,7 @@ class Between(QuietHandler):
 
 
 IMPATIENT = """
-from growfs.remote import peer_client as peers
+from growfs.extensions.peers import client as peers
 from growfs.remote.http.connection import Timeouts
 peers.TIMEOUTS = Timeouts(connect_s=1, read_s=0.3)
 """
@@ -309,7 +309,7 @@ def test_a_node_that_misbehaves_harms_no_reader(nodes: Nodes, how: str) -> None:
 
 RESOLVER = """
 import pathlib, socket
-from growfs.workers import membership
+from growfs.extensions.peers import membership
 membership.LOOK_UP_S = 0.05
 def look_up(host, port, family):
     assert host == "growfs.test"
@@ -403,7 +403,7 @@ def test_a_node_with_another_token_is_neither_served_nor_asked(nodes: Nodes, tmp
 def test_connections_without_a_token_cost_little_and_are_closed(nodes: Nodes) -> None:
     """They send nothing, half a head, or headers without end; another node is served meanwhile."""
     tree = make_tree(nodes.remote, directories=1, files=2, size=SIZE)
-    few = {SETUP_VARIABLE: "from growfs.workers import peer_server; peer_server.NEW_MAX = 150"}
+    few = {SETUP_VARIABLE: "from growfs.extensions.peers import server; server.NEW_MAX = 150"}
     nodes.start(0, env=few)
     until(lambda: json.loads(nodes.get(0, "/position")[1])["position"])
     pid = server_process(nodes.addresses[0])

@@ -33,7 +33,7 @@ from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.in_flight import InFlightTable, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.rotating import Rotating, Share
+from growfs.scheduler.rotating import Rotation, Share
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.units import CacheSize
 from growfs.vfs.attributes import Entry
@@ -249,7 +249,7 @@ def file_commands(cache: LocalCache, fetch: Fetch, outage: Outage | None = None)
     return FileCommands(cache.database, cache.catalog, cache.store, cache.space, outage or Outage(answers), fetch)
 
 
-class LocalRotating(Rotating):
+class LocalRotation(Rotation):
     """Plans without a worker, whatever the number of files."""
 
     async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan:
@@ -268,7 +268,7 @@ def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
 
     cache: LocalCache
     no_workers: Any = None
-    selection = LocalRotating(no_workers, database, catalog, store, folder / "partial", Pass(0, 1))
+    selection = LocalRotation(no_workers, database, catalog, store, folder / "partial", Pass(0, 1))
     generations = Generations(database, store, selection, demand, turnover=0.2, settle_s=60.0)
     sizes, waiting, budget = SizeEstimate(store), WaitingClaims(), Budget(database, 0)
     space = Space(database, store, generations, budget, Outage(answers), sizes, waiting, lambda: cache.holds)

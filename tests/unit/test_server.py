@@ -23,7 +23,7 @@ class Daemon:
     """The components of a daemon whose remote is known from before, so that nothing waits for a listing."""
 
     def __init__(self) -> None:
-        self.running = [self] * SERVICES
+        self.services = [self] * SERVICES
         self.engine = self.start = self.status = self
         self.ending = EndingSteps()
         self.began = 0

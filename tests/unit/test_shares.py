@@ -10,23 +10,23 @@ import pytest
 from growfs.errors import GrowfsError
 from growfs.rotation.pass_order import Order, Pass
 from growfs.scheduler import rotating
-from growfs.scheduler.rotating import Rotating, Share
+from growfs.scheduler.rotating import Rotation, Share
 from growfs.workers.messages import Compute
 from growfs.workers.pool import WorkerSilent
 from tests.unit.local_cache import LocalCache, file
 
 
 @pytest.fixture
-def ordered(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[Rotating]]:
+def ordered(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[Rotation]]:
     """A function that computes the order of half of the files, without a worker."""
 
     async def compute(_: object, message: Compute) -> Order:
         order: Order = message.function(lambda: None)
         return order
 
-    async def ordered() -> Rotating:
+    async def ordered() -> Rotation:
         no_workers: Any = None
-        order = Rotating(
+        order = Rotation(
             no_workers, cache.database, cache.catalog, cache.store, cache.folder / "partial", Pass(0, 1, (0, 2))
         )
         await order.remaining(cache.store.room.max_file_bytes)
@@ -52,19 +52,19 @@ async def test_a_group_that_takes_too_long_for_the_names_of_the_remote_is_refuse
     monkeypatch.setattr(rotating, "call_worker", compute)
     monkeypatch.setattr(rotating, "ORDER_RETRY_S", 0.0)
     first = Pass(0, 1, group="(.*).*.*x")
-    order = Rotating(no_workers, cache.database, cache.catalog, cache.store, cache.folder / "partial", first)
+    order = Rotation(no_workers, cache.database, cache.catalog, cache.store, cache.folder / "partial", first)
     await order.remaining(cache.store.room.max_file_bytes)
     await order.remaining(cache.store.room.max_file_bytes)
     assert not found
     found = [WorkerSilent()]
-    order = Rotating(no_workers, cache.database, cache.catalog, cache.store, cache.folder / "partial", first)
+    order = Rotation(no_workers, cache.database, cache.catalog, cache.store, cache.folder / "partial", first)
     with pytest.raises(GrowfsError, match="simplify it"):
         await order.remaining(cache.store.room.max_file_bytes)
 
 
 @pytest.mark.promise(26)
 async def test_until_the_next_order_only_new_files_are_assumed_to_be_in_the_share(
-    cache: LocalCache, ordered: Callable[[], Awaitable[Rotating]]
+    cache: LocalCache, ordered: Callable[[], Awaitable[Rotation]]
 ) -> None:
     files = [file(f"a/{number:02}.bin") for number in range(40)]
     await cache.list(files)

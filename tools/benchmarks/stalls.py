@@ -48,7 +48,7 @@ from growfs.scheduler.in_flight import Counters, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.prefetcher import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
-from growfs.scheduler.rotating import Rotating
+from growfs.scheduler.rotating import Rotation
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.units import CacheSize
 from growfs.workers.process import tune_gc
@@ -98,7 +98,7 @@ class Scene:
         self.catalog = Catalog(self.database)
         self.store = Store(folder, self.database, self.catalog, CacheSize(bytes=0), 0)
         self.store.room.limit_bytes = self.store.room.used_bytes
-        selection = ProcessRotating(self, self._in_worker)
+        selection = ProcessRotation(self, self._in_worker)
         self.generations = Generations(self.database, self.store, selection, self._demand, turnover=0.2, settle_s=60.0)
         self.usage = UsageCounters(self.database, Budget(self.database, 0))
         self.readers = Readers(self.generations, 3600.0, self.usage.recently_opened)
@@ -187,7 +187,7 @@ class Scene:
         self.database.close()
 
 
-class ProcessRotating(Rotating):
+class ProcessRotation(Rotation):
     """Plans in another process than the workers."""
 
     def __init__(self, scene: Scene, call: Callable[..., Awaitable[Any]]) -> None:

@@ -12,7 +12,7 @@ from growfs.rotation.parts import PassPosition
 from growfs.rotation.reader import Reader
 
 
-class Feature:
+class ExactFeature:
     """See wiring.Feature."""
 
     def __init__(self, mount: Wiring) -> None:

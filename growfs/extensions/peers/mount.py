@@ -27,7 +27,7 @@ def read_token(path: Path) -> str:
     return token
 
 
-class Feature:
+class PeersFeature:
     """See wiring.Feature."""
 
     def __init__(self, mount: Wiring) -> None:
