@@ -175,7 +175,7 @@ def parsed(name: str, arguments: list[str]) -> click.Context:
     """The arguments of a command of growfs. Raises UsageError."""
     command = main.get_command(click.Context(main), name)
     assert command
-    return command.make_context(name, list(arguments), **cli.main.context_settings)
+    return command.make_context(name, list(arguments), **main.context_settings)
 
 
 def test_the_commands_are_those_of_growfs() -> None:
