@@ -133,7 +133,7 @@ def fill(url: str, folder: Path, foreground: bool, **given: Any) -> None:
     growfs.epoch() in Python, or growfs next FOLDER. Stop with growfs stop FOLDER. The other commands work as they do on
     a mount.
     """
-    from growfs.folder.layout import DEFAULT_CACHE
+    from growfs.daemon.filled_folder import DEFAULT_CACHE
 
     _start(url, folder, {"cache_dir": str(folder / DEFAULT_CACHE)} | given, foreground, fills=True)
 

@@ -35,9 +35,11 @@ FEATURES = (
     Feature(
         "peers",
         "extensions/peers rotation/circle.py simulation/nodes.py",
-        "peer peers holders awaits other_source other_bytes from_other other_files open_other",
+        "peer peers hosts awaits other_source other_bytes from_other other_files open_other",
     ),
-    Feature("fill", "folder client/generation.py", "fill fills filled mirrors asked_for"),
+    Feature(
+        "fill", "extensions/fill daemon/filled_folder.py client/generation.py", "fill fills filled mirrors asked_for"
+    ),
     Feature(
         "links",
         "fuse/links.py vfs/open_counter.py vfs/file_events.py",

@@ -16,8 +16,8 @@ from typing import Any
 
 from growfs.client.generation import hold_part, next_generation
 from growfs.daemon.control_client import call
+from growfs.daemon.filled_folder import cache_of
 from growfs.errors import GrowfsError, UsageError
-from growfs.folder.layout import cache_of
 from growfs.paths import absolute_path
 from growfs.vfs.attributes import FOLDER_NAME, PARTS, PASSES
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from growfs.daemon.filled_folder import CURRENT, GENERATIONS, cache_of, name_of, newest, number_of
 from growfs.errors import GrowfsError
-from growfs.folder.layout import CURRENT, GENERATIONS, cache_of, name_of, newest, number_of
 from growfs.paths import absolute_path
 from growfs.proc import become
 from growfs.vfs.attributes import FOLDER_NAME

@@ -352,10 +352,6 @@ class Options:
         """The maximum number of worker processes that fetch."""
         return self.workers or len(os.sched_getaffinity(0))
 
-    def kept_generations(self, fills: bool) -> int:
-        """How many generations stay even if no process holds them. With --exact, there is no room for more than one."""
-        return self.keep_generations or (2 if fills and not self.exact else 1)
-
     def _producer(self, url: str, folder: Path) -> Producer | None:
         """The producer of the files, if any. Raises UsageError if options contradict each other."""
         no_remote = url.startswith(PYTHON_SCHEME)
@@ -421,7 +417,7 @@ class MountRequest(NamedTuple):
     """The mountpoint is a folder to keep filled, without a mount."""
 
     def remote(self) -> RemoteSpec:
-        """What is needed to open the remote; reads the token of the peers. Raises UsageError as `Options.remote`."""
+        """What is needed to open the remote. Raises UsageError as `Options.remote`."""
         return self.options.remote(self.url, self.folder)
 
 

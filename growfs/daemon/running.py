@@ -16,10 +16,10 @@ from typing import NamedTuple
 from growfs import proc
 from growfs.cache.cache_folder import DATABASE, daemon_of, is_in_use
 from growfs.daemon.control_client import daemon_pid, status_of
+from growfs.daemon.filled_folder import LINK, cache_of
 from growfs.daemon.spawn import TITLE
 from growfs.daemon.status_text import brief
 from growfs.errors import GrowfsError, UsageError
-from growfs.folder.layout import LINK, cache_of
 from growfs.fuse.connection import abort
 from growfs.fuse.mounting import DEVICE, MountRow, answers, mounted_at, mounts
 from growfs.fuse.users import other_mounts

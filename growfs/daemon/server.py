@@ -36,9 +36,8 @@ from growfs.daemon.running import in_use
 from growfs.daemon.spawn import TITLE
 from growfs.daemon.status_text import printable
 from growfs.daemon.supervisor import cause
-from growfs.daemon.wiring import Wiring, build
+from growfs.daemon.wiring import Wiring, build, requested_features
 from growfs.errors import GrowfsError
-from growfs.folder.trees import check_folder
 from growfs.fuse.connection import abort_switch
 from growfs.fuse.engine_choice import Engine
 from growfs.fuse.mounting import (
@@ -193,8 +192,9 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
     spec = request.remote()
     allow_other = request.options.allow_other or os.geteuid() == 0
     check_kernel()
-    if request.fills:
-        check_folder(request.mountpoint, request.options.cache_dir)
+    features = requested_features(request)
+    for feature in features:
+        feature.check(request)
     place = None if request.fills else _check_mount(request, allow_other)
     confined = spec.maker.check(spec) if spec.maker else None
     try:
@@ -214,7 +214,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
         threading.Thread(target=_end_if_deleted, args=(folder, ended), daemon=True).start()
         workers = WorkerPool(fork_server, replace(spec, cache=folder.path), log_file.output)
         mount = MountSpec(request.mountpoint, folder.path, allow_other, place)
-        trio.run(_run, lambda: build(request, spec, url, folder, workers), mount, launcher)
+        trio.run(_run, lambda: build(request, features, spec, url, folder, workers), mount, launcher)
         if not launcher.finished:
             raise GrowfsError(f"{request.mountpoint}: the mount was stopped before it was ready")
     except sqlite3.DatabaseError as error:
@@ -327,8 +327,8 @@ async def _serve_until_ended(
                 await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
                 os.setsid()  # nothing accesses the mountpoint from here on (see spawn.py)
                 await _progress_until(components, launcher, start.is_possible)
-                await engine.ready()
                 start.open()
+                await engine.ready()
                 await launcher.ready(await components.snapshot())
     except BaseExceptionGroup as group:
         raise cause(group) from group

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from growfs.bitmaps import BitMap64
 from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
@@ -30,16 +31,16 @@ from growfs.daemon.supervisor import Service, Supervisor
 from growfs.daemon.virtual_files import virtual_files
 from growfs.errors import GrowfsError, UsageError
 from growfs.extensions import MOUNT
-from growfs.folder.folder_engine import FolderEngine
-from growfs.fuse.engine_choice import Engine, EngineChoice, KernelEngine
+from growfs.fuse.engine_choice import Engine, EngineChoice
 from growfs.fuse.links import LinksEngine
 from growfs.fuse.mounting import file_system, is_remote
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import NO_OTHER, OtherSource, RemoteSpec
-from growfs.rotation.generations import Demand, Generations
+from growfs.rotation.generations import Demand, Generations, Planner
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import Readers
+from growfs.rotation.rules import Generation
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import Drawer, VersionUpdater
 from growfs.scheduler.fetcher import Fetcher
@@ -50,6 +51,7 @@ from growfs.scheduler.readiness import PrefetchState, StartCondition, StartGate
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.rotating import Rotation, Selection
 from growfs.scheduler.space import Space, WaitingClaims
+from growfs.signal import Signal
 from growfs.status_and_metrics import MountInfo, MountStatus
 from growfs.syscalls import ending_limits
 from growfs.version import __version__
@@ -60,17 +62,52 @@ from growfs.workers.pool import WorkerPool
 log = logging.getLogger(__name__)
 
 
-class Feature(Protocol):
-    """What an option adds to a mount: the class ExactFeature in growfs.extensions.exact.mount, for example."""
+class Feature:
+    """What a mount has if an option asks for it: ExactFeature in growfs.extensions.exact.mount, for example."""
 
     def __init__(self, mount: Wiring) -> None:
+        self.mount = mount
+
+    @staticmethod
+    def check(request: MountRequest) -> None:
+        """Raise GrowfsError if this cannot be mounted. Called before the cache is opened."""
+
+    def build(self) -> None:
         """Construct its components, and say what the mount uses instead of its own. Later components do not exist."""
 
     def connect(self) -> None:
         """Connect its components. All others exist by now, but for what users see."""
 
 
-def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder, workers: WorkerPool) -> Wiring:
+class Holders(Protocol):
+    """What knows which files may not be evicted because they are shown: the readers, or a filled folder."""
+
+    @property
+    def released(self) -> Signal[[]]:
+        """Notified when some may."""
+
+    def holds(self) -> BitMap64:
+        """The admissions of these files."""
+
+    def has_open_folder(self, generation: Generation) -> bool:
+        """Whether a folder of a generation is open."""
+
+
+def requested_features(request: MountRequest) -> list[type[Feature]]:
+    """The features of a mount, in the order in which they are constructed."""
+    is_asked = {"fill": request.fills, **vars(request.options)}
+    modules = {name: import_module(f"growfs.extensions.{name}.mount") for name in MOUNT if is_asked[name]}
+    return [getattr(module, f"{name.title()}Feature") for name, module in modules.items()]
+
+
+def build(
+    request: MountRequest,
+    features: Sequence[type[Feature]],
+    spec: RemoteSpec,
+    url: str,
+    folder: CacheFolder,
+    workers: WorkerPool,
+) -> Wiring:
     """Construct and connect the components of a mount. If that fails, the cache is left as after a clean stop.
 
     spec: of the remote. url: without secrets.
@@ -79,7 +116,7 @@ def build(request: MountRequest, spec: RemoteSpec, url: str, folder: CacheFolder
         wiring = Wiring(request, spec, url, folder, workers, ending)
         wiring.open_ports()
         wiring.build_cache()
-        wiring.build_listing()
+        wiring.build_listing(features)
         wiring.build_fetching()
         wiring.build_drawing()
         wiring.build_view()
@@ -108,7 +145,12 @@ class Wiring:
         self.spec, self.url = spec, url
         self.folder, self.workers, self.ending = folder, workers, ending
         # What features may change before it is used.
-        self.select: Callable[[], Selection] = self._rotating
+        self.select: Callable[[], Selection] = lambda: Rotation(
+            workers, self.database, self.catalog, self.store, folder.partial, self.first, self.other_source
+        )
+        self.hold: Callable[[], Holders] = lambda: self.readers
+        self.make_engine: Callable[[], Engine] = self._kernel_engine
+        self.show: Callable[[str, Planner], Awaitable[Path]] | None = None
         self.other_source: OtherSource = NO_OTHER
         self.names: Callable[[], Names] | None = None
         # What they may add to.
@@ -166,14 +208,13 @@ class Wiring:
         self.store.admitted.connect(self.usage.mark_changed)
         self.budget.changed.connect(self.store.room.freed.notify)
 
-    def build_listing(self) -> None:
+    def build_listing(self, features: Sequence[type[Feature]]) -> None:
         """Listed and held files."""
-        request, options = self.request, self.options
+        options = self.options
         self.first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
-        self.features: list[Feature] = [
-            getattr(import_module(f"growfs.extensions.{name}.mount"), f"{name.title()}Feature")(self)
-            for name in filter(partial(getattr, options), MOUNT)
-        ]
+        self.features = [feature(self) for feature in features]
+        for feature in self.features:
+            feature.build()
         self.selection = self.select()
         self.waiting = WaitingClaims()
         self.generations = Generations(
@@ -185,24 +226,12 @@ class Wiring:
             turnover=options.turnover,
             show_files=options.show_files,
             settle_s=options.settle,
-            keep=options.kept_generations(request.fills),
-            are_asked_for=request.fills,
+            keep=options.keep_generations or 1,
         )
         self.readers = Readers(self.generations, options.hold_idle, self.usage.recently_opened)
-        self.filled = None
-        if request.fills:
-            self.filled = FolderEngine(
-                request.mountpoint, self.database, self.catalog, self.store, self.usage, self.generations,
-                self.selection.shows_once,
-            )  # fmt: skip
-        self.holders = self.filled or self.readers
+        self.holders = self.hold()
         for evictable in (self.holders.released, self.generations.written):
             evictable.connect(self.store.room.freed.notify)
-
-    def _rotating(self) -> Selection:
-        return Rotation(
-            self.workers, self.database, self.catalog, self.store, self.folder.partial, self.first, self.other_source
-        )
 
     def build_fetching(self) -> None:
         """Fetched files."""
@@ -266,26 +295,18 @@ class Wiring:
         )
         self.start.opened.connect(self.dispatcher.move_to_background)
         self.start.opened.connect(self.fetcher.progressed.notify)  # nothing is held back for the start any longer
-        if not (selection.shows_once or self.filled):  # a part never grows, and a folder's first generation begins now
+        if not selection.shows_once:  # it shows more files by then
             self.start.opened.connect(self.generations.end)
         self.supervisor = Supervisor(lambda: self.prefetch.is_started)
 
     def build_view(self) -> None:
         """The readers' view."""
-        self.engine: Engine
-        if self.filled:
-            self.engine, self.engine_reason = self.filled, self.filled.reason
-            self.misses = Misses()
-        else:
-            assert self.choice
-            vfs = self._vfs()
-            engine = self.choice.create(vfs)
-            self._connect_vfs(vfs, engine)
-            self.engine, self.engine_reason = engine, self.choice.reason
-            self.misses = vfs.misses
+        self.misses = Misses()
+        self.engine = self.make_engine()
 
-    def _vfs(self) -> Vfs:
-        return Vfs(
+    def _kernel_engine(self) -> Engine:
+        assert self.choice
+        vfs = Vfs(
             self.catalog,
             self.store,
             self.generations,
@@ -296,8 +317,8 @@ class Wiring:
             self.shows_links,
             self.names() if self.names else None,
         )
-
-    def _connect_vfs(self, vfs: Vfs, engine: KernelEngine) -> None:
+        self.engine_reason, self.misses = self.choice.reason, vfs.misses
+        engine = self.choice.create(vfs)
         vfs.name_invalidated.connect(engine.forget_name)
         for removed in (self.catalog_sync.removed, self.store.replaced):
             removed.connect(vfs.forget_names)
@@ -308,6 +329,7 @@ class Wiring:
             self.links = engine
             self.store.open_files.descriptor_opened.connect(engine.note_own_open)
             self.store.evicted.connect(vfs.forget_names)
+        return engine
 
     def build_controls(self) -> None:
         """The users' view and controls."""
@@ -400,7 +422,7 @@ class Wiring:
             of_mount.stop, of_files.pin, of_files.unpin, of_files.fetch, of_files.evict, of_files.refetch,
             of_files.complete,
         ]  # fmt: skip
-        return [*commands, self.filled.next] if self.filled else commands
+        return commands
 
     def _setters(self) -> dict[str, Setter]:
         setters: dict[str, Setter] = {

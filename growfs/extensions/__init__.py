@@ -16,5 +16,6 @@ ALL = {
 }
 """The section of `growfs --help` for the command of each extension, in the order there."""
 
-MOUNT = ("peers", "exact")
-"""The extensions that add to a mount with the option of their name. Each may use what those before it have set."""
+MOUNT = ("fill", "peers", "exact")
+"""The extensions that a mount has with the option of their name, or growfs fill. Each may use what those before it have
+set."""

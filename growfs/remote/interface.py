@@ -233,8 +233,8 @@ class Maker(Protocol):
 class OtherFetcher(Protocol):
     """What a worker fetches files with from another source."""
 
-    def fetch(self, task: FetchTask, holders: Sequence[str]) -> RemoteFile | None:
-        """Write the file to task.target from the first of these holders that has it; None if none has.
+    def fetch(self, task: FetchTask, hosts: Sequence[str]) -> RemoteFile | None:
+        """Write the file to task.target from the first of these hosts that has it; None if none has.
 
         In that case, task.progress may have been called, and task.digest has bytes that do not count. Raises OSError of
         the local disk, and errors of task.progress.
@@ -251,7 +251,7 @@ class OtherSource:
 
     open: OpenOther | None = None
 
-    def holders(self, path: str) -> tuple[str, ...]:
+    def hosts(self, path: str) -> tuple[str, ...]:
         """Who may have a file, the most likely first."""
         return ()
 

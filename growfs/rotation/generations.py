@@ -91,8 +91,7 @@ class Generations:
 
     rotation, turnover, show_files, settle_s: as the options of these names. keep: how many generations can be listed
     even if no process holds them, also after a restart. demand: returns the current demand for room. shown_seq: the
-    last admission that a generation showed, in this run or an earlier one. are_asked_for: assume that a program that
-    asks for a generation has read the one before; otherwise the opened files are counted.
+    last admission that a generation showed, in this run or an earlier one.
     """
 
     def __init__(
@@ -107,7 +106,6 @@ class Generations:
         show_files: int | None = None,
         settle_s: float,
         keep: int = 1,
-        are_asked_for: bool = False,
     ) -> None:
         self.keep = keep
         self.rotation = rotation
@@ -125,7 +123,7 @@ class Generations:
         self.last_number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
         """The number of the newest generation, also of an earlier run; 0 if there was none."""
         self._unwritten: GenerationPlan | None = None
-        self.counts_all = are_asked_for
+        self.counts_all = False
         """Whether all listed files count as opened: opens cannot be seen, or programs ask for each generation."""
         self.current: Generation | None = None
         """The newest generation; None before the first listing of this mount."""

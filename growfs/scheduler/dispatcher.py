@@ -187,7 +187,7 @@ class Dispatcher:
         self._changed.notify()
 
     def hold(self, why: GrowfsError) -> None:
-        """Until `resume`, send only files that have other holders, as the remote is away. Workers keep their data.
+        """Until `resume`, send only files that other hosts may have, as the remote is away. Workers keep their data.
 
         If the remote denies access, they end, and their files are queued again: new workers reread the credentials.
         """
@@ -267,7 +267,7 @@ class Dispatcher:
                 self._limit_silence(slot)
             prioritized, slot.prioritized = slot.prioritized, []
             slot.in_background = self._belongs_in_background(slot)
-            requests = [_request(download, self._other.holders(download.path)) for download in batches.get(slot, [])]
+            requests = [_request(download, self._other.hosts(download.path)) for download in batches.get(slot, [])]
             try:
                 await slot.channel.send(
                     FetchFiles(requests, prioritized, slot.in_background, slot.is_held, self._gave_up, self._other.open)
@@ -290,7 +290,7 @@ class Dispatcher:
             return next(iter(self._urgent or self._queue), None)
         before = trio.current_time() - OTHERS_AGAIN_S
         queued = (it for it in (*self._urgent, *self._queue) if it.state is DownloadState.QUEUED)
-        return next((it for it in queued if it.sent_at <= before and self._other.holders(it.path)), None)
+        return next((it for it in queued if it.sent_at <= before and self._other.hosts(it.path)), None)
 
     def _slot_for(self, download: Download, nursery: trio.Nursery) -> WorkerSlot | None:
         """The least busy worker that can take one more file; a new worker rather than a busy one."""
@@ -477,7 +477,7 @@ def _is_suspect(download: Download) -> bool:
     return download.attempts_left < ATTEMPTS_MAX
 
 
-def _request(download: Download, holders: tuple[str, ...]) -> FetchRequest:
+def _request(download: Download, hosts: tuple[str, ...]) -> FetchRequest:
     node = download.node
     file = RemoteFile(download.path, node.size, node.mtime_ns, node.version)
-    return FetchRequest(node.id, file, download.target, download.size_max, download.urgent, download.number, holders)
+    return FetchRequest(node.id, file, download.target, download.size_max, download.urgent, download.number, hosts)

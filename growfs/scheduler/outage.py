@@ -100,7 +100,7 @@ class Outage:
 
     def blocks(self, path: str) -> bool:
         """Whether a file cannot be fetched, because the remote is away, and no other source may have it."""
-        return self.is_on and not self._other.holders(path)
+        return self.is_on and not self._other.hosts(path)
 
     @property
     def lasted_s(self) -> float:

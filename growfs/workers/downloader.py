@@ -67,7 +67,7 @@ class Downloader:
                 request.file.size,
                 request.urgent,
                 request.number,
-                has_other_source=bool(request.holders),
+                has_other_source=bool(request.hosts),
             )
             for request in batch.files
         }
@@ -100,7 +100,7 @@ class Downloader:
 
     def _download(self, request: FetchRequest) -> Fetched:
         file, target = request.file, request.target
-        total, from_other = 0, bool(request.holders)
+        total, from_other = 0, bool(request.hosts)
 
         def progress(count: int) -> None:
             nonlocal total
@@ -119,7 +119,7 @@ class Downloader:
 
         streamed = Digest()
         task = FetchTask(file, target, progress, streamed, restart=restart)
-        found = self._other.fetch(task, request.holders) if self._other else None
+        found = self._other.fetch(task, request.hosts) if self._other else None
         if found is None:
             from_other = self._jobs[request.id].has_other_source = False
             if self._threads.is_held:

@@ -141,7 +141,7 @@ class FetchRequest(NamedTuple):
     """A reader waits for it: it comes before all files that are not urgent."""
     number: int
     """Its place among files of the same urgency."""
-    holders: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     """Who may have it besides the remote, and is asked before it."""
 
 
@@ -154,8 +154,8 @@ class FetchFiles(NamedTuple):
     in_background: bool
     """Whether this worker is to have a low priority from now on."""
     is_held: bool = False
-    """Whether the remote is away: unfinished files have to wait, keeping their data, and only files that have other
-    holders may begin."""
+    """Whether the remote is away: unfinished files have to wait, keeping their data, and only files that other
+    hosts may have may begin."""
     gave_up: str = ""
     """Why the store's library is to make all requests from now on; empty if it is not."""
     open_other: OpenOther | None = None

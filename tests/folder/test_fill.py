@@ -23,8 +23,8 @@ from growfs.client import generation
 from growfs.daemon.control_client import call
 from growfs.daemon.launch import stop
 from growfs.errors import GrowfsError
+from growfs.extensions.fill import trees
 from growfs.extensions.peers.membership import PeerPoll
-from growfs.folder import trees
 from tests.cli.support import tmpfs
 from tests.crash.scene import alive
 from tests.folder.conftest import Fill
@@ -208,7 +208,7 @@ def test_all_ranks_get_one_generation(growfs: Fill, tmp_path: Path, readers: Rea
 
 SLOW_TREES = """
 import time
-from growfs.folder import trees
+from growfs.extensions.fill import trees
 shown_files = trees.shown_files
 def shown_slowly(*arguments):
     time.sleep(0.5)
@@ -523,7 +523,7 @@ def test_a_tree_that_could_not_be_made_is_made_later(growfs: Fill, tmp_path: Pat
 
 UNREADABLE_CATALOG = """
 import pathlib, sqlite3
-from growfs.folder import trees
+from growfs.extensions.fill import trees
 shown_files = trees.shown_files
 def refuse(*arguments):
     if pathlib.Path({there!r}).exists():

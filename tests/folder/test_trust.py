@@ -117,7 +117,7 @@ def test_a_folder_that_is_given_to_another_user_is_filled_no_more(
 
 SWAPPED = """
 import os
-from growfs.folder import trees
+from growfs.extensions.fill import trees
 make_alike = trees.make_alike
 def swap(*arguments):
     if not os.path.exists({moved!r}):

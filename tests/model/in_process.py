@@ -389,8 +389,9 @@ class InProcess:
         options = self.request.options
         spec = self.request.remote()
         self._cache = open_cache(self._folder, spec, URL)
-        workers = Workers(self.remote, PathFilter(options.include, options.exclude))
-        self.components = wiring.build(self.request, spec, URL, self._cache, workers)  # type: ignore[arg-type]
+        workers: Any = Workers(self.remote, PathFilter(options.include, options.exclude))
+        features = wiring.requested_features(self.request)
+        self.components = wiring.build(self.request, features, spec, URL, self._cache, workers)
         engine = self.components.engine
         assert isinstance(engine, Engine)
         self.vfs = engine.vfs

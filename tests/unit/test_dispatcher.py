@@ -125,7 +125,7 @@ CLIENT = ClientChoice("s3fs", False, "faster than s3fs")
 class SharedFiles(OtherSource):
     """Another node, which has some of the files."""
 
-    def holders(self, path: str) -> tuple[str, ...]:
+    def hosts(self, path: str) -> tuple[str, ...]:
         return ("node:7070",) if "shared" in path else ()
 
 

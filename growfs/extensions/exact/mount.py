@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from growfs.daemon.wiring import Wiring
+from growfs.daemon.wiring import Feature
 from growfs.extensions.exact.pass_names import PassNames
 from growfs.extensions.exact.passes import Parts
 from growfs.rotation.parts import PassPosition
 from growfs.rotation.reader import Reader
 
 
-class ExactFeature:
-    """See wiring.Feature."""
+class ExactFeature(Feature):
+    """See Feature."""
 
-    def __init__(self, mount: Wiring) -> None:
-        options = mount.options
-        self._mount = mount
+    def build(self) -> None:
+        """See Feature."""
+        mount, options = self.mount, self.mount.options
         self._parts = Parts(
             mount.workers, mount.database, mount.catalog, mount.store, mount.first, options.part_size,
             PassPosition(*options.start) if options.start else None,
@@ -31,8 +31,8 @@ class ExactFeature:
         mount.names = lambda: PassNames(self._parts, mount.readers)
 
     def connect(self) -> None:
-        """See wiring.Feature."""
-        mount, parts = self._mount, self._parts
+        """See Feature."""
+        mount, parts = self.mount, self._parts
         parts.changed.connect(mount.prefetch.invalidate_order)
         mount.generations.began.connect(parts.note_begun)
         for arrived in (mount.dispatcher.received, mount.dispatcher.received_from_other):
@@ -47,7 +47,7 @@ class ExactFeature:
         mount.sections["exact"] = parts.status
         mount.warnings += [lambda _: parts.warnings, _warnings_of_jobs]
         del mount.setters["rotation"], mount.setters["turnover"]  # parts decide what is listed
-        if mount.filled:
+        if mount.show:
             mount.commands += [self.part, self.describe]
 
     # In a filled folder, programs cannot wait for a part by opening it.
@@ -55,8 +55,8 @@ class ExactFeature:
     async def part(self, number: int, part: int) -> AsyncIterator[Any]:
         """Return the path of a part of a pass, once it is cached."""
         position = PassPosition(number, part)
-        assert self._mount.filled
-        yield {"path": str(await self._mount.filled.show(str(position), self._parts.at(position)))}
+        assert self.mount.show
+        yield {"path": str(await self.mount.show(str(position), self._parts.at(position)))}
 
     async def describe(self, number: int) -> AsyncIterator[Any]:
         """Return how many parts a pass has, and all that decides which files these have."""

@@ -42,11 +42,11 @@ class PeerClient:
         self._downloader = RangeDownloader(threads, timeouts=TIMEOUTS, uses_proxies=False)
         self._paused_until: dict[str, float] = {}
 
-    def fetch(self, task: FetchTask, holders: Sequence[str]) -> RemoteFile | None:
-        """See OtherFetcher. holders: each is HOST:PORT."""
+    def fetch(self, task: FetchTask, hosts: Sequence[str]) -> RemoteFile | None:
+        """See OtherFetcher. hosts: each is HOST:PORT."""
         if not task.file.version or task.file.size is None or task.digest is None:
             return None  # it could be another version, or damaged
-        for peer in holders:
+        for peer in hosts:
             if time.monotonic() < self._paused_until.get(peer, 0.0):
                 continue
             task.restart()

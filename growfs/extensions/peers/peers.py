@@ -171,7 +171,7 @@ class Peers(OtherSource):
 
     # Files that the others have, or are about to draw.
 
-    def holders(self, path: str) -> tuple[str, ...]:
+    def hosts(self, path: str) -> tuple[str, ...]:
         """See OtherSource. Each is HOST:PORT."""
         if self._owner:
             owner = self._owner(path, self._answering)

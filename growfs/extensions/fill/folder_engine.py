@@ -24,10 +24,10 @@ from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
+from growfs.daemon.filled_folder import GENERATIONS, LINK, name_of, number_of
 from growfs.errors import GrowfsError, Unreadable
-from growfs.folder import trees
-from growfs.folder.layout import GENERATIONS, LINK, name_of, number_of
-from growfs.folder.trees import Tree
+from growfs.extensions.fill import trees
+from growfs.extensions.fill.trees import Tree
 from growfs.proc import users_of
 from growfs.rotation.generations import Generations, Planner
 from growfs.rotation.jobs import EPOCH_SHARE

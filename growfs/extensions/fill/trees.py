@@ -22,8 +22,8 @@ from growfs import disk, trust
 from growfs.bitmaps import BitMap64
 from growfs.cache.cache_folder import open_cache_dir
 from growfs.cache.schema import DirectoryPaths, Query
+from growfs.daemon.filled_folder import CURRENT, GENERATIONS, LINK, cache_of, number_of
 from growfs.errors import GrowfsError
-from growfs.folder.layout import CURRENT, GENERATIONS, LINK, cache_of, number_of
 from growfs.rotation.rules import Generation
 from growfs.trust import OpenFolder
 from growfs.vfs.attributes import PASSES
