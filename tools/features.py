@@ -38,7 +38,7 @@ FEATURES = (
         "peer peers hosts awaits other_source other_bytes from_other other_files open_other",
     ),
     Feature(
-        "fill", "extensions/fill daemon/filled_folder.py client/generation.py", "fill fills filled mirrors asked_for"
+        "fill", "extensions/fill daemon/filled_folder.py client/generation.py", "fill fills filled mirrors"
     ),
     Feature(
         "links",

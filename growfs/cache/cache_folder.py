@@ -33,14 +33,11 @@ FORMAT = 6
 A new format takes the next number. Earlier versions of growfs wrote 0 to 5, and 2 for two different schemas.
 """
 DATABASE = "catalog.sqlite"
-CACHE_TABLES = frozenset({"meta", "node", "resident"})
-"""Tables that every format has."""
 LOCK = "lock"
 URL = "url.json"
 """The file with the URL of the remote, without secrets, for people."""
 ANNOUNCED = "daemon.json"
 ANNOUNCED_TYPES = {"pid": int, "mountpoint": str, "url": str, "version": str, "format": int}
-ANNOUNCED_ALWAYS = {"pid", "mountpoint"}
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of growfs: backups may leave it out.\n"
 """https://bford.info/cachedir/"""
 NOTICE_S = 1.0
@@ -301,7 +298,7 @@ def _read_json(path: Path) -> Any:
 
 def _is_possible(daemon: object) -> bool:
     """Whether a daemon may have announced this. Raises ValueError for what cannot be a path."""
-    if not isinstance(daemon, dict) or not daemon.keys() >= ANNOUNCED_ALWAYS:
+    if not isinstance(daemon, dict) or not daemon.keys() >= {"pid", "mountpoint"}:
         return False
     if any(type(value) is not ANNOUNCED_TYPES.get(key, type(value)) for key, value in daemon.items()):
         return False
@@ -361,7 +358,7 @@ def other_format(cache: Path) -> str:
         raise unreadable(database, error) from error
     if not tables:
         return ""
-    if not tables >= CACHE_TABLES:
+    if not tables >= {"meta", "node", "resident"}:  # which every format has
         raise GrowfsError(f"{database}: is not the database of a growfs cache; move it away, or pass --cache-dir")
     return "" if number == FORMAT else f"{cache}: its format is {number}, but this growfs uses format {FORMAT}"
 

@@ -22,7 +22,6 @@ from growfs.status_and_metrics import BudgetStatus, OpensStatus
 DAY_S = 86_400
 SAVE_EVERY_S = 5.0
 """Each file opened in between costs the writing thread some 3 us, however often it was opened."""
-UNREAD_FILES_MIN = 10
 UNREAD_SHARE = 0.9
 """An extension is reported as unread if it has at least so many cached files, and this share of them was not opened."""
 
@@ -202,8 +201,8 @@ def summarize(ask: Query) -> Summary:
     )
     unread = ask(
         "SELECT suffix FROM resident WHERE suffix != '' GROUP BY suffix"
-        " HAVING count(*) >= ? AND sum(opened = 0) >= ? * count(*) ORDER BY count(*) DESC",
-        UNREAD_FILES_MIN, UNREAD_SHARE,
+        " HAVING count(*) >= 10 AND sum(opened = 0) >= ? * count(*) ORDER BY count(*) DESC",
+        UNREAD_SHARE,
     )  # fmt: skip
     mean = opens / files if files else 0.0
     dispersion = (squares / files - mean * mean) / mean if mean else 0.0

@@ -64,8 +64,6 @@ log = logging.getLogger(__name__)
 PROGRESS_EVERY_S = 0.1
 CHECK_S_MIN, CHECK_SHARE = 0.01, 0.01
 """Readiness of the mount is checked after this time, and then after this share of the time elapsed so far."""
-TEMPORARY_FOLDERS = ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR")
-"""Environment variables that name the folder for temporary files, for Python, libraries, and SQLite."""
 SWITCH_S = 2e-4
 """For sys.setswitchinterval: while another thread computes (to render a list of a million files, say), each system call
 of an open may wait this long for the interpreter."""
@@ -278,7 +276,8 @@ def _check_mount(request: MountRequest, allow_other: bool) -> int:
     create_mountpoint(request.mountpoint)
     folder = check_mountpoint(request.mountpoint)
     check_outside(request.mountpoint, "--cache-dir", request.options.cache_dir)
-    for variable in TEMPORARY_FOLDERS:
+    # They name the folder for temporary files of Python, libraries, and SQLite.
+    for variable in ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR"):
         if variable in os.environ:
             check_outside(request.mountpoint, variable, Path(os.environ[variable]))
     return folder

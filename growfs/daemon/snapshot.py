@@ -36,7 +36,6 @@ from growfs.units import format_timespan
 
 OPENS_MIN = 10
 """With fewer opens than this, the share that waited is not meaningful yet."""
-WAITED_SHARE = 0.5
 UNREAD_SHARE = 0.2
 
 
@@ -157,7 +156,7 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
             "is in another pid namespace: each generation that it lists stays cached for --hold-idle, and longer only"
             " while one of its folders is open; all of its processes see the same files in .growfs/generations/N"
         )
-    if reader.opens >= OPENS_MIN and reader.waited >= WAITED_SHARE * reader.opens:
+    if reader.opens >= OPENS_MIN and 2 * reader.waited >= reader.opens:
         waited = f"{reader.waited / reader.opens:.0%} of its opens"
         return f"{waited} waited for a download: take file names from a listing or .growfs/index.csv"
     if reader.listed_at is None:

@@ -13,10 +13,6 @@ import zipfile
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-CLASS_DIGITS = 5
-"""Digits of a class number as a folder name, so that ImageFolder, which sorts names, numbers classes alike."""
-CLASS_BYTES_MAX = 200
-
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _ZIP_HEADER = struct.Struct("<26xHH")
 """The lengths of a member's name and of its extra field (APPNOTE.TXT, 4.3.7)."""
@@ -60,7 +56,7 @@ def webdataset(source: BinaryIO) -> Iterator[Member]:
         if extension == "cls":
             content = archive.extractfile(info)
             assert content
-            label = content.read(CLASS_BYTES_MAX).decode().strip()
+            label = content.read(200).decode().strip()
         else:
             sample.append(Member(f"{key}.{extension}", info.offset_data, info.size))
     yield from _labelled(label, sample, key)
@@ -112,6 +108,7 @@ def _relative(name: str) -> str:
 def _labelled(label: str, sample: list[Member], key: str) -> Iterator[Member]:
     if sample and not label:
         raise ValueError(f"sample {key} has no .cls file, so its class is unknown")
-    folder = label.zfill(CLASS_DIGITS) if label.isdecimal() else label
+    # So that ImageFolder, which sorts names, numbers classes alike.
+    folder = label.zfill(5) if label.isdecimal() else label
     for member in sample:
         yield member._replace(name=f"/{folder}/{member.name}")

@@ -19,9 +19,6 @@ from typing import Any
 
 from growfs.errors import UsageError
 
-READY_MADE = "growfs.producers"
-
-
 _PATTERN = re.compile(r"(?:(.+\.py|\w+(?:\.\w+)*):([^\W\d]\w*(?:\.\w+)*)|(\w+))")
 
 
@@ -41,7 +38,7 @@ class Function:
         found = _PATTERN.fullmatch(text)
         if not found:
             raise UsageError(f"{text!r} is not a function; use module:function or path/to/file.py:function")
-        module = found[1] or READY_MADE
+        module = found[1] or "growfs.producers"
         if module.endswith(".py"):
             module = str(Path(folder, Path(module).expanduser()))
         return cls(module, found[2] or found[3], folder)

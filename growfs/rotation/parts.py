@@ -33,8 +33,6 @@ KEPT = -1
 SPARE_SHARE = 100
 """One part in 100 of the cache is left free: for files that take more of the disk than their size, or are opened by
 name."""
-FIRST_PASS_PARTS = 20
-"""The first pass has at least this many parts: its first listing waits until the first of them has arrived."""
 ALWAYS = "\0always"
 """Added to a file in the digest of the catalog if each part lists it, because that decides which others are kept."""
 
@@ -237,7 +235,8 @@ class _Dividing:
             if number == own:
                 kept, streamed = kept_here, streamed_here
         if pass_.number == 1:
-            parts = max(parts, min(FIRST_PASS_PARTS, *(share.groups for share in self._shares)))
+            # The parts are small, because the first listing waits for one.
+            parts = max(parts, min(20, *(share.groups for share in self._shares)))
         ends = _ends(self._sums(streamed), room // 2, parts)
         return self._assembled(self._shares[own], kept, streamed, ends, always_bytes)
 

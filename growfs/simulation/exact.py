@@ -21,8 +21,6 @@ from growfs.units import CacheSize, flag_size, format_size
 
 MODEL_FILES = 12_000
 """At most about how many files a simulated dataset has."""
-PART_FILES_MAX = 50
-"""How many streamed files a simulated part has, if MODEL_FILES allows it."""
 PARTS_MAX = 4000
 """A pass of more parts is simulated with this many, which are larger."""
 HARDLY_WAITS = 0.99
@@ -77,7 +75,7 @@ def simulate_exact(workload: Workload, part_size: CacheSize) -> ExactResult:
     real_file = whole / workload.files
     wanted = max(part_size.of(cache) / 2, real_file)
     largest = max(wanted, data / PARTS_MAX)
-    part_files = min(PART_FILES_MAX, int(MODEL_FILES * largest / data))
+    part_files = min(50, int(MODEL_FILES * largest / data))
     count = math.ceil(data / max(real_file, largest / part_files) - 1e-6)
     size = data // count
     files = [CatalogFile(id, f"{id % DIRECTORIES}/{id}", size, size, False) for id in range(1, count + 1)]

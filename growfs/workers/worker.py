@@ -54,9 +54,6 @@ from growfs.workers.messages import (
 from growfs.workers.process import lower_priority
 
 GONE_PER_MESSAGE = 1000
-ASKED_MAX = 1000
-"""Files that a listing lacks, of which the remote is asked for each by name: at most as many as S3 lists in a page. If
-one in a hundred of those that it lacks is still there, 1000 of them do not show it once in 20,000 times."""
 
 
 def main() -> None:
@@ -204,7 +201,9 @@ def _list(remote: Remote, url: str, request: ListRemote, send: Send, heartbeat: 
     if files:
         gone = list(comparison.gone(is_within(unread)) if unread else comparison.gone())
         if gone:
-            _require_gone(remote, url, len(gone), comparison.to_ask(gone, ASKED_MAX), heartbeat)
+            # As many as S3 lists in a page. If one in a hundred of those that a listing lacks is still there, 1000 of
+            # them do not show it once in 20,000 times.
+            _require_gone(remote, url, len(gone), comparison.to_ask(gone, 1000), heartbeat)
         for start in range(0, len(gone), GONE_PER_MESSAGE):
             send(ListingDiff(request.listing, gone=gone[start : start + GONE_PER_MESSAGE]))
         if comparison.late:

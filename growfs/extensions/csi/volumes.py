@@ -28,7 +28,6 @@ URL = "url"
 IS_INLINE = "csi.storage.k8s.io/ephemeral"
 """Set by kubelet, if the CSIDriver has podInfoOnMount: "false" for a PersistentVolume. A pod cannot override it."""
 OF_KUBERNETES = ("k8s.io/", "kubernetes.io/")
-ID_BYTES = 8
 
 REMOTE_SCHEMES = frozenset(scheme for store in STORES if store is not LocalRemote for scheme in store.schemes)
 ADMINISTRATORS_ONLY = frozenset(
@@ -86,7 +85,7 @@ class Volume:
         inherited = {name: value for name, value in defaults.items() if not (is_isolated and name in OF_DRIVER_ALONE)}
         options = {**inherited, **options}
         content = json.dumps([url, options, dict(secrets)], sort_keys=True, default=str)
-        id = hmac.new(key, content.encode(), hashlib.sha256).hexdigest()[: 2 * ID_BYTES]
+        id = hmac.new(key, content.encode(), hashlib.sha256).hexdigest()[:16]
         options["cache_dir"] = str(Options.parse(options).cache_dir / id)
         return cls(id, url, config_text(options), dict(secrets), is_isolated)
 

@@ -22,8 +22,6 @@ from growfs.extensions.report.figures import Figures, read
 from growfs.status_and_metrics import MountState
 from growfs.units import format_size, format_timespan
 
-WIDE = ("states", "coverage", "directories")
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -170,7 +168,7 @@ def _card(name: str, title: str, note: str = "", colors: dict[str, str] | None =
         for key, color in (colors or {}).items()
     )
     return (
-        f'<figure class="card{" wide" if name in WIDE else ""}"><h2>{title}</h2>'
+        f'<figure class="card{" wide" if name in ("states", "coverage", "directories") else ""}"><h2>{title}</h2>'
         + (f"<p>{escape(note)}</p>" if note else "")
         + (f'<ul class="keys">{keys}</ul>' if keys else "")
         + f'<div class="plot" id="plot-{name}"></div></figure>'

@@ -29,8 +29,6 @@ from growfs.status_and_metrics import MountStatus
 POLL_S = 1.0
 ANSWER_S = 5.0
 """A daemon that has not answered for this long is shown as not answering."""
-SURVEY_SHARE = 0.1
-"""Queries of the database may take this share of the time, and run at most every SURVEY_S."""
 SURVEY_S = 5.0
 SAMPLES_MAX = 600
 EVENTS_MAX = 200
@@ -155,7 +153,7 @@ class Watch:
                 began = time.monotonic()
                 with suppress(sqlite3.Error, KeyError):  # it is being written, or was just removed: try next time
                     self.survey = survey(Path(self.status.cache_dir) / DATABASE)
-                pause_s = max(SURVEY_S, (time.monotonic() - began) / SURVEY_SHARE)
+                pause_s = max(SURVEY_S, 10 * (time.monotonic() - began))  # queries may take long
 
 
 def find_new(mountpoint: Path | None, watches: list[Watch]) -> None:

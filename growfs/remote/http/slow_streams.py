@@ -20,10 +20,6 @@ from growfs.remote.http.connection import Connection
 
 WINDOW_S = 3.0
 """Connections are compared by the bytes they received in this time."""
-WAITING_SHARE = 0.8
-"""A connection that waited for less than this share of the time was held up locally, by the disk or a limit."""
-SLOW_SHARE = 16
-"""A connection is slow if it receives less than one part in 16 of the mean."""
 HEAD_TIMES = 2
 """A response has not begun late until it took this many times as long as most: a store's first byte may take seconds,
 and more requests would not make it faster."""
@@ -43,7 +39,8 @@ class StreamSample(NamedTuple):
 
     def is_held_up(self, usual_head_s: float) -> bool:
         """Whether it was waiting the whole time, and its response should have begun. usual_head_s: see `slow_ones`."""
-        return self.waited_s >= WAITING_SHARE * WINDOW_S and not 0 < self.head_waited_s < HEAD_TIMES * usual_head_s
+        # Otherwise it was held up locally, by the disk or a limit.
+        return self.waited_s >= 0.8 * WINDOW_S and not 0 < self.head_waited_s < HEAD_TIMES * usual_head_s
 
 
 def slow_ones(samples: Sequence[StreamSample], usual_head_s: float) -> list[int]:
@@ -57,7 +54,7 @@ def slow_ones(samples: Sequence[StreamSample], usual_head_s: float) -> list[int]
     slow = [
         number
         for number, sample in enumerate(samples)
-        if sample.may_be_cut and sample.is_held_up(usual_head_s) and sample.bytes * SLOW_SHARE < mean
+        if sample.may_be_cut and sample.is_held_up(usual_head_s) and sample.bytes * 16 < mean
     ]
     most = max(1, len(samples) // FEW) if total else 1
     return sorted(slow, key=lambda number: samples[number].bytes)[:most]

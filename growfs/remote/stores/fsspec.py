@@ -39,7 +39,6 @@ from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.metadata import file_from_info
 from growfs.remote.stores.base import Access, Entry, StoreRemote
 
-LIBRARY_PART_BYTES_MAX = 8 << 20  # a library keeps a part in memory
 PAGE_READ_S = 300
 """How long a listing library waits for a page: a server may need minutes."""
 SIGNED_S = 3600
@@ -356,7 +355,8 @@ class FsspecRemote(StoreRemote):
         file = task.file
         now = file if task.byte_range else self._stat_listed(file)
         has_ranges = self._has_ranges  # for all parts, even those under way when the first turns out to be whole
-        step = min(self._threads.part_bytes(extent.size), LIBRARY_PART_BYTES_MAX) if has_ranges else extent.size
+        # A library keeps a part in memory.
+        step = min(self._threads.part_bytes(extent.size), 8 << 20) if has_ranges else extent.size
 
         def read_once(start: int, end: int) -> bytes:
             with self.translating(file.path):

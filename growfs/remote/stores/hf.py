@@ -21,8 +21,6 @@ from growfs.remote.names import reason_to_skip
 from growfs.remote.stores.base import PAGE_FILES_MAX, StoreRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 
-GIT_DIGITS = 40
-
 
 class HubRemote(FsspecRemote):
     """Anything on the hub, by huggingface_hub."""
@@ -109,7 +107,7 @@ class RepositoryRemote(HubRemote):
         self._linked.pop(file.path, None)  # it may have been requested anew, and the file another one since then
         url = self._url_of(file.path)
         from_hub = HttpRequest(url, self._headers, redirects=REDIRECTS_MAX)
-        if len(file.version) == GIT_DIGITS:
+        if len(file.version) == 40:  # a digest of Git
             return from_hub
         found = self._metadata(file.path)
         if found.location == url:
