@@ -1,0 +1,40 @@
+"""Extensions can be deleted: what remains is a growfs without them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import growfs as api
+from growfs.extensions import ALL, MOUNT
+from tests.harness import Growfs, make_tree
+
+PACKAGE = Path(api.__file__).parent
+WITHOUT_A_LINE = {"fstab"}  # the package's entry point calls it
+
+
+def test_each_extension_has_a_line() -> None:
+    folders = {path.parent.name for path in (PACKAGE / "extensions").glob("*/__init__.py")}
+    assert folders == {*ALL, *MOUNT} | WITHOUT_A_LINE
+
+
+def test_growfs_mounts_without_any_extension(growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "code/growfs", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "code/growfs/version.py").write_text('__version__ = "0.without"\n')
+    extensions = tmp_path / "code/growfs/extensions"
+    shutil.rmtree(extensions)
+    extensions.mkdir()
+    (extensions / "__init__.py").write_text("ALL: dict[str, str] = {}\nMOUNT: tuple[str, ...] = ()\n")
+    monkeypatch.chdir(tmp_path / "code")  # where python -m looks first
+    growfs.starts_python = True
+    growfs.env["PYTHONPATH"] = str(tmp_path / "code")
+    tree = make_tree(tmp_path / "remote", directories=2, files=3)
+    growfs.mount(tmp_path / "remote")
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+    status = growfs.status()
+    assert (status["version"], status["cache"]["files"]) == ("0.without", len(tree))
+    shown = growfs.run("--help").stdout
+    assert "umount" in shown
+    assert not any(f"  {name} " in shown for name in ALL)
