@@ -20,7 +20,7 @@ class Feature(NamedTuple):
     words: str = ""
 
     def is_named_in(self, identifier: str) -> bool:
-        """Whether an identifier contains a word of this feature: PeersStatus and peers_of contain `peers`."""
+        """Whether an identifier contains a word of this feature: PeersStatus and set_peers contain `peers`."""
         snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier).lower()
         return any(f"_{word}_" in f"_{snake}_" for word in self.words.split())
 
@@ -37,9 +37,7 @@ FEATURES = (
         "extensions/peers rotation/circle.py simulation/nodes.py",
         "peer peers hosts awaits other_source other_bytes from_other other_files open_other",
     ),
-    Feature(
-        "fill", "extensions/fill daemon/filled_folder.py client/generation.py", "fill fills filled mirrors"
-    ),
+    Feature("fill", "extensions/fill daemon/filled_folder.py client/generation.py", "fill fills filled mirrors"),
     Feature(
         "links",
         "fuse/links.py vfs/open_counter.py vfs/file_events.py",

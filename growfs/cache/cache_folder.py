@@ -88,7 +88,7 @@ class CacheFolder:
         try:
             lock = (self.path / LOCK).stat()
             is_ours = os.path.samestat(lock, os.fstat(self.lock))
-            if is_ours and time.time() - lock.st_mtime > 3600.0:  # some programs delete files that are never written
+            if is_ours and time.time() - lock.st_mtime > 3600.0:  # some programs delete old files
                 os.utime(self.lock)
             if is_ours and (self.path / "files").exists():  # otherwise the cache is about to go
                 disk.make_folder("SWEEP_PARTIAL", self.partial)
@@ -238,7 +238,7 @@ def _patience_s(path: Path, lock: int) -> float:
     """How long to wait for the daemon that holds a lock to end."""
     if os.pread(lock, len(ENDING), 0) == ENDING:
         return 60.0  # it is saving its state
-    # A killed daemon holds its lock until its threads have ended, and one that is writing to the disk ends after that.
+    # A thread of a killed daemon that is writing to the disk, and has the lock, ends only after the write.
     return 10.0 if _is_dying(path) else NOTICE_S
 
 

@@ -78,7 +78,7 @@ class OpenFiles:
         self._mapped: dict[int, OpenFile] = {}
         self._limit = limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._idle_max = min(IDLE_MAX, limit // 2)
-        # The others are for the rest of the daemon: workers, the database, the open files of .growfs/.
+        # 256 are for the rest of the daemon: workers, the database, the open files of .growfs/.
         self._descriptors_max = max(limit // 2, limit - 256)
 
     def __contains__(self, id: object) -> bool:

@@ -1,7 +1,7 @@
 """The process of one mount: how it is started and controlled, and its reports.
 
-Owns the composition: only `wiring` constructs the components and connects them. Owns the options, the control socket
-and its commands, and the status.
+Owns the composition: only `wiring`, and the features that it loads, construct components and connect them. Owns the
+options, the control socket and its commands, and the status.
 
 Invariant: the command line talks to a running daemon over the control socket, never through the mount.
 

@@ -211,7 +211,7 @@ def _unmount(mounted: MountRow, lazy: bool) -> bool:
 
 def _lasting_mounts(cache: Path, path: Path | None) -> list[str]:
     """As `other_mounts`, without those that vanish in a moment: a sandbox copies all mounts when it starts."""
-    deadline = time.monotonic() + 2.0  # a new sandbox is still dropping the mounts that it does not need
+    deadline = time.monotonic() + 2.0  # a new sandbox may still be dropping the mounts that it does not need
     while (others := other_mounts(cache, path)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return others

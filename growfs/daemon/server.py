@@ -1,4 +1,4 @@
-"""The daemon process: opens the cache, runs the components of one mount, and leaves the cache in order.
+"""The daemon process: opens the cache, runs the wiring of one mount, and leaves the cache in order.
 
 Once it has mounted, it runs in its own session. It reads a pickled MountRequest from standard input, and ends if none
 arrives. It writes lines of JSON to the file descriptor FD: {"note": ...} and {"progress": ...} any number of times,
@@ -302,50 +302,48 @@ def _raise_limits() -> None:
 
 async def _run(build: Callable[[], Wiring], mount: MountSpec, launcher: Launcher) -> None:
     """Serve the mount until it is unmounted or a signal ends the daemon."""
-    components = build()
+    wiring = build()
     with trio.open_signal_receiver(*_stopping(), *IGNORED) as signals:  # even while it ends
-        await _serve_until_ended(components, mount, launcher, signals)
+        await _serve_until_ended(wiring, mount, launcher, signals)
 
 
-async def _serve_until_ended(
-    components: Wiring, mount: MountSpec, launcher: Launcher, signals: AsyncIterator[int]
-) -> None:
-    start, engine = components.start, components.engine
+async def _serve_until_ended(wiring: Wiring, mount: MountSpec, launcher: Launcher, signals: AsyncIterator[int]) -> None:
+    start, engine = wiring.start, wiring.engine
     try:
-        with components.ending:
+        with wiring.ending:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_until_signal, signals, nursery.cancel_scope)
-                for service in components.services:
-                    nursery.start_soon(components.supervisor.keep_running, service)
+                for service in wiring.services:
+                    nursery.start_soon(wiring.supervisor.keep_running, service)
                 await trio.lowlevel.checkpoint()  # all of them run before the first request arrives
-                await _progress_until(components, launcher, start.is_anything_listed)
+                await _progress_until(wiring, launcher, start.is_anything_listed)
                 engine.mount(mount)
-                _guard(mount, components)
+                _guard(mount, wiring)
                 nursery.start_soon(_keep_own_code)
                 nursery.start_soon(_serve, engine, nursery.cancel_scope)
                 await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
                 os.setsid()  # nothing accesses the mountpoint from here on (see spawn.py)
-                await _progress_until(components, launcher, start.is_possible)
+                await _progress_until(wiring, launcher, start.is_possible)
                 start.open()
                 await engine.ready()
-                await launcher.ready(await components.snapshot())
+                await launcher.ready(await wiring.snapshot())
     except BaseExceptionGroup as group:
         raise cause(group) from group
 
 
-def _guard(mount: MountSpec, components: Wiring) -> None:
+def _guard(mount: MountSpec, wiring: Wiring) -> None:
     """Have all requests to the mount fail at once if this daemon is killed, whatever its threads wait for."""
     if row := mount.row():
         with suppress(OSError):  # an ordinary user, and no fusectl; `growfs umount` says what to do then
-            components.workers.guard(abort_switch(row))
+            wiring.workers.guard(abort_switch(row))
 
 
-async def _progress_until(components: Wiring, launcher: Launcher, done: Callable[[], Awaitable[bool]]) -> None:
+async def _progress_until(wiring: Wiring, launcher: Launcher, done: Callable[[], Awaitable[bool]]) -> None:
     began = reported = trio.current_time()
     while not await done():
         now = trio.current_time()
         if now - reported >= PROGRESS_EVERY_S:
-            progress = await components.snapshot()
+            progress = await wiring.snapshot()
             await done()  # what has failed meanwhile is not tried again, although the snapshot would say so
             launcher.report(progress=progress)
             reported = now

@@ -1,4 +1,4 @@
-"""The composition root: constructs the components of a mount and connects them. Nothing else constructs one."""
+"""The composition root: constructs the components of a mount and connects them, and so do features."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Feature:
         """Construct its components, and say what the mount uses instead of its own. Later components do not exist."""
 
     def connect(self) -> None:
-        """Connect its components. All others exist by now, but for what users see."""
+        """Connect its components. All others exist by now, but for the status, the history and the control socket."""
 
 
 class Holders(Protocol):
@@ -426,7 +426,7 @@ class Wiring:
 
     def _setters(self) -> dict[str, Setter]:
         setters: dict[str, Setter] = {
-            "peers": _refuse_peers,
+            "peers": _refuse_peers,  # first, as it may raise an error
             "min_free": partial(setattr, self.store.room, "min_free"),
             "rotation": self.generations.set_rotation,
             "turnover": partial(setattr, self.generations, "turnover"),

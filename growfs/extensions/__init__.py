@@ -16,6 +16,10 @@ ALL = {
 }
 """The section of `growfs --help` for the command of each extension, in the order there."""
 
-MOUNT = ("fill", "peers", "exact")
-"""The extensions that a mount has with the option of their name, or growfs fill. Each may use what those before it have
-set."""
+MOUNT = {
+    "fill": (),
+    "peers": ("client", "ownership"),
+    "exact": ("division",),
+}
+"""The extensions that a mount has with the option of their name, or growfs fill, and the modules of each that workers
+use. An extension may use what those before it have set."""

@@ -337,7 +337,7 @@ def _open_device() -> None:
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
         number = os.fstat(device).st_rdev
         os.close(device)
-        # Number: Documentation/admin-guide/devices.txt. Container runtimes hide a device behind /dev/null.
+        # As in Documentation/admin-guide/devices.txt. Container runtimes hide a device behind /dev/null.
         if number != os.makedev(10, 229):
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
     except FileNotFoundError:

@@ -7,5 +7,5 @@ Invariants: what a process saw in a listing stays cached until it lists again, e
 file of each extension.
 
 Public modules: `rules`, `jobs`, `pass_order`, `parts`, `reader`, `readers`, `generations`, `queries`, `eviction` for
-the simulation, and for workers `turnover`, `order_file` and `division`. So this file imports nothing.
+the simulation, and for workers `turnover` and `order_file`. So this file imports nothing.
 """

@@ -51,6 +51,7 @@ class PassPosition(NamedTuple):
 class Part(Generation):
     """A generation that is a part of a pass."""
 
+    is_shown_once = True
     position: PassPosition
     to_read: BitMap64
     """The ids of its files, all of which are opened before it makes room; none if all of them stay."""

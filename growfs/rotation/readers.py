@@ -237,9 +237,8 @@ class Readers:
             self._hold_until(generation, now + settle_s)
         if left is None or left.number < generation.number:
             others = (other.named.number for other in self._readers.values() if other.named and other.pid != FOREIGN)
-            if (
-                left and not left.is_shown_once and any(number < left.number for number in others)
-            ):  # they have yet to come to it
+            # The others have yet to come to it.
+            if left and not left.is_shown_once and any(number < left.number for number in others):
                 self._hold_until(left, now + settle_s)
             reader.named, reader.files = generation, BitMap64()
             self._threads.clear()  # from now on it is credited with the opens of its children

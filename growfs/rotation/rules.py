@@ -100,6 +100,8 @@ class Generation:
     is_over: bool = False
     """Whether no further listing may show it, whichever process lists: training could not start with it, or it was read
     and has made room."""
+    is_shown_once = False
+    """Whether the next generations list other files: it must not go by unread, and ends once it was read."""
     opened: BitMap64 = field(default_factory=BitMap64)
     """The ids of files opened by processes that listed it and have ended."""
     is_read: bool = False
@@ -109,11 +111,6 @@ class Generation:
     def name(self) -> str | None:
         """Its name besides its number, if it has one: 3/7 is part 7 of pass 3."""
         return None
-
-    @property
-    def is_shown_once(self) -> bool:
-        """Whether the next generations list other files: it must not go by unread, and ends once it was read."""
-        return self.contents is not None
 
     @property
     def opened_share(self) -> float:

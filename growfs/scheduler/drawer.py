@@ -261,7 +261,7 @@ class VersionUpdater:
     async def run(self) -> None:
         """Fetch new versions until cancelled."""
         async with trio.open_nursery() as nursery:
-            for _ in range(2):  # new versions at a time
+            for _ in range(2):  # two new versions at a time
                 nursery.start_soon(self._update)
 
     async def _update(self) -> None:

@@ -169,7 +169,6 @@ class Fetcher:
 
     def last_failure(self) -> Failure | None:
         """The latest failure of a file that is not cached yet. Kept for an hour if the remote has lost the file."""
-        # For an hour, the status reports that the remote no longer had a file that was to be fetched.
         failures, since = self.counters.failures, time.time() - 3600.0
         latest = (failures[id] for id in reversed(failures) if failures[id].at > since or self.downloads.is_known(id))
         return next(latest, None)

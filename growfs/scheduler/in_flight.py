@@ -294,9 +294,9 @@ class Counters:
     bytes: int = 0
     """Bytes received from the remote."""
     other_files: int = 0
-    """Files that other nodes sent instead."""
+    """Files that came from the other source instead."""
     other_bytes: int = 0
-    """Bytes that other nodes sent."""
+    """Bytes received from there."""
     failed: int = 0
     failures: dict[int, Failure] = field(default_factory=dict)
     """The latest failure of each file that is not cached, by node id."""

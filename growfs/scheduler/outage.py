@@ -72,8 +72,8 @@ class Outage:
     """Owns whether the remote is away, since when, why, and when it is tried next.
 
     probe: sends a request that any working remote would answer, and repeats it a few times if asked to; returns the
-    error, or None. other: where files come from then. began: notified of an outage with the
-    error that revealed it; ended: of its end. why: the latest error; None while the remote is not known to be away.
+    error, or None. other: where files come from then. began: notified of an outage with the error that revealed it;
+    ended: of its end. why: the latest error; None while the remote is not known to be away.
     """
 
     def __init__(

@@ -167,7 +167,7 @@ class PrefetchState:
 
     `mount_state` is the state that users see. check_whole: whether all files that are to be drawn are cached. is_held:
     whether a draw waits for room while nothing is fetched. outage: nothing is drawn from the remote during one.
-    streams: whether each pass fetches files again.
+    streams: whether there will be more to fetch all the same.
     """
 
     def __init__(

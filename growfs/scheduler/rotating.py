@@ -79,7 +79,7 @@ class Selection(Planner, Protocol):
 
     @property
     def streams(self) -> bool:
-        """Whether files are fetched again in each pass."""
+        """Whether there is more to fetch, once a reader goes on, although nothing is missing now."""
         return False
 
     async def early(self, nodes: Iterable[Node]) -> list[Node]:
@@ -221,7 +221,7 @@ class SlowGroups(GrowfsError):
 
 
 async def compute_groups(workers: WorkerPool, function: Callable[[Callable[[], None]], T], group: str | None) -> T:
-    """Let a worker call a function of growfs.rotation that looks for the group of each file.
+    """Let a worker call a function that looks for the group of each file.
 
     Raises SlowGroups, WorkerLost, GrowfsError.
     """
@@ -240,7 +240,7 @@ async def compute_groups(workers: WorkerPool, function: Callable[[Callable[[], N
 async def compute_soon(
     workers: WorkerPool, function: Callable[[Callable[[], None]], T], files: int, catalog: Path
 ) -> T:
-    """The result of a function of growfs.rotation, for which a reader may wait: a worker calls it.
+    """The result of a function for which a reader may wait: a worker calls it.
 
     A thread does so if the function looks at few files, or if no worker can. catalog: the database file that it reads.
     Raises Unreadable.

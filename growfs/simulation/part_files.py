@@ -1,4 +1,4 @@
-"""Warns that the parts of a pass (--exact) have few files, in the texts of mount, status and plan."""
+"""Warns that the parts of a pass (--exact) have few files, in the status and in growfs plan."""
 
 from __future__ import annotations
 

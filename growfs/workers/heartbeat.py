@@ -40,10 +40,8 @@ class ListingHeartbeat:
         while True:
             time.sleep(EVERY_S)
             now, why = time.monotonic(), self._why
-            # Reading a page of names takes more CPU time than this, waiting for a server less.
-            if why is None and time.process_time() - computed_s > 0.005:
+            if why is None and time.process_time() - computed_s > 0.005:  # it reads names; waiting takes less CPU time
                 send(StillWorking())
-            # The timeouts of an attempt are shorter. After that, this process counts as hung.
-            elif now - self._page_at >= EVERY_S and now - self._tried_at < 960.0:
+            elif now - self._page_at >= EVERY_S and now - self._tried_at < 960.0:  # the timeouts are shorter
                 send(ServerSilent(now - self._page_at, why))
             computed_s = time.process_time()

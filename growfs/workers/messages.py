@@ -45,8 +45,13 @@ def send(connection: socket.socket, message: Any) -> None:
 
 def receive(connection: socket.socket) -> Any:
     """Wait for a message. Raises EOFError or OSError if the other end is closed."""
+    return unpack(receive_body(connection))
+
+
+def receive_body(connection: socket.socket) -> bytes:
+    """As `receive`, for `unpack`."""
     (count,) = LENGTH.unpack(_receive_exactly(connection, LENGTH.size))
-    return unpack(_receive_exactly(connection, count))
+    return _receive_exactly(connection, count)
 
 
 def _receive_exactly(connection: socket.socket, count: int) -> bytes:
@@ -79,7 +84,7 @@ COMPUTE_S_MAX = 150.0
 
 
 class Compute(NamedTuple):
-    """Call a function of growfs.rotation, and thus compute what takes long from the catalog.
+    """Call a function, and thus compute what takes long from the catalog.
 
     It gets a function to call along the way. The answers are StillWorking ..., then Done(its result).
     """

@@ -23,12 +23,14 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from growfs import disk, own_code
 from growfs.cache.cache_folder import read_only
 from growfs.cache.listing_diff import Comparison, ListingDiff
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteError, unexpected
+from growfs.extensions import MOUNT
 from growfs.remote import is_within, open_remote, preload
 from growfs.remote.interface import ByteRange, FetchTask, Remote, RemoteFile, RemoteSpec
 from growfs.remote.names import redact
@@ -108,13 +110,16 @@ def preload_later() -> None:
     import growfs.rotation.order_file
     import growfs.rotation.turnover  # noqa: F401
 
+    for extension, modules in MOUNT.items():
+        for module in modules:
+            import_module(f"growfs.extensions.{extension}.{module}")
     own_code.keep()
 
 
 def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> None:
     """Handle requests until the daemon closes the connection."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, requests), daemon=True).start()
     lock = threading.Lock()
 
@@ -128,8 +133,9 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
     downloader: Downloader | None = None
     in_background = False
     while True:
-        request = requests.get()
+        body = requests.get()
         try:
+            request = messages.unpack(body)  # which may import code
             if isinstance(request, FetchFiles):
                 if request.in_background and not in_background:
                     in_background = True
@@ -137,7 +143,7 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
                 downloader = downloader or Downloader(spec, limits, send)
                 downloader.submit(request)
             elif isinstance(request, Serve):
-                request.function(send, requests.get)  # at normal priority: others wait for it
+                request.function(send, lambda: messages.unpack(requests.get()))  # at normal priority: others wait
             else:
                 send(Done(_handle(spec, request, send)))
         except GrowfsError as error:
@@ -148,11 +154,11 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
             send(Failed(unexpected(error)))
 
 
-def _receive(connection: socket.socket, requests: queue.SimpleQueue[Any]) -> None:
+def _receive(connection: socket.socket, requests: queue.SimpleQueue[bytes]) -> None:
     """Put requests in the queue. End this worker when the daemon is gone, even in the middle of a request."""
     try:
         while True:
-            requests.put(messages.receive(connection))
+            requests.put(messages.receive_body(connection))
     except (EOFError, OSError):
         os._exit(0)
 

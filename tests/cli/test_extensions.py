@@ -26,7 +26,7 @@ def test_growfs_mounts_without_any_extension(growfs: Growfs, tmp_path: Path, mon
     extensions = tmp_path / "code/growfs/extensions"
     shutil.rmtree(extensions)
     extensions.mkdir()
-    (extensions / "__init__.py").write_text("ALL: dict[str, str] = {}\nMOUNT: tuple[str, ...] = ()\n")
+    (extensions / "__init__.py").write_text("ALL: dict[str, str] = {}\nMOUNT: dict[str, tuple[str, ...]] = {}\n")
     monkeypatch.chdir(tmp_path / "code")  # where python -m looks first
     growfs.starts_python = True
     growfs.env["PYTHONPATH"] = str(tmp_path / "code")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from growfs.bitmaps import BitMap64
+from growfs.rotation.parts import Part, PassPosition
 from growfs.rotation.reader import Reader
-from growfs.rotation.rules import EVERYWHERE, Contents, Generation
+from growfs.rotation.rules import EVERYWHERE, Generation
 
 FILES = {1: [1, 2, 11], 2: [3, 4], 7: [5, 6, 12, 21], 8: [7, 13]}
 """The admissions of the files of each directory."""
@@ -85,7 +86,8 @@ def test_a_directory_that_is_not_listed_any_more_is_not_held(reader: Reader) -> 
 def test_a_process_that_lists_the_next_part_holds_nothing_else(reader: Reader) -> None:
     lists(reader, 1, FIRST)
     lists(reader, 8, FIRST)
-    lists(reader, 7, Generation(2, 20, 0.0, listed=BitMap64([5, 7]), contents=Contents({}, 1)))
+    position = PassPosition(1, 2)
+    lists(reader, 7, Part(2, 20, listed=BitMap64([5, 7]), position=position, to_read=BitMap64()))
     assert list(reader.held) == [5, 7]
 
 

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.cache.schema import set_meta
-from growfs.extensions.peers.messages import PeersSeen
+from growfs.extensions.peers.messages import PeersSeen, Token
 from growfs.extensions.peers.peers import PATIENCE_S, START, Peers
 from growfs.rotation.circle import Position
 from growfs.scheduler.drawer import Drawer
@@ -75,9 +75,8 @@ async def test_a_draw_waits_as_long_after_an_earlier_one_got_its_room_elsewhere(
     await cache.admit("d/old")
     await cache.database.write(lambda writer: set_meta(writer, START, "0.9"))
     workers: Any = OneFollower()
-    peers = Peers(
-        ("other",), ("me", 1), "token", 0, workers, cache.database, cache.catalog, cache.store, PLACES.__getitem__
-    )
+    place, token = PLACES.__getitem__, Token("token")
+    peers = Peers(("other",), ("me", 1), token, 0, workers, cache.database, cache.catalog, cache.store, place)
     drawer = connected_drawer(cache, peers)
     evicted = [cache.node("d/old").id]
     async with trio.open_nursery() as nursery:

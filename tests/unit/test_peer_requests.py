@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from growfs.errors import TooManyOpen
-from growfs.extensions.peers.messages import CachedOpened, OpenCached
+from growfs.extensions.peers.messages import CachedOpened, OpenCached, Token
 from growfs.extensions.peers.peers import Peers
 from tests.unit.local_cache import LocalCache, file
 
@@ -47,7 +47,9 @@ async def test_a_node_with_too_many_open_files_refuses_one_file_and_goes_on(
     await cache.admit("d/1")
     monkeypatch.setattr(cache.store, "open", refuse)
     pool: Any = OneRequest()
-    peers = Peers(("other",), ("me", 1), "token", 0, pool, cache.database, cache.catalog, cache.store, lambda path: 0.0)
+    peers = Peers(
+        ("other",), ("me", 1), Token("token"), 0, pool, cache.database, cache.catalog, cache.store, lambda path: 0.0
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(peers.run)
         await wait_all_tasks_blocked()

@@ -384,7 +384,7 @@ async def test_a_part_is_held_while_it_is_in_use_although_another_one_is_the_new
 ) -> None:
     parts = PartsInUse()
     monkeypatch.setattr(cache.generations.planner, "use", lambda part: parts.open(part, 0))
-    monkeypatch.setattr(cache.generations.planner, "in_use", parts.generations)
+    monkeypatch.setattr(cache.generations.planner, "in_use", parts.parts)
     part = Part(
         1, 2, listed=BitMap64([1, 2]), contents=Contents({}, 0), position=PassPosition(1, 1), to_read=BitMap64([FILE])
     )

@@ -24,9 +24,10 @@ from rich.text import Text
 from growfs.cache.cache_folder import folder_name
 from growfs.daemon.launch import check_apart, check_function
 from growfs.daemon.option_parsers import remote_url
-from growfs.daemon.options import Options
+from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.running import is_dead
 from growfs.daemon.status_text import files, printable
+from growfs.daemon.wiring import requested_features
 from growfs.errors import GrowfsError
 from growfs.extensions.doctor.cache_disk import CacheDisk
 from growfs.extensions.doctor.check import (
@@ -127,7 +128,12 @@ class Examination:
         self._options, self._on_phase = options, on_phase
         self._mountpoint = resolve(absolute_path(mountpoint)) if mountpoint else None
         self._measure_s, self._answer_s = measure_s, answer_s
-        self._spec = None if url is None else options.remote(remote_url(url), working_folder())
+        self._spec = None
+        if url is not None:
+            request = MountRequest(remote_url(url), self._mountpoint or Path("/"), options, working_folder())
+            self._spec = request.remote()
+            for feature in requested_features(request):
+                feature.check(request)
         self._cache = CacheDisk(options, folder_name(self._spec, redact(self._spec.url)) if self._spec else None)
         self._engine = ""
         self._listing: Listing | None = None

@@ -48,8 +48,8 @@ class PartsInUse:
         """Those of them that take no room: all of their files stay."""
         return {position for position, use in self._uses.items() if not use.part.to_read}
 
-    def generations(self) -> list[Part]:
-        """The generations that they are."""
+    def parts(self) -> list[Part]:
+        """The same, as generations."""
         return [use.part for use in self._uses.values()]
 
     def find(self, position: PassPosition) -> Part | None:

@@ -1,9 +1,9 @@
 """The passes of --exact: which parts are in use, which come next, and which files are cached for them.
 
-There is room for two parts. A part is cached
-because it is in use, because a process waits for it, or because it follows those. A pass is divided before it begins,
-and divided again if the catalog changes until then. Its division is stored, and so is the last part that was read, for
-programs that list the root: they go on after it, even if the mount was killed.
+There is room for two parts. A part is cached because it is in use, because a process waits for it, or because it
+follows those. A pass is divided before it begins, and divided again if the catalog changes until then. Its division is
+stored, and so is the last part that was read, for programs that list the root: they go on after it, even if the mount
+was killed.
 """
 
 from __future__ import annotations
@@ -439,7 +439,7 @@ class Parts(Selection):
 
     def in_use(self) -> list[Part]:
         """See Planner."""
-        return self._in_use.generations()
+        return self._in_use.parts()
 
     def is_ready(self, part: PassPosition | None = None) -> bool:
         """Whether a part is cached, except for files that cannot be fetched; by default the next one."""
@@ -550,7 +550,7 @@ class Parts(Selection):
     @property
     def warnings(self) -> list[str | None]:
         """Warnings about the division; None for each that does not apply."""
-        division = self._divisions.get(self._coming.pass_)
+        division = self._divisions.get((self._begun or self._coming).pass_)
         if self.failure or division is None:
             return [str(self.failure)] if self.failure else []
         is_short = division.lists_all_folders and division.least_folders < division.folders

@@ -9,6 +9,13 @@ from growfs.remote.interface import RemoteFile
 from growfs.rotation.circle import Position
 
 
+class Token(str):
+    """A secret that all nodes send. Messages with it may be logged."""
+
+    def __repr__(self) -> str:
+        return "Token(...)"
+
+
 class Announce(NamedTuple):
     """To the worker that serves peers: this node's position (None before it has begun), and the nodes' addresses.
 

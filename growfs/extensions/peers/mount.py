@@ -9,6 +9,7 @@ from typing import Any
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.wiring import Feature
 from growfs.errors import UsageError
+from growfs.extensions.peers.messages import Token
 from growfs.extensions.peers.ownership import owner
 from growfs.extensions.peers.peers import Peers
 
@@ -51,7 +52,7 @@ class PeersFeature(Feature):
         yield {"accepts": self._peers.accepts(token)}
 
 
-def _token(options: Options) -> str:
+def _token(options: Options) -> Token:
     """The secret that all nodes send. Raises UsageError if its file cannot be read, or is empty."""
     path = options.peer_token_file
     assert path
@@ -64,4 +65,4 @@ def _token(options: Options) -> str:
         ) from None
     if not token.isascii() or not token.isprintable() or not token:
         raise UsageError(f"--peer-token-file {path}: must contain one line of ASCII text, the same on all nodes")
-    return token
+    return Token(token)

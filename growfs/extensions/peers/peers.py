@@ -24,7 +24,15 @@ from growfs.cache.schema import id_at, set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, TooManyOpen
 from growfs.extensions.peers.client import PeerClient
-from growfs.extensions.peers.messages import Announce, CachedOpened, CloseCached, OpenCached, PeersSeen, ServedFile
+from growfs.extensions.peers.messages import (
+    Announce,
+    CachedOpened,
+    CloseCached,
+    OpenCached,
+    PeersSeen,
+    ServedFile,
+    Token,
+)
 from growfs.extensions.peers.ownership import Owner, is_own
 from growfs.extensions.peers.server import serve
 from growfs.remote.interface import OtherSource, RemoteFile
@@ -64,7 +72,7 @@ class Peers(OtherSource):
         self,
         sources: tuple[str, ...],
         address: tuple[str, int],
-        token: str,
+        token: Token,
         bytes_per_s: float,
         workers: WorkerPool,
         database: Database,
@@ -96,10 +104,8 @@ class Peers(OtherSource):
         self._evicts_until = -math.inf
         self._is_serving = False
         self._sent_bytes = 0
-        start = database.meta(START)
-        self._start = (
-            None if start is None or owner else float(start)
-        )  # stored by a mount whose nodes follow one another
+        start = None if owner else database.meta(START)  # of a mount whose nodes follow one another
+        self._start = None if start is None else float(start)
 
     def status(self) -> PeersStatus:
         """The peers section of the status."""
@@ -114,7 +120,7 @@ class Peers(OtherSource):
 
     def accepts(self, token: str) -> bool:
         """Whether this node serves those who have a token."""
-        return self._is_serving and hmac.compare_digest(token.encode(), self._token.encode())
+        return hmac.compare_digest(token.encode(), self._token.encode())
 
     def set_sources(self, sources: tuple[str, ...]) -> None:
         """Change the other nodes."""
