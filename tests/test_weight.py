@@ -9,10 +9,10 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 112,
-    "statements of the core": 11_988,
+    "statements of the core": 11_983,
     "statements of all": 23_671,
     "statements of the largest function": 41,
-    "constants in capitals": 801,
+    "constants in capitals": 787,
     "importers of exact": 2,
     "importers of peers": 2,
     "importers of fill": 5,

@@ -112,10 +112,6 @@ def _first_paths(ask: Query) -> Iterator[str]:
                 yield join(paths.of(ask, folder), name)
 
 
-NO_FILTER = "[[], []]"
-"""How --include and --exclude are stored if neither is given."""
-
-
 class Catalog:
     """Owns the catalog. `files` and `bytes` are totals over all files with a known size. `revision` is incremented
     whenever files are added, removed or replaced.
@@ -306,7 +302,7 @@ class Catalog:
         Yields the changes of each of several commits. A new listing of the remote may take long; the catalog serves
         until then. options: the two options, as text.
         """
-        if self._db.meta("filter", NO_FILTER) == options:
+        if self._db.meta("filter", "[[], []]") == options:  # how --include and --exclude are stored if neither is given
             return
 
         def finish(writer: sqlite3.Connection) -> None:

@@ -73,7 +73,8 @@ class NodeMount:
     def address(self) -> str:
         """The address at which the daemon serves the other nodes, or will: HOST:PORT."""
         with suppress(GrowfsError):
-            self._address = _address(self.status())
+            peers = self.status().peers
+            self._address = peers.address if peers else ""
         if not self._address:
             with listening("--peer-addr", self._host, 0) as unused:
                 self._address = join_address(self._host, unused.getsockname()[1])
@@ -134,10 +135,6 @@ class NodeMount:
         if self._mounting.returncode:
             self._address = ""  # another program may have taken the port
             raise mount_error(self._mounting.returncode, errors)
-
-
-def _address(status: MountStatus) -> str:
-    return status.peers.address if status.peers else ""
 
 
 class ClusterStatus(TypedDict):

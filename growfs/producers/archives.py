@@ -16,7 +16,6 @@ from typing import BinaryIO, NamedTuple
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _ZIP_HEADER = struct.Struct("<26xHH")
 """The lengths of a member's name and of its extra field (APPNOTE.TXT, 4.3.7)."""
-_ENCRYPTED = 0x1
 
 
 class Member(NamedTuple):
@@ -67,7 +66,7 @@ def zip_stored(source: BinaryIO) -> Iterator[Member]:
     with zipfile.ZipFile(source) as archive:
         infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
     for info in infos:
-        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1:  # encrypted
             raise ValueError("compressed or encrypted members are not byte ranges; create it with zip -0")
     for info in infos:
         if not info.is_dir():

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 DETAIL_CHARS_MAX = 200
 DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})  # only of the local disk
 
-_BUSY_STATUS = frozenset({408, 425, 429})
-_THROTTLED_STATUS = frozenset({429, 503})
 _BUSY = frozenset(
     {"ConnectionError", "TimeoutError", "timeout", "gaierror", "IncompleteRead"}  # Python, botocore, asyncio, requests
     | {"ConnectionFailed"}  # http/connection.py
@@ -132,7 +130,7 @@ def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:
             " (http://user:password@host:port), or name the host in NO_PROXY"
         )
     if _is_busy(status) or words & store.busy_codes:
-        kind = RemoteThrottled if status in _THROTTLED_STATUS else RemoteBusy
+        kind = RemoteThrottled if status in (429, 503) else RemoteBusy
         busy = kind(f"{where}: the server is busy or failing ({status or ''} {detail}); try again later")
         busy.retry_after_s = max((getattr(link, "retry_after_s", 0.0) for link in problem.chain), default=0.0)
         return busy
@@ -156,7 +154,7 @@ def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:
 
 
 def _is_busy(status: int) -> bool:
-    return status in _BUSY_STATUS or (status >= 500 and status != 501)
+    return status in (408, 425, 429) or (status >= 500 and status != 501)
 
 
 def status_of(error: BaseException) -> int:

@@ -43,8 +43,6 @@ TRIES_MAX = 3
 RATE_WINDOW_S = 5.0
 RATE_STEP_S = 0.1
 """Bytes that arrive within this time are counted together, so that few counts are kept at any rate."""
-FAILURES_MAX = 1000
-"""Failures that are remembered, to tell whether they are over."""
 
 
 class Priority(enum.Enum):
@@ -308,7 +306,7 @@ class Counters:
         self.failed += 1
         before = self.failures.pop(id, None)
         self.failures[id] = Failure(error)
-        if len(self.failures) > FAILURES_MAX:
+        if len(self.failures) > 1000:
             del self.failures[next(iter(self.failures))]
         return before is None or str(before.error) != str(error)
 
@@ -344,8 +342,6 @@ class Counters:
             self.recent.popleft()
 
 
-COMPUTED_SIZE = 1 << 30
-"""Bytes reserved for the first file that is computed. To compute it twice costs more than to make others wait."""
 RETRY_SIZE, RETRY_SHARE = 32 << 20, 32
 """A file that exceeded its estimate reserves at least this many bytes, or this fraction (1/32) of the cache, whichever
 is less. Doubling alone, after a first file of 5 kB, fetched a file of 9 MB twelve times."""
@@ -360,7 +356,8 @@ class SizeEstimate:
     """
 
     def __init__(self, store: Store, varies: bool = False) -> None:
-        self.bytes = COMPUTED_SIZE if varies else UNKNOWN_SIZE
+        # For a file that is computed, much is reserved: to compute it twice costs more than to make others wait.
+        self.bytes = (1 << 30) if varies else UNKNOWN_SIZE
         self._store = store
         self._varies = varies
         self._largest = 0

@@ -17,11 +17,8 @@ MODEL_FILES = 2000
 """How many files a simulated dataset has; more if its cache would hold fewer than MODEL_CACHE_FILES."""
 MODEL_CACHE_FILES = 200
 DIRECTORIES = 10
-BANDWIDTH_MOST = 4.0
-"""The link is simulated as at most this many times as fast as files are read: growfs fetches no more than that."""
 REPEATS_MAX = 4.0
 """With more opens of each fetched file, accuracy falls off, both in published results and in simulations."""
-TOLERANCE = 1.05
 SEEN = 0.99
 UNITS_S = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 FOREVER_S = 1e4 * 365 * 86400
@@ -84,7 +81,8 @@ def simulate_policy(workload: Workload, policy: str) -> PolicyResult:
     cache_files = workload.cache_bytes / workload.data_bytes * workload.files
     scale = max(1.0, min(workload.files / MODEL_FILES, cache_files / MODEL_CACHE_FILES))
     total = max(1, round(workload.files / scale))
-    bandwidth = min(workload.bandwidth, BANDWIDTH_MOST * workload.read_rate)
+    # growfs fetches no more than four times as much as is read.
+    bandwidth = min(workload.bandwidth, 4.0 * workload.read_rate)
     # If the dataset is too large for these epochs, simulate only the part that can be fetched in them.
     reach = cache_files / scale * (1 + workload.epochs * (1 + bandwidth / workload.read_rate))
     file_bytes = max(1, round(workload.data_bytes / total))
@@ -184,4 +182,4 @@ def repeats_too_often(workload: Workload, found: PolicyResult) -> bool:
     """Whether the model sees each fetched file too often. This does not matter if most of the dataset is cached."""
     if workload.cache_bytes > workload.data_bytes / 2:
         return False
-    return found.repeats is None or found.repeats > TOLERANCE * REPEATS_MAX
+    return found.repeats is None or found.repeats > 1.05 * REPEATS_MAX

@@ -39,8 +39,6 @@ ADMINISTRATORS_ONLY = frozenset(
 """Options that name files of the node, run code there, serve its network, or fill its disk."""
 CREDENTIALS = frozenset[str]().union(*(store.secret_variables for store in STORES))
 """The keys that a secret may have. Others could run code, as LD_PRELOAD does, and AWS_CONFIG_FILE."""
-OF_DRIVER_ALONE = frozenset({"storage_option"})
-"""Options of the driver that may hold credentials."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,8 @@ class Volume:
         if attributes.get(IS_INLINE) != "false":
             _check_inline(url, options)
             is_isolated = _chooses_server(url, options, secrets)
-        inherited = {name: value for name, value in defaults.items() if not (is_isolated and name in OF_DRIVER_ALONE)}
+        # They may hold credentials of the driver.
+        inherited = {name: value for name, value in defaults.items() if not (is_isolated and name == "storage_option")}
         options = {**inherited, **options}
         content = json.dumps([url, options, dict(secrets)], sort_keys=True, default=str)
         id = hmac.new(key, content.encode(), hashlib.sha256).hexdigest()[:16]

@@ -12,8 +12,6 @@ from growfs.simulation.training import PolicyResult, Workload, repeats_too_often
 from growfs.units import flag_size, format_size, format_timespan
 
 EPOCHS = (1, 10, 50)
-SLOWER = 0.8
-"""Rates are measured for only a few seconds: a smaller difference is not significant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,8 @@ def check_outlook(
     if download is None or not download.bytes or not download.s:
         return
     rate = download.bytes_per_s
-    if 0 < disk.write < SLOWER * rate:
+    # The rates were measured for a few seconds only, so a small difference means nothing.
+    if 0 < disk.write < 0.8 * rate:
         text = f"the disk writes {format_size(disk.write)}/s, slower than the link delivers"
         yield warning("bottleneck", text, "put --cache-dir on a faster disk")
         rate = disk.write

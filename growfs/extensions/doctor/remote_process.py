@@ -51,8 +51,6 @@ from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, Fetc
 FIRST_BYTE_S = 30.0
 """The first byte may take this long: connections, imports, or a producer's first file."""
 SAMPLE_FILES = 4096
-SKEW_S_MAX = 15 * 60.0
-"""S3 refuses requests with an older signature (RequestTimeTooSkewed)."""
 
 Send = Callable[[Any], None]
 
@@ -173,7 +171,7 @@ def _compare_clocks(date: str) -> Check:
     if abs(ahead_s) < 60.0:
         return ok("clock", "agrees with the server's within a minute")
     text = f"{format_timespan(abs(round(ahead_s)), max_units=2)} {'ahead of' if ahead_s > 0 else 'behind'} the server's"
-    refused = ", and S3 refuses more than 15 minutes" if abs(ahead_s) > SKEW_S_MAX else ""
+    refused = ", and S3 refuses more than 15 minutes" if abs(ahead_s) > 15 * 60 else ""  # RequestTimeTooSkewed
     return warning("clock", text + refused, "set it: timedatectl set-ntp true, or chronyc makestep")
 
 

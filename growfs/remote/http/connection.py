@@ -40,7 +40,6 @@ second, and would seem to vary if they all delivered whole pieces at about the s
 HEAD_BYTES_MAX = 1 << 16
 BUFFER_BYTES = HEAD_BYTES_MAX + WRITE_BYTES
 """For each connection; only the used part takes memory."""
-TEXT_BYTES_MAX = 64 << 20
 
 Headers = dict[str, str]
 """Header values by name in lower case. The values of a repeated header are joined with commas."""
@@ -71,8 +70,6 @@ IDLE_S_MAX = 15.0
 """A connection that was idle for longer is not reused: a NAT or a load balancer may have silently forgotten it, and a
 request would wait for its timeout. Most forget after a minute or more, some after 20 s."""
 KEEPALIVE_S = 10
-UNANSWERED_S_MAX = 20
-"""The kernel gives up on a connection when sent data is not acknowledged for this long (TCP_USER_TIMEOUT, tcp(7))."""
 NEXT_ADDRESS_S = 0.25
 """How long one address of a host is tried before the next is tried in parallel (RFC 8305, 5)."""
 SILENT_S = 600.0
@@ -409,7 +406,7 @@ class Connection:
 
     def _read_more(self, received: bytearray) -> None:
         assert self._socket is not None
-        if len(received) > TEXT_BYTES_MAX:
+        if len(received) > 64 << 20:
             raise FallBack("a response that is too long")
         patience_s = self.timeouts.read_s * (1 + len(received) // PIECE_BYTES)
         with _translating_errors:
@@ -594,7 +591,8 @@ def _open(host: str, port: int, timeouts: Timeouts) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_S_MAX * 1000)
+        # For this long, in ms, sent data may stay unacknowledged (tcp(7)).
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20 * 1000)
     return sock
 
 

@@ -26,7 +26,6 @@ Row = tuple[Any, ...]
 
 LINE_CHARS_MAX = 65_536
 READ_BYTES = 4 << 20  # for each request; a Parquet file has one such buffer for each column read
-MARKUP = ("<!doctype", "<html", "<?xml")
 SUFFIXES = {".txt": None, ".csv": ",", ".tsv": "\t", ".parquet": None}  # with the column delimiter
 
 
@@ -82,7 +81,7 @@ class Text(Table):
     def rows(self, columns: Sequence[str], after: int = 0) -> Iterator[tuple[int, Row]]:
         nothing = (None,) * (len(columns) - 1)
         for number, line in enumerate(self._lines(), 1):
-            if number == 1 and line.lstrip().lower().startswith(MARKUP):
+            if number == 1 and line.lstrip().lower().startswith(("<!doctype", "<html", "<?xml")):
                 raise self.error(
                     number, "is the start of a web page or XML, not of a list of paths; look for a login page"
                 )
