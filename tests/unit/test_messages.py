@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,13 +16,11 @@ from hypothesis import strategies as st
 
 from growfs import errors
 from growfs.cache.listing_diff import ListingDiff
+from growfs.extensions.peers.client import PeerClient
+from growfs.extensions.peers.messages import Token
+from growfs.extensions.peers.server import serve
 from growfs.workers import messages
-from growfs.workers.messages import (
-    Done,
-    Failed,
-    ListRemote,
-    SizeExceeded,
-)
+from growfs.workers.messages import Done, Failed, FetchFiles, ListRemote, SizeExceeded
 from growfs.workers.pool import Channel, WorkerLost
 
 
@@ -79,3 +81,38 @@ async def test_a_call_passes_progress_to_the_callback_and_returns_the_result() -
         await channel.call(ListRemote(Path("/c"), 1), on_message)
     await channel.aclose()
     assert received[:2] == [1, 2]
+
+
+SERVE = """
+import socket, sys
+from growfs.remote.interface import RemoteSpec
+from growfs.remote.rate_limits import SharedLimits
+from growfs.workers.worker import serve
+
+serve(RemoteSpec("/"), SharedLimits(), socket.socket(fileno=int(sys.argv[1])))
+"""
+
+
+def test_a_worker_answers_a_message_that_it_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of an extension is imported with the first message that names it."""
+    (tmp_path / "of_another_version.py").write_text("def compute(beat): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    compute = import_module("of_another_version").compute
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = subprocess.Popen([sys.executable, "-c", SERVE, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+        try:
+            messages.send(ours, messages.Compute(compute))
+            ours.settimeout(30)
+            error = messages.receive(ours).error
+        finally:
+            worker.kill()
+            worker.wait()
+    assert "of_another_version" in str(error)
+
+
+def test_messages_do_not_show_the_token_of_the_peers() -> None:
+    peers = partial(serve, ("host", 1), Token("secret"), 0.0, "node")
+    requests = FetchFiles([], [], False, open_other=partial(PeerClient, Token("secret")))
+    assert "secret" not in f"{messages.Serve(peers)} {requests}"
+    assert messages.unpack(messages.pack(Token("secret"))[messages.LENGTH.size :]) == "secret"
