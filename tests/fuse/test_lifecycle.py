@@ -266,15 +266,8 @@ def test_a_mountpoint_with_spaces_and_unicode_that_is_moved(growfs: Growfs, tmp_
                 unmount(mount.mountpoint, lazy=True)
 
 
-@only("either")
-def test_a_mount_goes_on_if_growfs_is_upgraded_or_removed(growfs: Growfs, tmp_path: Path) -> None:
-    """Modules that it has not imported yet would be missing, or of another version."""
-    make_tree(tmp_path / "remote", directories=1, files=2)
-    site = tmp_path / "site"
-    shutil.copytree(Path(growfs_package.__path__[0]), site / "growfs")
-    growfs.starts_python = True
-    growfs.env["PYTHONPATH"] = str(site)  # for the daemon: the command is in its working directory
-    growfs.mount(tmp_path / "remote", "--refresh", "0.2s", "--settle", "0")
+def upgrade(growfs: Growfs, site: Path) -> None:
+    """Replace or remove the code of a mount, once it has kept a copy, and kill its fork server."""
     until(lambda: has_kept_code(growfs.pid) and has_kept_code(fork_server_of(growfs.pid)))
     for number, path in enumerate(sorted((site / "growfs").rglob("*.py"))):
         if number % 2:
@@ -282,9 +275,39 @@ def test_a_mount_goes_on_if_growfs_is_upgraded_or_removed(growfs: Growfs, tmp_pa
         else:
             path.unlink()
     os.kill(fork_server_of(growfs.pid), signal.SIGKILL)
+
+
+@pytest.fixture
+def site(growfs: Growfs, tmp_path: Path) -> Path:
+    """A folder with the code of growfs, for the daemon: the command is in its working directory."""
+    shutil.copytree(Path(growfs_package.__path__[0]), tmp_path / "site/growfs")
+    growfs.starts_python = True
+    growfs.env["PYTHONPATH"] = str(tmp_path / "site")
+    return tmp_path / "site"
+
+
+@only("either")
+def test_a_mount_goes_on_if_growfs_is_upgraded_or_removed(growfs: Growfs, tmp_path: Path, site: Path) -> None:
+    """Modules that it has not imported yet would be missing, or of another version."""
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote", "--refresh", "0.2s", "--settle", "0")
+    upgrade(growfs, site)
     (tmp_path / "remote/class0/new.bin").write_bytes(b"new")
     until(lambda: "class0/new.bin" in growfs.names())
     assert (growfs.mountpoint / "class0/new.bin").read_bytes() == b"new"
     assert "growfs_ready 1.0" in (growfs.mountpoint / ".growfs/metrics").read_text()
     until(lambda: growfs.status()["last_error"] is None)  # it may have listed when it was killed
     growfs.umount()
+
+
+@only("either")
+@pytest.mark.promise(47)
+def test_the_next_pass_is_divided_after_growfs_was_upgraded_or_removed(
+    growfs: Growfs, tmp_path: Path, site: Path
+) -> None:
+    """A new worker does that, with the code of an extension."""
+    tree = make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote", "--exact")
+    upgrade(growfs, site)
+    shown = os.listdir(growfs.mountpoint / ".growfs/passes/9/1/class0")
+    assert sorted(f"class0/{name}" for name in shown) == sorted(tree)
