@@ -84,6 +84,7 @@ class Selection(Planner, Protocol):
 
     async def early(self, nodes: Iterable[Node]) -> list[Node]:
         """Those of these files that may be drawn before the listing is complete, in order."""
+        return []
 
     async def remaining(self, size_max: int) -> Order:
         """The files that are still to be drawn. size_max: bytes that any of them may have."""

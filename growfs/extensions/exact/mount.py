@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from growfs.daemon.wiring import Feature
+from growfs.extensions.exact.divisions import Divisions
 from growfs.extensions.exact.pass_names import PassNames
 from growfs.extensions.exact.passes import Parts
 from growfs.rotation.parts import PassPosition
@@ -18,8 +19,9 @@ class ExactFeature(Feature):
     def build(self) -> None:
         """See Feature."""
         mount, options = self.mount, self.mount.options
+        divisions = Divisions(mount.workers, mount.database, mount.catalog, mount.store, mount.first, options.part_size)
         self._parts = Parts(
-            mount.workers, mount.database, mount.catalog, mount.store, mount.first, options.part_size,
+            divisions, mount.workers, mount.database, mount.catalog, mount.store,
             PassPosition(*options.start) if options.start else None,
             lambda *arguments: mount.space.mark(*arguments),  # noqa: PLW0108  # created later, as are the others
             mount.other_source,

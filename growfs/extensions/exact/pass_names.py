@@ -81,7 +81,7 @@ class PassNames:
             pass_ = self._position(parent).pass_
             if name == PARTS:
                 return self.attributes(self._bits_of(PassPosition(pass_, 0)) | PARTS_ID)
-            if number and self._parts.may_exist(PassPosition(pass_, number)):
+            if number and self._parts.divisions.may_have(PassPosition(pass_, number)):
                 return self.attributes(self._bits_of(PassPosition(pass_, number)) | ROOT)
         raise NoSuchName(name)
 

@@ -12,9 +12,8 @@ import json
 import logging
 import math
 import sqlite3
-from array import array
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,24 +21,24 @@ from typing import Any
 import trio
 
 from growfs.bitmaps import BitMap64
-from growfs.cache.catalog import Catalog, Node, Removed
+from growfs.cache.catalog import Catalog, Removed
 from growfs.cache.database import Database
 from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, NoSuchName, RemoteError, TimedOut, UsageError
-from growfs.extensions.exact.division import divide_catalog, find_due, plan_part, read_division, save_division
+from growfs.extensions.exact.division import find_due, plan_part
 from growfs.extensions.exact.parts_in_use import PartsInUse
 from growfs.remote.interface import OtherSource
 from growfs.rotation.generations import Generations, Planner
-from growfs.rotation.parts import Division, ExactPass, Part, PassPosition
-from growfs.rotation.pass_order import Order, Pass
+from growfs.rotation.parts import Division, Part, PassPosition
+from growfs.rotation.pass_order import Order
 from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.scheduler.in_flight import Download, DownloadState
-from growfs.scheduler.rotating import Selection, Share, compute_groups, compute_soon
+from growfs.scheduler.rotating import Selection, Share, compute_soon
 from growfs.signal import Signal
 from growfs.simulation.part_files import small_parts
 from growfs.status_and_metrics import ExactStatus, StartStatus
-from growfs.units import CacheSize, flag_size, format_size
+from growfs.units import flag_size, format_size
 from growfs.workers.pool import WorkerLost, WorkerPool
 
 log = logging.getLogger(__name__)
@@ -73,12 +72,11 @@ class Parts(Selection):
 
     def __init__(
         self,
+        divisions: Divisions,
         workers: WorkerPool,
         database: Database,
         catalog: Catalog,
         store: Store,
-        first: Pass,
-        part_size: CacheSize,
         start: PassPosition | None,
         mark: Callable[[Sequence[int], Sequence[int], Callable[[], bool]], Awaitable[bool]],
         other: OtherSource,
@@ -88,12 +86,11 @@ class Parts(Selection):
     ) -> None:
         self.changed = Signal[[]]()
         self.strayed = Signal[[]]()
+        self.divisions = divisions
         self._workers = workers
         self._db = database
         self._catalog = catalog
         self._store = store
-        self._first = first
-        self._part_size = part_size
         self._mark = mark
         self._other = other
         self._generations = generations
@@ -101,9 +98,6 @@ class Parts(Selection):
         self._in_use = PartsInUse()
         self._patience_s = patience_s
         self._progressed = Signal[[]]()
-        self._divisions: dict[int, Division] = {}
-        self._revisions: dict[int, int] = {}  # of the catalog, for the passes that are divided and have not begun
-        self._dividing = trio.Lock()
         self._start = start or PassPosition(1, 1)
         self._read: PassPosition | None = None  # the last part of which a file was opened, also before a restart
         self._written: PassPosition | None = None  # the same, in the database
@@ -115,23 +109,13 @@ class Parts(Selection):
         self._moved_at = -math.inf  # when bytes arrived, or other parts were to be cached
         self._failed = BitMap64()
         self._left_out = BitMap64()
-        self._go_on(start)
-
-    def _go_on(self, start: PassPosition | None) -> None:
-        """Find the part that was read last. Raises UsageError if the cache became too small in the middle of a pass."""
-        stored = self._db.meta("position")
+        stored = database.meta("position")
         read = PassPosition(*json.loads(stored)) if stored else None
-        division = read_division(self._db.rows, read.pass_) if read else None
-        if not (read and division and self._is_of_same_order(division)):
-            return
-        if start is None:
-            self._read = self._written = read
-            start = division.after(read.part)
-        elif start.pass_ != read.pass_ or start.part == 1 or _sizes(division) != self._sizes_now:
-            return
-        self._divisions[read.pass_] = division
-        if start.pass_ == read.pass_:
-            self.check_size(self._store.room.limit_bytes, division)
+        if read and (division := divisions.resume(read.pass_, start)):
+            if start is None:
+                self._read = self._written = read
+            if (start or division.after(read.part)).pass_ == read.pass_:
+                self._check_size(store.room.limit_bytes, division)
 
     @property
     def _begun(self) -> PassPosition | None:
@@ -143,23 +127,16 @@ class Parts(Selection):
     def _coming(self) -> PassPosition:
         """The part that comes next, for programs that list the root."""
         begun = self._begun
-        return self._divisions[begun.pass_].after(begun.part) if begun else self._start
+        return self.divisions.known[begun.pass_].after(begun.part) if begun else self._start
 
-    @property
-    def _sizes_now(self) -> tuple[int, int]:
-        """The size of the cache and the room for streamed files, of the passes to come."""
-        cache_bytes = self._store.room.limit_bytes
-        return cache_bytes, self._part_size.of(cache_bytes)
+    def check_size(self, bytes: int) -> None:
+        """See Selection. A pass that has begun may need more."""
+        if division := self.divisions.begun((self._begun or self._coming).pass_):
+            self._check_size(bytes, division)
 
-    def _is_of_same_order(self, division: Division) -> bool:
-        pass_ = division.pass_
-        return (pass_.seed, pass_.share, pass_.group) == (self._first.seed, self._first.share, self._first.group)
-
-    def check_size(self, bytes: int, division: Division | None = None) -> None:
-        """See Selection. A cache of this size cannot hold the parts of a pass, by default of the one that has begun."""
-        if division is None and (number := (self._begun or self._coming).pass_) not in self._revisions:
-            division = self._divisions.get(number)
-        if division and division.needed_bytes > bytes:
+    @staticmethod
+    def _check_size(bytes: int, division: Division) -> None:
+        if division.needed_bytes > bytes:
             raise UsageError(
                 f"pass {division.pass_.number} began with a cache of {format_size(division.pass_.cache_bytes)}, and its"
                 f" parts need {format_size(division.needed_bytes)}: leave --cache-size at"
@@ -172,7 +149,7 @@ class Parts(Selection):
     @property
     def share(self) -> Share:
         """The files of this node's parts; everything, before they are known."""
-        known = self._divisions.get(self._coming.pass_) or self._catalog
+        known = self.divisions.known.get(self._coming.pass_) or self._catalog
         return Share(known.files, known.bytes)
 
     @property
@@ -185,12 +162,8 @@ class Parts(Selection):
     @property
     def streams(self) -> bool:
         """Whether files are fetched again in each pass."""
-        division = self._divisions.get(self._coming.pass_)
+        division = self.divisions.known.get(self._coming.pass_)
         return division is not None and division.streams
-
-    async def early(self, nodes: Iterable[Node]) -> list[Node]:
-        """No files: a part is not known before the listing is complete."""
-        return []
 
     async def remaining(self, size_max: int) -> Order:
         """The files that are to be cached for the parts in use, and for those to come, and are not."""
@@ -200,7 +173,7 @@ class Parts(Selection):
             if not self._is_window(window):
                 continue  # more parts are known now, or others are to come
             coming = self._coming
-            division = self._divisions[coming.pass_]
+            division = self.divisions.known[coming.pass_]
             if coming in ahead and coming.part > len(division.parts):  # only after --start
                 self.failure = _no_such_part(division, coming)
                 await trio.sleep(RETRY_S)
@@ -244,24 +217,18 @@ class Parts(Selection):
         read = dict.fromkeys(self._in_use)
         if self._begun and self._begun not in self._waited_for and not (newest and newest.is_over):
             read[self._begun] = None  # by programs that list the root
-        ahead = sorted(part for part in self._waited_for if part not in read and self.may_exist(part))
+        ahead = sorted(part for part in self._waited_for if part not in read and self.divisions.may_have(part))
         # The cache has room for the streamed files of two parts.
         room = 2 - len(read.keys() - self._in_use.without_room)
         following: PassPosition | None = self._coming
         while following and len(ahead) < room:
             if following not in read and following not in ahead:
                 ahead.append(following)
-            division = self._divisions.get(following.pass_)
-            following = division.after(following.part) if division else None
+            following = self.divisions.after(following)
         return tuple(read), tuple(ahead[: max(0, room)])
 
     def _is_window(self, window: _Window) -> bool:
         return window == self._window()
-
-    def may_exist(self, part: PassPosition) -> bool:
-        """Whether a pass has this part, as far as known."""
-        division = self._divisions.get(part.pass_)
-        return division is None or part.part <= len(division.parts) or not self._is_divided(part.pass_)
 
     def _note_window(self) -> None:
         """Note that the window may have changed."""
@@ -272,9 +239,9 @@ class Parts(Selection):
     async def _divide_window(self, window: _Window) -> None:
         """Divide its passes, unless that is done; give up if it changes meanwhile."""
         for number in {part.pass_ for part in (*window[0], *window[1], self._coming)}:
-            while self._is_window(window) and not self._is_divided(number):
+            while self._is_window(window) and not self.divisions.is_current(number):
                 try:
-                    await self._divide_pass(number)
+                    await self._divide(number)
                     self.failure = None
                 except (GrowfsError, WorkerLost) as error:
                     if isinstance(error, GrowfsError):
@@ -283,55 +250,16 @@ class Parts(Selection):
                     log.warning("pass %d cannot be divided into parts, trying again: %s", number, error)
                     await trio.sleep(RETRY_S)
 
-    async def _divide_pass(self, number: int) -> None:
+    async def _divide(self, number: int) -> None:
         """Divide a pass, unless that is done, or it begins meanwhile. Raises GrowfsError, WorkerLost."""
-        async with self._dividing:
-            if self._is_divided(number):
-                return
-            if self._begun and number <= self._begun.pass_ and number not in self._revisions:  # it may have begun
-                stored = read_division(self._db.rows, number)
-                if stored and self._is_of_same_order(stored) and stored.needed_bytes <= self._store.room.limit_bytes:
-                    self._divisions[number] = stored
-                    return
-            first, revision = self._first, self._catalog.revision
-            pass_ = ExactPass(first.seed, number, *self._sizes_now, first.share, first.group)
-            division: Division
-            function = partial(divide_catalog, self._db.path, pass_)
-            division, ids = await compute_groups(self._workers, function, pass_.group)
-            if number in self._divisions and number not in self._revisions:
-                return
-            # So that no part begins while its division is replaced.
-            self._lacking = {part: files for part, files in self._lacking.items() if part.pass_ != number}
-            await self._store_division(division, ids)
-            self._revisions[number] = revision
+        if await self.divisions.divide(number, self._begun, partial(self._replace_division, number)):
             self._progressed.notify()
 
-    def _is_divided(self, number: int) -> bool:
-        """Whether the division of a pass is known, and still counts: until it begins, it follows the catalog and the
-        size of the cache.
-        """
-        division, revision = self._divisions.get(number), self._revisions.get(number)
-        if division is None or revision is None:
-            return division is not None
-        return revision == self._catalog.revision and _sizes(division) == self._sizes_now
-
-    async def _store_division(self, division: Division, ids: array[int]) -> None:
-        number = division.pass_.number
-        kept = self._passes_in_use() | {number - 2, number - 1}
-        self._divisions = {known: self._divisions[known] for known in self._divisions if known in kept}
-        await self._db.write_with_retry(partial(save_division, division=division, ids=ids, kept=kept))
-        if division.lists_all_folders:
-            await self._store.admit_folders()
-        self._divisions[number] = division
-        log.info(
-            "pass %d has %d parts: %s stay cached, and %s are streamed",
-            number, len(division.parts), format_size(division.kept_bytes), format_size(division.streamed_bytes),
-        )  # fmt: skip
-
-    def _passes_in_use(self) -> set[int]:
-        window = self._window()
-        parts = (*window[0], *window[1], *self._lacking, self._coming, self._begun or self._coming)
-        return {part.pass_ for part in parts}
+    def _replace_division(self, number: int) -> set[int]:
+        """Let no part of a pass begin until it is divided again. Returns the passes that are in use."""
+        self._lacking = {part: files for part, files in self._lacking.items() if part.pass_ != number}
+        read, ahead = self._window()
+        return {part.pass_ for part in (*read, *ahead, *self._lacking, self._coming, self._begun or self._coming)}
 
     def note_received(self, _: int) -> None:
         """Note that bytes have arrived."""
@@ -363,14 +291,14 @@ class Parts(Selection):
         while not self._catalog.listing:
             await self._progressed.wait()
         try:
-            await self._divide_pass(number)
+            await self._divide(number)
         except WorkerLost:
             raise GrowfsError("the process that divides the pass died; see the log, and try again") from None
-        division = self._divisions[number]
+        division = self.divisions.known[number]
         pass_ = division.pass_
         catalog = {
             **division.catalog._asdict(), "seed": pass_.seed, "cache_bytes": pass_.cache_bytes,
-            "part_bytes": pass_.part_bytes, "partition": self._first.partition, "group": pass_.group,
+            "part_bytes": pass_.part_bytes, "partition": self.divisions.first.partition, "group": pass_.group,
         }  # fmt: skip
         files = [division.always + part.end - part.start for part in division.parts]
         return {"pass": number, "parts": len(files), "part_files": files, "catalog": catalog}
@@ -462,8 +390,8 @@ class Parts(Selection):
         self._note_window()
         try:
             while not self.is_ready(part) and before == self._begun:
-                if not self.may_exist(part):
-                    raise NoSuchName(str(_no_such_part(self._divisions[part.pass_], part)))
+                if not self.divisions.may_have(part):
+                    raise NoSuchName(str(_no_such_part(self.divisions.known[part.pass_], part)))
                 until = max(began, self._moved_at) + patience_s
                 if trio.current_time() >= until:
                     why = "nothing has arrived" if part in self._window()[1] else "other parts took its space"
@@ -481,12 +409,12 @@ class Parts(Selection):
         position = part or self._coming
         if not self.is_ready(position):
             return None
-        division = self._divisions[position.pass_]
+        division = self.divisions.known[position.pass_]
         function = partial(plan_part, self._db.path, number, position, turnover.last_seq)
         plan = await compute_soon(self._workers, function, self._store.resident_files, self._db.path)
         generation = plan.generation
         assert isinstance(generation, Part)
-        if not self.is_ready(position) or division is not self._divisions[position.pass_]:
+        if not self.is_ready(position) or division is not self.divisions.known[position.pass_]:
             return None  # other parts come next, or the pass is divided again
         left_out = generation.left_out
         if lost := left_out - self._failed:
@@ -507,7 +435,7 @@ class Parts(Selection):
         begun = self._begun
         assert begun
         self._lacking.pop(begun, None)
-        self._revisions.pop(begun.pass_, None)
+        self.divisions.begin(begun.pass_)
         self._missing = None
         self._moved_at = trio.current_time()
         self.changed.notify()
@@ -523,14 +451,14 @@ class Parts(Selection):
         lacking = self._lacking.get(self._coming)
         if lacking is None:
             return None
-        bounds = self._divisions[self._coming.pass_].parts[self._coming.part - 1]
+        bounds = self.divisions.known[self._coming.pass_].parts[self._coming.part - 1]
         needed = bounds.end - bounds.start
         return StartStatus(done=max(0, needed - len(lacking)), needed=needed, unit="files")
 
     def status(self) -> ExactStatus:
         """The section of the status."""
         position = self._begun or self._coming
-        division = self._divisions.get(position.pass_)
+        division = self.divisions.known.get(position.pass_)
         lacking = next(iter(self._lacking.values()), dict[int, int]())
         return ExactStatus(
             pass_=position.pass_,
@@ -550,7 +478,7 @@ class Parts(Selection):
     @property
     def warnings(self) -> list[str | None]:
         """Warnings about the division; None for each that does not apply."""
-        division = self._divisions.get((self._begun or self._coming).pass_)
+        division = self.divisions.known.get((self._begun or self._coming).pass_)
         if self.failure or division is None:
             return [str(self.failure)] if self.failure else []
         is_short = division.lists_all_folders and division.least_folders < division.folders
@@ -580,10 +508,6 @@ class _PartPlanner(Planner):
 
     async def plan(self, number: int, turnover: TurnoverInput) -> GenerationPlan | None:
         return await self.parts.plan(number, turnover, self.position)
-
-
-def _sizes(division: Division) -> tuple[int, int]:
-    return division.pass_.cache_bytes, division.pass_.part_bytes
 
 
 def _no_such_part(division: Division, position: PassPosition) -> GrowfsError:
