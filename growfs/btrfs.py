@@ -16,8 +16,6 @@ from uuid import UUID
 
 FS_INFO, INO_LOOKUP, START_SYNC, WAIT_SYNC = 0x8400941F, 0xD0009412, 0x80089418, 0x40089416
 """ioctls of linux/btrfs.h; none needs a privilege if the folder can be opened."""
-FIRST_FREE_OBJECTID = 256
-"""The inode of each subvolume's root."""
 LIMIT_REFERENCED, LIMIT_EXCLUSIVE = 1, 2
 """Bits of limit_flags: BTRFS_QGROUP_LIMIT_MAX_RFER, BTRFS_QGROUP_LIMIT_MAX_EXCL."""
 
@@ -70,7 +68,8 @@ def _group(folder: Path) -> str | None:
     with suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            info, place = bytearray(1024), bytearray(struct.pack("=QQ4080x", 0, FIRST_FREE_OBJECTID))
+            # 256 is the inode of each subvolume's root.
+            info, place = bytearray(1024), bytearray(struct.pack("=QQ4080x", 0, 256))
             fcntl.ioctl(fd, FS_INFO, info)
             fcntl.ioctl(fd, INO_LOOKUP, place)
         finally:

@@ -28,8 +28,7 @@ class Feature(NamedTuple):
 FEATURES = (
     Feature(
         "exact",
-        "extensions/exact rotation/parts.py simulation/exact.py simulation/part_files.py client/epochs.py"
-        " client/samples.py",
+        "extensions/exact rotation/parts.py simulation/exact.py client/epochs.py client/samples.py",
         "exact part parts pass_position by_time hidden_below is_read shown_once shows_once",
     ),
     Feature(

@@ -19,11 +19,6 @@ from growfs.errors import DiskFull, Unreadable
 from growfs.signal import Signal
 from growfs.units import CacheSize, flag_size, format_size
 
-QUOTA_MARGIN_SHARE = 32
-"""When a quota refuses more, one part in 32 of the used bytes is given up, or SPARE_BYTES_MAX: the catalog grows.
-
-The space that the spare file had, or should have had, is also left free.
-"""
 QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX = 100, 64 << 20
 """A quota that has refused more is probed with a hundredth of what it allowed, or with this if it is less."""
 QUOTA_RETRY_S = 60.0
@@ -208,7 +203,9 @@ class Room:
         if self.short_by_disk(0) > 0:
             return False
         used = self.used_bytes - self.reserved_bytes + written_bytes()
-        margin = min(SPARE_BYTES_MAX, used // QUOTA_MARGIN_SHARE) + self._spare.lacking_bytes
+        # When a quota refuses more, one part in 32 of the used bytes is given up, or SPARE_BYTES_MAX: the catalog
+        # grows. The space that the spare file had, or should have had, is also left free.
+        margin = min(SPARE_BYTES_MAX, used // 32) + self._spare.lacking_bytes
         self.quota_bytes = used - min(margin, used // 2)
         self._spare.leave_free()
         return True

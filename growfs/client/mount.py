@@ -108,10 +108,6 @@ class Mount:
             if not self._users:
                 self.unmount()
 
-    def _serves(self, given: Given) -> bool:
-        """Whether this is the requested mount, and is still mounted."""
-        return self._given == given and self._daemon.poll() is None and self._is_mounted()
-
     def _is_mounted(self) -> bool:
         """Whether the mount on the path is that of this daemon, which may also have died. Another may be there by now,
         even while this daemon serves files that are still open.
@@ -174,7 +170,8 @@ def mount(
     options = Options.parse(values)
     given = Given(absolute(url), None if mountpoint is None else resolve(absolute_path(mountpoint)), options)
     with _lock_of(given):
-        known = next((mount for mount in _mounts if mount._serves(given)), None)
+        same = (mount for mount in _mounts if mount._given == given and mount._daemon.poll() is None)
+        known = next((mount for mount in same if mount._is_mounted()), None)
         return known._share() if known else _mount(given)
 
 

@@ -18,7 +18,7 @@ ALL = {
 
 MOUNT = {
     "fill": (),
-    "peers": ("client", "ownership"),
+    "peers": ("client",),
     "exact": ("division",),
 }
 """The extensions that a mount has with the option of their name, or growfs fill, and the modules of each that workers

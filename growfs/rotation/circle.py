@@ -6,18 +6,26 @@ ahead has drawn and still has. After one pass it has drawn everything. A node wi
 remote. Each file is read from the remote once in total if the caches together reach around the circle, otherwise once
 in each pass of all nodes together.
 
-Files are not assigned to nodes, so nothing has to be reassigned when a node joins or leaves.
+Files are not assigned to nodes, so nothing has to be reassigned when a node joins or leaves. If all nodes need the same
+files at about the same time, each file has an owner instead, which alone reads it from the remote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
+
+from growfs.remote.groups import group_of
+from growfs.rotation.pass_order import SHARES, draw_key, share_number
 
 CLOSE = 0.8
 """A node begins at most this fraction of its cache's span behind another: their speeds vary."""
 SLACK = 1.1
 """Tolerance for files that are evicted only nearly in the order in which they were drawn."""
+OWNED_SHARES = 1 << 14
+"""The files are divided into this many shares, each of which a node owns. With 32 nodes, that is 512 for each, give or
+take 4%."""
 HOLDERS_MAX = 2
 """Number of nodes that are asked for a file before the remote is read."""
 
@@ -92,3 +100,28 @@ def follower(own: Position, others: Sequence[Position]) -> Position | None:
 def awaits(behind: Position, place: float, own: Position) -> bool:
     """Whether the node behind this one may still draw the file at a place from it."""
     return 0.0 < distance(behind.head, place) < min(own.span, distance(behind.head, own.head))
+
+
+# Owners.
+
+Owner = Callable[[str, tuple[str, ...]], str]
+"""The name of the node that owns a file, by its path and the names of all nodes."""
+
+
+def owner(seed: int, group: str | None, path: str, names: tuple[str, ...]) -> str:
+    """Which of these nodes fetches a file from the remote, and the others from that node.
+
+    If a node joins or leaves, only its own files change hands: each share goes to the node with the highest hash
+    (rendezvous hashing).
+    """
+    return _owner(share_number(seed, OWNED_SHARES, group_of(group, path)), names)
+
+
+@lru_cache(OWNED_SHARES)
+def _owner(share: int, names: tuple[str, ...]) -> str:
+    return max(names, key=lambda name: draw_key(share, SHARES, name))
+
+
+def is_own(owner: Owner, names: tuple[str, ...], name: str, path: str) -> bool:
+    """Whether the node with this name owns a file. names: of all nodes."""
+    return owner(path, names) == name

@@ -55,9 +55,6 @@ from growfs.workers.messages import FetchFailed, SizeExceeded
 
 log = logging.getLogger(__name__)
 
-WINDOW_PARTS = 4
-"""Maximum bytes of the drawn groups in flight or waiting for an earlier one, in parts of files for each stream; but as
-many groups as there are streams may be larger."""
 LATE_CHECK_S = 1.0
 """How often to look for files that hold back others."""
 
@@ -146,7 +143,8 @@ class Fetcher:
         bytes = self._room.reserved_bytes
         streams = self._dispatcher.streams
         return len(self._admission_queue) >= self._dispatcher.files_wanted or (
-            len(self._admission_queue) >= streams and bytes >= WINDOW_PARTS * streams * PART_BYTES_MAX
+            # Four parts of files for each stream. As many groups as there are streams may be larger.
+            len(self._admission_queue) >= streams and bytes >= 4 * streams * PART_BYTES_MAX
         )
 
     def status(self, eta_s: float | None) -> FetchStatus:

@@ -36,23 +36,10 @@ LARGE_BYTES = 256 << 20
 STREAMS_MAX = 256
 GAIN_MIN = 0.25
 """More streams are kept if the rate grows by at least this fraction of their own growth."""
-LOSS_MAX = 0.03
-"""Fewer streams are kept if they cost no more than this fraction of the rate."""
-LIMITED_SHARE = 0.5
-"""If fewer streams lower the rate by at least this fraction of their own decline, more are tried at once. If they lower
-it by less than GAIN_MIN, more are not tried: each additional stream gains less than the one before."""
 STEP_SHARE = 4
 """A step changes the number of streams by one part in 4."""
 REST_PERIODS = 10
 """Periods between two experiments with another number of streams."""
-SETTLED_SHARE = 1 / 8
-"""Fewer streams are judged by the first period in which, on average, at most this share of the difference was still in
-use: streams finish their parts, and one of 1.5 MB takes 1.5 s at 1 MB/s."""
-SETTLE_PERIODS = 10
-"""After so many periods they are judged nevertheless: misses may use more streams than the number at any time."""
-REPEAT_PERIODS = 1
-"""Periods before a step is tried again that lowered the rate, or that did not raise it enough: the rate may have been
-lower for another reason, such as the end of one file and the start of the next."""
 FIRST_REST_PERIODS = 4
 """Periods before the first experiment: new connections become faster by themselves. The experiment tries fewer streams:
 more would be newer connections still, and if the link has a queue, their parts take seconds."""
@@ -64,8 +51,6 @@ MEMORY = 0.7
 """The weight of a request after another period: those of the last two seconds dominate."""
 DECREASE, INCREASE = 0.75, 1.2
 """The factors in a period with too many refusals, and in one without: streams double in 2 s."""
-CPU_SHARE_MAX = 0.6
-"""A worker that computes for more than this share of the time may soon limit the rate, as Python runs one thread."""
 
 
 class ConcurrencyController:
@@ -143,7 +128,9 @@ class ConcurrencyController:
                 self._starting = BUSY_PERIODS if self._wanted < STREAMS_MAX else 0
         elif self._before:
             self._settling -= 1
-            if self._settling <= 0 or in_use <= self._wanted + SETTLED_SHARE * (self._before[0] - self._wanted):
+            # Fewer streams are judged by the first period in which, on average, at most an eighth of the difference was
+            # still in use: streams finish their parts, and one of 1.5 MB takes 1.5 s at 1 MB/s.
+            if self._settling <= 0 or in_use <= self._wanted + (self._before[0] - self._wanted) / 8:
                 self._judge(bytes_per_s)
         elif self._rest:
             self._rest -= 1
@@ -155,7 +142,8 @@ class ConcurrencyController:
         step = max(1, self._wanted // STEP_SHARE)
         streams = self._wanted + (step if self._up or self._wanted == STREAMS_MIN else -step)
         self._before = self._wanted, rate
-        self._settling = SETTLE_PERIODS if streams < self._wanted else 0
+        # After ten periods they are judged nevertheless: misses may use more streams than the number at any time.
+        self._settling = 10 if streams < self._wanted else 0
         self._wanted = min(max(streams, STREAMS_MIN), STREAMS_MAX)
 
     def _judge(self, rate: float) -> None:
@@ -163,7 +151,8 @@ class ConcurrencyController:
         streams, before = self._before
         self._before = None
         change = self._wanted / streams - 1
-        required = GAIN_MIN * change if change > 0 else -LOSS_MAX
+        # Fewer streams are kept if they cost no more than 3% of the rate.
+        required = GAIN_MIN * change if change > 0 else -0.03
         was_repeated, self._is_repeated = self._is_repeated, False
         if change and rate >= before * (1 + required):
             self._step(rate if change > 0 else max(rate, before))  # another step in the same direction
@@ -171,10 +160,14 @@ class ConcurrencyController:
         self._wanted = streams
         decline = (1 - rate / before) / -change if change < 0 else 0.0
         if (change > 0 or decline >= GAIN_MIN) and not was_repeated:
-            self._is_repeated, self._rest = True, REPEAT_PERIODS
+            # The step is tried again after a period: the rate may have been lower for another reason, such as the end
+            # of one file and the start of the next.
+            self._is_repeated, self._rest = True, 1
         else:
             self._up = decline >= GAIN_MIN  # otherwise more can gain no more than fewer cost
-            self._rest = 0 if decline >= LIMITED_SHARE else REST_PERIODS
+            # If fewer streams lower the rate by at least half of their own decline, more are tried at once. If they
+            # lower it by less than GAIN_MIN, more are not tried: each additional stream gains less than the one before.
+            self._rest = 0 if decline >= 0.5 else REST_PERIODS
 
 
 class WorkerCount:
@@ -191,5 +184,6 @@ class WorkerCount:
 
     def update(self, cpu_shares: Sequence[float]) -> None:
         """End a period. cpu_shares: of each worker that had files, its CPU time over the elapsed time."""
-        if len(cpu_shares) >= self.count and fmean(cpu_shares) > CPU_SHARE_MAX:
+        # Workers that compute for most of the time may soon limit the rate, as Python runs one thread.
+        if len(cpu_shares) >= self.count and fmean(cpu_shares) > 0.6:
             self.count = min(self.count + 1, self.most)

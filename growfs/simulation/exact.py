@@ -14,8 +14,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from growfs.errors import GrowfsError
-from growfs.rotation.parts import CatalogFile, Division, ExactPass, divide
-from growfs.simulation.part_files import small_parts
+from growfs.rotation.parts import CatalogFile, Division, ExactPass, divide, small_parts
 from growfs.simulation.training import DIRECTORIES, PolicyResult, Workload, duration, timespan
 from growfs.units import CacheSize, flag_size, format_size
 

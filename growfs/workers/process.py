@@ -17,9 +17,6 @@ NICENESS = 10
 """A tenth of a core, beside a process of normal priority that never rests. With the highest, 19, it is a hundredth."""
 IDLE_GROUP = "growfs"
 STARVATION_CHECK_S = 1.0
-STARVED_RATIO = 4
-"""A process is starved if it waited for a core for over half of the time between two checks, and for this many times as
-long as it ran."""
 STARVED_PAUSE_S = 30.0
 """A starved process stays out of the idle group for this long, and is only nice meanwhile."""
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2) has no wrapper in libc
@@ -131,7 +128,8 @@ def _is_starved() -> bool:
     ran_s, waited_s = _schedstat_s()
     time.sleep(STARVATION_CHECK_S)
     now = _schedstat_s()
-    return now[1] - waited_s > max(STARVATION_CHECK_S / 2, STARVED_RATIO * (now[0] - ran_s))
+    # It waited for a core for over half of the time between two checks, and four times as long as it ran.
+    return now[1] - waited_s > max(STARVATION_CHECK_S / 2, 4 * (now[0] - ran_s))
 
 
 def _schedstat_s() -> tuple[float, float]:

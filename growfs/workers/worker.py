@@ -110,9 +110,8 @@ def preload_later() -> None:
     import growfs.rotation.order_file
     import growfs.rotation.turnover  # noqa: F401
 
-    for extension, modules in MOUNT.items():
-        for module in modules:
-            import_module(f"growfs.extensions.{extension}.{module}")
+    for name in (f"{extension}.{module}" for extension, modules in MOUNT.items() for module in modules):
+        import_module(f"growfs.extensions.{name}")
     own_code.keep()
 
 

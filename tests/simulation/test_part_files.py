@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from growfs.rotation.parts import CatalogFile, ExactPass, divide
+from growfs.rotation.parts import PART_FILES_MIN, CatalogFile, ExactPass, divide, small_parts
 from growfs.simulation.exact import ExactResult, exact_warning, simulate_exact
-from growfs.simulation.part_files import FILES_MIN, small_parts
 from growfs.simulation.training import Workload
 from growfs.units import CacheSize
 
@@ -27,14 +26,14 @@ def test_the_size_that_it_names_is_enough_and_not_much_more(files: int, cache: i
     workload, found = plan(files, cache)
     warning = exact_warning(workload, [found])
     if warning is None:
-        assert found.part_files >= 0.9 * FILES_MIN
+        assert found.part_files >= 0.9 * PART_FILES_MIN
     elif "too small" in warning:
-        assert plan(files, cache, 95)[1].part_files < 1.1 * FILES_MIN
+        assert plan(files, cache, 95)[1].part_files < 1.1 * PART_FILES_MIN
     else:
         (percent,) = re.findall(r"--part-size (\d+)%", warning)
         workload, found = plan(files, cache, int(percent))
         assert exact_warning(workload, [found]) is None
-        assert found.part_files == pytest.approx(FILES_MIN, rel=0.35)
+        assert found.part_files == pytest.approx(PART_FILES_MIN, rel=0.35)
 
 
 @pytest.mark.parametrize(("files", "cache"), [(700, 630), (900, 800), (2000, 1000), (10_000, 2000), (10_000, 9000)])
@@ -49,12 +48,12 @@ def test_the_size_is_enough_for_the_parts_that_a_pass_really_has(files: int, cac
 
     found, warning = divided(1)
     if warning is None:
-        assert found >= FILES_MIN
+        assert found >= PART_FILES_MIN
     elif "too small" in warning:
-        assert max(divided(percent)[0] for percent in range(5, 95, 5)) < FILES_MIN
+        assert max(divided(percent)[0] for percent in range(5, 95, 5)) < PART_FILES_MIN
     else:
         found, warning = divided(int(re.findall(r"--part-size (\d+)%", warning)[0]))
-        assert found >= FILES_MIN
+        assert found >= PART_FILES_MIN
         assert warning is None
 
 

@@ -10,7 +10,7 @@ import trio
 from growfs.bitmaps import BitMap64
 from growfs.cache.database import Database
 from growfs.extensions.exact.division import Due, divide_catalog, find_due, save_division
-from growfs.extensions.peers.ownership import is_own, owner
+from growfs.rotation.circle import is_own, owner
 from growfs.rotation.parts import Division, ExactPass, PassPosition
 from tests.unit.local_cache import LocalCache, file
 

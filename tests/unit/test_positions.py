@@ -13,6 +13,7 @@ from growfs.bitmaps import BitMap64
 from growfs.errors import GrowfsError
 from growfs.extensions.exact import passes
 from growfs.extensions.exact.division import Due, read_division
+from growfs.extensions.exact.divisions import Divisions
 from growfs.extensions.exact.passes import Parts
 from growfs.remote.interface import NO_OTHER
 from growfs.rotation.parts import Part, PassPosition
@@ -51,13 +52,13 @@ def parts(cache: LocalCache) -> Parts:
 
     cache.store.room.limit_bytes = SIZES[0]
     no_workers: Any = None
+    part_size = CacheSize(bytes=SIZES[1])
     return Parts(
+        Divisions(no_workers, cache.database, cache.catalog, cache.store, Pass(0, 1), part_size),
         no_workers,
         cache.database,
         cache.catalog,
         cache.store,
-        Pass(0, 1),
-        CacheSize(bytes=SIZES[1]),
         None,
         mark,
         NO_OTHER,

@@ -1,4 +1,4 @@
-"""The passes that are divided into parts. Until a pass begins, its division follows the catalog and the cache's size."""
+"""The passes that are divided into parts. Until a pass begins, its division follows the catalog and the cache size."""
 
 from __future__ import annotations
 

@@ -27,16 +27,16 @@ from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, NoSuchName, RemoteError, TimedOut, UsageError
 from growfs.extensions.exact.division import find_due, plan_part
+from growfs.extensions.exact.divisions import Divisions
 from growfs.extensions.exact.parts_in_use import PartsInUse
 from growfs.remote.interface import OtherSource
 from growfs.rotation.generations import Generations, Planner
-from growfs.rotation.parts import Division, Part, PassPosition
+from growfs.rotation.parts import Division, Part, PassPosition, small_parts
 from growfs.rotation.pass_order import Order
 from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.scheduler.in_flight import Download, DownloadState
 from growfs.scheduler.rotating import Selection, Share, compute_soon
 from growfs.signal import Signal
-from growfs.simulation.part_files import small_parts
 from growfs.status_and_metrics import ExactStatus, StartStatus
 from growfs.units import flag_size, format_size
 from growfs.workers.pool import WorkerLost, WorkerPool

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from growfs.daemon.status_text import Line, files, shortened
-from growfs.status_and_metrics import MountStatus
+from growfs.status_and_metrics import ExactStatus, MountStatus
 from growfs.units import format_size
 
 
-def line(status: MountStatus) -> Line:
+def line(exact: ExactStatus, status: MountStatus) -> Line:
     """The position in the passes."""
-    exact = status.exact
-    assert exact
     text = f"{exact.pass_}, " + (f"part {exact.part} of {exact.parts}" if exact.part else "no part listed yet")
     if exact.parts:
         text += f", about {files(round(status.coverage.files / exact.parts))} each"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -10,8 +11,8 @@ from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.wiring import Feature
 from growfs.errors import UsageError
 from growfs.extensions.peers.messages import Token
-from growfs.extensions.peers.ownership import owner
 from growfs.extensions.peers.peers import Peers
+from growfs.rotation.circle import owner
 
 
 class PeersFeature(Feature):
@@ -27,11 +28,11 @@ class PeersFeature(Feature):
         mount, options, first = self.mount, self.mount.options, self.mount.first
         assert options.peers
         assert options.peer_addr
-        token = _token(options)
+        self._token = _token(options)
         # With --exact, all nodes fetch the same part.
         owns = partial(owner, first.seed, first.group) if options.exact else None
         self._peers = peers = Peers(
-            options.peers, options.peer_addr, token, options.peer_bandwidth,
+            options.peers, options.peer_addr, self._token, options.peer_bandwidth,
             mount.workers, mount.database, mount.catalog, mount.store, first.place, owns,
         )  # fmt: skip
         mount.other_source = peers
@@ -49,7 +50,7 @@ class PeersFeature(Feature):
 
     async def accepts(self, token: str) -> AsyncIterator[Any]:
         """Return whether this node serves those who have a token."""
-        yield {"accepts": self._peers.accepts(token)}
+        yield {"accepts": hmac.compare_digest(token.encode(), self._token.encode())}
 
 
 def _token(options: Options) -> Token:

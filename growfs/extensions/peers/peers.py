@@ -5,7 +5,6 @@ The nodes may change at any time; listed, held and cached files stay as they are
 
 from __future__ import annotations
 
-import hmac
 import logging
 import math
 import uuid
@@ -33,11 +32,20 @@ from growfs.extensions.peers.messages import (
     ServedFile,
     Token,
 )
-from growfs.extensions.peers.ownership import Owner, is_own
 from growfs.extensions.peers.server import serve
 from growfs.remote.interface import OtherSource, RemoteFile
 from growfs.remote.names import join_address
-from growfs.rotation.circle import HOLDERS_MAX, Position, awaits, distance, first_place, follower, holders
+from growfs.rotation.circle import (
+    HOLDERS_MAX,
+    Owner,
+    Position,
+    awaits,
+    distance,
+    first_place,
+    follower,
+    holders,
+    is_own,
+)
 from growfs.rotation.pass_order import Order
 from growfs.scheduler.in_flight import Download
 from growfs.signal import Signal
@@ -53,8 +61,6 @@ FIRST_LOOK_S = 5.0
 """How long the first draw waits to learn the other nodes' positions."""
 PATIENCE_S = 30.0
 """How long a draw waits before evicting files that the next node may still draw; then no draw waits for as long."""
-STANDSTILL_S = 300.0
-"""How long no draw waits after the next node has drawn nothing meanwhile."""
 START = "peer_start"
 """The key in the table `meta` of the place where the passes of this node begin."""
 
@@ -117,10 +123,6 @@ class Peers(OtherSource):
             waiting=self._waits is not None,
             sent_bytes_total=self._sent_bytes,
         )
-
-    def accepts(self, token: str) -> bool:
-        """Whether this node serves those who have a token."""
-        return hmac.compare_digest(token.encode(), self._token.encode())
 
     def set_sources(self, sources: tuple[str, ...]) -> None:
         """Change the other nodes."""
@@ -208,7 +210,8 @@ class Peers(OtherSource):
         since, head = self._waits = self._waits or (now, behind.head)
         if now - since < PATIENCE_S:
             return True
-        self._evicts_until = now + (PATIENCE_S if behind.head != head else STANDSTILL_S)
+        # Longer if the next node has drawn nothing meanwhile.
+        self._evicts_until = now + (PATIENCE_S if behind.head != head else 300.0)
         self._waits = None
         return False
 

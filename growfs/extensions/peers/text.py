@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from growfs.daemon.status_text import Line
-from growfs.status_and_metrics import MountStatus
+from growfs.status_and_metrics import MountStatus, PeersStatus
 from growfs.units import format_size
 
 
-def line(status: MountStatus) -> Line:
+def line(peers: PeersStatus, status: MountStatus) -> Line:
     """How many nodes answer, and what they have exchanged."""
-    peers = status.peers
-    assert peers
     received, sent = format_size(status.fetch.peer_bytes_total), format_size(peers.sent_bytes_total)
     return "nodes", f"{peers.answering + 1} of {peers.nodes} answer, {received} received, {sent} sent"

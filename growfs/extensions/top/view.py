@@ -24,8 +24,6 @@ from growfs.extensions.top.watch import Watch
 from growfs.status_and_metrics import MountStatus, ReaderStatus
 
 EIGHTHS = "▁▁▂▃▄▅▆▇█"
-HISTOGRAM = 5
-"""Maximum columns of opens per file."""
 BAR_MAX, SUMMARY_BAR_MAX = 20, 60
 """Columns of a bar in a table and in the summary, on a wide terminal."""
 NOW = 3
@@ -311,7 +309,8 @@ def graph(values: Sequence[float], width: int, height: int, style: str) -> Itera
 def histogram(opens: dict[int, int]) -> Text:
     """How many files were opened how often: a few ranges, each with a column in proportion to the largest."""
     text = Text(no_wrap=True)
-    least, width = min(opens, default=0), -(-(max(opens, default=-1) - min(opens, default=0) + 1) // HISTOGRAM)
+    # There are at most five columns.
+    least, width = min(opens, default=0), -(-(max(opens, default=-1) - min(opens, default=0) + 1) // 5)
     counts = dict.fromkeys(range(least, max(opens, default=-1) + 1, max(1, width)), 0)
     for number, count in opens.items():
         counts[least + (number - least) // width * width] += count

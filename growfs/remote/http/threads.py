@@ -29,8 +29,6 @@ PARTS_MAX = 64
 streams are left without one, and a miss waits only for a small share of a file. It has fewer parts, one for each
 stream, if a stream fetches them within PART_S."""
 PART_S = 0.1
-RATE_DECAY = 1 / 16
-"""The mean rate of a stream is taken over about 16 parts."""
 PART_BYTES_MIN = 256 << 10
 PART_BYTES_MAX = 16 << 20
 PART_BYTES_UNKNOWN = 1 << 20
@@ -166,7 +164,8 @@ class TransferThreads:
     def record(self, bytes: int, seconds: float) -> None:
         """Record how long a stream took for a part."""
         with self._lock:
-            self.stream_bytes_per_s += RATE_DECAY * (bytes / seconds - self.stream_bytes_per_s)
+            # The mean over about 16 parts.
+            self.stream_bytes_per_s += (bytes / seconds - self.stream_bytes_per_s) / 16
 
     def share(self, parts: Iterable[Callable[[], None]]) -> None:
         """Run the parts in order on this thread, which does the first, and on idle threads.

@@ -79,10 +79,6 @@ REGION_TRIES_MAX = 3
 NEEDS_HOST = frozenset({"SecondLevelDomainForbidden", "PathStyleDomainForbidden", "VirtualHostDomainRequired"})
 """Codes of stores that refuse requests with the bucket in the path."""
 IN_HOST = "--storage-option config_kwargs.s3.addressing_style=virtual"
-MANNER_STATUSES = (400, 501)
-"""What stores return for a header that they do not know."""
-MANNER_TRIES_MAX = 3
-"""How often a process looks for a better way to ask for objects without finding one."""
 CHUNK_BYTES = 256 * 1024
 DIRECTORY_SUFFIXES = ("--x-s3", "--xa-s3")
 """Of directory buckets (S3 Express), and of access points to them: they have no order and no StartAfter."""
@@ -294,7 +290,8 @@ class S3Remote(FsspecRemote):
         try:
             return super()._fetch_by_get(task)
         except FallBack as reason:
-            may_be_manner = not isinstance(reason, OddStatus) or reason.status in MANNER_STATUSES
+            # Stores return one of these for a header that they do not know.
+            may_be_manner = not isinstance(reason, OddStatus) or reason.status in (400, 501)
             if not (self._has_found_region(began) or (may_be_manner and self._has_better_manner(task.file, manner))):
                 raise
         return super()._fetch_by_get(task)
@@ -308,7 +305,7 @@ class S3Remote(FsspecRemote):
         if not self._requests_itself:
             return False
         with self._manner_lock:
-            if self._manner == used and self._manner_tries < MANNER_TRIES_MAX:
+            if self._manner == used and self._manner_tries < 3:
                 self._manner_tries += 1
                 with suppress(ConnectionFailed, RemoteBusy):  # which says nothing about the manner
                     found = next((manner for manner in (used, *MANNERS) if self._is_sent_as_listed(file, manner)), used)

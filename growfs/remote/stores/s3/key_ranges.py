@@ -157,7 +157,8 @@ class KeyRanges:
             return None
         requested = active.range
         any_order = self.serial or (requested == KeyRange("", None) and not more)  # a single page has all names
-        if names and not any_order and not self._are_in_order(requested.after, names):
+        begins_after = not (requested.after and names and names[0] <= requested.after)
+        if not any_order and not (begins_after and all(map(operator.lt, names, names[1:]))):
             raise UnorderedListing
         self._learn(active, names)
         active.guess = None
@@ -192,10 +193,6 @@ class KeyRanges:
             active.is_assigned = False
         else:
             self._active.remove(active)
-
-    @staticmethod
-    def _are_in_order(after: str, names: Sequence[str]) -> bool:
-        return (not after or after < names[0]) and all(map(operator.lt, names, names[1:]))
 
     def _learn(self, active: ActiveRange, names: Sequence[str]) -> None:
         self._no_split = False
