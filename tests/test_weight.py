@@ -10,7 +10,7 @@ from tools.features import FEATURES, OWNERS, ROOT
 CEILINGS = {
     "files of the core": 112,
     "statements of the core": 11_974,
-    "statements of all": 23_670,
+    "statements of all": 23_671,
     "statements of the largest function": 41,
     "constants in capitals": 772,
     "importers of exact": 2,
