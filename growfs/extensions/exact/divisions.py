@@ -84,16 +84,18 @@ class Divisions:
         division = self.known.get(part.pass_)
         return division.after(part.part) if division else None
 
-    async def divide(self, number: int, begun: PassPosition | None, replace: Callable[[], set[int]]) -> bool:
+    async def divide(
+        self, number: int, begun: Callable[[], PassPosition | None], replace: Callable[[], set[int]]
+    ) -> bool:
         """Divide a pass, unless that is done, or it begins meanwhile. Returns whether it has a new division.
 
-        begun: the part that began last. replace: called before the division is replaced; returns the passes that are in
-        use. Raises GrowfsError, WorkerLost.
+        begun: returns the part that began last. replace: called before the division is replaced; returns the passes
+        that are in use. Raises GrowfsError, WorkerLost.
         """
         async with self._dividing:
             if self.is_current(number):
                 return False
-            if begun and number <= begun.pass_ and number not in self._revisions:  # it may have begun
+            if (last := begun()) and number <= last.pass_ and number not in self._revisions:  # it may have begun
                 stored = self._stored(number)
                 if stored and stored.needed_bytes <= self._store.room.limit_bytes:
                     self.known[number] = stored

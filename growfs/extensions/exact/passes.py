@@ -252,7 +252,7 @@ class Parts(Selection):
 
     async def _divide(self, number: int) -> None:
         """Divide a pass, unless that is done, or it begins meanwhile. Raises GrowfsError, WorkerLost."""
-        if await self.divisions.divide(number, self._begun, partial(self._replace_division, number)):
+        if await self.divisions.divide(number, lambda: self._begun, partial(self._replace_division, number)):
             self._progressed.notify()
 
     def _replace_division(self, number: int) -> set[int]:
