@@ -24,9 +24,7 @@ _ENDING_LIMITS = {
 _PIDFD_OPEN = 434
 """The same on every architecture."""
 _MEMFD_CREATE = {"x86_64": 319, "ppc64le": 360, "s390x": 350}
-_MEMFD_CREATE_GENERIC = 279
 _PREADV2 = {"x86_64": 327, "ppc64le": 380, "s390x": 376}
-_PREADV2_GENERIC = 286
 """The numbers of the others are from include/uapi/asm-generic/unistd.h."""
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
@@ -38,7 +36,6 @@ _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MS_PRIVATE = 1, 4, 1 << 18
 _MFD_CLOEXEC, _MFD_ALLOW_SEALING = 1, 2  # linux/memfd.h
 _F_ADD_SEALS, _ALL_SEALS = 1033, 1 | 2 | 4 | 8  # linux/fcntl.h: F_SEAL_SEAL, SHRINK, GROW, WRITE
-_RWF_NOWAIT = 8
 _DESCRIPTORS_MIN = 256
 
 
@@ -54,7 +51,7 @@ def memfd_create(name: str) -> int:
     flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, flags)
-    return _call(_MEMFD_CREATE.get(platform.machine(), _MEMFD_CREATE_GENERIC), name.encode(), flags)
+    return _call(_MEMFD_CREATE.get(platform.machine(), 279), name.encode(), flags)
 
 
 def seal(fd: int) -> None:
@@ -71,9 +68,9 @@ def read_page_cache(fd: int, buffer: memoryview, offset: int) -> int:
         return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
     import ctypes
 
-    number = _PREADV2.get(platform.machine(), _PREADV2_GENERIC)
+    number = _PREADV2.get(platform.machine(), 286)
     start = ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer)) if buffer else 0
-    return _call(number, fd, struct.pack("@PN", start, len(buffer)), 1, offset, 0, _RWF_NOWAIT)
+    return _call(number, fd, struct.pack("@PN", start, len(buffer)), 1, offset, 0, 8)  # RWF_NOWAIT
 
 
 def bind_mount(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

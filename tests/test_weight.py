@@ -9,10 +9,10 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 112,
-    "statements of the core": 11_974,
+    "statements of the core": 11_917,
     "statements of all": 23_671,
     "statements of the largest function": 41,
-    "constants in capitals": 772,
+    "constants in capitals": 754,
     "importers of exact": 2,
     "importers of peers": 2,
     "importers of fill": 5,
@@ -42,7 +42,7 @@ CEILINGS = {
     "core's uses of exact": 178,
     "core's uses of peers": 103,
     "core's uses of fill": 36,
-    "core's uses of links": 59,
+    "core's uses of links": 36,
     "core's uses of producers": 34,
     "core's uses of full disk": 117,
     "core's uses of members": 54,

@@ -39,7 +39,7 @@ FEATURES = (
     Feature("fill", "extensions/fill daemon/filled_folder.py client/generation.py", "fill fills filled mirrors"),
     Feature(
         "links",
-        "fuse/links.py vfs/open_counter.py vfs/file_events.py",
+        "fuse/links.py vfs/linked.py vfs/open_counter.py vfs/file_events.py",
         "links link_bit link_open sees_opens counts_all opened_by leaving",
     ),
     Feature(

@@ -56,6 +56,7 @@ from growfs.status_and_metrics import MountInfo, MountStatus
 from growfs.syscalls import ending_limits
 from growfs.version import __version__
 from growfs.vfs.filesystem import Misses, Vfs
+from growfs.vfs.linked import LinkedVfs
 from growfs.vfs.virtual import Names, VirtualFolder
 from growfs.workers.pool import WorkerPool
 
@@ -306,7 +307,7 @@ class Wiring:
 
     def _kernel_engine(self) -> Engine:
         assert self.choice
-        vfs = Vfs(
+        vfs = (LinkedVfs if self.shows_links else Vfs)(
             self.catalog,
             self.store,
             self.generations,
@@ -314,7 +315,6 @@ class Wiring:
             self.usage,
             VirtualFolder(virtual_files(self.folder.database, self.folder.log, self.snapshot), self.folder.partial),
             self.fetcher.ensure if self.options.on_miss == "wait" else None,
-            self.shows_links,
             self.names() if self.names else None,
         )
         self.engine_reason, self.misses = self.choice.reason, vfs.misses

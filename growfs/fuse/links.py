@@ -31,6 +31,7 @@ from growfs.vfs.attributes import LINK_BIT
 from growfs.vfs.file_events import UNKNOWN
 from growfs.vfs.filesystem import Vfs
 from growfs.vfs.generation_names import number_bits
+from growfs.vfs.linked import LinkedVfs
 from growfs.vfs.open_counter import OpenCounter
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class LinksEngine(PassthroughEngine):
 
     name = "links"
     needs = protocol.InitFlag.CACHE_SYMLINKS
+
+    _vfs: LinkedVfs
 
     def __init__(self, vfs: Vfs) -> None:
         super().__init__(vfs, stack_depth=0)

@@ -12,11 +12,9 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import trio
 
@@ -38,7 +36,6 @@ from growfs.vfs.attributes import (
     DIRECTORY_TIMEOUT_S,
     FILE_TIMEOUT_S,
     FOLDER_NAME,
-    LINK_BIT,
     PASS_BIT,
     Attributes,
     Capacity,
@@ -98,23 +95,11 @@ class OpenDirectory:
     """The position up to which the database was searched."""
 
 
-class Link(NamedTuple):
-    """A symbolic link to a cached file. directory: the id of the directory that lists it.
-
-    is_current: whether the target is the file that was cached; others may have changed it.
-    """
-
-    directory: int
-    target: str
-    is_current: bool
-
-
 class Vfs:
     """Owns the handles. Methods raise GrowfsError with the errno for the reader.
 
     fetch: given a node and its path, returns when the file is resident; raises GrowfsError. Without it, a miss fails at
-    once. shows_links: each cached file is shown as a symbolic link to itself in the cache, and is opened without the
-    vfs. passes: the names of passes, with --exact.
+    once. passes: the names of passes, with --exact.
 
     `name_invalidated` notifies of each name that the kernel has to look up again (directory id, name).
     """
@@ -128,13 +113,11 @@ class Vfs:
         usage: UsageCounters,
         virtual: VirtualFolder,
         fetch: Callable[[Node, str], Awaitable[None]] | None,
-        shows_links: bool = False,
         passes: Names | None = None,
     ) -> None:
         self.misses = Misses()
         self.name_invalidated = Signal[[int, str]]()
         self._damaged: set[int] = set()
-        self._without_links: Counter[int] = Counter()
         self._catalog = catalog
         self._store = store
         self._generations = generations
@@ -145,7 +128,6 @@ class Vfs:
         self._names: list[Names] = [self.generation_names, *filter(None, [passes])]
         self._own_names = {id: names for names in self._names for id in names.own}
         self._fetch = fetch
-        self._shows_links = shows_links
         self._directories: dict[int, OpenDirectory] = {}
         self._directory_handles = itertools.count(1)
         self._buffer = memoryview(bytearray(READ_BYTES))
@@ -174,53 +156,12 @@ class Vfs:
         elif node := self._catalog.find(node_of(parent), name):
             if node.is_dir:
                 return self._of(node)._replace(id=number_bits(parent) | node.id)
-            return self._named(node) if self._shows_links else self._of(node)
+            return self._named(node)
         raise NoSuchName(name)
 
     def _named(self, node: Node) -> Attributes:
-        """The attributes of a file's name: a link's if the cached file is there, else to be looked up again."""
-        if node.id not in self._without_links and self.is_unchanged(node):
-            return self._link_attributes(node)
-        return self._of(node)._replace(timeout_s=0.0)
-
-    @contextmanager
-    def without_links(self, ids: Sequence[int]) -> Iterator[None]:
-        """Give out no links to these cached files within the block: their names are those of files."""
-        self._without_links.update(ids)
-        try:
-            yield
-        finally:
-            self._without_links -= Counter(ids)
-
-    def _link_attributes(self, node: Node) -> Attributes:
-        length = len(os.fsencode(self._store.path_of(node.parent, node.name)))
-        return self._attributes(node.id | LINK_BIT, False, length, node.mtime_ns, FILE_TIMEOUT_S)
-
-    def link(self, id: int) -> Link:
-        """The link to a cached file. Raises Stale if its name is not a link: it is not cached, or not for long."""
-        node = id & ~LINK_BIT
-        if node in self._without_links or (file := self._store.resident(node)) is None:
-            raise Stale(str(id))
-        return Link(file.parent, file.path, file.is_unchanged())
-
-    async def settled_link(self, id: int) -> Link:
-        """The same, after growfs has replaced the file. Raises Stale if others have changed it."""
-        await self._store.settled()
-        if not (link := self.link(id)).is_current:
-            raise Stale(str(id))
-        return link
-
-    def is_unchanged(self, file: Node) -> bool:
-        """Whether a file is cached, and nobody has changed it since."""
-        resident = None if file.seq is None else self._store.resident(file.id)
-        return resident is not None and resident.is_unchanged()
-
-    def _linked(self, id: int) -> Node:
-        """The target of a link. Raises Stale if it is no longer cached: then its name is not a link."""
-        node = self._catalog.node(id & ~LINK_BIT)
-        if node is None or node.seq is None:
-            raise Stale(str(id))
-        return node
+        """The attributes of a file's name."""
+        return self._of(node)
 
     def attributes(self, id: int) -> Attributes:
         """The attributes of a node."""
@@ -228,8 +169,6 @@ class Vfs:
             return names.attributes(id)
         if number_bits(id):
             return self.attributes(node_of(id))._replace(id=id)
-        if id & LINK_BIT:
-            return self._link_attributes(self._linked(id))
         if id in (ROOT, FOLDER_ID):
             return self._attributes(id, True, 0, None, DIRECTORY_TIMEOUT_S)
         if self._virtual.get(id):
@@ -311,8 +250,7 @@ class Vfs:
         directory.pending, seqs, scanned = find(self._store, node, directory.scanned, generation, 128, self._started_ns)
         if directory.reader:
             directory.reader.is_shown(seqs, generation)
-        if self._shows_links:
-            directory.pending = self._as_links(node, directory.pending)
+        directory.pending = self._shown(node, directory.pending)
         if bits:
             directory.pending = [
                 entry._replace(id=bits | entry.id) if entry.is_dir else entry for entry in directory.pending
@@ -320,17 +258,14 @@ class Vfs:
         directory.scanned = scanned or directory.scanned
         return scanned is None
 
+    def _shown(self, directory: int, entries: list[Entry]) -> list[Entry]:
+        """Entries of a directory as readers see them."""
+        return entries
+
     async def scan(self, handle: int, position: int) -> None:
         """As `try_scan`, until entries are found, or none are left."""
         while not self.try_scan(handle, position):  # even at the end: the kernel holds a lock until it is answered
             await trio.lowlevel.cancel_shielded_checkpoint()
-
-    def _as_links(self, directory: int, entries: list[Entry]) -> list[Entry]:
-        length = len(os.fsencode(self._store.path_of(directory, "")))
-        return [
-            entry if entry.is_dir else entry._replace(id=entry.id | LINK_BIT, size=length + len(entry.name.encode()))
-            for entry in entries
-        ]
 
     def entries(self, handle: int, position: int) -> list[Entry]:
         """Some of the entries after a position that was scanned. An empty list is the end.
@@ -404,22 +339,6 @@ class Vfs:
         self._usage.count_open(id, opened.size if opened else 0)
         self._readers.opened(handle >> READER_SHIFT, id, missed)
 
-    def find(self, directory: int, name: str) -> Node | None:
-        """The file with that name in a directory."""
-        return self._catalog.find(directory, name)
-
-    def count_link_open(self, file: Node, pid: int) -> None:
-        """Count an open of a cached file through its link, unless this daemon's processes have opened it.
-
-        pid: the process, or UNKNOWN.
-        """
-        if self._readers.opened_by(pid, file.id):
-            self._usage.count_open(file.id, file.size or 0)
-
-    def count_all(self) -> None:
-        """From now on, assume that all listed files are opened: opens through links cannot be seen."""
-        self._generations.counts_all = True
-
     def open_ahead(self, id: int) -> bool:
         """Open a listed file before a reader does; False if that would not help. This is not counted as an open."""
         return self._store.open_ahead(id)
@@ -448,18 +367,8 @@ class Vfs:
             finally:
                 self.misses.waiting -= Counter([tid])
                 self.misses.wait_s += trio.current_time() - waits_from
-            if self._shows_links:
-                self.name_invalidated.notify(node.parent, node.name)  # its name is a link from now on
         self.count_open(handle, missed)
         return handle
-
-    async def recheck(self, id: int) -> None:
-        """Verify a cached file that may have been changed; evict it if it was."""
-        await self._store.verify(id)
-
-    def note_stray(self, directory: int, name: str) -> None:
-        """Note that others may have put a file beside the cached ones."""
-        self._store.note_stray(directory, name)
 
     def note_damaged(self, id: int) -> None:
         """Note that a file was evicted because its content was wrong."""

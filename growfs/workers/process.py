@@ -20,8 +20,6 @@ STARVATION_CHECK_S = 1.0
 STARVED_PAUSE_S = 30.0
 """A starved process stays out of the idle group for this long, and is only nice meanwhile."""
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2) has no wrapper in libc
-_IOPRIO_WHO_PROCESS = 1
-_IOPRIO_CLASS_IDLE = 3 << 13
 
 KEEP_PRIORITY_VARIABLE = "_GROWFS_KEEP_PRIORITY"
 """The tests set this environment variable: they use all cores, and wait for workers, which would get next to no CPU."""
@@ -71,7 +69,7 @@ def lower_priority() -> None:
 def lower_disk_priority(thread: int = 0) -> None:
     """Give a thread (by default, this one) the lowest priority for disks whose scheduler has priorities."""
     if number := _IOPRIO_SET.get(platform.machine()):
-        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, thread, _IOPRIO_CLASS_IDLE)
+        ctypes.CDLL(None).syscall(number, 1, thread, 3 << 13)  # IOPRIO_WHO_PROCESS, IOPRIO_CLASS_IDLE
 
 
 def idle_group() -> Path | None:

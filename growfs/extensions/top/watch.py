@@ -29,7 +29,6 @@ from growfs.status_and_metrics import MountStatus
 POLL_S = 1.0
 ANSWER_S = 5.0
 """A daemon that has not answered for this long is shown as not answering."""
-SURVEY_S = 5.0
 SAMPLES_MAX = 600
 EVENTS_MAX = 200
 DIRECTORIES_MAX = 1000
@@ -153,7 +152,7 @@ class Watch:
                 began = time.monotonic()
                 with suppress(sqlite3.Error, KeyError):  # it is being written, or was just removed: try next time
                     self.survey = survey(Path(self.status.cache_dir) / DATABASE)
-                pause_s = max(SURVEY_S, 10 * (time.monotonic() - began))  # queries may take long
+                pause_s = max(5.0, 10 * (time.monotonic() - began))  # queries may take long
 
 
 def find_new(mountpoint: Path | None, watches: list[Watch]) -> None:

@@ -17,9 +17,6 @@ from growfs.remote.interface import RemoteFile
 from growfs.remote.metadata import file_from_headers
 from growfs.remote.stores.fsspec import PAGE_READ_S, SIGNED_S, FsspecRemote
 
-API_VERSION = "2021-12-02"  # has strong ETags, and the whole file's MD5 with a range
-TOKEN_SCOPE = "https://storage.azure.com/.default"
-TOKEN_LEFT_S_MIN = 300
 ACCOUNT = ("account_name", "connection_string")
 """Options and, in capitals after AZURE_STORAGE_, variables that identify the storage account."""
 
@@ -94,7 +91,7 @@ class AzureRemote(FsspecRemote):
     def _get(self, key: str) -> HttpRequest:
         """Authorized by an account key, else a token of Microsoft Entra ID, a shared access signature, or nothing."""
         fs = self._shared[0]
-        headers = {"x-ms-version": API_VERSION}
+        headers = {"x-ms-version": "2021-12-02"}  # has strong ETags, and the whole file's MD5 with a range
         if fs.account_key or "accountkey=" in (fs.connection_string or "").lower():
             return HttpRequest(fs.sign(key, expiration=SIGNED_S), headers)
         if fs.sync_credential is not None:
@@ -130,6 +127,6 @@ def _token(credential: Any) -> str:
     """The token of a credential. Kept, because some credentials run a program for each token."""
     with _lock:
         token = _tokens.get(credential)
-        if token is None or token.expires_on - time.time() < TOKEN_LEFT_S_MIN:
-            token = _tokens[credential] = credential.get_token(TOKEN_SCOPE)
+        if token is None or token.expires_on - time.time() < 300:
+            token = _tokens[credential] = credential.get_token("https://storage.azure.com/.default")
         return str(token.token)

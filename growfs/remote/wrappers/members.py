@@ -31,12 +31,6 @@ from growfs.remote.user_functions import Function
 from growfs.remote.wrappers.member_index import IndexCache, UnreadableArchive
 
 PAGE_FILES_MAX = 5000
-INDEXED_PARALLEL = 8
-"""Archives that are read at the same time."""
-READ_AHEAD = 16
-"""Archives that are read, or queued to be read, before their pages are needed."""
-CHANGES_MAX = 3
-"""How often an archive may change while it is read."""
 BUSY_MAX = TRIES_MAX - 1
 """How often a busy store may keep an archive from being read, in a row; after that, the listing goes on without it if
 the store answers otherwise. The listing itself is tried TRIES_MAX times."""
@@ -92,7 +86,7 @@ class ArchiveRemote:
             self._indexes_used = set()
             self._listed, self._still_there = set(), {}
         after, left, done = cursor or (None, (), 0)
-        pool = ThreadPoolExecutor(INDEXED_PARALLEL, "members")
+        pool = ThreadPoolExecutor(8, "members")
         try:
             yield from self._member_pages(pool, after, left, done)
             for page in self._remote.pages(after):
@@ -147,7 +141,8 @@ class ArchiveRemote:
         to_read = iter(archives)
         ahead: deque[Future[tuple[RemoteFile, Path]]] = deque()
         for number, archive in enumerate(archives):
-            ahead.extend(self._submit(pool, each) for each in islice(to_read, READ_AHEAD - len(ahead)))
+            # So many are read, or queued to be read, before their pages are needed.
+            ahead.extend(self._submit(pool, each) for each in islice(to_read, 16 - len(ahead)))
             left = tuple(archives[number:])
             self._listed.add(archive.path)
             while wait([ahead[0]], KEEPALIVE_S).not_done:
@@ -199,7 +194,7 @@ class ArchiveRemote:
         return found
 
     def _index_once(self, archive: RemoteFile) -> tuple[RemoteFile, Path]:
-        for _ in range(CHANGES_MAX):
+        for _ in range(3):  # it may change while it is read
             if not archive.version or archive.size is None:
                 archive = self._remote.stat(archive.path)
             index = self._indexes.path(archive.path, archive.version)

@@ -17,12 +17,8 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 BAD_GUESSES_MAX = 12
-BAD_GUESSES_SHARE = 0.3  # of the pages read: if this is more than BAD_GUESSES_MAX, it is the limit
-REST_PAGES_MIN = 2
 LAST = "\U0010fffd"  # sorts after every character in names; XML can carry it, unlike the two after it
-POINT_BYTES_MAX = 512  # for a guess; an S3 key has at most 1024, including the prefix
 DIGITS = 16  # characters of a name that a guess is made from
-SAMPLE_EVERY = 50
 CHARACTER_CLASSES = (
     set(string.digits),
     set("0123456789abcdef"),
@@ -205,7 +201,7 @@ class KeyRanges:
         if not active.pages:
             active.sample = names[len(names) // 2]
             active.start = active.after or active.sample
-        for position, characters in enumerate(zip_longest(*names[::SAMPLE_EVERY], names[-1], fillvalue="")):
+        for position, characters in enumerate(zip_longest(*names[::50], names[-1], fillvalue="")):
             if position == len(self._seen):
                 self._seen.append({""})
             if not self._seen[position].issuperset(characters):
@@ -234,9 +230,9 @@ class KeyRanges:
         if self.serial or self._no_split or not self.pages:
             return None
         untested = sum(not each.pages for each in self._active)
-        if self._bad_guesses + untested >= max(BAD_GUESSES_MAX, BAD_GUESSES_SHARE * self.pages):
+        if self._bad_guesses + untested >= max(BAD_GUESSES_MAX, 0.3 * self.pages):
             return None
-        best, size, point = None, float(REST_PAGES_MIN), ""
+        best, size, point = None, 2.0, ""  # fewer pages are not worth it
         for each in self._active:
             if each.pages:
                 each.guess = each.guess or self._guess(each)
@@ -277,7 +273,8 @@ class KeyRanges:
             step = max((low - self._number(start, shared)) // active.pages, 1)
             rest = float("inf") if until is None else (high - low) / step
             point = after[:shared] + self._text((low + min(step, high - low) + high) // 2, after, shared)
-        fits = after < point and (until is None or point < until) and len(point.encode()) <= POINT_BYTES_MAX
+        # An S3 key has at most 1024 bytes, with the prefix.
+        fits = after < point and (until is None or point < until) and len(point.encode()) <= 512
         return rest, point if fits else None
 
     def _number(self, text: str, shared: int) -> int:

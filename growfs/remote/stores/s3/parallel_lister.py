@@ -15,9 +15,7 @@ from growfs.remote.interface import Page, RemoteFile, Skipped
 from growfs.remote.stores.s3.key_ranges import ActiveRange, KeyRange, KeyRanges, UnorderedListing
 from growfs.remote.stores.s3.listing import KeyPage
 
-REQUESTS_MAX = 32  # in flight
 REQUESTS_SLOW_MIN = 4  # the limit at first; slow responses alone never reduce it below this
-SLOWDOWN_MAX = 2.0  # the limit rises while responses take less than this times the fastest one
 PAGES_MAX = 64  # ready or in flight
 
 log = logging.getLogger(__name__)
@@ -41,8 +39,8 @@ class ConcurrencyLimit:
     def record_page(self, duration_s: float) -> None:
         """Note that a full page arrived."""
         self._fastest_s = min(self._fastest_s, duration_s)
-        if duration_s <= SLOWDOWN_MAX * self._fastest_s:
-            self._limit = min(REQUESTS_MAX, self._limit + (1 / self._limit if self._was_busy else 1))
+        if duration_s <= 2 * self._fastest_s:
+            self._limit = min(32, self._limit + (1 / self._limit if self._was_busy else 1))
         elif self._limit > REQUESTS_SLOW_MIN:
             self._limit -= 1
 
