@@ -107,7 +107,7 @@ COMPONENTS = {
 
 def test_only_wiring_constructs_components() -> None:
     constructed = {
-        name: {call.func.id for call in calls(tree) if isinstance(call.func, ast.Name)} & COMPONENTS
+        name: {func.id for call in calls(tree) for func in called(call) if isinstance(func, ast.Name)} & COMPONENTS
         for name, tree in modules().items()
     }
     assert constructed.pop("growfs.daemon.wiring") == COMPONENTS, "a component was renamed: correct the set"
@@ -153,6 +153,11 @@ def nodes(tree: ast.Module) -> list[ast.AST]:
 
 def calls(tree: ast.Module) -> Iterator[ast.Call]:
     return (node for node in nodes(tree) if isinstance(node, ast.Call))
+
+
+def called(call: ast.Call) -> list[ast.expr]:
+    """What a call may call: one of two in `(A if b else C)()`."""
+    return [call.func.body, call.func.orelse] if isinstance(call.func, ast.IfExp) else [call.func]
 
 
 def disk_calls(name: str) -> Iterator[str]:
