@@ -23,7 +23,7 @@ DAY_S = 86_400
 SAVE_EVERY_S = 5.0
 """Each file opened in between costs the writing thread some 3 us, however often it was opened."""
 UNREAD_SHARE = 0.9
-"""An extension is reported as unread if it has at least so many cached files, and this share of them was not opened."""
+"""An extension is reported as unread if it has at least 10 cached files, and this share of them was not opened."""
 
 
 class Summary(NamedTuple):

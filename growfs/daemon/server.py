@@ -324,8 +324,8 @@ async def _serve_until_ended(wiring: Wiring, mount: MountSpec, launcher: Launche
                 await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
                 os.setsid()  # nothing accesses the mountpoint from here on (see spawn.py)
                 await _progress_until(wiring, launcher, start.is_possible)
-                start.open()
                 await engine.ready()
+                start.open()
                 await launcher.ready(await wiring.snapshot())
     except BaseExceptionGroup as group:
         raise cause(group) from group

@@ -97,8 +97,11 @@ class Holders(Protocol):
 def requested_features(request: MountRequest) -> list[type[Feature]]:
     """The features of a mount, in the order in which they are constructed."""
     is_asked = {"fill": request.fills, **vars(request.options)}
-    modules = {name: import_module(f"growfs.extensions.{name}.mount") for name in MOUNT if is_asked[name]}
-    return [getattr(module, f"{name.title()}Feature") for name, module in modules.items()]
+    return [
+        getattr(import_module(f"growfs.extensions.{name}.mount"), f"{name.title()}Feature")
+        for name in MOUNT
+        if is_asked[name]
+    ]
 
 
 def build(
@@ -296,8 +299,6 @@ class Wiring:
         )
         self.start.opened.connect(self.dispatcher.move_to_background)
         self.start.opened.connect(self.fetcher.progressed.notify)  # nothing is held back for the start any longer
-        if not selection.shows_once:  # it shows more files by then
-            self.start.opened.connect(self.generations.end)
         self.supervisor = Supervisor(lambda: self.prefetch.is_started)
 
     def build_view(self) -> None:
@@ -318,6 +319,8 @@ class Wiring:
             self.names() if self.names else None,
         )
         self.engine_reason, self.misses = self.choice.reason, vfs.misses
+        if not self.selection.shows_once:  # earlier listings showed fewer files
+            self.start.opened.connect(self.generations.end)
         engine = self.choice.create(vfs)
         vfs.name_invalidated.connect(engine.forget_name)
         for removed in (self.catalog_sync.removed, self.store.replaced):
@@ -417,12 +420,11 @@ class Wiring:
             checks,
         )  # fmt: skip
         of_files = self.file_commands
-        commands: list[Command] = [
+        return [
             of_mount.status, of_mount.set, of_mount.pause, of_mount.resume, of_mount.release, of_mount.waiting,
             of_mount.stop, of_files.pin, of_files.unpin, of_files.fetch, of_files.evict, of_files.refetch,
             of_files.complete,
         ]  # fmt: skip
-        return commands
 
     def _setters(self) -> dict[str, Setter]:
         setters: dict[str, Setter] = {

@@ -21,5 +21,5 @@ MOUNT = {
     "peers": ("client",),
     "exact": ("division",),
 }
-"""The extensions that a mount has with the option of their name, or growfs fill, and the modules of each that workers
-use. An extension may use what those before it have set."""
+"""The extensions that a mount has with the option of their name, or growfs fill, and the modules of each that are
+imported before workers are forked. An extension may use what those before it have set."""

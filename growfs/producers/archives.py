@@ -107,7 +107,7 @@ def _relative(name: str) -> str:
 def _labelled(label: str, sample: list[Member], key: str) -> Iterator[Member]:
     if sample and not label:
         raise ValueError(f"sample {key} has no .cls file, so its class is unknown")
-    # So that ImageFolder, which sorts names, numbers classes alike.
+    # Of equal length, so that ImageFolder, which sorts names, numbers classes alike.
     folder = label.zfill(5) if label.isdecimal() else label
     for member in sample:
         yield member._replace(name=f"/{folder}/{member.name}")

@@ -13,10 +13,10 @@ All downloads take the same path, whoever requests them (`in_flight.Priority`):
     admission  AdmissionQueue, and Store.admit in one task, batch after batch
 
 Modules, from the outside in: `readiness` (when a mount is ready), `prefetcher` (draws until a pass is complete),
-`rotating` (which files are drawn in which order, and what a generation lists), `drawer` (draws one group
-after another, and requests new versions), `fetcher` (moves each download through its states), `refresh` (listings),
-`space` (room for each download), `in_flight` (the table of downloads, and the order of their admission), `dispatcher`
-(the workers), `stream_count` (how many requests run at a time), `outage`.
+`rotating` (which files are drawn in which order, and what a generation lists), `drawer` (draws one group after another,
+and requests new versions), `fetcher` (moves each download through its states), `refresh` (listings), `space` (room for
+each download), `in_flight` (the table of downloads, and the order of their admission), `dispatcher` (the workers),
+`stream_count` (how many requests run at a time), `outage`.
 
 The concurrency protocol. All of this runs on trio's thread: code between two awaits is atomic, and the only lock is the
 one in `space`. A new `await` in one of these places would therefore break an invariant:

@@ -306,7 +306,7 @@ class Counters:
         self.failed += 1
         before = self.failures.pop(id, None)
         self.failures[id] = Failure(error)
-        if len(self.failures) > 1000:
+        if len(self.failures) > 1000:  # the oldest is forgotten
             del self.failures[next(iter(self.failures))]
         return before is None or str(before.error) != str(error)
 

@@ -142,7 +142,7 @@ class ConcurrencyController:
         step = max(1, self._wanted // STEP_SHARE)
         streams = self._wanted + (step if self._up or self._wanted == STREAMS_MIN else -step)
         self._before = self._wanted, rate
-        # After ten periods they are judged nevertheless: misses may use more streams than the number at any time.
+        # Fewer streams are judged after ten periods at the latest: misses may use more at any time.
         self._settling = 10 if streams < self._wanted else 0
         self._wanted = min(max(streams, STREAMS_MIN), STREAMS_MAX)
 

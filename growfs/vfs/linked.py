@@ -50,7 +50,7 @@ class LinkedVfs(Vfs):
 
     def attributes(self, id: int) -> Attributes:
         """The attributes of a node."""
-        if number_bits(id) or id in self._own_names or not id & LINK_BIT:
+        if number_bits(id) or id in self._own_names or not id & LINK_BIT:  # `current` has that bit, too
             return super().attributes(id)
         node = self._catalog.node(id & ~LINK_BIT)
         if node is None or node.seq is None:  # it is no longer cached, so its name is not a link

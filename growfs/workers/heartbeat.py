@@ -42,6 +42,6 @@ class ListingHeartbeat:
             now, why = time.monotonic(), self._why
             if why is None and time.process_time() - computed_s > 0.005:  # it reads names; waiting takes less CPU time
                 send(StillWorking())
-            elif now - self._page_at >= EVERY_S and now - self._tried_at < 960.0:  # the timeouts are shorter
+            elif now - self._page_at >= EVERY_S and now - self._tried_at < 960.0:  # otherwise it hangs
                 send(ServerSilent(now - self._page_at, why))
             computed_s = time.process_time()

@@ -160,7 +160,7 @@ class FetchFiles(NamedTuple):
     """Whether this worker is to have a low priority from now on."""
     is_held: bool = False
     """Whether the remote is away: unfinished files have to wait, keeping their data, and only files that other
-    hosts may have may begin."""
+    hosts may have are begun."""
     gave_up: str = ""
     """Why the store's library is to make all requests from now on; empty if it is not."""
     open_other: OpenOther | None = None

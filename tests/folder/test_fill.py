@@ -231,6 +231,18 @@ def test_ranks_that_ask_while_a_generation_is_made_get_it(growfs: Fill, tmp_path
         assert list(threads.map(ask, (0.0, 0.1, 0.2, 0.3, 3.0))) == 5 * [newest + 1]
 
 
+def test_a_folder_is_ready_once_its_first_generation_is_there(growfs: Fill, tmp_path: Path) -> None:
+    growfs.env["TEST_SETUP"] = SLOW_TREES
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    with ThreadPoolExecutor(1) as thread:
+        filling = thread.submit(growfs.fill, tmp_path / "remote")
+        until((growfs.mountpoint / ".growfs/control.sock").exists)
+        while not filling.done():
+            is_ready = growfs.status()["ready"]
+            assert (growfs.mountpoint / "current").exists() >= is_ready
+        filling.result()
+
+
 @pytest.mark.promise(44)
 def test_a_folder_grows_by_itself_for_those_who_never_ask(growfs: Fill, tmp_path: Path) -> None:
     full(growfs, tmp_path, "--settle", "0.2", "--turnover", "50%")

@@ -80,7 +80,7 @@ class Volume:
         if attributes.get(IS_INLINE) != "false":
             _check_inline(url, options)
             is_isolated = _chooses_server(url, options, secrets)
-        # They may hold credentials of the driver.
+        # The driver's storage options may hold its credentials.
         inherited = {name: value for name, value in defaults.items() if not (is_isolated and name == "storage_option")}
         options = {**inherited, **options}
         content = json.dumps([url, options, dict(secrets)], sort_keys=True, default=str)

@@ -53,10 +53,11 @@ class Divisions:
         start: the part with which it begins; None to go on after the last one.
         """
         division = self._stored(number)
-        if start and (start.pass_ != number or start.part == 1 or not (division and self._has_sizes_of_now(division))):
+        if division is None:
             return None
-        if division:
-            self.known[number] = division
+        if start and (start.pass_ != number or start.part == 1 or not self._has_sizes_of_now(division)):
+            return None
+        self.known[number] = division
         return division
 
     def begin(self, number: int) -> None:

@@ -57,10 +57,9 @@ class Parts(Selection):
     """Owns the positions: the part that began last, and those that come next. `changed` notifies when that decides anew
     which files are to be cached.
 
-    first: what decides the order of the first pass. part_size: the room for streamed files. start: the part with which
-    listings of the root begin; None to go on after the last one. mark: as Space.mark. other: decides which files this
-    node fetches for others. generations: returns these. is_open: whether a folder of a part is open. patience_s:
-    returns how long a process waits for a part if nothing arrives.
+    start: the part with which listings of the root begin; None to go on after the last one. mark: as Space.mark. other:
+    decides which files this node fetches for others. generations: returns these. is_open: whether a folder of a part is
+    open. patience_s: returns how long a process waits for a part if nothing arrives.
 
     strayed: notified when a file is cached that belongs to none of these parts, so it may be evicted again: it was
     opened by name.
@@ -161,7 +160,7 @@ class Parts(Selection):
 
     @property
     def streams(self) -> bool:
-        """Whether files are fetched again in each pass."""
+        """See Selection."""
         division = self.divisions.known.get(self._coming.pass_)
         return division is not None and division.streams
 

@@ -49,7 +49,7 @@ class PeersFeature(Feature):
         mount.commands.append(self.accepts)
 
     async def accepts(self, token: str) -> AsyncIterator[Any]:
-        """Return whether this node serves those who have a token."""
+        """Return whether a token is that of this node."""
         yield {"accepts": hmac.compare_digest(token.encode(), self._token.encode())}
 
 

@@ -152,7 +152,7 @@ class Watch:
                 began = time.monotonic()
                 with suppress(sqlite3.Error, KeyError):  # it is being written, or was just removed: try next time
                     self.survey = survey(Path(self.status.cache_dir) / DATABASE)
-                pause_s = max(5.0, 10 * (time.monotonic() - began))  # queries may take long
+                pause_s = max(5.0, 10 * (time.monotonic() - began))  # queries take a tenth of the time at most
 
 
 def find_new(mountpoint: Path | None, watches: list[Watch]) -> None:

@@ -591,7 +591,7 @@ def _open(host: str, port: int, timeouts: Timeouts) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-        # For this long, in ms, sent data may stay unacknowledged (tcp(7)).
+        # Sent data may stay unacknowledged for this long, in ms (tcp(7)).
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20 * 1000)
     return sock
 

@@ -127,6 +127,6 @@ def _token(credential: Any) -> str:
     """The token of a credential. Kept, because some credentials run a program for each token."""
     with _lock:
         token = _tokens.get(credential)
-        if token is None or token.expires_on - time.time() < 300:
+        if token is None or token.expires_on - time.time() < 300:  # it expires within five minutes
             token = _tokens[credential] = credential.get_token("https://storage.azure.com/.default")
         return str(token.token)

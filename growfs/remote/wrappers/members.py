@@ -141,7 +141,7 @@ class ArchiveRemote:
         to_read = iter(archives)
         ahead: deque[Future[tuple[RemoteFile, Path]]] = deque()
         for number, archive in enumerate(archives):
-            # So many are read, or queued to be read, before their pages are needed.
+            # At most 16 are read ahead.
             ahead.extend(self._submit(pool, each) for each in islice(to_read, 16 - len(ahead)))
             left = tuple(archives[number:])
             self._listed.add(archive.path)

@@ -230,7 +230,7 @@ class KeyRanges:
         if self.serial or self._no_split or not self.pages:
             return None
         untested = sum(not each.pages for each in self._active)
-        if self._bad_guesses + untested >= max(BAD_GUESSES_MAX, 0.3 * self.pages):
+        if self._bad_guesses + untested >= max(BAD_GUESSES_MAX, 0.3 * self.pages):  # or that share of the pages read
             return None
         best, size, point = None, 2.0, ""  # fewer pages are not worth it
         for each in self._active:
