@@ -9,8 +9,8 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 112,
-    "statements of the core": 11_915,
-    "statements of all": 23_670,
+    "statements of the core": 11_916,
+    "statements of all": 23_671,
     "statements of the largest function": 41,
     "constants in capitals": 754,
     "importers of exact": 2,

@@ -419,11 +419,10 @@ class Wiring:
             self.status.snapshot, self.prefetch.pause, self.readers.release, self.misses.processes, self.setters,
             checks,
         )  # fmt: skip
-        of_files = self.file_commands
         return [
             of_mount.status, of_mount.set, of_mount.pause, of_mount.resume, of_mount.release, of_mount.waiting,
-            of_mount.stop, of_files.pin, of_files.unpin, of_files.fetch, of_files.evict, of_files.refetch,
-            of_files.complete,
+            of_mount.stop, self.file_commands.pin, self.file_commands.unpin, self.file_commands.fetch,
+            self.file_commands.evict, self.file_commands.refetch, self.file_commands.complete,
         ]  # fmt: skip
 
     def _setters(self) -> dict[str, Setter]:

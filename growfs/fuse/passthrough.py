@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, TooManyOpen
 from growfs.fuse import protocol, replies
 from growfs.fuse.mounting import MountRow, MountSpec, force_unmount
 from growfs.fuse.protocol import HEADER, FuseRequest, Opcode, OpenFlag
@@ -314,7 +314,10 @@ class PassthroughEngine:
     # Files.
 
     def _open(self, request: FuseRequest) -> None:
-        handle = self._vfs.try_open(request.nodeid, request.tid)
+        try:
+            handle = self._vfs.try_open(request.nodeid, request.tid)
+        except TooManyOpen:  # once what was deferred has closed its files, there may be a descriptor
+            handle = None
         if handle is None:
             self._start_task(request, partial(self._open_later, request))
         else:

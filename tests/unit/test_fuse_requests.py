@@ -42,8 +42,13 @@ class Kernel:
         self.serving = trio.CancelScope()
 
     async def send(self, opcode: int, body: bytes = b"", nodeid: int = ROOT, unique: int = 4) -> None:
+        self.put(opcode, body, nodeid, unique)
+        await trio.lowlevel.checkpoint()
+
+    def put(self, opcode: int, body: bytes = b"", nodeid: int = ROOT, unique: int = 4) -> None:
+        """Send a request, without letting the engine read it before another one is sent."""
         header = protocol.InHeader.pack(protocol.HEADER + len(body), opcode, unique, nodeid, 0, 0, os.getpid())
-        await self.end.send(header + body)
+        os.write(self.end.fileno(), header + body)
 
     async def receive(self) -> tuple[protocol.Members, bytes]:
         with trio.fail_after(5):
@@ -113,6 +118,21 @@ async def test_a_file_without_a_backing_id_is_read_through_the_daemon(kernel: Ke
     assert cache.store.open_files.get(id)
     assert await kernel.request(Opcode.RELEASE, protocol.ReleaseIn.pack(id, 0, 0, 0), id) == 0
     assert cache.store.open_files.get(id) is None
+
+
+@pytest.mark.promise(3)
+async def test_an_open_that_comes_with_a_close_gets_its_descriptor(kernel: Kernel, cache: LocalCache) -> None:
+    """The close is handled later: no process waits for it."""
+    await cache.list([file("a/1", 100), file("a/2", 100)])
+    await cache.admit("a/2")
+    cache.store.open_files._descriptors_max = 1
+    first, second = (cache.node(path).id for path in ("a/1", "a/2"))
+    assert await kernel.request(Opcode.OPEN, OPEN_IN, first) == 0
+    assert await kernel.request(Opcode.OPEN, OPEN_IN, second) == errno.ENFILE
+    kernel.put(Opcode.RELEASE, protocol.ReleaseIn.pack(first, 0, 0, 0), first, unique=6)
+    kernel.put(Opcode.OPEN, OPEN_IN, second, unique=8)
+    answers = [(await kernel.receive())[0] for _ in range(2)]
+    assert {answer.unique: answer.error for answer in answers} == {6: 0, 8: 0}
 
 
 async def test_a_disk_that_fails_while_files_are_opened_ahead_is_not_called_a_bug(
