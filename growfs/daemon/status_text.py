@@ -37,7 +37,7 @@ def figures(status: MountStatus) -> Iterator[Line]:
     yield "state", state_text(status)
     used = f"{format_size(cache.bytes)} of {format_size(cache.limit_bytes)}"
     yield "cached", f"{files(cache.files)} ({share:.1%} of the remote), {used}"
-    for name in filter(status.get, MOUNT):
+    for name in filter(status.get, reversed(MOUNT)):
         yield import_module(f"growfs.extensions.{name}.text").line(status[name], status)
     yield "listed", _listed_text(status)
     yield (
