@@ -6,7 +6,7 @@ TROUBLES, S3_FAULTS = "tests/s3/test_troubles.py", "tests/s3/test_faults.py"
 LABELS, DISKS, MODEL = "tests/crash/test_labels.py", "tests/disks/test_failing_disks.py", "tests/model/test_model.py"
 UNMOUNT, SELECTION = "tests/fuse/test_unmount_while_open.py", "tests/fuse/test_selection_options.py"
 PRODUCERS, MEMBERS = "tests/fuse/test_producers.py", "tests/s3/test_members.py"
-FILL, NAMED = "tests/folder/test_fill.py", "tests/fuse/test_named_generations.py"
+FILL, NAMED = "tests/extensions/fill/test_fill.py", "tests/fuse/test_named_generations.py"
 ALL = "(all)"
 
 FAULTS = {
@@ -145,17 +145,17 @@ FAULTS = {
     45: ("a kernel without inotify", FILL, "test_without_inotify_what_is_shown_counts_as_read"),
     46: (
         "a node that is killed while it serves",
-        "tests/fuse/test_nodes.py",
+        "tests/extensions/peers/test_nodes.py",
         "test_a_node_that_is_killed_while_it_serves_harms_no_reader",
     ),
     47: (
         "a daemon that is killed in the middle of a pass",
-        "tests/fuse/test_exact.py",
+        "tests/extensions/exact/test_exact.py",
         "test_a_killed_mount_goes_on_with_the_next_part",
     ),
     48: (
         "a remote that has other files",
-        "tests/fuse/test_exact.py",
+        "tests/extensions/exact/test_exact.py",
         "test_a_run_goes_on_from_a_saved_position_on_another_machine",
     ),
     49: (

@@ -7,7 +7,10 @@ from collections import Counter
 from tests.promise_faults import FAULTS
 from tests.promises import TABLE, marks, promises, table
 
-REAL_MOUNTS = ("tests/fuse/", "tests/crash/", "tests/s3/", "tests/cli/", "tests/folder/")
+REAL_MOUNTS = (
+    *("tests/fuse/", "tests/crash/", "tests/s3/", "tests/cli/"),
+    *("tests/extensions/fill/", "tests/extensions/peers/test_nodes.py"),
+)
 
 
 def test_the_promises_are_numbered_without_gaps() -> None:

@@ -18,8 +18,6 @@ import growfs.client.generation as generation_module
 from growfs.errors import GrowfsError
 from growfs.vfs.generation_names import NUMBERS
 from growfs.vfs.virtual import CONTENTS_MAX
-from tests.folder.readers import Reader as Rank
-from tests.folder.readers import Readers
 from tests.fuse.conftest import SHOW_FILES, only, opened
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import (
@@ -34,6 +32,8 @@ from tests.fuse.rotation_helpers import (
     waited_opens,
 )
 from tests.fuse.test_open_files import relist, until_size
+from tests.generation_readers import Reader as Rank
+from tests.generation_readers import Readers
 from tests.harness import ENGINES, GROWFS, Growfs, files_below, make_tree, until
 
 TREES = ".growfs/generations"

@@ -14,7 +14,7 @@ import pytest
 
 from growfs.daemon.control_client import call, daemon_pid
 from tests.cli.support import namespace
-from tests.csi.kubelet import Kubelet
+from tests.extensions.csi.kubelet import Kubelet
 from tests.harness import until
 
 CONTAINER = ("unshare", "--mount", "--propagation", "unchanged")

@@ -18,11 +18,7 @@ import pytest
 import growfs as api
 from growfs.errors import GrowfsError
 from tests.blocking_server import BlockingServer
-from tests.forkserver import SETUP_VARIABLE
-from tests.fuse.conftest import SHOW_FILES, only, opened
-from tests.fuse.reader import Reader
-from tests.fuse.rotation_helpers import epoch, mount_status, mounted_in_a_pid_namespace, waited_opens
-from tests.fuse.test_exact import (
+from tests.extensions.exact.test_exact import (
     PARTS,
     ROOMY,
     UNREAD,
@@ -32,6 +28,10 @@ from tests.fuse.test_exact import (
     mount,
     mount_half,
 )
+from tests.forkserver import SETUP_VARIABLE
+from tests.fuse.conftest import SHOW_FILES, only, opened
+from tests.fuse.reader import Reader
+from tests.fuse.rotation_helpers import epoch, mount_status, mounted_in_a_pid_namespace, waited_opens
 from tests.harness import Growfs, files_below, until
 from tests.part_ranks import JOBS, Job, assert_each_once_in_each_pass, run_ranks
 
@@ -62,7 +62,7 @@ def read_all(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", ["one is slower", "they meet after each file"])
 def test_ranks_without_a_barrier_read_each_file_once(growfs: Growfs, tmp_path: Path, name: str) -> None:
-    """tests/folder/test_exact.py has the other jobs."""
+    """tests/extensions/fill/test_exact.py has the other jobs."""
     job, tree = JOBS[name], make_remote(tmp_path / "remote")
     mount(growfs, tmp_path / "remote", tree, *ROOMY, "--settle", "0.5s")
     lines = run_ranks(growfs.mountpoint, tmp_path / "out", job)

@@ -27,8 +27,8 @@ from growfs.extensions.fill import trees
 from growfs.extensions.peers.membership import PeerPoll
 from tests.cli.support import tmpfs
 from tests.crash.scene import alive
-from tests.folder.conftest import Fill
-from tests.folder.readers import Readers
+from tests.extensions.fill.conftest import Fill
+from tests.generation_readers import Readers
 from tests.harness import files_below, make_tree, until
 from tests.layouts import LAYOUTS, make_samples
 from tests.servers import free_port

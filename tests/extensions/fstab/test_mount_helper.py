@@ -20,7 +20,7 @@ from growfs.extensions.fstab.mount_helper import command_line
 from tests.cli.support import assert_refused, namespace, processes_of
 from tests.harness import Growfs, make_tree, until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROGRAM = f"""#!{sys.executable}
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import growfs as api
-from tests.folder.conftest import Fill
-from tests.folder.readers import Readers
+from tests.extensions.fill.conftest import Fill
+from tests.generation_readers import Readers
 from tests.harness import files_below, make_tree, until
 from tests.part_ranks import JOBS, assert_each_once_in_each_pass, run_ranks
 
@@ -73,7 +73,7 @@ def test_a_part_stays_until_the_next_one_is_asked_for(growfs: Fill, tmp_path: Pa
 @pytest.mark.promise(47)
 @pytest.mark.parametrize("name", ["one comes late", "one is killed, and goes on"])
 def test_ranks_without_a_barrier_read_each_file_once(growfs: Fill, tmp_path: Path, name: str) -> None:
-    """tests/fuse/test_named_parts.py has the other jobs."""
+    """tests/extensions/exact/test_named_parts.py has the other jobs."""
     job = JOBS[name]
     tree = fill(growfs, tmp_path / "remote", "--settle", "0.5s")
     lines = run_ranks(growfs.mountpoint, tmp_path / "out", replace(job, through_growfs=True))

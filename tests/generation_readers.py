@@ -75,7 +75,7 @@ class Readers:
     """Owns the process from which readers are forked."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.folder.readers"]
+        command = [sys.executable, "-m", "tests.generation_readers"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._numbers = itertools.count(1)
 

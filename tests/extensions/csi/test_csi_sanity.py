@@ -11,7 +11,7 @@ import pytest
 
 from growfs.extensions.csi.generated import csi_pb2 as csi
 from growfs.extensions.csi.server import DRIVER, handler
-from tests.csi.kubelet import Kubelet
+from tests.extensions.csi.kubelet import Kubelet
 from tests.needs import need_programs
 
 CONTROLLER = csi.PluginCapability(service={"type": csi.PluginCapability.Service.Type.CONTROLLER_SERVICE})

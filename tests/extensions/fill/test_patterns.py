@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from growfs.rotation.rules import EVERYWHERE
-from tests.folder.conftest import Fill
-from tests.folder.readers import Reader, Readers
+from tests.extensions.fill.conftest import Fill
 from tests.fuse.mounted_world import FILE_BYTES, MountedWorld
+from tests.generation_readers import Reader, Readers
 from tests.harness import until
 from tests.simulation.patterns import PATTERNS
 from tests.simulation.world import catalog

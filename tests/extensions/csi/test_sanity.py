@@ -9,7 +9,7 @@ import grpc
 
 from growfs.extensions.csi.generated import csi_pb2 as csi
 from growfs.extensions.csi.server import DRIVER
-from tests.csi.kubelet import Kubelet, code_of
+from tests.extensions.csi.kubelet import Kubelet, code_of
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 CAPABILITY = csi.VolumeCapability(mount={}, access_mode={"mode": 1})

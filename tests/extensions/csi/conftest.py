@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cli.support import needs_root
-from tests.csi.kubelet import Kubelet
+from tests.extensions.csi.kubelet import Kubelet
 from tests.harness import Growfs, make_tree
 from tests.needs import need
 

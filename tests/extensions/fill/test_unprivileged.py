@@ -70,7 +70,7 @@ def test_nobody_trains_without_fuse(reads: str, tmp_path: Path) -> None:
         assert "growfs fill" in user.run("mount", user.folder / "remote", folder).stderr
         done = user.run("fill", user.folder / "remote", folder, "--cache-size", CACHE_BYTES, "--turnover", "40%")
         assert (done.returncode, done.stderr) == (0, "")
-        shim = str(Path(__file__).parents[1] / "frameworks" / "shim")
+        shim = str(Path(__file__).parents[2] / "frameworks" / "shim")
         user.env["PYTHONPATH"] = os.pathsep.join(filter(None, (shim, user.env.get("PYTHONPATH"))))
         user.env["CACHE_BYTES"] = str(CACHE_BYTES)
         trained = user.run_program(user.python, "-c", PROGRAM, folder, reads)

@@ -14,7 +14,7 @@ import pytest
 
 from growfs.daemon.launch import stop
 from growfs.errors import GrowfsError
-from tests.folder.readers import Readers
+from tests.generation_readers import Readers
 from tests.harness import Growfs
 
 

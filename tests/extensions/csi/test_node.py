@@ -29,7 +29,7 @@ from tests.cli.test_namespaces import (
     system_call,
     user_namespace,
 )
-from tests.csi.kubelet import Kubelet, code_of
+from tests.extensions.csi.kubelet import Kubelet, code_of
 from tests.fuse.killed_daemon import KEEPS_A_LOOKUP_WAITING, reader_of_a_killed_daemon
 from tests.harness import files_below, until, usable_engine
 from tests.store_servers import HUB_TOKEN, hub_server

@@ -20,7 +20,7 @@ from tests.cli.support import processes_of
 from tests.forkserver import PRELOADED, SETUP_VARIABLE, ForkServer, Process
 from tests.harness import GROWFS, Growfs, until
 
-DRIVERS = ForkServer((*PRELOADED, "growfs.extensions.csi.server", "tests.csi.forked"), os.environ)
+DRIVERS = ForkServer((*PRELOADED, "growfs.extensions.csi.server", "tests.extensions.csi.forked"), os.environ)
 CALL_S = 20.0
 UNIFIED = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 """Where control groups of version 2 may be mounted."""
@@ -81,7 +81,9 @@ class Kubelet:
                     [*self.prefix, *map(str, command)], env=self.growfs.env, stdin=subprocess.DEVNULL, stderr=log
                 )
             else:
-                setup = {SETUP_VARIABLE: "from tests.csi import forked; forked.prepare()"} if self.forks else {}
+                setup = (
+                    {SETUP_VARIABLE: "from tests.extensions.csi import forked; forked.prepare()"} if self.forks else {}
+                )
                 self._driver = DRIVERS.start(command[1:], self.growfs.env | setup, stderr=log)
         own = [("grpc.use_local_subchannel_pool", 1)]  # none of the driver that was killed
         channel = self._running.enter_context(grpc.insecure_channel(f"unix://{self.state}/csi.sock", own))

@@ -18,10 +18,10 @@ import growfs as api
 from growfs.cache.cache_folder import DATABASE, read_only
 from growfs.errors import GrowfsError
 from tests.blocking_server import BlockingServer
-from tests.folder.readers import Readers as Ranks
 from tests.fuse.conftest import SHOW_FILES, only
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import epoch, local, mount_status
+from tests.generation_readers import Readers as Ranks
 from tests.harness import Growfs, files_below, until
 
 FILES = 40

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.support import NOBODY, OtherUser, other_user
 from tests.crash.scene import alive
-from tests.folder.conftest import Fill
+from tests.extensions.fill.conftest import Fill
 from tests.harness import files_below, make_tree, until
 
 
