@@ -137,8 +137,8 @@ def make_data(folder: Path) -> tuple[Any, Any]:
                 writer.write(tf.train.Example(features=tf.train.Features(feature=fields)).SerializeToString())
     # A file that has just been written has no version that lasts, so growfs would leave it to the store's library.
     hour_ago = time.time() - 3600
-    for shard in folder.iterdir():
-        os.utime(shard, (hour_ago, hour_ago))
+    for file in folder.iterdir():
+        os.utime(file, (hour_ago, hour_ago))
     return draw(2000)
 
 
