@@ -26,8 +26,6 @@ SLACK = 1.1
 OWNED_SHARES = 1 << 14
 """The files are divided into this many shares, each of which a node owns. With 32 nodes, that is 512 for each, give or
 take 4%."""
-HOLDERS_MAX = 2
-"""Number of nodes that are asked for a file before the remote is read."""
 
 
 class Position(NamedTuple):
@@ -66,9 +64,9 @@ def first_place(rank: int, count: int, span: float, others: Sequence[Position]) 
     return (before - min(gap / 2, CLOSE * span)) % 1.0
 
 
-def holders(place: float, head: float, others: Mapping[str, Position], most: int) -> list[str]:
-    """Up to `most` nodes that may have the file at a place. The last one to draw it, which keeps it longest, comes
-    first.
+def hosts(place: float, head: float, others: Mapping[str, Position]) -> list[str]:
+    """The nodes that are asked for the file at a place before the remote is read. The last one to draw it, which keeps
+    it longest, comes first.
 
     head: of this node. The others' positions may be a second old: a node that was just ahead of this one has moved on.
     """
@@ -78,7 +76,7 @@ def holders(place: float, head: float, others: Mapping[str, Position], most: int
             last[name] = distance(place, other.head)
         elif distance(head, other.head) < distance(head, place):
             last[name] = 0.0
-    return sorted(last, key=last.__getitem__)[:most]
+    return sorted(last, key=last.__getitem__)[:2]  # each that does not have it delays the file
 
 
 def follower(own: Position, others: Sequence[Position]) -> Position | None:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from growfs.rotation.circle import HOLDERS_MAX, Position, awaits, first_place, follower, holders
+from growfs.rotation.circle import Position, awaits, first_place, follower, hosts
 
 FILES, FILES_MAX = 400, 6400
 """How many files the data has, from FILES on, so that each cache holds CACHE_FILES if they suffice."""
@@ -57,8 +57,8 @@ class SimulatedNode:
             self.shown_steps[oldest] = self.shown(oldest)
             del self.kept[oldest]
         file = self._file(self.drawn)
-        having = holders(file / self.files, own.head, positions, HOLDERS_MAX)
-        self.fetched += not any(file in others[int(name)].kept for name in having)
+        asked = hosts(file / self.files, own.head, positions)
+        self.fetched += not any(file in others[int(name)].kept for name in asked)
         self.kept[file] = self.steps
         self.drawn += 1
         self.position = Position(self.start, file / self.files, len(self.kept) / self.files)

@@ -36,14 +36,13 @@ from growfs.extensions.peers.server import serve
 from growfs.remote.interface import OtherSource, RemoteFile
 from growfs.remote.names import join_address
 from growfs.rotation.circle import (
-    HOLDERS_MAX,
     Owner,
     Position,
     awaits,
     distance,
     first_place,
     follower,
-    holders,
+    hosts,
     is_own,
 )
 from growfs.rotation.pass_order import Order
@@ -187,7 +186,7 @@ class Peers(OtherSource):
         own = self._position()
         if own is None or not self._others:
             return ()
-        return tuple(holders(self._place(path), own.head, self._others, HOLDERS_MAX))
+        return tuple(hosts(self._place(path), own.head, self._others))
 
     def awaits(self, ids: Iterable[int]) -> bool:
         """See OtherSource. The next node may still draw one of them.
