@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from rich.table import Table
 
@@ -56,13 +55,6 @@ class ExactResult:
     """What the link allows in later passes, however large the parts are."""
 
 
-class PartSize(NamedTuple):
-    """The bytes of a part's streamed and kept files."""
-
-    streamed: int
-    kept: int
-
-
 def simulate_exact(workload: Workload, part_size: CacheSize) -> ExactResult:
     """Simulate the first pass and a later one. part_size: the room for the streamed files of two parts.
 
@@ -79,8 +71,7 @@ def simulate_exact(workload: Workload, part_size: CacheSize) -> ExactResult:
     size = data // count
     files = [CatalogFile(id, f"{id % DIRECTORIES}/{id}", size, size, False) for id in range(1, count + 1)]
     first_division, division = (divide(files, ExactPass(0, number, cache, int(2 * largest)))[0] for number in (1, 2))
-    later_sizes = _sizes(division, size)
-    first, _, later = _passes([_sizes(first_division, size), later_sizes, later_sizes], workload, whole - data)
+    first, _, later = _passes([first_division, division, division], size, workload, whole - data)
     kept = division.kept_bytes if division.streams else whole
     scale = largest / wanted * (whole - kept) / division.streamed_bytes if division.streams else 1.0
     parts = round(len(division.parts) * scale)
@@ -97,27 +88,25 @@ def simulate_exact(workload: Workload, part_size: CacheSize) -> ExactResult:
     )
 
 
-def _sizes(division: Division, file_bytes: int) -> list[PartSize]:
-    return [
-        PartSize((part.kept - part.start) * file_bytes, (part.end - part.kept) * file_bytes) for part in division.parts
-    ]
+def _passes(passes: Sequence[Division], file_bytes: int, workload: Workload, beyond: int) -> Iterator[PredictedPass]:
+    """The passes that are divided like this, from the first one on.
 
-
-def _passes(passes: Sequence[Sequence[PartSize]], workload: Workload, beyond: int) -> Iterator[PredictedPass]:
-    """The passes with these parts, from the first one on. beyond: bytes of streamed files besides these."""
-    all_kept = sum(part.kept for part in passes[0])
+    file_bytes: the size of each file. beyond: bytes of streamed files besides these.
+    """
+    all_kept = file_bytes * sum(part.end - part.kept for part in passes[0].parts)
     due = cached = 0  # bytes of kept files: those of the parts so far, and those that were fetched
     fetchable = 0  # bytes that the link delivers while a part is read
-    for parts in passes:
+    for division in passes:
         read_s = waited_s = 0.0
         fetched, cached_before = beyond, cached
-        for part in parts:
-            due = min(all_kept, due + part.kept)
-            lacking = part.streamed + max(0, due - cached)
+        for part in division.parts:
+            streamed, kept = file_bytes * (part.kept - part.start), file_bytes * (part.end - part.kept)
+            due = min(all_kept, due + kept)
+            lacking = streamed + max(0, due - cached)
             cached = min(all_kept, max(cached, due) + max(0, fetchable - lacking))
-            fetched += part.streamed
+            fetched += streamed
             waited_s += max(0, lacking - fetchable) / workload.bandwidth
-            part_s = (part.streamed + part.kept) / workload.read_rate
+            part_s = (streamed + kept) / workload.read_rate
             fetchable = int(part_s * workload.bandwidth)
             read_s += part_s
         utilization = read_s / (read_s + waited_s)
@@ -131,15 +120,11 @@ def simulate_larger(workload: Workload, part_size: CacheSize) -> list[ExactResul
     """
     given, all_data = workload.cache_bytes, workload.data_bytes
     sizes = {size for size in (given, given * 3 // 2, 2 * given, all_data) if size <= all_data}
-    found = {size: _with_cache(workload, part_size, size) for size in sizes}
+    found = {size: simulate_exact(replace(workload, cache_bytes=size), part_size) for size in sizes}
     if found[given].later.utilization < HARDLY_WAITS:
         enough = _smallest_without_waits(workload, part_size)
         found[enough.cache_bytes] = enough
     return [result for _, result in sorted(found.items())]
-
-
-def _with_cache(workload: Workload, part_size: CacheSize, cache_bytes: int) -> ExactResult:
-    return simulate_exact(replace(workload, cache_bytes=cache_bytes), part_size)
 
 
 def _smallest_without_waits(workload: Workload, part_size: CacheSize) -> ExactResult:
@@ -147,7 +132,7 @@ def _smallest_without_waits(workload: Workload, part_size: CacheSize) -> ExactRe
     too_small = size = max(workload.cache_bytes, int(to_keep))
     best: ExactResult | None = None
     while best is None or best.cache_bytes > CLOSE * too_small + 1:
-        result = _with_cache(workload, part_size, size)
+        result = simulate_exact(replace(workload, cache_bytes=size), part_size)
         if result.later.utilization >= HARDLY_WAITS:
             best = result
         else:
