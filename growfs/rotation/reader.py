@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -62,20 +63,15 @@ class Reader:
     """What it holds of the generations before, in directories that it has not listed in its last one."""
 
     @property
-    def generation(self) -> int:
-        """The number of the generation that it listed last; 0: none."""
-        return self.view.number if self.view else 0
-
-    @property
     def newest(self) -> Generation | None:
         """The newest generation that it has listed or opened."""
         return max(filter(None, (self.view, self.named)), key=lambda generation: generation.number, default=None)
 
-    def lasting_holds(self, lister: Reader) -> BitMap64:
+    def lasting_holds(self, lister: Reader | None) -> BitMap64:
         """What it still holds once a process has listed again: all, unless that is this one, or one of its job that was
         shown the same generation. Then, what it was shown in directories that it has not listed in that generation.
         """
-        return self._older if self.job is lister.job and self.view is lister.view else self.held
+        return self._older if lister and self.job is lister.job and self.view is lister.view else self.held
 
     @property
     def opened_all(self) -> bool:
@@ -89,25 +85,24 @@ class Reader:
         now: float,
         settle_s: float,
         readers: Iterable[Reader],
-        by_time: bool = True,
     ) -> Generation | None:
         """The generation to show when it lists a directory; None if a new one has to begin for it.
 
-        readers: those that have holds. by_time: whether a job may have its epoch with time, even if it opens few files
-        or none. Not if generations are shown once: none must go by unread.
+        settle_s: the time after which a job may have had its epoch, even if it has opened few files or none. Infinite
+        if none must go by unread. readers: those that have holds.
         """
         job, view = self.job, self.job.view
         if self.above:
             view = self.above._view_below or self.above.view
         if self.view and not self.view.is_over and self._walks_on(directory, now):
             return self.view  # whatever the others of its job do meanwhile
-        if view and not (view.is_over or by_time or job.opened or self.above):
+        if view and settle_s == math.inf and not (view.is_over or job.opened or self.above):
             return newest  # such as a monitor
         is_over = view is None or view.is_over
         is_again = not is_over and self.view is view and self._lists_again(directory)
         is_read = view and view.is_read and self.listed_at is None and not self.above  # by processes that have ended
-        if is_over or is_read or (is_again and self._has_had_its_epoch(now, settle_s, by_time)):
-            is_old = newest.is_over or newest.is_read or (by_time and now - newest.began_at > settle_s)
+        if is_over or is_read or (is_again and self._has_had_its_epoch(now, settle_s)):
+            is_old = newest.is_over or newest.is_read or now - newest.began_at > settle_s
             return None if is_old or newest is view else newest
         if is_again:
             return view
@@ -129,14 +124,14 @@ class Reader:
         is_first = self.listed_at is not None and self.listed_at >= self.job.listed_again_at
         return is_first and directory in self._listed
 
-    def _has_had_its_epoch(self, now: float, settle_s: float, by_time: bool) -> bool:
+    def _has_had_its_epoch(self, now: float, settle_s: float) -> bool:
         """Whether its job has read its view, now that it lists a directory again."""
-        job, by_time = self.job, by_time and not self.above
-        share = SHORT_EPOCH_SHARE if by_time and now - job.viewed_at > settle_s else EPOCH_SHARE
+        job, is_worker = self.job, self.above is not None
+        share = SHORT_EPOCH_SHARE if now - job.viewed_at > settle_s and not is_worker else EPOCH_SHARE
         if not self._walk and job.has_opened(share):
             return True
         # A worker looks for names that the process above it has listed.
-        return (job.has_opened_all and not self.above) or (by_time and now - self._busy_at > settle_s)
+        return not is_worker and (job.has_opened_all or now - self._busy_at > settle_s)
 
     def lists(self, directory: int, generation: Generation, now: float, settle_s: float = 0.0) -> None:
         """Note that it lists a directory (EVERYWHERE: all), which will show what a generation lists there.
@@ -144,7 +139,7 @@ class Reader:
         settle_s: how long it holds all of the view. Listing the same view after that does not renew this hold: some
         files of the view may be gone.
         """
-        is_next = self.generation != generation.number
+        is_next = self.view is None or self.view.number != generation.number
         is_again, has_opened = not is_next and self._lists_again(directory), not self._walk
         if has_opened or not is_again:
             self._busy_at = now
@@ -169,7 +164,7 @@ class Reader:
             self.held -= hidden
             self._older -= hidden
         self.job.listers += self.listed_at is None
-        if self.above and generation.number > self.above.generation:
+        if self.above and self.above.view and generation.number > self.above.view.number:
             self.above._view_below = generation
         self.view, self._view_below = generation, None
         self.listed_at = self.active_at = now
@@ -223,7 +218,7 @@ class Reader:
     def release(self) -> None:
         """End its holds. It still counts as a process that has listed."""
         self.held, self._older, self.named = BitMap64(), BitMap64(), None
-        self._may_walk_until = -float("inf")
+        self._may_walk_until = -math.inf
 
     def ended(self) -> None:
         """Note that the process has ended."""

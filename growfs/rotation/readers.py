@@ -8,6 +8,7 @@ cannot end meanwhile.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import time
@@ -81,8 +82,11 @@ class Readers:
     def _release_silent(self, now: float) -> None:
         settle_s = self._generations.settle_s
         over = [generation for generation, until in self._held_until.items() if until < now]
-        holding = [reader for reader in self._readers.values() if reader.held or reader.named]
-        silent = [reader for reader in holding if reader.is_silent(now, self.hold_idle_s, settle_s)]
+        silent = [
+            reader
+            for reader in self._readers.values()
+            if (reader.held or reader.named) and reader.is_silent(now, self.hold_idle_s, settle_s)
+        ]
         for generation in over:
             del self._held_until[generation]
         for reader in silent:
@@ -104,9 +108,9 @@ class Readers:
             self._join(reader, found)
         if self._generations.is_over or newest is None:
             return None
-        now, settle_s = trio.current_time(), self._generations.settle_s
-        by_time = not newest.is_shown_once or self._generations.counts_all
-        return reader.next_view(directory, newest, now, settle_s, self._holding(), by_time)
+        only_opens_count = newest.is_shown_once and not self._generations.counts_all
+        settle_s = math.inf if only_opens_count else self._generations.settle_s
+        return reader.next_view(directory, newest, trio.current_time(), settle_s, self._holding())
 
     def listing(self, reader: Reader, directory: int) -> Generation:
         """Note that a process begins to list a directory; returns the generation that it sees, which is held as a whole
@@ -159,8 +163,7 @@ class Readers:
             async with self._beginning:
                 if not is_due():
                     return
-                by = lister or Reader(FOREIGN, "0", "")
-                lasting = (other.lasting_holds(by) for other in self._holding() if other.pid != FOREIGN)
+                lasting = (other.lasting_holds(lister) for other in self._holding() if other.pid != FOREIGN)
                 # Programs that read the newest generation may go on to the next one soon.
                 earlier = (each.listed for each in self._held_as_a_whole() - {self._generations.current})
                 held = BitMap64().union(*lasting, *earlier)

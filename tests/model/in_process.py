@@ -524,7 +524,8 @@ class InProcess:
 
     def generation_of(self, pid: int) -> int:
         """The number of the generation that a process listed last."""
-        return next(reader.generation for reader in self.components.status.readers.active() if reader.pid == pid)
+        reader = next(reader for reader in self.components.status.readers.active() if reader.pid == pid)
+        return reader.view.number if reader.view else 0
 
     def generation(self) -> int:
         """The number of the newest generation."""

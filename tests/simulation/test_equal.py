@@ -36,7 +36,9 @@ def test_ranks_get_equal_listings(seed: int, filled: float, step_s: float) -> No
         for epoch in range(EPOCHS):
             yield world.random.uniform(0, 60)
             ids = yield from world.walk(readers[rank], pause_s=0.2)
-            listings[epoch].add((readers[rank].reader.generation, frozenset(ids)))
+            view = readers[rank].reader.view
+            assert view
+            listings[epoch].add((view.number, frozenset(ids)))
             finished[rank] = 0
             own = world.shuffled(ids)[rank::RANKS]
             children = [child(rank, own, number) for number in range(CHILDREN)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -22,7 +23,7 @@ class Mount:
         self.files = files
         self.newest = Generation(1, 10, 0.0, files)
         self.now = 0.0
-        self.by_time = True
+        self.settle_s = SETTLE_S
         self.readers = list[Reader]()
         self._pids = itertools.count(1)
 
@@ -39,7 +40,7 @@ class Mount:
 
     def lists(self, reader: Reader, directory: int = 1) -> int:
         """A reader lists a directory; returns the number of the generation that it shows."""
-        view = reader.next_view(directory, self.newest, self.now, SETTLE_S, self.readers, self.by_time)
+        view = reader.next_view(directory, self.newest, self.now, self.settle_s, self.readers)
         if view is None:
             view = self.newest = Generation(self.newest.number + 1, 10, self.now, self.files)
         reader.lists(directory, view, self.now, SETTLE_S)
@@ -257,7 +258,7 @@ def test_a_program_may_list_at_each_sample(
     files: in each directory. sample: how many files it opens for each, such as an image and its mask.
     """
     mount = Mount(files)
-    mount.by_time = by_time
+    mount.settle_s = SETTLE_S if by_time else math.inf
     program = mount.reader()
     for epoch in range(1, 5):
         for directory in range(directories):
@@ -334,7 +335,7 @@ def test_rank_0_lists_for_its_job(mount: Mount) -> None:
 @pytest.mark.parametrize("opens", [0, 10])
 def test_who_opens_nothing_of_a_part_sees_the_newest_one_and_begins_none(mount: Mount, opens: int) -> None:
     """Frozen files are in every part, so an open of one is not an open of a part."""
-    mount.by_time = False
+    mount.settle_s = math.inf
     trainer, monitor = mount.reader(), mount.reader()
     for part in range(1, 5):
         assert mount.lists(trainer) == part
