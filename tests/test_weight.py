@@ -39,7 +39,7 @@ CEILINGS = {
     "importers of completion": 3,
     "importers of fstab": 1,
     "importers of cache": 0,
-    "core's uses of exact": 167,
+    "core's uses of exact": 152,
     "core's uses of peers": 103,
     "core's uses of fill": 36,
     "core's uses of links": 36,

@@ -34,8 +34,8 @@ def make_order(catalog: Path, pass_: Pass, target: Path, beat: Callable[[], None
     (is_any_size_known,) = connection.execute(known).fetchone()
     connection.close()
     with target.open("wb") as file:
-        for part in (order.frozen, order.seeds, order.rest):
-            file.write(memoryview(array("q", part)))
+        for ids in (order.frozen, order.seeds, order.rest):
+            file.write(memoryview(array("q", ids)))
     return replace(order, frozen=(), seeds=(), rest=(), seed_bytes=order.seed_bytes if is_any_size_known else 0)
 
 

@@ -169,14 +169,6 @@ def divide(files: Iterable[CatalogFile], pass_: ExactPass) -> tuple[Division, ar
     return dividing.division()
 
 
-class _Share:
-    """The groups of one node's share, in the order in which they are chosen to be kept, and in that of the pass."""
-
-    def __init__(self) -> None:
-        self.by_choice, self.by_pass = Keyed(), Keyed()
-        self.groups = 0
-
-
 class _Dividing:
     """Collects the files of a division. A file without a group is its own group. Keeps some 70 bytes of each."""
 
@@ -186,7 +178,8 @@ class _Dividing:
         self._others: dict[int, list[int]] = {}  # by group, all ids but the first
         self._by_key: dict[int, int] = {}  # groups by key, if files have groups
         self._always = BitMap64()  # groups
-        self._shares = [_Share() for _ in range(pass_.share[1] if pass_.share else 1)]
+        # The groups of each node's share: in the order in which they are chosen to be kept, and in that of the pass.
+        self._shares = [(Keyed(), Keyed()) for _ in range(pass_.share[1] if pass_.share else 1)]
         self._folder_keys: dict[str, int] = {}
         self._kinds: dict[tuple[str, str], int] = {}
         self._kind_of, self._group_of = array("I"), array("I")  # by file
@@ -213,10 +206,9 @@ class _Dividing:
             if folder not in self._folder_keys:
                 self._folder_keys[folder] = draw_key(pass_.seed, pass_.number, f"{folder}/")
             self._folders.append(self._folder_keys[folder])
-            share = self._shares[share_number(pass_.seed, len(self._shares), text_of_group)]
-            share.groups += 1
-            share.by_choice.add(choice, group)
-            share.by_pass.add(draw_key(pass_.seed, pass_.number, text_of_group), group)
+            by_choice, by_pass = self._shares[share_number(pass_.seed, len(self._shares), text_of_group)]
+            by_choice.add(choice, group)
+            by_pass.add(draw_key(pass_.seed, pass_.number, text_of_group), group)
             if pass_.group is not None:
                 self._by_key[choice] = group
         self._group_of.append(group)
@@ -231,23 +223,23 @@ class _Dividing:
         room = max(pass_.part_bytes, 2 * largest)
         own = pass_.share[0] if pass_.share else 0
         kept, parts, streamed = BitMap64(), 1, array("Q")
-        for number, share in enumerate(self._shares):
-            kept_here = self._kept(share, always_bytes, room)
-            groups = (group for _, group in share.by_pass if group not in kept_here and group not in self._always)
+        for number, (by_choice, by_pass) in enumerate(self._shares):
+            kept_here = self._kept(by_choice, always_bytes, room)
+            groups = (group for _, group in by_pass if group not in kept_here and group not in self._always)
             streamed_here = array("Q", groups)
             parts = max(parts, _count(self._sums(streamed_here), room // 2))
             if number == own:
                 kept, streamed = kept_here, streamed_here
         if pass_.number == 1:
             # The parts are small, because the first listing waits for one.
-            parts = max(parts, min(20, *(share.groups for share in self._shares)))
+            parts = max(parts, min(20, *(len(by_pass) for _, by_pass in self._shares)))
         ends = _ends(self._sums(streamed), room // 2, parts)
-        return self._assembled(self._shares[own], kept, streamed, ends, always_bytes)
+        return self._assembled(self._shares[own][1], kept, streamed, ends, always_bytes)
 
-    def _kept(self, share: _Share, always_bytes: int, room: int) -> BitMap64:
+    def _kept(self, by_choice: Keyed, always_bytes: int, room: int) -> BitMap64:
         """The groups of a share that stay cached. room: for streamed files, in bytes."""
         cache_bytes = self._pass.cache_bytes
-        groups = [group for _, group in share.by_choice if group not in self._always]
+        groups = [group for _, group in by_choice if group not in self._always]
         if always_bytes + sum(self._bytes[group] for group in groups) <= cache_bytes:
             return BitMap64(groups)
         left = cache_bytes - cache_bytes // SPARE_SHARE - always_bytes - room
@@ -269,11 +261,11 @@ class _Dividing:
         return array("q", itertools.accumulate(self._bytes[group] for group in groups))
 
     def _assembled(
-        self, share: _Share, kept: BitMap64, streamed: Sequence[int], ends: Sequence[int], always_bytes: int
+        self, by_pass: Keyed, kept: BitMap64, streamed: Sequence[int], ends: Sequence[int], always_bytes: int
     ) -> tuple[Division, array[int]]:
         ids, bounds = array("q", self._ids_of(self._always)), list[PartBounds]()
         always = len(ids)
-        dealt = self._dealt(share, kept, [end - start for start, end in zip((0, *ends), ends, strict=False)])
+        dealt = self._dealt(by_pass, kept, [end - start for start, end in zip((0, *ends), ends, strict=False)])
         start = least_folders = part_bytes = 0
         folders = set[int]()
         for part, end in enumerate(ends):
@@ -312,7 +304,7 @@ class _Dividing:
                 least[kind] = group
         return sum(self._bytes[group] for group in set(least.values()))
 
-    def _dealt(self, share: _Share, kept: BitMap64, streamed: Sequence[int]) -> list[array[int]]:
+    def _dealt(self, by_pass: Keyed, kept: BitMap64, streamed: Sequence[int]) -> list[array[int]]:
         """The kept groups of each part. Those of a folder are dealt out in turn, so each part has its share of them.
 
         streamed: how many streamed groups each part has; those with the fewest come first.
@@ -320,7 +312,7 @@ class _Dividing:
         dealt = [array("Q") for _ in streamed]
         by_need = sorted(range(len(streamed)), key=streamed.__getitem__)
         by_folder = sorted(
-            (self._folders[group], place, group) for place, (_, group) in enumerate(share.by_pass) if group in kept
+            (self._folders[group], place, group) for place, (_, group) in enumerate(by_pass) if group in kept
         )
         for number, (_, _, group) in enumerate(by_folder):
             dealt[by_need[number % len(by_need)]].append(group)

@@ -15,6 +15,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
+from growfs import disk
 from growfs.bitmaps import BitMap64
 from growfs.remote.filter import PathFilter
 from growfs.remote.groups import group_of
@@ -26,8 +27,8 @@ SHARES = 0
 """Used instead of a pass number in the hash that decides which node's share a file is in; passes count from 1."""
 DEFERRED = 1 << 64
 """Added to the keys of files that come after all others."""
-PART_BITS = 8
-"""Keys are sorted in 2**PART_BITS parts, by their first bits, because sorting makes a Python object of each key."""
+BUCKET_BITS = 8
+"""Keys are sorted in 2**BUCKET_BITS buckets, by their first bits, because sorting makes a Python object of each key."""
 
 
 class Candidate(NamedTuple):
@@ -86,6 +87,25 @@ class Pass(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Amount:
+    """A number of files, and their size."""
+
+    files: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.files + other.files, self.bytes + other.bytes)
+
+    def __sub__(self, other: Amount) -> Amount:
+        return Amount(self.files - other.files, self.bytes - other.bytes)
+
+    @property
+    def disk_bytes(self) -> int:
+        """About how much these files take on disk: as if all were as large as their mean."""
+        return self.files * disk.allocation(-(-self.bytes // self.files)) if self.files > 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """The files that a pass still has to draw: ids, in order. A negative id is in the group of the id before it."""
 
@@ -94,13 +114,10 @@ class Order:
     seeds: Sequence[int] = ()
     """They come next: one file for each directory that has none."""
     rest: Sequence[int] = ()
-    files: int = 0
-    """How many files this node's whole share has, drawn or not."""
-    bytes: int = 0
-    """Bytes of the files of this share that can be drawn."""
-    outside_files: int = 0
-    """How many cached files are not in this share: they were opened by name, or are pinned."""
-    outside_bytes: int = 0
+    share: Amount = Amount()
+    """This node's whole share, drawn or not; its bytes are those of the files that can be drawn."""
+    outside: Amount = Amount()
+    """The cached files that are not in this share: they were opened by name, or are pinned."""
     frozen_ids: BitMap64 = field(default_factory=BitMap64)
     """The ids of `frozen`, as a set."""
     seed_ids: BitMap64 = field(default_factory=BitMap64)
@@ -172,20 +189,23 @@ class Keyed:
     """Ids in the order of their keys, which may be DEFERRED. 16 bytes each: tuples of ten million files take 2 GB."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, array[int]] = {}
+        self._buckets: dict[int, array[int]] = {}
 
     def add(self, key: int, id: int) -> None:
         """Add an id."""
-        number = key >> (64 - PART_BITS)
-        part = self._parts.get(number)
-        if part is None:
-            part = self._parts[number] = array("Q")
-        part.extend((key % DEFERRED, id))
+        number = key >> (64 - BUCKET_BITS)
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = array("Q")
+        bucket.extend((key % DEFERRED, id))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._buckets.values())) // 2
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """(key without DEFERRED, id), in order."""
-        for _, part in sorted(self._parts.items()):
-            yield from sorted(zip(part[::2], part[1::2], strict=True))
+        for _, bucket in sorted(self._buckets.items()):
+            yield from sorted(zip(bucket[::2], bucket[1::2], strict=True))
 
 
 @dataclass(slots=True)
@@ -278,10 +298,8 @@ class _Drawing:
             frozen_ids,
             seed_ids,
             self._ids(self._rest, done),
-            self._files,
-            self._bytes,
-            len(outside),
-            sum(outside),
+            Amount(self._files, self._bytes),
+            Amount(len(outside), sum(outside)),
             BitMap64(map(abs, frozen_ids)),
             BitMap64(map(abs, seed_ids)),
             sum(seed_sizes.values()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -20,7 +20,7 @@ from growfs.errors import GrowfsError
 from growfs.remote.interface import NO_OTHER, OtherSource
 from growfs.rotation.generations import Planner
 from growfs.rotation.order_file import make_order
-from growfs.rotation.pass_order import Order, Pass
+from growfs.rotation.pass_order import Amount, Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.in_flight import Download, DownloadState
@@ -38,25 +38,6 @@ ORDER_RETRY_S = 30.0
 """Pause before asking another worker for an order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The part of the remote that this mount draws (--partition, or all), or another number of files."""
-
-    files: int
-    bytes: int
-
-    def __add__(self, other: Share) -> Share:
-        return Share(self.files + other.files, self.bytes + other.bytes)
-
-    def __sub__(self, other: Share) -> Share:
-        return Share(self.files - other.files, self.bytes - other.bytes)
-
-    @property
-    def disk_bytes(self) -> int:
-        """About how much these files take on disk: as if all were as large as their mean."""
-        return self.files * disk.allocation(-(-self.bytes // self.files)) if self.files > 0 else 0
-
-
 class Selection(Planner, Protocol):
     """Decides which files are drawn, in which order, and which of them each generation lists."""
 
@@ -64,18 +45,17 @@ class Selection(Planner, Protocol):
     """Whether its generations are shown once: see `Generation.is_shown_once`."""
     failure: GrowfsError | None = None
     """Why no generation can begin, if that is not about to change."""
+    outside: Amount = Amount()
+    """The cached files that are not of the share: they were opened by name, or are pinned. Evicted ones may count for a
+    while."""
 
     @property
-    def share(self) -> Share:
+    def share(self) -> Amount:
         """The files of the remote that this mount ever fetches."""
 
     @property
-    def missing(self) -> Share:
+    def missing(self) -> Amount:
         """Those that are still to be fetched, as far as known."""
-
-    @property
-    def outside(self) -> Share:
-        """The cached files that are not of the share: they were opened by name, or are pinned."""
 
     @property
     def streams(self) -> bool:
@@ -127,42 +107,36 @@ class Rotation(Selection):
         self._catalog = catalog
         self._store = store
         self._target = staging / "order"
-        self._share: Share | None = None
-        self._revision, self._all = 0, Share(0, 0)  # of the catalog when the share was computed
-        self._outside = Share(0, 0)
+        self._share: Amount | None = None
+        self._revision, self._all = 0, Amount()  # of the catalog when the share was computed
 
     @property
-    def share(self) -> Share:
+    def share(self) -> Amount:
         """The part that this mount draws; everything, until an order is computed.
 
         What the remote has added or removed since then counts as if it were in the share.
         """
         if self._share and self._revision == self._catalog.revision:
             return self._share
-        now = Share(self._catalog.files, self._catalog.bytes)
+        now = Amount(self._catalog.files, self._catalog.bytes)
         return self._share + now - self._all if self._share else now
 
     @property
-    def outside(self) -> Share:
-        """See Selection. Evicted ones count until the next order."""
-        return self._outside
-
-    @property
-    def missing(self) -> Share:
+    def missing(self) -> Amount:
         """The part of the share that is not cached; may be too high until the next order."""
         store = self._store
-        return self.share + self._outside - Share(store.resident_files, store.resident_content_bytes)
+        return self.share + self.outside - Amount(store.resident_files, store.resident_content_bytes)
 
     def note_finished(self, download: Download) -> None:
         """Note that a file outside the share may have been cached."""
         is_new = download.state is DownloadState.ADMITTED and not (download.group.is_drawn or download.renews)
         if is_new and not self.first.has(download.path) and (node := self._catalog.node(download.node.id)):
-            self._outside += Share(1, node.size or 0)
+            self.outside += Amount(1, node.size or 0)
 
     async def remaining(self, size_max: int) -> Order:
         """The files that the current pass still has to draw, in order. size_max: bytes that any of them may have."""
         await self._find_start()
-        before = self._outside
+        before = self.outside
         current = self.first._replace(number=self._catalog.pass_number, size_max=size_max)
         ready = await self._make_order(current)
         with self._target.open("rb") as file:
@@ -171,9 +145,9 @@ class Rotation(Selection):
         disk.unlink("ORDER_MAPPED", self._target)
         frozen, seeds = len(ready.frozen_ids), len(ready.frozen_ids) + len(ready.seed_ids)
         order = replace(ready, frozen=ids[:frozen], seeds=ids[frozen:seeds], rest=ids[seeds:])
-        self._share, self._revision = Share(order.files, order.bytes), self._catalog.revision
-        self._all = Share(self._catalog.files, self._catalog.bytes)
-        self._outside += Share(order.outside_files, order.outside_bytes) - before
+        self._share, self._revision = order.share, self._catalog.revision
+        self._all = Amount(self._catalog.files, self._catalog.bytes)
+        self.outside += order.outside - before
         return order
 
     async def _make_order(self, pass_: Pass) -> Order:

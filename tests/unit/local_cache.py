@@ -28,12 +28,12 @@ from growfs.errors import GrowfsError
 from growfs.remote import digest
 from growfs.remote.interface import Fetched, RemoteFile, Skipped
 from growfs.rotation.generations import Demand, Generations
-from growfs.rotation.pass_order import Pass
+from growfs.rotation.pass_order import Amount, Pass
 from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.in_flight import InFlightTable, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.rotating import Rotation, Share
+from growfs.scheduler.rotating import Rotation
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.units import CacheSize
 from growfs.vfs.attributes import Entry
@@ -56,7 +56,7 @@ class LocalCache:
     sizes: SizeEstimate
     waiting: WaitingClaims
     holds: BitMap64 = field(default_factory=BitMap64)
-    share: Share | None = None
+    share: Amount | None = None
     """What the passes draw; None: all."""
     largest: int = 0
     """Bytes of a draw that waits for room."""
@@ -111,7 +111,7 @@ class LocalCache:
     def demand(self) -> Demand:
         """What is still to be cached: all, unless a test has said otherwise; and what waits for room."""
         if self.share:
-            bytes = (self.share - Share(self.store.resident_files, self.store.resident_content_bytes)).disk_bytes
+            bytes = (self.share - Amount(self.store.resident_files, self.store.resident_content_bytes)).disk_bytes
         else:
             query = "SELECT size FROM node LEFT JOIN resident USING (id) WHERE is_dir = 0 AND resident.id IS NULL"
             bytes = sum(disk.allocation(size or 0) for (size,) in self.database.rows(query))

@@ -7,9 +7,9 @@ import pytest
 from growfs.bitmaps import BitMap64
 from growfs.cache.schema import PINNED
 from growfs.remote.groups import group_of
+from growfs.rotation.pass_order import Amount
 from growfs.rotation.queries import Listed, kept_bytes, may_go
 from growfs.scheduler.in_flight import Priority
-from growfs.scheduler.rotating import Share
 from tests.unit.local_cache import LocalCache, file
 
 BLOCK = 4096
@@ -76,7 +76,7 @@ async def test_a_pin_of_one_file_keeps_its_group_listed(cache: LocalCache) -> No
     await cache.database.write(lambda writer: writer.execute("UPDATE node SET pinned = ? WHERE id = ?", pin))
     await cache.begin()
     cache.generations.turnover = 0.5
-    cache.share = Share(1000, 1 << 40)
+    cache.share = Amount(1000, 1 << 40)
     await cache.shrink(16 * 4096)
     for _ in range(6):
         await cache.begin(opened=frozenset(cache.node(path).id for pair in names for path in pair))
@@ -93,7 +93,7 @@ async def test_a_group_that_is_fetched_again_in_part_stays_held_and_is_listed_as
     assert first
     hold = first.listed
     cache.generations.turnover = 0.5
-    cache.share = Share(1000, 1 << 40)
+    cache.share = Amount(1000, 1 << 40)
     await cache.shrink(18 * 4096)
     everything = frozenset(cache.node(path).id for pair in names for path in pair)
     await cache.begin(opened=everything)
@@ -173,7 +173,7 @@ async def test_folders_that_are_groups_come_and_go(cache: LocalCache) -> None:
         await admit(cache, *paths)
     await cache.shrink(16 * BLOCK)
     cache.generations.turnover = 0.3
-    cache.share = Share(1000, 1 << 40)
+    cache.share = Amount(1000, 1 << 40)
     await cache.begin()
     everything = frozenset(cache.node(path).id for paths in folders for path in paths)
     shown = cache.listed()

@@ -227,11 +227,11 @@ def test_files_and_bytes_of_a_share_count_all_that_it_ever_draws(
     drawn = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
     for node in range(nodes):
         fresh = whole_order(paths, Pass(0, 1, (node, nodes)))
-        assert fresh.files == len(flat(fresh.seeds, fresh.rest))
-        assert fresh.bytes == SIZE * fresh.files
+        assert fresh.share.files == len(flat(fresh.seeds, fresh.rest))
+        assert fresh.share.bytes == SIZE * fresh.share.files
         later = whole_order(paths, Pass(0, 1, (node, nodes)), drawn=drawn)
-        assert (later.files, later.bytes) == (fresh.files, fresh.bytes)
-        assert whole_order(paths, Pass(0, 1, (node, nodes), size_max=SIZE - 1)).bytes == 0
+        assert later.share == fresh.share
+        assert whole_order(paths, Pass(0, 1, (node, nodes), size_max=SIZE - 1)).share.bytes == 0
 
 
 @pytest.mark.promise(26)
@@ -315,7 +315,7 @@ def test_a_group_belongs_to_one_share_and_counts_as_a_whole(
     frozen = data.draw(st.sets(st.sampled_from(sorted(paths)), max_size=2)) if paths else set()
     orders = shares(paths, nodes, frozen, group)
     for drawing in orders:
-        assert drawing.files == sum(map(len, draws(paths, drawing)))
+        assert drawing.share.files == sum(map(len, draws(paths, drawing)))
     assert {path for drawing in orders for members in draws(paths, drawing) for path in members} == paths
 
 

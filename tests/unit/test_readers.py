@@ -18,7 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Removed
 from growfs.cache.usage import Budget, UsageCounters
-from growfs.extensions.exact.parts_in_use import PartsInUse
+from growfs.extensions.exact.part_states import PartsInUse
 from growfs.proc import Process, process, thread_group
 from growfs.rotation.parts import Part, PassPosition
 from growfs.rotation.reader import Reader
@@ -384,7 +384,7 @@ async def test_a_part_is_held_while_it_is_in_use_although_another_one_is_the_new
 ) -> None:
     parts = PartsInUse()
     monkeypatch.setattr(cache.generations.planner, "use", lambda part: parts.open(part, 0))
-    monkeypatch.setattr(cache.generations.planner, "in_use", parts.parts)
+    monkeypatch.setattr(cache.generations.planner, "in_use", lambda: [use.part for use in parts.uses.values()])
     part = Part(
         1, 2, listed=BitMap64([1, 2]), contents=Contents({}, 0), position=PassPosition(1, 1), to_read=BitMap64([FILE])
     )

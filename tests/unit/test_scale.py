@@ -596,7 +596,7 @@ async def test_a_worker_sends_heartbeats_while_it_computes_a_draw_order(
     monkeypatch.setattr(order_file, "BEAT_FILES", 10)
     beats: list[bool] = []
     order = make_order(cache.database.path, Pass(0, 1), tmp_path / "order", lambda: beats.append(True))
-    assert order.files == FILES
+    assert order.share.files == FILES
     assert len(beats) == FILES // 10
     cache.close()
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from growfs.errors import GrowfsError
-from growfs.rotation.pass_order import Order, Pass
+from growfs.rotation.pass_order import Amount, Order, Pass
 from growfs.scheduler import rotating
-from growfs.scheduler.rotating import Rotation, Share
+from growfs.scheduler.rotating import Rotation
 from growfs.workers.messages import Compute
 from growfs.workers.pool import WorkerSilent
 from tests.unit.local_cache import LocalCache, file
@@ -74,6 +74,6 @@ async def test_until_the_next_order_only_new_files_are_assumed_to_be_in_the_shar
     await cache.list(files)
     assert order.share == share, "the listing has changed nothing"
     await cache.list([*files, file("a/new.bin")])
-    assert order.share == share + Share(1, 100)
+    assert order.share == share + Amount(1, 100)
     await cache.list(files[:-2])
-    assert order.share == share - Share(2, 200)
+    assert order.share == share - Amount(2, 200)

@@ -34,7 +34,7 @@ from growfs.rotation.parts import (
     divide,
 )
 from growfs.rotation.pass_order import groups_of, ids_of
-from growfs.rotation.rules import Contents, GenerationPlan, with_parents
+from growfs.rotation.rules import Contents, with_parents
 
 ROWS = 10_000
 """Ids that one query reads."""
@@ -235,9 +235,7 @@ def _batches(ids: Iterable[int]) -> Iterator[str]:
 # The contents of a part.
 
 
-def plan_part(
-    catalog: Path, number: int, position: PassPosition, last_seq: int, beat: Callable[[], None]
-) -> GenerationPlan:
+def plan_part(catalog: Path, number: int, position: PassPosition, last_seq: int, beat: Callable[[], None]) -> Part:
     """The generation that lists a part, as far as it is cached. number, last_seq: of the generation."""
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")
@@ -271,7 +269,7 @@ def plan_part(
                 names[parent].append((name, seq))
         # By name, so that the order is the same on all machines.
         folders = {folder: array("Q", (seq for _, seq in sorted(entries))) for folder, entries in names.items()}
-        part = Part(
+        return Part(
             number,
             last_seq,
             files=len(cached),
@@ -281,4 +279,3 @@ def plan_part(
             to_read=cached & parts.to_read(position.part),
             left_out=left_out,
         )
-        return GenerationPlan(part, keeps_last=False)

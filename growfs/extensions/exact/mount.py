@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from growfs.daemon.wiring import Feature
-from growfs.extensions.exact.divisions import Divisions
+from growfs.extensions.exact.parts import PartPlanner, Parts
 from growfs.extensions.exact.pass_names import PassNames
-from growfs.extensions.exact.passes import Parts
+from growfs.extensions.exact.passes import Passes
 from growfs.rotation.parts import PassPosition
 from growfs.rotation.reader import Reader
 
@@ -19,16 +19,11 @@ class ExactFeature(Feature):
     def build(self) -> None:
         """See Feature."""
         mount, options = self.mount, self.mount.options
-        divisions = Divisions(mount.workers, mount.database, mount.catalog, mount.store, mount.first, options.part_size)
-        self._parts = Parts(
-            divisions, mount.workers, mount.database, mount.catalog, mount.store,
+        passes = Passes(
+            mount.workers, mount.database, mount.catalog, mount.store, mount.first, options.part_size,
             PassPosition(*options.start) if options.start else None,
-            lambda *arguments: mount.space.mark(*arguments),  # noqa: PLW0108  # created later, as are the others
-            mount.other_source,
-            lambda: mount.generations,
-            lambda part: mount.holders.has_open_folder(part),  # noqa: PLW0108
-            lambda: mount.fetcher.miss_timeout_s,
         )  # fmt: skip
+        self._parts = Parts(mount, passes)
         mount.select = lambda: self._parts
         mount.names = lambda: PassNames(self._parts, mount.readers)
 
@@ -58,7 +53,7 @@ class ExactFeature(Feature):
         """Return the path of a part of a pass, once it is cached."""
         position = PassPosition(number, part)
         assert self.mount.show
-        yield {"path": str(await self.mount.show(str(position), self._parts.at(position)))}
+        yield {"path": str(await self.mount.show(str(position), PartPlanner(self._parts, position)))}
 
     async def describe(self, number: int) -> AsyncIterator[Any]:
         """Return how many parts a pass has, and all that decides which files these have."""

@@ -17,7 +17,7 @@ from typing import IO
 
 from growfs.cache.schema import ROOT
 from growfs.errors import NoSuchName, NotBegun, Stale
-from growfs.extensions.exact.passes import Parts
+from growfs.extensions.exact.parts import PartPlanner, Parts
 from growfs.rotation.parts import PassPosition
 from growfs.rotation.readers import Readers
 from growfs.rotation.rules import Generation
@@ -81,7 +81,7 @@ class PassNames:
             pass_ = self._position(parent).pass_
             if name == PARTS:
                 return self.attributes(self._bits_of(PassPosition(pass_, 0)) | PARTS_ID)
-            if number and self._parts.divisions.may_have(PassPosition(pass_, number)):
+            if number and self._parts.passes.may_have(PassPosition(pass_, number)):
                 return self.attributes(self._bits_of(PassPosition(pass_, number)) | ROOT)
         raise NoSuchName(name)
 
@@ -109,7 +109,7 @@ class PassNames:
         Raises GrowfsError: the pass has no such part, nothing arrives, or the disk refuses to write the generation.
         """
         position = self._position(id)
-        await self._readers.begin_if(lambda: self._parts.find(position) is None, self._parts.at(position))
+        await self._readers.begin_if(lambda: self._parts.find(position) is None, PartPlanner(self._parts, position))
         if (generation := self._parts.find(position)) is None:
             raise NotBegun(f"part {position} cannot begin now; see growfs status")
         return generation

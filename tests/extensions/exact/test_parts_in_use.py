@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from growfs.bitmaps import BitMap64
-from growfs.extensions.exact.parts_in_use import FORGET_S, PartsInUse
+from growfs.extensions.exact.part_states import FORGET_S, PartsInUse
 from growfs.rotation.parts import Part, PassPosition
 from growfs.rotation.rules import Contents, Generation
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.bitmaps import BitMap64
 from growfs.errors import GrowfsError
-from growfs.extensions.exact import passes
+from growfs.extensions.exact import parts as parts_module
 from growfs.extensions.exact.division import Due, read_division
-from growfs.extensions.exact.divisions import Divisions
-from growfs.extensions.exact.passes import Parts
+from growfs.extensions.exact.parts import Parts
+from growfs.extensions.exact.passes import Passes
 from growfs.remote.interface import NO_OTHER
 from growfs.rotation.parts import Part, PassPosition
 from growfs.rotation.pass_order import Pass
@@ -51,21 +52,19 @@ def parts(cache: LocalCache) -> Parts:
         return True
 
     cache.store.room.limit_bytes = SIZES[0]
-    no_workers: Any = None
-    part_size = CacheSize(bytes=SIZES[1])
-    return Parts(
-        Divisions(no_workers, cache.database, cache.catalog, cache.store, Pass(0, 1), part_size),
-        no_workers,
-        cache.database,
-        cache.catalog,
-        cache.store,
-        None,
-        mark,
-        NO_OTHER,
-        lambda: cache.generations,
-        lambda _: False,
-        lambda: 60.0,
+    mount: Any = SimpleNamespace(
+        workers=None,
+        database=cache.database,
+        catalog=cache.catalog,
+        store=cache.store,
+        other_source=NO_OTHER,
+        generations=cache.generations,
+        holders=SimpleNamespace(has_open_folder=lambda _: False),
+        space=SimpleNamespace(mark=mark),
+        fetcher=SimpleNamespace(miss_timeout_s=60.0),
     )
+    part_size = CacheSize(bytes=SIZES[1])
+    return Parts(mount, Passes(mount.workers, cache.database, cache.catalog, cache.store, Pass(0, 1), part_size, None))
 
 
 FILES = [file(f"a/{number:02}.bin", BLOCK) for number in range(40)]
@@ -100,7 +99,7 @@ async def look_up_while_one_arrives(
         finish(cache, parts, arrived[-1])
         return due
 
-    monkeypatch.setattr(passes, "compute_soon", compute)
+    monkeypatch.setattr(parts_module, "compute_soon", compute)
     await parts.remaining(0)
     return arrived
 
@@ -190,14 +189,14 @@ async def test_a_file_that_arrives_while_the_missing_ones_are_looked_up_is_not_m
     cache.store.room.limit_bytes = len(FILES) * BLOCK
     await cache.list(FILES)
     await parts.remaining(0)
-    first, *others = parts._lacking[PassPosition(1, 1)]
+    first, *others = parts._to_come.lacking[PassPosition(1, 1)]
 
     await look_up_while_one_arrives(cache, parts, monkeypatch, lambda _: first)
     for id in others:
         finish(cache, parts, id)
     assert parts.is_ready(PassPosition(1, 1))
-    assert first not in parts._wanted
-    assert parts.missing.files == len(parts._wanted)
+    assert first not in parts._to_come._wanted
+    assert parts.missing.files == len(parts._to_come._wanted)
 
 
 @pytest.mark.promise(47)
@@ -207,7 +206,7 @@ async def test_a_file_that_no_part_lacked_before_arrives_while_the_missing_ones_
     cache.store.room.limit_bytes = len(FILES) * BLOCK
     await cache.list(FILES)
     arrived = await look_up_while_one_arrives(cache, parts, monkeypatch, lambda due: min(due.of_parts[0]))
-    for id in {*parts._wanted} - {*arrived}:
+    for id in {*parts._to_come._wanted} - {*arrived}:
         finish(cache, parts, id)
     assert parts.is_ready(PassPosition(1, 1))
 
@@ -219,8 +218,8 @@ async def test_a_file_that_is_opened_by_name_does_not_decide_anew_at_once_what_i
     await cache.list(FILES)
     await parts.remaining(0)
     files = cache.database.rows("SELECT id FROM node WHERE is_dir = 0")
-    stray, renewed, *_ = (id for (id,) in files if id not in parts._wanted)
-    wanted, changes = parts._wanted.min(), parts.changed.count
+    stray, renewed, *_ = (id for (id,) in files if id not in parts._to_come._wanted)
+    wanted, changes = parts._to_come._wanted.min(), parts.changed.count
     finish(cache, parts, stray)
     assert parts.changed.count == changes
     assert parts.strayed.count == 1
@@ -269,6 +268,6 @@ async def test_a_pass_whose_division_is_being_deleted_is_divided_again(
         await wait_all_tasks_blocked()
         goes_on.set()
         with trio.fail_after(10):
-            while asked not in parts._lacking:
-                await parts._progressed.wait()
+            while asked not in parts._to_come.lacking:
+                await parts._to_come.changed.wait()
         nursery.cancel_scope.cancel()
