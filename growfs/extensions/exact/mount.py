@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from growfs.daemon.option_parsers import position
 from growfs.daemon.wiring import Feature
 from growfs.extensions.exact.parts import PartPlanner, Parts
 from growfs.extensions.exact.pass_names import PassNames
@@ -51,13 +52,14 @@ class ExactFeature(Feature):
 
     async def part(self, number: int, part: int) -> AsyncIterator[Any]:
         """Return the path of a part of a pass, once it is cached."""
-        position = PassPosition(number, part)
+        asked = PassPosition(*position(f"{number}/{part}"))
         assert self.mount.show
-        yield {"path": str(await self.mount.show(str(position), PartPlanner(self._parts, position)))}
+        yield {"path": str(await self.mount.show(str(asked), PartPlanner(self._parts, asked)))}
 
     async def describe(self, number: int) -> AsyncIterator[Any]:
         """Return how many parts a pass has, and all that decides which files these have."""
-        yield await self._parts.describe(number)
+        asked, _ = position(f"{number}/1")
+        yield await self._parts.describe(asked)
 
 
 def _warnings_of_jobs(readers: list[Reader]) -> list[str]:

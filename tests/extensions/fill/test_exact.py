@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import growfs as api
+from growfs.daemon.control_client import call
+from growfs.errors import UsageError
 from tests.extensions.fill.conftest import Fill
 from tests.generation_readers import Readers
 from tests.harness import files_below, make_tree, until
@@ -56,6 +59,21 @@ def test_ranks_get_the_same_parts(growfs: Fill, tmp_path: Path, readers: Readers
         first, second = (ranks[(number + place) % 2].next_generation(growfs.mountpoint) for place in range(2))
         assert first == second
         assert growfs.status()["exact"]["part"] == number + 1
+
+
+def test_passes_and_parts_that_are_not_numbered_from_1_are_refused(growfs: Fill, tmp_path: Path) -> None:
+    fill(growfs, tmp_path / "remote")
+    before = growfs.generations
+    no_numbers = 0, -1, 1.5, "", None
+    requests: list[dict[str, Any]] = [
+        *({"command": "describe", "number": number} for number in no_numbers),
+        *({"command": "part", "number": number, "part": 1} for number in no_numbers),
+        *({"command": "part", "number": 2, "part": part} for part in no_numbers),
+    ]
+    for request in requests:
+        with pytest.raises(UsageError, match="is not a part"):
+            call(growfs.cache, **request)
+    assert growfs.generations == before
 
 
 def test_a_part_stays_until_the_next_one_is_asked_for(growfs: Fill, tmp_path: Path) -> None:
