@@ -20,8 +20,7 @@ from growfs.rotation.generations import Generations
 from growfs.rotation.queries import delisted_sizes
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
-from growfs.scheduler.drawer import Drawer
-from growfs.scheduler.prefetcher import Prefetcher
+from growfs.scheduler.prefetcher import Drawer, Prefetcher
 from growfs.scheduler.rotating import Selection
 from growfs.status_and_metrics import (
     CoverageStatus,

@@ -42,11 +42,10 @@ from growfs.rotation.reader import Reader
 from growfs.rotation.readers import Readers
 from growfs.rotation.rules import Generation
 from growfs.scheduler.dispatcher import Dispatcher
-from growfs.scheduler.drawer import Drawer, VersionUpdater
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import InFlightTable, SizeEstimate
 from growfs.scheduler.outage import Outage, probe_in_worker
-from growfs.scheduler.prefetcher import Prefetcher
+from growfs.scheduler.prefetcher import Drawer, Prefetcher, VersionUpdater
 from growfs.scheduler.readiness import PrefetchState, StartCondition, StartGate
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.rotating import Rotation, Selection

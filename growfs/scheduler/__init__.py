@@ -12,9 +12,9 @@ All downloads take the same path, whoever requests them (`in_flight.Priority`):
     worker     Dispatcher.enqueue, the only queue before a worker; outcomes go to Fetcher.handle_result at once
     admission  AdmissionQueue, and Store.admit in one task, batch after batch
 
-Modules, from the outside in: `readiness` (when a mount is ready), `prefetcher` (draws until a pass is complete),
-`rotating` (which files are drawn in which order, and what a generation lists), `drawer` (draws one group after another,
-and requests new versions), `fetcher` (moves each download through its states), `refresh` (listings), `space` (room for
+Modules, from the outside in: `readiness` (when a mount is ready), `prefetcher` (draws group after group until a pass is
+complete, and requests new versions), `rotating` (which files are drawn in which order, and what a generation lists),
+`fetcher` (moves each download through its states), `refresh` (listings), `space` (room for
 each download), `in_flight` (the table of downloads, and the order of their admission), `dispatcher` (the workers),
 `stream_count` (how many requests run at a time), `outage`.
 

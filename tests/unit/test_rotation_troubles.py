@@ -26,10 +26,10 @@ from growfs.errors import GrowfsError, RemoteError, Unreadable
 from growfs.remote.interface import Fetched, RemoteFile
 from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.dispatcher import Dispatcher
-from growfs.scheduler.drawer import VersionUpdater
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Download, DownloadState, Priority
 from growfs.scheduler.outage import Outage
+from growfs.scheduler.prefetcher import VersionUpdater
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Claim

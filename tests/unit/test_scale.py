@@ -41,10 +41,9 @@ from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FORGET_THREADS_S, Readers
 from growfs.rotation.rules import CachedFile, Generation
 from growfs.scheduler import space
-from growfs.scheduler.drawer import DRAWS_PER_STEP, Drawer
 from growfs.scheduler.in_flight import RATE_STEP_S, RATE_WINDOW_S, Counters, Download, DownloadGroup, Priority
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.prefetcher import ORDER_PAUSES, Prefetcher
+from growfs.scheduler.prefetcher import DRAWS_PER_STEP, ORDER_PAUSES, Drawer, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.signal import Signal
 from growfs.status_and_metrics import SkippedStatus

@@ -43,10 +43,9 @@ from growfs.rotation.pass_order import Order, Pass, draw_order
 from growfs.rotation.readers import Readers
 from growfs.rotation.rules import EVERYWHERE, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
-from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.in_flight import Counters, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.prefetcher import Prefetcher
+from growfs.scheduler.prefetcher import Drawer, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.scheduler.rotating import Rotation
 from growfs.scheduler.space import Space, WaitingClaims

@@ -11,9 +11,9 @@ from growfs.cache.schema import set_meta
 from growfs.extensions.peers.messages import PeersSeen, Token
 from growfs.extensions.peers.peers import PATIENCE_S, START, Peers
 from growfs.rotation.circle import Position
-from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.in_flight import Download
 from growfs.scheduler.outage import Outage
+from growfs.scheduler.prefetcher import Drawer
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from tests.unit.local_cache import LocalCache, answers, file
 
