@@ -1,4 +1,5 @@
-"""The room for cached files: what the size of the cache and its disk allow, and how much of that is reserved.
+"""The room for cached files: what the size of the cache and its disk allow, how much of that is reserved, and how much
+is reserved for a file of unknown size.
 
 A disk may refuse more than statvfs(2) reports: the quota of a user is invisible to it. `Room` learns such a quota from
 what the disk refuses, and leaves a margin for the catalog, which has to be written before anything can be evicted.
@@ -7,12 +8,13 @@ what the disk refuses, and leaves a margin for the catalog, which has to be writ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import trio
 
 from growfs import disk
+from growfs.cache.catalog import UNKNOWN_SIZE, Node
 from growfs.cache.database import SPARE_BYTES_MAX, Spare
 from growfs.cache.open_files import OpenFiles
 from growfs.errors import DiskFull, Unreadable
@@ -252,3 +254,84 @@ class Room:
             f"{self._folder}: its disk has {format_size(others)} of other data and {format_size(free)} free, {why}, so"
             f" the cache cannot grow {until}; delete something there, or {remedy}"
         )
+
+
+class SizeEstimate:
+    """Estimates unknown sizes: the largest file so far, plus a quarter.
+
+    An estimate that is too small costs a second fetch; one that is too large makes others wait for space. So if it does
+    not fit, less is worth a try, but more than the file is known to exceed. The files of a group share the room.
+    varies: a file's size the last time is not binding (the file is computed). largest: if sizes vary, bytes of the
+    largest cached file.
+    """
+
+    def __init__(self, room: Room, varies: bool = False, largest: int | None = None) -> None:
+        # For a file that is computed, much is reserved: to compute it twice costs more than to make others wait.
+        self.bytes = (1 << 30) if varies else UNKNOWN_SIZE
+        self._room = room
+        self._varies = varies
+        self._largest = 0
+        self._exceeded: dict[int, int] = {}
+        if largest is not None:
+            self._learn(largest)
+
+    def is_guess(self, node: Node) -> bool:
+        """Whether the size of a file is not known."""
+        return node.size is None or self._varies
+
+    def need(self, node: Node) -> int:
+        """Bytes to reserve for a file."""
+        exceeded = self._exceeded.get(node.id)
+        estimate = self.bytes if self.is_guess(node) else 0
+        retry = max(2 * exceeded, self._retry_size) if exceeded else 0
+        size = max(estimate, node.size or 0, retry)
+        return min(size, self._room.max_file_bytes) if estimate or retry else size
+
+    def most(self, nodes: Sequence[Node]) -> int:
+        """Bytes to reserve for files that are fetched together: guesses alone never exceed the cache."""
+        return sum(self.divide(nodes, self._room.max_file_bytes))
+
+    def least(self, nodes: Sequence[Node]) -> int:
+        """The fewest bytes that are worth a try if `most` does not fit."""
+        return sum(self.divide(nodes, sum(map(self._known, nodes)) + self._retry_size))
+
+    def divide(self, nodes: Sequence[Node], bytes: int) -> list[int]:
+        """Divide bytes among files: each gets its known need, plus an equal part of the rest, up to the guess. The sum
+        of the known needs may exceed `bytes`.
+        """
+        known = list(map(self._known, nodes))
+        guesses = sum(map(self.is_guess, nodes))
+        if not (guesses or self._exceeded):  # as for most files
+            return known
+        guesses = guesses or len(nodes)
+        part = max(disk.BLOCK, (bytes - sum(known)) // guesses // disk.BLOCK * disk.BLOCK)
+        return [min(disk.allocation(self.need(node)), size + part) for node, size in zip(nodes, known, strict=True)]
+
+    def _known(self, node: Node) -> int:
+        """Bytes on disk that a file is known to need; some more for one that turned out larger than expected."""
+        exceeded = self._exceeded.get(node.id, 0)
+        if not (exceeded or self.is_guess(node)):
+            return disk.allocation(node.size or 0)
+        return disk.allocation(min(max(node.size or 0, 5 * exceeded // 4), self.need(node)))
+
+    def arrived(self, node: Node, size: int) -> None:
+        """Note that a file has turned out to have this size."""
+        self._exceeded.pop(node.id, None)
+        self._learn(size)
+
+    def _learn(self, size: int) -> None:
+        self._largest = max(self._largest, size)
+        self.bytes = self._largest + self._largest // 4
+
+    def exceeded(self, node: Node, bytes: int) -> None:
+        """Note that a file is larger than `bytes`."""
+        self._exceeded[node.id] = bytes
+        self.bytes = max(self.bytes, 2 * bytes)
+
+    @property
+    def _retry_size(self) -> int:
+        """The fewest bytes to reserve for a file that exceeded its estimate.
+
+        Doubling alone, after a first file of 5 kB, fetched a file of 9 MB twelve times.
+        """
+        return min(32 << 20, self._room.max_file_bytes // 32)

@@ -1,4 +1,5 @@
-"""How often each file was fetched and opened (the table `usage`), and how many bytes came from the remote today.
+"""How often each file was fetched and opened (the table `usage`), and how many bytes came from the remote, today and
+since the daemon started.
 
 Opens are counted in memory and written every few seconds. A crash may lose the last few; no decision depends on them.
 """
@@ -7,9 +8,10 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import trio
@@ -22,6 +24,9 @@ from growfs.status_and_metrics import BudgetStatus, OpensStatus
 DAY_S = 86_400
 SAVE_EVERY_S = 5.0
 """Each file opened in between costs the writing thread some 3 us, however often it was opened."""
+RATE_WINDOW_S = 5.0
+RATE_STEP_S = 0.1
+"""Bytes that arrive within this time are counted together, so that few counts are kept at any rate."""
 UNREAD_SHARE = 0.9
 """An extension is reported as unread if it has at least 10 cached files, and this share of them was not opened."""
 
@@ -104,6 +109,53 @@ class Budget:
 def _today() -> int:
     """Days since 1970, UTC."""
     return int(time.time() // DAY_S)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What was fetched since the daemon started, and how fast."""
+
+    files: int = 0
+    """Files that were fetched and cached."""
+    bytes: int = 0
+    """Bytes received from the remote."""
+    other_files: int = 0
+    """Files that came from the other source instead."""
+    other_bytes: int = 0
+    """Bytes received from there."""
+    recent: deque[tuple[float, int]] = field(default_factory=deque)
+    """(start time, bytes received) for each step of the last seconds."""
+
+    def add_bytes(self, count: int) -> None:
+        """Count bytes that the remote has just sent."""
+        self.bytes += count
+        self._note_recent(count)
+
+    def add_other_bytes(self, count: int) -> None:
+        """Count bytes that the other source has just sent."""
+        self.other_bytes += count
+        self._note_recent(count)
+
+    def _note_recent(self, count: int) -> None:
+        now = trio.current_time()
+        if self.recent and now - self.recent[-1][0] < RATE_STEP_S:
+            since, before = self.recent.pop()
+            self.recent.append((since, before + count))
+        else:
+            self._forget_before(now - RATE_WINDOW_S)
+            self.recent.append((now, count))
+
+    def bytes_per_s(self) -> float:
+        """The rate over the last few seconds, or since the first bytes came."""
+        now = trio.current_time()
+        self._forget_before(now - RATE_WINDOW_S)
+        recent = sum(count for _, count in self.recent)
+        has_just_begun = self.recent and recent == self.bytes + self.other_bytes
+        return recent / (max(1.0, now - self.recent[0][0]) if has_just_begun else RATE_WINDOW_S)
+
+    def _forget_before(self, time: float) -> None:
+        while self.recent and self.recent[0][0] < time:
+            self.recent.popleft()
 
 
 class UsageCounters:

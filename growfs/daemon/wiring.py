@@ -18,6 +18,7 @@ from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
 from growfs.cache.history import History, Sample
 from growfs.cache.recovery import recover
+from growfs.cache.room import SizeEstimate
 from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget, UsageCounters
@@ -43,7 +44,7 @@ from growfs.rotation.readers import Readers
 from growfs.rotation.rules import Generation
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.in_flight import InFlightTable, SizeEstimate
+from growfs.scheduler.in_flight import InFlightTable
 from growfs.scheduler.outage import Outage, probe_in_worker
 from growfs.scheduler.prefetcher import Drawer, Prefetcher, VersionUpdater
 from growfs.scheduler.readiness import PrefetchState, StartCondition, StartGate
@@ -242,7 +243,9 @@ class Wiring:
         workers, catalog, store = self.workers, self.catalog, self.store
         self.outage = Outage(partial(probe_in_worker, workers, catalog, self.folder.partial), self.other_source)
         self.catalog_sync = CatalogSync(workers, catalog, store, self.outage, options.refresh, spec.traits.is_endless)
-        self.sizes = SizeEstimate(store, varies=spec.traits.is_computed)
+        self.sizes = SizeEstimate(
+            store.room, spec.traits.is_computed, store.largest_resident() if spec.traits.is_computed else None
+        )
         self.downloads = InFlightTable(self.database, catalog, options.group, self.folder.partial)
         self.space = Space(
             self.database, store, self.generations, self.budget, self.outage, self.sizes, self.waiting,
@@ -255,9 +258,9 @@ class Wiring:
             self.downloads, store, self.space, self.sizes, self.dispatcher, self.generations, self.catalog_sync,
             self.outage, options.miss_timeout,
         )  # fmt: skip
-        for received in (self.budget.spend, self.outage.note_received, self.fetcher.counters.add_bytes):
+        for received in (self.budget.spend, self.outage.note_received, self.fetcher.traffic.add_bytes):
             self.dispatcher.received.connect(received)
-        self.dispatcher.received_from_other.connect(self.fetcher.counters.add_other_bytes)
+        self.dispatcher.received_from_other.connect(self.fetcher.traffic.add_other_bytes)
         self.dispatcher.returned.connect(self.fetcher.handle_result)
         self.dispatcher.failed.connect(self.outage.suspect)
         self.outage.began.connect(self.dispatcher.hold)
@@ -403,8 +406,8 @@ class Wiring:
             share_files=self.selection.share.files,
             files_seen=summary.files_seen,
             opens=summary.opens,
-            fetched_files=self.fetcher.counters.files,
-            fetched_bytes=self.fetcher.counters.bytes,
+            fetched_files=self.fetcher.traffic.files,
+            fetched_bytes=self.fetcher.traffic.bytes,
             evicted_files=self.store.evicted_files,
             missed_files=self.misses.files,
             wait_ms=int(1000 * self.misses.wait_s),
@@ -434,7 +437,7 @@ class Wiring:
             "remote_budget": self.budget.set_limit,
             "bandwidth": self.dispatcher.set_bandwidth,
             "refresh": self.catalog_sync.set_interval,
-            "miss_timeout": self.fetcher.set_miss_timeout,
+            "miss_timeout": partial(setattr, self.fetcher, "miss_timeout_s"),
             "settle": partial(setattr, self.generations, "settle_s"),
             "cache_size": self.space.set_cache_size,  # last, as it raises an error if files in use stay in the way
         }

@@ -10,13 +10,13 @@ All downloads take the same path, whoever requests them (`in_flight.Priority`):
     request    Fetcher.ensure (an open waits), Drawer -> Fetcher.draw (a pass), VersionUpdater -> Fetcher.update
     room       Space.reserve_free, else Space.acquire: the only loop that waits for room
     worker     Dispatcher.enqueue, the only queue before a worker; outcomes go to Fetcher.handle_result at once
-    admission  AdmissionQueue, and Store.admit in one task, batch after batch
+    admission  AdmissionQueue, and Admitter, which calls Store.admit in one task, batch after batch
 
 Modules, from the outside in: `readiness` (when a mount is ready), `prefetcher` (draws group after group until a pass is
 complete, and requests new versions), `rotating` (which files are drawn in which order, and what a generation lists),
-`fetcher` (moves each download through its states), `refresh` (listings), `space` (room for
-each download), `in_flight` (the table of downloads, and the order of their admission), `dispatcher` (the workers),
-`stream_count` (how many requests run at a time), `outage`.
+`fetcher` (moves each download through its states), `admission` (in which order they are admitted), `dispatcher` (the
+workers), `stream_count` (how many requests run at a time), `refresh` (listings), `space` (room for each download),
+`in_flight` (the table of downloads), `outage`.
 
 The concurrency protocol. All of this runs on trio's thread: code between two awaits is atomic, and the only lock is the
 one in `space`. A new `await` in one of these places would therefore break an invariant:
@@ -27,7 +27,7 @@ one in `space`. A new `await` in one of these places would therefore break an in
 * `InFlightTable.start_miss`, after it has checked whether a file is in flight: it would be started twice.
 * `Fetcher._fail`, `Dispatcher.hold` and `AdmissionQueue`: each moves several downloads or groups, all or none.
 * `Fetcher.handle_result`: the dispatcher calls it while it processes a worker's report.
-* `Fetcher._admit`, between the return of `Store.admit` and the last `move`: a file would be cached and in flight.
+* `Admitter._admit`, between the return of `Store.admit` and the last `move`: a file would be cached and in flight.
 
 These may interleave, and are handled: While a task waits for room, its download may fail along with another of its
 group (`lacks_room` is asked again). While a group is being admitted, a reader may open it (`Place.TAKEN`). While the

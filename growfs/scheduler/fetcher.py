@@ -17,36 +17,32 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import time
 from functools import partial
 
 import trio
 
 from growfs import disk
 from growfs.cache.catalog import Node
-from growfs.cache.database import DISK_ERRORS
-from growfs.cache.publish import Published, StagedFile
-from growfs.cache.room import Reservation
+from growfs.cache.publish import StagedFile
+from growfs.cache.room import Reservation, SizeEstimate
 from growfs.cache.store import Store
-from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteError, RemoteMissing, TimedOut, TooLarge, Unreadable
+from growfs.cache.usage import Traffic
+from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteMissing, TimedOut, TooLarge, Unreadable
 from growfs.remote.http.threads import PART_BYTES_MAX
 from growfs.remote.interface import Fetched
 from growfs.rotation.generations import Generations
+from growfs.scheduler.admission import LATE_S, Admitter
 from growfs.scheduler.dispatcher import Dispatcher, Outcome, WorkerDied
 from growfs.scheduler.in_flight import (
     ATTEMPTS_MAX,
-    LATE_S,
-    AdmissionQueue,
-    Counters,
     Download,
     DownloadGroup,
     DownloadState,
     InFlightTable,
     Place,
     Priority,
-    SizeEstimate,
 )
-from growfs.scheduler.outage import Failure, Outage, may_be_outage
+from growfs.scheduler.outage import Failures, Outage, may_be_outage
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Claim, Space
 from growfs.signal import Signal
@@ -55,12 +51,9 @@ from growfs.workers.messages import FetchFailed, SizeExceeded
 
 log = logging.getLogger(__name__)
 
-LATE_CHECK_S = 1.0
-"""How often to look for files that hold back others."""
-
 
 class Fetcher:
-    """Moves each download through its states. downloads: those in flight.
+    """Moves each download through its states. downloads: those in flight. miss_timeout_s: how long a miss may take.
 
     progressed: notified when a download finishes, or when more may be drawn, or none any more. finished: notified of
     each download that was admitted or failed.
@@ -79,21 +72,18 @@ class Fetcher:
         miss_timeout_s: float,
     ) -> None:
         self.miss_timeout_s = miss_timeout_s
-        self.counters = Counters()
+        self.traffic = Traffic()
+        self.failures = Failures(downloads.is_known)
         self.downloads = downloads
         self.progressed = Signal[[]]()
         self.finished = Signal[[Download]]()
-        self._store, self._room = store, store.room
+        self._room = store.room
         self._space = space
         self._sizes = sizes
         self._dispatcher = dispatcher
-        self._generations = generations
         self._catalog_sync = catalog_sync
         self._outage = outage
-        self._admission_queue = AdmissionQueue()
-        self._admission_due = trio.Event()
-        self._late: list[Download] = []
-        """Downloads not fetched yet although ones drawn after them were already admitted."""
+        self._admitter = Admitter(store, generations, self.progressed, self._handle_admission)
         self._claims: dict[Download, Claim] = {}  # of downloads that wait for room
         self._nursery: trio.Nursery | None = None  # while it runs
 
@@ -103,11 +93,10 @@ class Fetcher:
         for download in stranded:
             self._resume(download)
         for download in stranded:
-            self._admission_queue.give_back(download.group)
+            self._admitter.queue.give_back(download.group)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._dispatcher.run)
-            nursery.start_soon(self._admit)
-            nursery.start_soon(self._release_late)
+            nursery.start_soon(self._admitter.run)
             for download in self.downloads.without_room():
                 nursery.start_soon(self._find_room, download)
             self._nursery = nursery
@@ -126,50 +115,39 @@ class Fetcher:
         elif group.error:
             self._fail(download, group.error)
         elif download.state is DownloadState.FETCHED and group.place is not Place.TAKEN:
-            self._queue_for_admission(group)
+            self._admitter.queue.prioritize(group)
         else:
             download.discard()
             download.move(DownloadState.QUEUED)
-
-    def set_miss_timeout(self, timeout_s: float) -> None:
-        """Change how long a miss may take."""
-        self.miss_timeout_s = timeout_s
 
     # Requests.
 
     @property
     def window_full(self) -> bool:
         """Whether a draw has to wait."""
-        bytes = self._room.reserved_bytes
-        streams = self._dispatcher.streams
-        return len(self._admission_queue) >= self._dispatcher.files_wanted or (
+        waiting, streams = len(self._admitter.queue), self._dispatcher.streams
+        return waiting >= self._dispatcher.files_wanted or (
             # Four parts of files for each stream. As many groups as there are streams may be larger.
-            len(self._admission_queue) >= streams and bytes >= 4 * streams * PART_BYTES_MAX
+            waiting >= streams and self._room.reserved_bytes >= 4 * streams * PART_BYTES_MAX
         )
 
     def status(self, eta_s: float | None) -> FetchStatus:
         """The fetch section of the status. eta_s: until the cache is full or everything is cached."""
         return FetchStatus(
-            files_total=self.counters.files,
-            bytes_total=self.counters.bytes,
-            peer_files_total=self.counters.other_files,
-            peer_bytes_total=self.counters.other_bytes,
-            bytes_per_s=self.counters.bytes_per_s(),
-            failed=self.counters.failed,
+            files_total=self.traffic.files,
+            bytes_total=self.traffic.bytes,
+            peer_files_total=self.traffic.other_files,
+            peer_bytes_total=self.traffic.other_bytes,
+            bytes_per_s=self.traffic.bytes_per_s(),
+            failed=self.failures.count,
             streams=self._dispatcher.streams,
             limit_bytes_per_s=self._dispatcher.bytes_per_s or None,
             client=self._dispatcher.client.name,
             client_reason=self._dispatcher.client.reason,
             library_files_total=self._dispatcher.library_files,
-            late_file=next((download.path for download in self._late if not download.finished.is_set()), None),
+            late_file=self._admitter.late_file,
             eta_s=eta_s,
         )
-
-    def last_failure(self) -> Failure | None:
-        """The latest failure of a file that is not cached yet. Kept for an hour if the remote has lost the file."""
-        failures, since = self.counters.failures, time.time() - 3600.0
-        latest = (failures[id] for id in reversed(failures) if failures[id].at > since or self.downloads.is_known(id))
-        return next(latest, None)
 
     def draw(self, nodes: list[Node], ids: tuple[int, ...], priority: Priority, reserved: Reservation) -> None:
         """Fetch a drawn group; it is admitted after the groups drawn before it.
@@ -179,7 +157,7 @@ class Fetcher:
         group = DownloadGroup(is_drawn=True, ids=ids)
         with reserved:
             *others, last = self.downloads.start(nodes, group, priority)
-        self._admission_queue.append(group)
+        self._admitter.queue.append(group)
         for download, bytes in zip(others, self._sizes.divide(nodes, reserved.bytes), strict=False):
             self._enqueue(download, reserved.split(min(bytes, reserved.bytes)))
         self._enqueue(last, reserved)
@@ -245,7 +223,7 @@ class Fetcher:
             if claim := self._claims.get(download):
                 claim.priority = Priority.READER
         self._dispatcher.prioritize(group.downloads)
-        self._queue_for_admission(group)
+        self._admitter.queue.prioritize(group)
 
     # Room.
 
@@ -289,33 +267,32 @@ class Fetcher:
         )
 
     def _enqueue(self, download: Download, reserved: Reservation) -> None:
-        node = download.node
-        download.hold(reserved, None if self._sizes.is_guess(node) else self._sizes.need(node))
+        needed = reserved.bytes if self._sizes.is_guess(download.node) else self._sizes.need(download.node)
+        download.reserved = reserved
+        download.size_max = min(needed, reserved.bytes)
         self._dispatcher.enqueue(download)
 
-    def _handle_full_disk(self, download: Download, error: DiskFull) -> bool:
-        """Retry a miss that found the disk full: others filled it, or the catalog grew. More is evicted now.
+    def _handle_full_disk(self, download: Download, error: DiskFull) -> None:
+        """Decide what happens to a file that the disk refused, and to all others if that reveals a quota.
 
-        Returns False if no reader waits, or none waits any longer.
+        Others may have filled the disk, or the catalog grew. A file that a reader waits for is fetched again, and more
+        is evicted for it now. Any other fails, and its pass draws it again.
         """
         if self._room.note_refusal(error, download.sent_at, self.downloads.written_bytes):
-            self._fail_waiting(error)
+            # To evict, the catalog needs room: what has no reader and no worker, and is not being admitted, gives it.
+            for other in self.downloads.waiting():
+                if other.state in (DownloadState.QUEUED, DownloadState.FETCHED):  # otherwise it failed with its group
+                    self._fail(other, error)
         if download.state is DownloadState.FAILED:
-            return True
-        if not download.urgent or trio.current_time() >= download.group.awaited_until:
-            return False
-        download.disk_full = error
-        download.discard()
-        download.move(DownloadState.QUEUED)
-        if self._nursery:
-            self._nursery.start_soon(self._find_room, download, True)
-        return True
-
-    def _fail_waiting(self, error: DiskFull) -> None:
-        """Fail downloads without a reader or worker that are not being admitted: to evict, the catalog needs room."""
-        for download in self.downloads.waiting():
-            if download.state in (DownloadState.QUEUED, DownloadState.FETCHED):  # otherwise it failed with its group
-                self._fail(download, error)
+            return
+        if download.urgent and trio.current_time() < download.group.awaited_until:
+            download.disk_full = error
+            download.discard()
+            download.move(DownloadState.QUEUED)
+            if self._nursery:
+                self._nursery.start_soon(self._find_room, download, True)
+        else:
+            self._fail(download, error)
 
     # Results of the workers.
 
@@ -330,7 +307,7 @@ class Fetcher:
 
     def _handle_fetched(self, download: Download, fetched: Fetched) -> None:
         if fetched.from_other:
-            self.counters.other_files += 1
+            self.traffic.other_files += 1
         else:
             self._outage.answered(download.sent_at)
         assert download.reserved is not None
@@ -344,7 +321,7 @@ class Fetcher:
         if error := download.group.error or (None if download.urgent else self._room.overdraft):
             self._fail(download, error)
         else:
-            self._queue_for_admission(download.group)
+            self._admitter.queue.prioritize(download.group)
 
     def _handle_failure(self, download: Download, failure: FetchFailed) -> None:
         error = failure.error
@@ -354,13 +331,13 @@ class Fetcher:
             download.move(DownloadState.QUEUED)
             self._request_room(download)
             return
-        if isinstance(error, DiskFull) and self._handle_full_disk(download, error):
+        if isinstance(error, DiskFull):
+            self._handle_full_disk(download, error)
             return
         if may_be_outage(error):
             download.move(DownloadState.QUEUED)
             if isinstance(error, RemoteBusy):
-                self._admission_queue.release(download.group)  # others may arrive and be shown meanwhile
-                self._admission_due.set()
+                self._admitter.queue.release(download.group)  # others may arrive and be shown meanwhile
             self._outage.suspect(error, partial(self._retry_or_fail, download, error))
             return
         if failure.found or isinstance(error, RemoteMissing):
@@ -400,68 +377,14 @@ class Fetcher:
         download.move(DownloadState.QUEUED)
         self._dispatcher.enqueue(download)
 
-    # Admission.
+    # Ends.
 
-    def _queue_for_admission(self, group: DownloadGroup) -> None:
-        self._admission_queue.prioritize(group)
-        self._admission_due.set()
-
-    async def _release_late(self) -> None:
-        while True:
-            await trio.sleep(LATE_CHECK_S)
-            self._late = [download for download in self._late if not download.finished.is_set()]
-            groups = self._admission_queue.release_late(trio.current_time())
-            downloads = [download for group in groups for download in group.downloads]
-            if late := [download for download in downloads if download.state is not DownloadState.FETCHED]:
-                self._late += late
-                what = f" and {len(late) - 1} more are arriving" if late[1:] else " is arriving"
-                log.warning("%s%s slowly; later files are listed first", late[0].path, what)
-            if groups:
-                self._admission_due.set()
-
-    async def _admit(self) -> None:
-        while True:
-            await self._admission_due.wait()
-            batch = self._admission_queue.next_batch()
-            self.progressed.notify()
-            if not batch:
-                self._admission_due = trio.Event()
-                continue
-            published = Published()
-            failure: Exception | None = None
-            # A new version has another id than the old one, which is the id that a beginning generation knows.
-            has_renewed = any(download.renews for download in batch)
-            unchanged = self._generations.unchanged() if has_renewed else contextlib.nullcontext()
-            try:
-                async with unchanged:
-                    staged = [download.staged for download in batch if download.staged]
-                    published = await self._store.admit(staged)
-            except Exception as error:
-                if not isinstance(error, DISK_ERRORS):
-                    log.exception("files could not be added to the cache: a bug in growfs")
-                failure = error
-            admitted = [download for download in batch if download.node.id in published.admitted]
-            for download in admitted:  # first: after an error in the rest, `run` knows which are cached
-                download.reserved = download.staged = None
-                download.move(DownloadState.ADMITTED)
-                self.counters.files += 1
-                self.counters.failures.pop(download.node.id, None)
-            for download in admitted:
-                self._finish(download)
-            for download in batch:
-                self._admission_queue.give_back(download.group)
-                if download.state is DownloadState.FETCHED:  # otherwise it failed along with another of its group
-                    refused = published.refused.get(download.node.id)
-                    why = f"{download.path}: the remote now has another version"
-                    if refused:
-                        why = f"{download.path}: the cache's disk refuses it ({refused.strerror}); exclude it"
-                    self._handle_refusal(download, failure or RemoteError(why))
-
-    def _handle_refusal(self, download: Download, refused: Exception) -> None:
-        """Handle a fetched file that was not admitted. refused: the disk's error, or one of this file."""
-        error = refused if isinstance(refused, RemoteError) else disk.cannot_write(refused)
-        if not (isinstance(error, DiskFull) and self._handle_full_disk(download, error)):
-            self._fail(download, error)
+    def _handle_admission(self, download: Download, error: GrowfsError | None) -> None:
+        """Finish a download that was admitted. error: why it was not."""
+        if error:
+            self._handle_failure(download, FetchFailed(error))
+        else:
+            self._finish(download)
 
     def _fail(self, download: Download, error: GrowfsError) -> None:
         """Fail a download, along with all of its group that no worker has."""
@@ -471,12 +394,15 @@ class Fetcher:
             each.discard()
             each.error = error
             each.move(DownloadState.FAILED)
-            is_new = self.counters.add_failure(each.node.id, error)
+            is_new = self.failures.add(each.node.id, error)
             log.log(logging.WARNING if is_new else logging.DEBUG, "not fetched: %s", error)
             self._finish(each)
-        self._admission_due.set()
+        self._admitter.queue.changed.notify()
 
     def _finish(self, download: Download) -> None:
+        if download.error is None:
+            self.traffic.files += 1
+            self.failures.forget(download.node.id)
         self.downloads.finish(download)
         self.finished.notify(download)
         self._space.waiting.reconsider()

@@ -52,6 +52,38 @@ class Failure:
     at: float = field(default_factory=time.time)
 
 
+class Failures:
+    """Owns the latest failure of each file that is not cached.
+
+    count: how often files have failed. is_known: whether the catalog has a file.
+    """
+
+    def __init__(self, is_known: Callable[[int], bool]) -> None:
+        self.count = 0
+        self._is_known = is_known
+        self._latest: dict[int, Failure] = {}
+
+    def add(self, id: int, error: GrowfsError) -> bool:
+        """Count a failed file, given by its node id. Returns whether this failure differs from its last one."""
+        self.count += 1
+        before = self._latest.pop(id, None)
+        self._latest[id] = Failure(error)
+        if len(self._latest) > 1000:  # the oldest is forgotten
+            del self._latest[next(iter(self._latest))]
+        return before is None or str(before.error) != str(error)
+
+    def forget(self, id: int) -> None:
+        """Note that a file is cached."""
+        self._latest.pop(id, None)
+
+    @property
+    def last(self) -> Failure | None:
+        """The latest failure of a file that is not cached yet. Kept for an hour if the remote has lost the file."""
+        latest, since = self._latest, time.time() - 3600.0
+        failures = (latest[id] for id in reversed(latest) if latest[id].at > since or self._is_known(id))
+        return next(failures, None)
+
+
 def may_be_outage(error: GrowfsError) -> bool:
     """Whether all requests may fail like this: the remote cannot be reached, or refuses access."""
     return isinstance(error, (RemoteBusy, RemoteDenied))

@@ -15,12 +15,13 @@ import trio
 
 from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog, Node
+from growfs.cache.room import SizeEstimate
 from growfs.cache.store import Store
 from growfs.errors import DiskFailed, DiskFull, NoRoom, RemoteChanged
 from growfs.remote.groups import Suggestion
 from growfs.rotation.pass_order import Order, groups_of, ids_of
 from growfs.scheduler.fetcher import Fetcher, too_large
-from growfs.scheduler.in_flight import Download, Priority, SizeEstimate
+from growfs.scheduler.in_flight import Download, Priority
 from growfs.scheduler.outage import Failure, Outage
 from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
@@ -88,7 +89,7 @@ class Prefetcher:
     @property
     def last_failure(self) -> Failure | None:
         """The latest failure of a file or a listing that has not succeeded since."""
-        failures = filter(None, (self._catalog_sync.failure, self._fetcher.last_failure()))
+        failures = filter(None, (self._catalog_sync.failure, self._fetcher.failures.last))
         return max(failures, key=lambda failure: failure.at, default=None)
 
     @property
@@ -108,7 +109,7 @@ class Prefetcher:
 
     def eta_s(self) -> float | None:
         """Seconds until the cache is full or everything is cached, at the current rate; None if no more will come."""
-        store, rate = self._store, self._fetcher.counters.bytes_per_s()
+        store, rate = self._store, self._fetcher.traffic.bytes_per_s()
         to_come = min(self._selection.missing.bytes, store.room.limit_bytes - store.resident_bytes)
         return to_come / rate if rate and to_come > 0 and self._state.mount_state in GROWING else None
 

@@ -457,7 +457,7 @@ class StartGate:
 
     @property
     def _last_error(self) -> GrowfsError | None:
-        failure = self._fetcher.last_failure()
+        failure = self._fetcher.failures.last
         return self._outage.why or (failure.error if failure else None)
 
     async def _refuse_empty_folders(self) -> None:
@@ -499,7 +499,7 @@ class StartGate:
         if self._fetcher.downloads:
             return
         tried_all = state in (MountState.ERROR, MountState.COMPLETE, MountState.HELD)
-        failed = self._fetcher.counters.failed
+        failed = self._fetcher.failures.count
         if failed and (tried_all or failed >= 3):
             raise RemoteError(f"no file could be fetched: {self._last_error}")
         if state is MountState.HELD and not self._budget.is_spent:

@@ -31,7 +31,7 @@ from growfs import disk
 from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Node
 from growfs.cache.database import Database
-from growfs.cache.room import Reservation
+from growfs.cache.room import Reservation, SizeEstimate
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget
@@ -40,7 +40,7 @@ from growfs.remote.interface import NO_OTHER, OtherSource
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.generations import Generations
 from growfs.rotation.queries import Listed, kept_bytes, may_go, of_these
-from growfs.scheduler.in_flight import DownloadGroup, Priority, SizeEstimate
+from growfs.scheduler.in_flight import DownloadGroup, Priority
 from growfs.scheduler.outage import OTHERS_AGAIN_S, Outage
 from growfs.signal import Signal
 from growfs.units import CacheSize, format_size

@@ -24,9 +24,9 @@ SIZE = 100_000
 AHEAD = 80
 """Files that a worker has at a time; more than it fetches at once."""
 LATE_AND_FEW = f"""
-from growfs.scheduler import dispatcher, in_flight
+from growfs.scheduler import admission, dispatcher
 dispatcher.AHEAD_FILES = {AHEAD}
-in_flight.LATE_S = 1000
+admission.LATE_S = 1000
 """
 
 

@@ -11,11 +11,11 @@ import trio
 
 from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog
-from growfs.cache.room import Reservation
+from growfs.cache.room import Reservation, SizeEstimate
 from growfs.rotation.generations import Generations
 from growfs.rotation.reader import Reader
 from growfs.rotation.rules import Generation
-from growfs.scheduler.in_flight import Priority, SizeEstimate
+from growfs.scheduler.in_flight import Priority
 from growfs.scheduler.space import Space
 
 

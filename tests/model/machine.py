@@ -24,7 +24,7 @@ from growfs import disk
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.remote.filter import PathFilter
-from growfs.scheduler.in_flight import LATE_S
+from growfs.scheduler.admission import LATE_S
 
 DIRECTORIES = ("", "a", "b", "a/c")
 PATHS = [

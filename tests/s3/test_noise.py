@@ -144,7 +144,7 @@ def test_half_an_hour_of_all_kinds_of_noise_loses_nothing(growfs: Growfs) -> Non
 
 
 def test_what_others_have_is_listed_while_one_object_trickles(growfs: Growfs) -> None:
-    growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import in_flight; in_flight.LATE_S = 1"
+    growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import admission; admission.LATE_S = 1"
     noise = Noise(keys=500, size=1000, slow_key=50)
     with serving(noise) as (_, url):
         mount(growfs, url)

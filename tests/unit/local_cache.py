@@ -19,7 +19,7 @@ from growfs.cache.database import Database
 from growfs.cache.listing_diff import Comparison, ListingDiff
 from growfs.cache.publish import StagedFile
 from growfs.cache.recovery import recover
-from growfs.cache.room import Reservation
+from growfs.cache.room import Reservation, SizeEstimate
 from growfs.cache.schema import ROOT, id_at
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget
@@ -31,7 +31,7 @@ from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Amount, Pass
 from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
-from growfs.scheduler.in_flight import InFlightTable, Priority, SizeEstimate
+from growfs.scheduler.in_flight import InFlightTable, Priority
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.rotating import Rotation
 from growfs.scheduler.space import Space, WaitingClaims
@@ -270,7 +270,7 @@ def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
     no_workers: Any = None
     selection = LocalRotation(no_workers, database, catalog, store, folder / "partial", Pass(0, 1))
     generations = Generations(database, store, selection, demand, turnover=0.2, settle_s=60.0)
-    sizes, waiting, budget = SizeEstimate(store), WaitingClaims(), Budget(database, 0)
+    sizes, waiting, budget = SizeEstimate(store.room), WaitingClaims(), Budget(database, 0)
     space = Space(database, store, generations, budget, Outage(answers), sizes, waiting, lambda: cache.holds)
     cache = LocalCache(folder, database, catalog, store, generations, space, sizes, waiting)
     return cache

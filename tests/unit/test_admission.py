@@ -9,16 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growfs.cache.catalog import Node
-from growfs.scheduler.in_flight import (
-    BATCH_MAX,
-    LATE_S,
-    AdmissionQueue,
-    Download,
-    DownloadGroup,
-    DownloadState,
-    Place,
-    Priority,
-)
+from growfs.scheduler.admission import BATCH_MAX, LATE_S, AdmissionQueue
+from growfs.scheduler.in_flight import Download, DownloadGroup, DownloadState, Place, Priority
 
 
 def download(id: int, group: DownloadGroup, priority: Priority = Priority.DRAW) -> Download:

@@ -240,7 +240,7 @@ async def test_a_group_of_thousands_of_files_fails_as_a_whole(tmp_path: Path) ->
     assert download
     download.move(DownloadState.FETCHING)
     fetcher.handle_result(download, FetchFailed(RemoteError("not readable")))
-    assert (len(fetcher.downloads), fetcher.counters.failed) == (0, len(nodes))
+    assert (len(fetcher.downloads), fetcher.failures.count) == (0, len(nodes))
     cache.close()
 
 

@@ -27,7 +27,7 @@ from growfs.cache.cache_folder import DATABASE, read_only
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.publish import FIRST_SHOWN
 from growfs.cache.schema import ROOT
-from growfs.cache.usage import Budget, UsageCounters
+from growfs.cache.usage import RATE_STEP_S, RATE_WINDOW_S, Budget, Traffic, UsageCounters
 from growfs.daemon.commands import FETCHES_MAX
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NotMade, RemoteError, Unreadable
@@ -41,7 +41,7 @@ from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FORGET_THREADS_S, Readers
 from growfs.rotation.rules import CachedFile, Generation
 from growfs.scheduler import space
-from growfs.scheduler.in_flight import RATE_STEP_S, RATE_WINDOW_S, Counters, Download, DownloadGroup, Priority
+from growfs.scheduler.in_flight import Download, DownloadGroup, Priority
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.prefetcher import DRAWS_PER_STEP, ORDER_PAUSES, Drawer, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
@@ -164,15 +164,15 @@ def totals(cache: LocalCache) -> tuple[int, ...]:
 
 
 async def test_the_rate_of_what_arrives_is_counted_in_few_steps(autojump_clock: MockClock) -> None:
-    counters = Counters()
+    traffic = Traffic()
     for number in range(3000):
-        counters.add_bytes(100)
+        traffic.add_bytes(100)
         await trio.sleep(0.01)
         if number == 200:
-            assert counters.bytes_per_s() == pytest.approx(10_000, rel=0.1), "although it has just begun"
-    assert len(counters.recent) <= 2 + RATE_WINDOW_S / RATE_STEP_S, "although nobody asks for the rate"
-    assert counters.bytes == 300_000
-    assert counters.bytes_per_s() == pytest.approx(10_000, rel=0.05)
+            assert traffic.bytes_per_s() == pytest.approx(10_000, rel=0.1), "although it has just begun"
+    assert len(traffic.recent) <= 2 + RATE_WINDOW_S / RATE_STEP_S, "although nobody asks for the rate"
+    assert traffic.bytes == 300_000
+    assert traffic.bytes_per_s() == pytest.approx(10_000, rel=0.05)
 
 
 async def test_the_readers_of_a_thousand_threads_are_known_until_a_second_has_passed(

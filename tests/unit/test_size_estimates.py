@@ -68,7 +68,7 @@ async def test_a_drawn_file_that_is_larger_than_expected_waits_for_the_room_that
             while fetcher.downloads:
                 await fetcher.progressed.wait()
         nursery.cancel_scope.cancel()
-    assert (cache.resident(), fetcher.counters.failed) == ({"d/large"}, 0)
+    assert (cache.resident(), fetcher.failures.count) == ({"d/large"}, 0)
     cache.close()
 
 
@@ -83,7 +83,8 @@ async def test_a_drawn_file_that_no_room_is_given_back_for_fails_and_says_what_i
     assert own
     assert of_others
     await draw_large(cache, fetcher, own)
-    (failure,) = fetcher.counters.failures.values()
+    failure = fetcher.failures.last
+    assert failure
     assert f"besides the {2 * BLOCK} that are free; the rest is held by readers" in str(failure.error)
     of_others.release()
     cache.close()
@@ -102,5 +103,5 @@ async def test_a_drawn_file_that_is_larger_than_expected_evicts_nothing_that_may
     own = cache.store.room.reserve(BLOCK)
     assert own
     await draw_large(cache, fetcher, own)
-    assert (cache.resident(), fetcher.counters.failed) == (paths, 1)
+    assert (cache.resident(), fetcher.failures.count) == (paths, 1)
     cache.close()

@@ -30,9 +30,10 @@ from growfs.cache.cache_folder import read_only
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.recovery import recover
+from growfs.cache.room import SizeEstimate
 from growfs.cache.schema import ROOT
 from growfs.cache.store import Store
-from growfs.cache.usage import Budget, UsageCounters
+from growfs.cache.usage import Budget, Traffic, UsageCounters
 from growfs.daemon.commands import FileCommands
 from growfs.daemon.server import SWITCH_S
 from growfs.proc import Process
@@ -43,7 +44,7 @@ from growfs.rotation.pass_order import Order, Pass, draw_order
 from growfs.rotation.readers import Readers
 from growfs.rotation.rules import EVERYWHERE, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
-from growfs.scheduler.in_flight import Counters, Priority, SizeEstimate
+from growfs.scheduler.in_flight import Priority
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.prefetcher import Drawer, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
@@ -101,7 +102,7 @@ class Scene:
         self.generations = Generations(self.database, self.store, selection, self._demand, turnover=0.2, settle_s=60.0)
         self.usage = UsageCounters(self.database, Budget(self.database, 0))
         self.readers = Readers(self.generations, 3600.0, self.usage.recently_opened)
-        outage, sizes = Outage(self._probe), SizeEstimate(self.store)
+        outage, sizes = Outage(self._probe), SizeEstimate(self.store.room)
         self.space = Space(
             self.database,
             self.store,
@@ -113,7 +114,7 @@ class Scene:
             self.readers.holds,
         )
         self.commands = FileCommands(self.database, self.catalog, self.store, self.space, outage, self._fetch)
-        fetcher: Any = SimpleNamespace(counters=Counters())
+        fetcher: Any = SimpleNamespace(traffic=Traffic())
         self.prefetch = PrefetchState(StartCondition(), lambda: False, lambda: False, outage)
         drawer = Drawer(self.catalog, self.store, fetcher, self.space, sizes, self.prefetch, outage)
         order: Any = SimpleNamespace(remaining=self._order, first=Pass(1, 1))
