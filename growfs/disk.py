@@ -24,9 +24,6 @@ from growfs.paths import StrPath
 
 BLOCK = 4096
 """The unit in which a file system allocates, in bytes; the default of ext4 and XFS."""
-SPARE_FILES_MAX, SPARE_FILES_SHARE = 1024, 4
-"""The last files (inodes) of a file system, which are left free: this many, or one part in 4 of a small one. As many
-may be in flight but not created yet."""
 
 DATABASE_FULL = "database or disk is full"
 """The message of SQLITE_FULL; its code was added in Python 3.11."""
@@ -220,12 +217,12 @@ def taken_bytes(folder: Path) -> int:
 def room(folder: Path) -> tuple[int, int]:
     """How much an ordinary user may still write to the folder's file system: (bytes, files).
 
-    Includes project quotas (ext4, XFS) and those of ZFS and btrfs, but not user quotas, which nothing reports. Some of
-    the last files are left for those in flight, and for other programs. Some file systems do not limit the number of
-    files.
+    Includes project quotas (ext4, XFS) and those of ZFS and btrfs, but not user quotas, which nothing reports. The last
+    1024 files (inodes), or a quarter of a small file system's, are left for other programs and for those in flight that
+    are not created yet. Some file systems do not limit the number of files.
     """
     stat = os.statvfs(folder)
-    spare = min(SPARE_FILES_MAX, stat.f_files // SPARE_FILES_SHARE)
+    spare = min(1024, stat.f_files // 4)
     files = max(0, stat.f_favail - spare) if stat.f_files else sys.maxsize
     free = stat.f_bavail * stat.f_frsize
     if (in_group := btrfs.free_bytes(folder)) is not None:

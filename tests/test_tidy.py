@@ -50,7 +50,7 @@ MAY_TOUCH_DISK = {
     ("growfs.workers.process", "mkdir"): "a control group, which is no file",
     ("growfs.workers.process", "rmdir"): "the same",
     ("growfs.workers.process", "write_text"): "the session's niceness, in /proc, and the group's",
-    ("growfs.cache.database", "unlink"): "room that is taken and given back, without any content",
+    ("growfs.cache.full_disk", "unlink"): "room that is taken and given back, without any content",
     ("growfs.cache.store", "mkdir"): "files/, at the first start",
     ("growfs.extensions.report.page", "write_text"): "the page, outside of the cache",
     ("growfs.extensions.verify.digests", "link"): "another name of a cached file, in partial/",

@@ -48,7 +48,7 @@ FEATURES = (
         " producers/compressed.py producers/images.py",
         "producer produced made endless",
     ),
-    Feature("full disk", "btrfs.py", "btrfs full lacking quota refusal spare"),
+    Feature("full disk", "btrfs.py cache/full_disk.py", "btrfs full lacking quota refusal spare"),
     Feature(
         "members",
         "remote/wrappers/members.py remote/wrappers/member_index.py producers/archives.py",

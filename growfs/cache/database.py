@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
 
-from growfs import btrfs, disk
+from growfs import disk
 from growfs.cache.cache_folder import FORMAT, read_only, unreadable
+from growfs.cache.full_disk import Spare
 from growfs.cache.schema import Query, create
 from growfs.errors import Unreadable
 
@@ -34,74 +34,6 @@ DISK_ERRORS = (Unreadable, OSError, sqlite3.DatabaseError)
 """The errors that a failing disk causes in a service. Anything else is a bug."""
 RETRY_S = 5.0
 """Pause before retrying a write that the disk refused."""
-SPARE_BYTES_MAX, SPARE_SHARE = 16 << 20, 8
-"""Room for the rows of a thousand evicted files; at most one part in 8 of the disk's free space."""
-GROUP_SPARE_BYTES_MAX, GROUP_SPARE_SHARE = 64 << 20, 4
-"""The same for a btrfs quota group, as a part of its limit: a commit must always make room. Until then, btrfs reserves
-200 to 400 KiB of metadata for each file that is written.
-"""
-
-
-class Spare:
-    """Owns a file that only reserves space: evicting a file writes to the catalog, which needs space on a full disk.
-
-    The space is given up when the disk is full, and reserved again once it has room. In a btrfs quota group it is left
-    free from the start, as `leave_free`: what is deleted there counts until the next commit. lacking_bytes: how much of
-    the space is not reserved.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._bytes = 0
-        limit = btrfs.limit_bytes(path.parent)
-        self._is_left_free = limit is not None
-        self.give_up()  # the one that a crash has left
-        if limit is None:
-            self._bytes = min(SPARE_BYTES_MAX, disk.free_bytes(path.parent) // SPARE_SHARE)
-        else:
-            self._bytes = min(GROUP_SPARE_BYTES_MAX, limit // GROUP_SPARE_SHARE)
-        self.lacking_bytes = self._bytes
-        self.make()
-
-    def make(self) -> None:
-        """Reserve the space, unless it is reserved already or the disk does not have that much."""
-        if self.lacking_bytes and not self._is_left_free and _allocate(self._path, self._bytes):
-            self.lacking_bytes = 0
-
-    def leave_free(self) -> None:
-        """Reserve no space from now on, so that it stays free. If a quota is used up to the last block, even changing a
-        page of a mapped file is refused, and btrfs then ends the process with SIGBUS.
-        """
-        self._is_left_free = True
-        self.give_up()
-
-    def has_room_for(self, bytes: int) -> bool:
-        """Whether the disk, and its quota, has room for this many more bytes, in addition to lacking_bytes."""
-        path = self._path.parent / "partial" / "room"
-        has_room = _allocate(path, bytes + self.lacking_bytes)
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-        return has_room
-
-    def give_up(self) -> None:
-        """Free the reserved space."""
-        with suppress(OSError):
-            self._path.unlink(missing_ok=True)
-        self.lacking_bytes = self._bytes
-
-
-def _allocate(path: Path, bytes: int) -> bool:
-    """Create a file that takes this many bytes on disk; False if the disk refuses."""
-    with suppress(OSError):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, bytes)
-            return True
-        except OSError:
-            path.unlink(missing_ok=True)
-        finally:
-            os.close(fd)
-    return False
 
 
 def failed_query(path: Path, error: sqlite3.DatabaseError) -> Unreadable:

@@ -1,30 +1,21 @@
 """The room for cached files: what the size of the cache and its disk allow, how much of that is reserved, and how much
 is reserved for a file of unknown size.
-
-A disk may refuse more than statvfs(2) reports: the quota of a user is invisible to it. `Room` learns such a quota from
-what the disk refuses, and leaves a margin for the catalog, which has to be written before anything can be evicted.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import trio
 
-from growfs import disk
+from growfs import btrfs, disk
 from growfs.cache.catalog import UNKNOWN_SIZE, Node
-from growfs.cache.database import SPARE_BYTES_MAX, Spare
+from growfs.cache.full_disk import HiddenQuota, Spare
 from growfs.cache.open_files import OpenFiles
 from growfs.errors import DiskFull, Unreadable
 from growfs.signal import Signal
 from growfs.units import CacheSize, flag_size, format_size
-
-QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX = 100, 64 << 20
-"""A quota that has refused more is probed with a hundredth of what it allowed, or with this if it is less."""
-QUOTA_RETRY_S = 60.0
-"""Pause before probing it again after another refusal, unless a reader waits."""
 
 
 class Reservation:
@@ -99,11 +90,7 @@ class Room:
         self.freed = Signal[[]]()
         self.min_free = min_free
         self.reserved_bytes = 0
-        self.quota_bytes: int | None = None
-        """The bytes that a quota invisible to statvfs(2) allows, as far as probed; None until it refuses more."""
-        self._quota_retry_at = -math.inf
-        self._refused_at = -math.inf
-        self._refused: DiskFull | None = None
+        self.quota = HiddenQuota(spare)
         self._folder = folder
         self._spare = spare
         self._open_files = open_files
@@ -146,10 +133,8 @@ class Room:
         Files in flight count as not written yet, so this is too high by their written part. If the disk has run out of
         inodes, the result is `need`. Raises Unreadable.
         """
-        short = self.short_by_disk(need)
-        if self.quota_bytes is not None:
-            short = max(short, self.used_bytes + need - self.quota_bytes)
-        return short
+        allowed = self.limit_bytes if self.quota.bytes is None else self.quota.bytes
+        return max(self.short_by_disk(need), self.used_bytes + need - allowed)
 
     def short_by_disk(self, need: int) -> int:
         """The same, by the size of the cache and the disk figures of statvfs(2). Raises Unreadable."""
@@ -197,43 +182,21 @@ class Room:
     def note_refusal(self, error: DiskFull, since: float, written_bytes: Callable[[], int]) -> bool:
         """Note that the disk refused a file for which there seemed to be room; returns whether a quota was found.
 
-        since: when the file was begun, in trio's time. written_bytes: returns the written part of the files in flight.
+        since: as in HiddenQuota. written_bytes: returns the written part of the files in flight.
         """
-        if since <= self._refused_at:  # it was refused before the last refusal made room
+        if not self.quota.note_refusal(error, since) or self.short_by_disk(0) > 0:
             return False
-        self._refused_at, self._refused = trio.current_time(), error
-        if self.short_by_disk(0) > 0:
-            return False
-        used = self.used_bytes - self.reserved_bytes + written_bytes()
-        # When a quota refuses more, one part in 32 of the used bytes is given up, or SPARE_BYTES_MAX: the catalog
-        # grows. The space that the spare file had, or should have had, is also left free.
-        margin = min(SPARE_BYTES_MAX, used // 32) + self._spare.lacking_bytes
-        self.quota_bytes = used - min(margin, used // 2)
-        self._spare.leave_free()
+        self.quota.learn(self.used_bytes - self.reserved_bytes + written_bytes())
         return True
-
-    @property
-    def overdraft(self) -> DiskFull | None:
-        """The error for files in flight that would take space that a quota leaves to the catalog: they began before it
-        was found. None if there is enough.
-        """
-        return self._refused if self.quota_bytes is not None and self.used_bytes > self.quota_bytes else None
 
     async def probe(self, need: int, at_once: bool) -> bool:
-        """Find out whether a quota that has refused more now has room for `need` bytes; returns whether it does.
+        """As HiddenQuota.probe; False while files are in flight: the written part of their space is unknown."""
+        return not self.reserved_bytes and await self.quota.probe(need, self.used_bytes, at_once)
 
-        While files are in flight, the written part of their space is unknown. at_once: even if it has just refused.
-        """
-        is_due = at_once or trio.current_time() >= self._quota_retry_at
-        if self.quota_bytes is None or self.reserved_bytes or not is_due:
-            return False
-        more = max(need, min(self.quota_bytes // QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX))
-        quota = self.used_bytes + more
-        if not await trio.to_thread.run_sync(self._spare.has_room_for, more):
-            self._quota_retry_at = trio.current_time() + QUOTA_RETRY_S
-            return False
-        self.quota_bytes = quota
-        return True
+    async def commit_deletions(self, freed: int, folder: int) -> None:
+        """If the disk limits the cache, let it free the bytes that were just deleted. folder: a descriptor there."""
+        if freed and self.short_by_disk(freed) > 0:
+            await trio.to_thread.run_sync(btrfs.commit, folder)
 
     def shortage(self) -> str:
         """Advice if the disk, rather than the size of the cache, ends its growth."""
@@ -241,8 +204,8 @@ class Room:
         if not files:
             return f"{self._folder}: its disk is out of inodes, so the cache cannot grow; see mkfs -i"
         why = f"of which --min-free keeps {format_size(self.min_free)}"
-        if self.quota_bytes is not None and free > self.min_free:
-            why = f"but a quota seems to limit the cache to {format_size(self.quota_bytes)}"
+        if self.quota.bytes is not None and free > self.min_free:
+            why = f"but a quota seems to limit the cache to {format_size(self.quota.bytes)}"
         others = max(0, disk.taken_bytes(self._folder) - self.used_bytes)
         if excess := self.excess_bytes:
             until = f"until {format_size(excess)} of it is evicted or {format_size(excess)} of other data is deleted"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from growfs import btrfs, disk
+from growfs import disk
 from growfs.cache.catalog import Catalog, Changes, Removed
 from growfs.cache.database import DISK_ERRORS, Database
 from growfs.cache.open_files import OpenFile, OpenFiles
@@ -163,7 +163,7 @@ class Store:
                 file.reserved.spend()
         self._durable = False
         self.last_seq = max(self.last_seq, done.last_seq)
-        self._count_gone(done.replaced)
+        self.count_gone(done.replaced)
         for file in staged:
             if file.node.id in done.admitted:
                 self.resident_files += 1
@@ -191,8 +191,7 @@ class Store:
             freed += await self._evict(ids[start : start + EVICTED_FILES_MAX], return_to_pass)
         if ids and return_to_pass:
             self.returned_to_pass.notify()
-        if freed and self.room.short_by_disk(freed) > 0:  # otherwise the size of the cache is the limit
-            await trio.to_thread.run_sync(btrfs.commit, self._sync_fd)
+        await self.room.commit_deletions(freed, self._sync_fd)
         return freed
 
     async def _evict(self, ids: Sequence[int], return_to_pass: bool) -> int:
@@ -202,7 +201,7 @@ class Store:
             evicted = await self._db.write(
                 lambda writer: self._publisher.evict(writer, ids, return_to_pass), self._publisher.remove
             )
-        freed = self._count_gone(evicted)
+        freed = self.count_gone(evicted)
         self.evicted.notify(evicted)
         self.evicted_files += len(evicted)
         self.evicted_bytes += freed
@@ -216,11 +215,7 @@ class Store:
         """Remove the cached files that left the catalog. Called on the writing thread, after the commit."""
         self._publisher.remove(changes.removed, left_catalog=True)
 
-    def count_dropped(self, changes: Changes) -> None:
-        """Subtract the files that left the catalog from the counters."""
-        self._count_gone(changes.removed)
-
-    def _count_gone(self, gone: Iterable[Removed]) -> int:
+    def count_gone(self, gone: Iterable[Removed]) -> int:
         """Subtract the resident ones of these files from the counters; returns the bytes that they took."""
         bytes, is_freed = self.resident_bytes, False
         for file in gone:

@@ -52,7 +52,7 @@ from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.rotating import Rotation, Selection
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.signal import Signal
-from growfs.status_and_metrics import MountInfo, MountStatus
+from growfs.status_and_metrics import MountInfo, MountState, MountStatus
 from growfs.syscalls import ending_limits
 from growfs.version import __version__
 from growfs.vfs.filesystem import Misses, Vfs
@@ -206,7 +206,7 @@ class Wiring:
             given, names = json.dumps([options.include, options.exclude]), PathFilter(options.include, options.exclude)
             for changes in self.catalog.forget_excluded(names, given):
                 self.store.drop_files(changes)
-                self.store.count_dropped(changes)
+                self.store.count_gone(changes.removed)
         self.budget = Budget(self.database, options.remote_budget)
         self.usage = UsageCounters(self.database, self.budget)
         self.store.admitted.connect(self.usage.mark_changed)
@@ -263,7 +263,7 @@ class Wiring:
         self.dispatcher.received_from_other.connect(self.fetcher.traffic.add_other_bytes)
         self.dispatcher.returned.connect(self.fetcher.handle_result)
         self.dispatcher.failed.connect(self.outage.suspect)
-        self.outage.began.connect(self.dispatcher.hold)
+        self.outage.began.connect(self.dispatcher.suspend)
         self.outage.ended.connect(self.dispatcher.resume)
         self.outage.ended.connect(self.catalog_sync.retry)
 
@@ -281,7 +281,7 @@ class Wiring:
             lambda: selection.streams,
         )
         store.returned_to_pass.connect(self.prefetch.draw_evicted)
-        self.space.rotated.connect(self.prefetch.note_rotation)
+        self.space.rotated.connect(partial(self.prefetch.enter, MountState.ROTATING))
         for more in (self.space.resized, self.generations.rotation_changed):
             more.connect(self.prefetch.invalidate_order)
         self.outage.began.connect(lambda _: self.prefetch.changed.notify())

@@ -25,13 +25,13 @@ one in `space`. A new `await` in one of these places would therefore break an in
   same bytes in between. `acquire` asks `Claim.is_wanted` last, without an await after it.
 * `Space.reserve_by_eviction`, between the eviction and `Store.reserve`: another task would take the freed bytes.
 * `InFlightTable.start_miss`, after it has checked whether a file is in flight: it would be started twice.
-* `Fetcher._fail`, `Dispatcher.hold` and `AdmissionQueue`: each moves several downloads or groups, all or none.
+* `Fetcher._fail`, `Dispatcher.suspend` and `AdmissionQueue`: each moves several downloads or groups, all or none.
 * `Fetcher.handle_result`: the dispatcher calls it while it processes a worker's report.
 * `Admitter._admit`, between the return of `Store.admit` and the last `move`: a file would be cached and in flight.
 
 These may interleave, and are handled: While a task waits for room, its download may fail along with another of its
 group (`lacks_room` is asked again). While a group is being admitted, a reader may open it (`Place.TAKEN`). While the
-catalog learns that a file has changed, its download is FETCHING without a worker: neither `hold` nor the failure of
+catalog learns that a file has changed, its download is FETCHING without a worker: neither `suspend` nor the failure of
 another of its group moves it. While a generation begins, nothing is evicted, and no new version is admitted
 (`Generations.unchanged`). After an unexpected error, `Fetcher.run` is called again, and begins with the downloads that
 the error left in one of these states (`InFlightTable.stranded`).

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import attrgetter
+from itertools import chain
 from statistics import fmean
 
 import trio
@@ -24,32 +24,15 @@ from growfs.remote.client_choice import ClientChoice
 from growfs.remote.interface import NO_OTHER, Fetched, OtherSource, RemoteFile
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadState
 from growfs.scheduler.outage import OTHERS_AGAIN_S
-from growfs.scheduler.stream_count import ConcurrencyController, WorkerCount
+from growfs.scheduler.stream_count import AHEAD_COMPUTED, ConcurrencyController, FilesAhead, WorkerCount
 from growfs.signal import Signal
-from growfs.workers.messages import REPORT_FILES, Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
+from growfs.workers.messages import Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, Channel, WorkerLost, WorkerPool
 
 log = logging.getLogger(__name__)
 
-AHEAD_FILES = 4 * REPORT_FILES
-"""Minimum number of files that a worker has: more than it fetches until its last report is processed."""
-AHEAD_STREAMS = 2
-"""Minimum number of files that a worker has for each of its streams."""
-AHEAD_BYTES = 64 << 20
-"""Minimum number of bytes that a worker has."""
-AHEAD_S = 0.5
-"""A worker has at least the files that it fetches in this time, at the last period's rate."""
-AHEAD_COMPUTED = 2
-"""Minimum number of files that a worker has if it computes them: the one under way, and the next."""
 WORKERS_FIRST = 1
 """Workers that download, until their CPU limits the rate."""
-SMALL_BYTES = 1 << 20
-"""A worker of their own fetches smaller files that readers wait for."""
-IN_FLIGHT_FILES = 1024
-"""Minimum number of small files in flight or waiting for an earlier one."""
-IN_FLIGHT_S = 2.0
-"""They are as many as are fetched in this time, at the last period's rate. A file whose request is refused takes about
-that long, and later files are not listed before it."""
 START_AGAIN_S = 60.0
 """Pause after a further worker could not be started: the machine may have too little memory or too many processes."""
 SILENCE_S = 5.0
@@ -84,8 +67,8 @@ class WorkerSlot:
     is_for_readers: bool = False
     """Whether it gets only small files that readers wait for."""
     in_background: bool = False
-    """Whether it has a low priority."""
-    is_held: bool = False
+    """Whether it has been given a low priority."""
+    is_suspended: bool = False
     """Whether it has been told that the remote is away."""
     is_recalled: bool = False
     """Whether it has to end."""
@@ -94,6 +77,27 @@ class WorkerSlot:
     def load(self) -> tuple[int, int]:
         """Bytes and files still to be fetched, roughly."""
         return max(0, self.bytes - self.received), len(self.downloads)
+
+    def add(self, download: Download) -> None:
+        """Note that a file is sent to it."""
+        self.downloads[download.node.id] = download
+        self.bytes += download.node.size or 0
+
+    def remove(self, id: int, result: Fetched | FetchFailed) -> Download | None:
+        """Note the result of a file; returns the file, or None if it was recalled meanwhile."""
+        if download := self.downloads.pop(id, None):
+            self.bytes -= download.node.size or 0
+            self.received = max(0, self.received - (result.size if isinstance(result, Fetched) else 0))
+        if not self.downloads:
+            self.received = 0
+        return download
+
+    def recall(self) -> list[Download]:
+        """Let it end; returns its files."""
+        downloads = [*self.downloads.values()]
+        self.downloads, self.bytes, self.is_recalled = {}, 0, True
+        self.silence.cancel()
+        return downloads
 
 
 class Dispatcher:
@@ -118,8 +122,8 @@ class Dispatcher:
         self.received = Signal[[int]]()
         self.received_from_other = Signal[[int]]()
         self.failed = Signal[[GrowfsError]]()
-        self._urgent: deque[Download] = deque()
-        self._queue: deque[Download] = deque()
+        self._urgent = OrderedDict[int, Download]()  # by number
+        self._queue = OrderedDict[int, Download]()
         self._is_in_order = True
         self._pool = pool
         self._starts_at = -math.inf  # no further worker is started before, in trio's time
@@ -136,24 +140,20 @@ class Dispatcher:
         self._concurrency = ConcurrencyController()
         self._worker_count = WorkerCount(workers if is_computed else WORKERS_FIRST, workers)
         self._slots: list[WorkerSlot] = []
-        self._is_held = False
+        self._is_suspended = False
         self._in_background = False
         self._changed = Signal[[]]()
-        self._period_bytes = self._period_files = self._period_answered = self._period_throttled = 0
-        self._period_streams: list[int] = []  # in use in a worker, for each report
+        self._reports: list[FetchProgress] = []  # of this period
+        self._received_bytes = 0
         self._reported_at: float | None = None  # when the last report was sent; None after a pause without work
-        self._bytes_rate = self._files_rate = 0.0  # each second, in the last period
+        self._ahead = FilesAhead(is_computed)
         self._latency_s = math.inf  # the least time that a file took
         self._share_limits()
 
     @property
     def files_wanted(self) -> int:
-        """How many files should be in flight or wait for an earlier one.
-
-        At least twice as many as the workers have: otherwise all of them would wait for the one with the first file.
-        """
-        ahead = AHEAD_COMPUTED if self._is_computed else AHEAD_FILES
-        return max(IN_FLIGHT_FILES, 2 * ahead * self._worker_count.count, round(IN_FLIGHT_S * self._files_rate))
+        """How many files should be in flight or wait for an earlier one."""
+        return self._ahead.files_wanted(self._worker_count.count)
 
     @property
     def streams(self) -> int:
@@ -174,40 +174,37 @@ class Dispatcher:
         """Queue downloads that have their space, each in the place of its number; urgent ones go first."""
         for download in downloads:
             queue = self._urgent if download.urgent else self._queue
-            self._is_in_order = self._is_in_order and not (queue and queue[-1].number > download.number)
-            queue.append(download)
+            self._is_in_order = self._is_in_order and next(reversed(queue), -1) < download.number
+            queue[download.number] = download
         self._changed.notify()
 
     def prioritize(self, downloads: Sequence[Download]) -> None:
         """Make downloads that readers now wait for overtake the others, whether workers have them or not."""
-        self._urgent += (queued for queued in self._queue if queued.urgent)
-        self._queue = deque(queued for queued in self._queue if not queued.urgent)
+        self._urgent |= {it.number: it for it in downloads if self._queue.pop(it.number, None)}
         for slot in self._slots:
             slot.prioritized += (it.node.id for it in downloads if it.node.id in slot.downloads)
         self._changed.notify()
 
-    def hold(self, why: GrowfsError) -> None:
+    def suspend(self, why: GrowfsError) -> None:
         """Until `resume`, send only files that other hosts may have, as the remote is away. Workers keep their data.
 
         If the remote denies access, they end, and their files are queued again: new workers reread the credentials.
         """
-        self._is_held = True
+        self._is_suspended = True
         if isinstance(why, RemoteDenied):
             self._recall()
         self._changed.notify()
 
     def _recall(self) -> None:
         for slot in self._slots:
-            downloads, slot.downloads, slot.bytes = slot.downloads, {}, 0
-            for download in downloads.values():
+            downloads = slot.recall()
+            for download in downloads:
                 download.move(DownloadState.QUEUED)
-            self.enqueue(*downloads.values())
-            slot.is_recalled = True
-            slot.silence.cancel()
+            self.enqueue(*downloads)
 
     def resume(self) -> None:
         """Make the workers continue. The best number of requests is measured again."""
-        self._is_held = False
+        self._is_suspended = False
         self._concurrency = ConcurrencyController()
         self._changed.notify()
 
@@ -218,7 +215,7 @@ class Dispatcher:
             try:
                 while True:
                     if not await self._dispatch(nursery):
-                        with trio.move_on_after(OTHERS_AGAIN_S if self._is_held else math.inf):
+                        with trio.move_on_after(OTHERS_AGAIN_S if self._is_suspended else math.inf):
                             await self._changed.wait()
             finally:
                 nursery.cancel_scope.cancel()  # the tasks of the workers, which have no slots any more
@@ -238,17 +235,16 @@ class Dispatcher:
             try:
                 slot = self._slot_for(download, nursery)
             except GrowfsError as error:
-                queue.remove(download)
+                del queue[download.number]
                 download.move(DownloadState.FETCHING)
                 self.returned.notify(download, FetchFailed(error))
                 continue
             if slot is None:
                 break
-            queue.remove(download)
+            del queue[download.number]
             download.move(DownloadState.FETCHING)
             download.sent_at = trio.current_time()
-            slot.downloads[download.node.id] = download
-            slot.bytes += download.node.size or 0
+            slot.add(download)
             if not self._is_computed:
                 self._concurrency.begin_file(download.node.size)
             batches.setdefault(slot, []).append(download)
@@ -259,18 +255,20 @@ class Dispatcher:
             if slot in batches
             or slot.prioritized
             or slot.in_background < self._belongs_in_background(slot)
-            or slot.is_held != self._is_held
+            or slot.is_suspended != self._is_suspended
         ]
         for slot in receivers:
-            if slot.is_held != self._is_held or slot.silence.deadline == math.inf:
-                slot.is_held = self._is_held
+            if slot.is_suspended != self._is_suspended or slot.silence.deadline == math.inf:
+                slot.is_suspended = self._is_suspended
                 self._limit_silence(slot)
             prioritized, slot.prioritized = slot.prioritized, []
             slot.in_background = self._belongs_in_background(slot)
             requests = [_request(download, self._other.hosts(download.path)) for download in batches.get(slot, [])]
             try:
                 await slot.channel.send(
-                    FetchFiles(requests, prioritized, slot.in_background, slot.is_held, self._gave_up, self._other.open)
+                    FetchFiles(
+                        requests, prioritized, slot.in_background, slot.is_suspended, self._gave_up, self._other.open
+                    )
                 )
             except WorkerLost:
                 slot.silence.cancel()
@@ -279,17 +277,16 @@ class Dispatcher:
     def _next(self) -> Download | None:
         """The first queued download; in an outage, the first that the other source may have."""
         if not self._is_in_order:  # thousands of downloads may be queued again one by one, after an outage
-            self._urgent, self._queue = (
-                deque(sorted(queue, key=attrgetter("number"))) for queue in (self._urgent, self._queue)
-            )
+            self._urgent, self._queue = (OrderedDict(sorted(queue.items())) for queue in (self._urgent, self._queue))
             self._is_in_order = True
         for queue in (self._urgent, self._queue):
-            while queue and queue[0].state is not DownloadState.QUEUED:  # it failed along with another of its group
-                queue.popleft()
-        if not self._is_held:
-            return next(iter(self._urgent or self._queue), None)
+            # Others failed along with another of their group.
+            while queue and next(iter(queue.values())).state is not DownloadState.QUEUED:
+                queue.popitem(last=False)
+        if not self._is_suspended:
+            return next(iter((self._urgent or self._queue).values()), None)
         before = trio.current_time() - OTHERS_AGAIN_S
-        queued = (it for it in (*self._urgent, *self._queue) if it.state is DownloadState.QUEUED)
+        queued = (it for it in chain(self._urgent.values(), self._queue.values()) if it.state is DownloadState.QUEUED)
         return next((it for it in queued if it.sent_at <= before and self._other.hosts(it.path)), None)
 
     def _slot_for(self, download: Download, nursery: trio.Nursery) -> WorkerSlot | None:
@@ -312,12 +309,11 @@ class Dispatcher:
         return best
 
     def _worker_for_readers(self, nursery: trio.Nursery) -> WorkerSlot | None:
-        for slot in self._slots:
-            if slot.is_for_readers:
-                return None if slot.is_recalled else slot
-        with suppress(GrowfsError):
-            return self._start_worker(nursery, is_for_readers=True)
-        return None
+        slot = next((slot for slot in self._slots if slot.is_for_readers), None)
+        if slot is None:
+            with suppress(GrowfsError):
+                return self._start_worker(nursery, is_for_readers=True)
+        return None if slot is None or slot.is_recalled else slot
 
     def _start_worker(self, nursery: trio.Nursery, is_for_readers: bool = False) -> WorkerSlot:
         slot = WorkerSlot(self._pool.spawn(), is_for_readers=is_for_readers)
@@ -334,7 +330,7 @@ class Dispatcher:
         On a machine whose cores are all busy, those workers get no CPU for seconds. A large file does not go to a
         different worker from the large files before it: their worker would not make way.
         """
-        is_small = download.node.size is not None and download.node.size < SMALL_BYTES
+        is_small = download.node.size is not None and download.node.size < 1 << 20
         return self._in_background and download.urgent and is_small and not (self._is_computed or _is_suspect(download))
 
     def _can_add(self, slot: WorkerSlot, download: Download) -> bool:
@@ -342,14 +338,7 @@ class Dispatcher:
         has_suspect = len(slot.downloads) == 1 and any(map(_is_suspect, slot.downloads.values()))
         if slot.is_recalled or has_suspect or (_is_suspect(download) and slot.downloads):
             return False
-        if download.urgent:
-            return True
-        bytes, files = slot.load
-        if self._is_computed:
-            return files < max(AHEAD_COMPUTED, AHEAD_S * self._files_rate / self._busy)
-        if files >= max(AHEAD_FILES, AHEAD_STREAMS * self._pool.limits.streams):
-            return False
-        return bytes < AHEAD_BYTES or bytes < AHEAD_S * self._bytes_rate / self._busy
+        return download.urgent or self._ahead.may_grow(*slot.load, self._pool.limits.streams, self._busy)
 
     @property
     def _busy(self) -> int:
@@ -384,19 +373,16 @@ class Dispatcher:
 
     def _limit_silence(self, slot: WorkerSlot) -> None:
         """Require a busy worker to send something within STALL_S from now."""
-        waits = slot.is_held or not slot.downloads
+        waits = slot.is_suspended or not slot.downloads
         slot.silence.deadline = math.inf if waits else trio.current_time() + STALL_S
 
     async def _process(self, slot: WorkerSlot, message: FetchProgress) -> None:
         bytes = message.bytes + message.other_bytes
         slot.received += bytes
+        self._received_bytes += bytes
         slot.cpu_s = message.cpu_s
         self._reported_at = max(self._reported_at or 0.0, message.sent_at)
-        self._period_bytes += bytes
-        self._period_files += len(message.files)
-        self._period_answered += message.answered
-        self._period_throttled += message.throttled
-        self._period_streams.append(message.streams)
+        self._reports.append(message)
         self._latency_s = min(self._latency_s, message.latency_s)
         self.received.notify(message.bytes)
         self.received_from_other.notify(message.other_bytes)
@@ -406,13 +392,8 @@ class Dispatcher:
         if message.failure and not bytes:
             self.failed.notify(message.failure)
         for id, result in message.files:
-            if (download := slot.downloads.pop(id, None)) is None:
-                continue  # it was recalled meanwhile
-            slot.bytes -= download.node.size or 0
-            slot.received = max(0, slot.received - (result.size if isinstance(result, Fetched) else 0))
-            self.returned.notify(download, result)
-        if not slot.downloads:
-            slot.received = 0
+            if download := slot.remove(id, result):
+                self.returned.notify(download, result)
         self._changed.notify()
 
     # Limits.
@@ -428,22 +409,21 @@ class Dispatcher:
             while not any(slot.downloads for slot in self._slots):
                 self._reported_at = None
                 await self._changed.wait()
-            self._period_bytes = self._period_files = self._period_answered = self._period_throttled = 0
-            self._period_streams.clear()
-            began, reported_at = trio.current_time(), self._reported_at
+            self._reports = []
+            began, reported_at, received_bytes = trio.current_time(), self._reported_at, self._received_bytes
             cpu_s = {slot: slot.cpu_s for slot in self._slots if slot.downloads and not slot.is_for_readers}
             await trio.sleep(self._concurrency.period_s)
             took_s = trio.current_time() - began
             # Results may have kept the daemon from reading reports in between.
             reports_s = self._reported_at - reported_at if reported_at and self._reported_at else took_s
-            self._bytes_rate, self._files_rate = (
-                count / reports_s if reports_s else 0.0 for count in (self._period_bytes, self._period_files)
-            )
+            reports, bytes = self._reports, self._received_bytes - received_bytes
+            rates = [count / reports_s if reports_s else 0.0 for count in (bytes, sum(len(it.files) for it in reports))]
+            self._ahead = FilesAhead(self._is_computed, *rates)
             self._changed.notify()
             if self._is_computed:
                 continue
             silent_s += took_s
-            if self._period_bytes or self._is_held:
+            if bytes or self._is_suspended:
                 silent_s, silent_s_max = 0.0, SILENCE_S
             if silent_s >= silent_s_max:
                 self.failed.notify(
@@ -453,10 +433,10 @@ class Dispatcher:
             if reports_s:
                 self._worker_count.update([(slot.cpu_s - before) / reports_s for slot, before in cpu_s.items()])
             before = self._concurrency.streams
-            self._concurrency.note_files(self._files_rate, self._latency_s)
-            self._concurrency.note_requests(self._period_answered, self._period_throttled)
-            in_use = self._busy * fmean(self._period_streams or [0])
-            streams = self._concurrency.update(self._bytes_rate, self._wants_streams(in_use), in_use)
+            self._concurrency.note_files(self._ahead.files_per_s, self._latency_s)
+            self._concurrency.note_requests(sum(it.answered for it in reports), sum(it.throttled for it in reports))
+            in_use = self._busy * fmean([it.streams for it in reports] or [0])
+            streams = self._concurrency.update(self._ahead.bytes_per_s, self._wants_streams(in_use), in_use)
             if streams < before and self._concurrency.is_throttled:
                 log.info("the store asks for fewer requests: %d at a time", streams)
             self._share_limits()

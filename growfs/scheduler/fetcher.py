@@ -91,7 +91,8 @@ class Fetcher:
         """Serve until cancelled. After an error, `run` goes on with the downloads in flight."""
         stranded = self.downloads.stranded()
         for download in stranded:
-            self._resume(download)
+            if not download.finished.is_set():  # otherwise it has failed along with another of its group just now
+                self._resume(download)
         for download in stranded:
             self._admitter.queue.give_back(download.group)
         async with trio.open_nursery() as nursery:
@@ -108,8 +109,6 @@ class Fetcher:
     def _resume(self, download: Download) -> None:
         """Move on a download that an error may have left halfway."""
         group = download.group
-        if download.finished.is_set():  # it has failed along with another of its group just now
-            return
         if download.state in (DownloadState.ADMITTED, DownloadState.FAILED):
             self._finish(download)
         elif group.error:
@@ -318,7 +317,8 @@ class Fetcher:
             download.group.ids,
         )  # fmt: skip
         download.move(DownloadState.FETCHED)
-        if error := download.group.error or (None if download.urgent else self._room.overdraft):
+        overdraft = None if download.urgent else self._room.quota.overdraft(self._room.used_bytes)
+        if error := download.group.error or overdraft:
             self._fail(download, error)
         else:
             self._admitter.queue.prioritize(download.group)
@@ -330,22 +330,18 @@ class Fetcher:
             download.discard()
             download.move(DownloadState.QUEUED)
             self._request_room(download)
-            return
-        if isinstance(error, DiskFull):
+        elif isinstance(error, DiskFull):
             self._handle_full_disk(download, error)
-            return
-        if may_be_outage(error):
+        elif may_be_outage(error):
             download.move(DownloadState.QUEUED)
             if isinstance(error, RemoteBusy):
                 self._admitter.queue.release(download.group)  # others may arrive and be shown meanwhile
             self._outage.suspect(error, partial(self._retry_or_fail, download, error))
-            return
-        if failure.found or isinstance(error, RemoteMissing):
+        elif self._nursery and (failure.found or isinstance(error, RemoteMissing)):
             self._outage.answered(download.sent_at)
-            if self._nursery:
-                self._nursery.start_soon(self._fail_changed, download, failure)
-                return
-        self._fail(download, too_large(download.path) if isinstance(error, SizeExceeded) else error)
+            self._nursery.start_soon(self._fail_changed, download, failure)
+        else:
+            self._fail(download, too_large(download.path) if isinstance(error, SizeExceeded) else error)
 
     async def _fail_changed(self, download: Download, failure: FetchFailed) -> None:
         """Fail a download whose file has a different version now, or none, once the catalog says so."""
@@ -366,16 +362,16 @@ class Fetcher:
         with contextlib.suppress(OSError):  # the next worker overwrites it
             disk.unlink("DRAFT_LOST", download.target)
         download.attempts_left -= 1
-        if download.attempts_left == 0:
+        if download.attempts_left:
+            download.move(DownloadState.QUEUED)
+            self._dispatcher.enqueue(download)
+        else:
             self._fail(
                 download,
                 RemoteBusy(
                     f"{download.path}: {ATTEMPTS_MAX} worker processes died or hung while fetching it; see the log"
                 ),
             )
-            return
-        download.move(DownloadState.QUEUED)
-        self._dispatcher.enqueue(download)
 
     # Ends.
 

@@ -40,8 +40,6 @@ NEXT_PROBE_S = 5.0
 OTHERS_AGAIN_S = 10.0
 """In an outage, how often the other source is asked for a file that it did not have."""
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
-PAUSE_SHARE = 20
-"""The pause between two probes is one part in 20 of the outage so far, which is how much the pause may prolong it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +88,10 @@ def may_be_outage(error: GrowfsError) -> bool:
 
 
 def pause_s(outage_s: float) -> float:
-    """Seconds until the next probe, in an outage that has lasted this long."""
-    return min(max(PAUSE_S_MIN, outage_s / PAUSE_SHARE), PAUSE_S_MAX)
+    """Seconds until the next probe, in an outage that has lasted this long: one part in 20 of it, which is how much the
+    pause may prolong it.
+    """
+    return min(max(PAUSE_S_MIN, outage_s / 20), PAUSE_S_MAX)
 
 
 class _Suspicion(NamedTuple):

@@ -36,8 +36,6 @@ FAILED_RETRY_S, FAILED_RETRY_S_MAX = 30.0, 86_400.0
 """Pause before failed files are retried at the end of a pass; doubled each time that none succeeded."""
 ORDER_PAUSES = 10
 """While single files change, the order is computed again after this many times the duration of the last computation."""
-GROWING = (MountState.LISTING, MountState.SEEDING, MountState.FILLING)
-"""The states in which the cache is being filled."""
 DRAWS_PER_STEP = 64
 """Groups drawn before the kernel is answered again: most draws do not wait for anything, and take 0.05 ms."""
 
@@ -111,7 +109,8 @@ class Prefetcher:
         """Seconds until the cache is full or everything is cached, at the current rate; None if no more will come."""
         store, rate = self._store, self._fetcher.traffic.bytes_per_s()
         to_come = min(self._selection.missing.bytes, store.room.limit_bytes - store.resident_bytes)
-        return to_come / rate if rate and to_come > 0 and self._state.mount_state in GROWING else None
+        is_growing = self._state.mount_state in (MountState.LISTING, MountState.SEEDING, MountState.FILLING)
+        return to_come / rate if rate and to_come > 0 and is_growing else None
 
     def handle_changed_catalog(self) -> None:
         """Invalidate the order: a listing has changed the files to draw."""
@@ -201,14 +200,14 @@ class Prefetcher:
         while await drawer.wait_until_finished() and drawer.has_failed:
             if self._may_continue():
                 return True  # the next pass tries the failed files again
-            state.wait_to_retry()
+            state.enter(MountState.ERROR)
             with trio.move_on_after(pause_s):
                 while not (state.is_stale or state.has_evicted):
                     await state.changed.wait()
             if state.has_evicted:
                 return False  # others do not wait for those that fail
             excluded = drawer.excluded
-            state.retry()
+            state.enter(MountState.FILLING)
             if not await drawer.draw_failed_again():
                 return False
             pause_s = FAILED_RETRY_S if drawer.excluded < excluded else min(2 * pause_s, FAILED_RETRY_S_MAX)

@@ -4,6 +4,7 @@ waits for before it returns.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -223,10 +224,6 @@ class PrefetchState:
         """Whether all files for this node are cached."""
         return self._check_whole()
 
-    def start(self) -> None:
-        """Note that training can start."""
-        self.is_started = True
-
     def pause(self, paused: bool) -> None:
         """Stop or resume drawing. Misses are served either way."""
         self.paused = paused
@@ -253,17 +250,9 @@ class PrefetchState:
         self.seeds.begin(order, limit_bytes)
         self._phase = MountState.SEEDING if order.seeds else MountState.FILLING
 
-    def note_rotation(self) -> None:
-        """Note that files are evicted for drawn ones."""
-        self._phase = MountState.ROTATING
-
-    def wait_to_retry(self) -> None:
-        """Note that everything was drawn, and some files failed."""
-        self._phase = MountState.ERROR
-
-    def retry(self) -> None:
-        """Note that failed files are drawn again."""
-        self._phase = MountState.FILLING
+    def enter(self, phase: MountState) -> None:
+        """Note what the prefetcher does now."""
+        self._phase = phase
 
     def rest(self) -> None:
         """Note that nothing is left to draw."""
@@ -284,6 +273,19 @@ class PrefetchState:
 
 START_S = 20.0
 """Once each directory has a file and the frozen files are cached, a mount waits no longer than this for more."""
+
+
+class StartReason(enum.Enum):
+    """What a mount may wait for before it returns, as it is displayed."""
+
+    FIRST_PAGE = "the first page of the listing"
+    REQUESTED = "the requested files"
+    ALL = "every file"
+    READY = "the first part"
+    TENTH = "a tenth of the cache"
+    FETCHABLE = "what could be fetched"
+    ARRIVED = "what arrived in {:g} s more"
+    """Within START_S."""
 
 
 class StartGate:
@@ -324,7 +326,7 @@ class StartGate:
 
     def open(self) -> None:
         """Note that training can start."""
-        self._prefetch.start()
+        self._prefetch.is_started = True
         self.opened.notify()
 
     def status(self) -> StartStatus | None:
@@ -337,14 +339,13 @@ class StartGate:
         done, needed = (0, 0) if condition.explicit else self._prefetch.seeds.progress
         files, bytes = condition.amount(store.room.limit_bytes)
         files = max(files, condition.show_files)
-        if needed > done:
-            return StartStatus(done=done, needed=needed, unit="files")
-        if files > store.resident_files:
-            return StartStatus(done=store.resident_files, needed=files, unit="files")
         bytes = min(bytes, self._catalog.bytes) if self._catalog_sync.complete else bytes
-        if bytes > store.resident_content_bytes:
-            return StartStatus(done=store.resident_content_bytes, needed=bytes, unit="bytes")
-        return None
+        conditions = (
+            StartStatus(done=done, needed=needed, unit="files"),
+            StartStatus(done=store.resident_files, needed=files, unit="files"),
+            StartStatus(done=store.resident_content_bytes, needed=bytes, unit="bytes"),
+        )
+        return next((condition for condition in conditions if condition.needed > condition.done), None)
 
     async def is_anything_listed(self) -> bool:
         """Whether there is anything to mount. Raises the error of a failed first listing."""
@@ -376,42 +377,45 @@ class StartGate:
             return False
         if condition.show_files and not self._are_groups_equal(await self._store.group_sizes(), ended):
             return False
-        self.waited_for = self._what_is_there(state, ended)
-        return self.waited_for is not None
+        if reason := self._reached(state, ended):
+            self.waited_for = self._text(reason)
+        return reason is not None
 
-    def _what_is_there(self, state: MountState, ended: bool) -> str | None:
-        """The fulfilled condition of `mount`; None if there is not enough. ended: no more files will come soon."""
+    def _reached(self, state: MountState, ended: bool) -> StartReason | None:
+        """The first that is reached of what this mount waits for; None if nothing is. ended: no more files will come
+        soon.
+        """
         store, condition, is_listed = self._store, self._condition, self._catalog_sync.complete
-        if condition.no_wait:
-            return "the first page of the listing" if is_listed or self._catalog.files > 0 else None
         files, bytes = condition.amount(store.room.limit_bytes)
-        enough = store.resident_files >= files and store.resident_content_bytes >= bytes
-        everything = is_listed and state is MountState.COMPLETE
-        if condition.explicit:
-            if enough:
-                return "the requested files"
-            return "every file" if everything else "what could be fetched" if ended else None
-        if self._catalog.freezes and (failure := self._prefetch.seeds.frozen_failure):
+        has_amount = store.resident_files >= files and store.resident_content_bytes >= bytes
+        has_all = is_listed and state is MountState.COMPLETE
+        reached = dict[StartReason, bool]()
+        if condition.no_wait:
+            reached = {StartReason.FIRST_PAGE: is_listed or self._catalog.files > 0}
+        elif condition.explicit:
+            reached = {StartReason.REQUESTED: has_amount, StartReason.ALL: has_all, StartReason.FETCHABLE: ended}
+        elif self._catalog.freezes and (failure := self._prefetch.seeds.frozen_failure):
             raise RemoteError(failure)
-        if self._selection.shows_once:
-            return "the first part" if self._selection.is_ready() else "what could be fetched" if ended else None
-        if not self._are_first_files_complete(state, ended):
-            return None
-        if self._more_since is None:
-            self._more_since = trio.current_time()
-        seeds = self._prefetch.seeds
-        first = "the frozen files, " if self._catalog.freezes and seeds.frozen_complete else ""
-        first += "a file from each directory and " if seeds.seeds_complete else ""
-        may_be_enough = is_listed or self._unlisted_reason is not None
-        if everything or (may_be_enough and self._prefetch.is_whole):
-            return "every file"
-        if may_be_enough and enough:
-            return f"{first}a tenth of the cache"
-        if ended:
-            return f"{first}what could be fetched"
-        if trio.current_time() - self._more_since > START_S:
-            return f"{first}what arrived in {START_S:g} s more"
-        return None
+        elif self._selection.shows_once:
+            reached = {StartReason.READY: self._selection.is_ready(), StartReason.FETCHABLE: ended}
+        elif self._are_first_files_complete(state, ended):
+            self._more_since = trio.current_time() if self._more_since is None else self._more_since
+            knows_most = is_listed or self._unlisted_reason is not None
+            reached = {
+                StartReason.ALL: has_all or (knows_most and self._prefetch.is_whole),
+                StartReason.TENTH: knows_most and has_amount,
+                StartReason.FETCHABLE: ended,
+                StartReason.ARRIVED: trio.current_time() - self._more_since > START_S,
+            }
+        return next((reason for reason, is_reached in reached.items() if is_reached), None)
+
+    def _text(self, reason: StartReason) -> str:
+        """What `mount` has waited for, for display."""
+        first, seeds = "", self._prefetch.seeds
+        if self._more_since is not None and reason is not StartReason.ALL:
+            first += "the frozen files, " if self._catalog.freezes and seeds.frozen_complete else ""
+            first += "a file from each directory and " if seeds.seeds_complete else ""
+        return first + reason.value.format(START_S)
 
     @property
     def _unlisted_reason(self) -> str | None:

@@ -256,7 +256,7 @@ class CatalogSync:
             self._store.track(id)
         async with self._store.unreachable(removed):
             changes = await self._catalog.apply(replace(part, changed=immediate), self._store.drop_files)
-        self._store.count_dropped(changes)
+        self._store.count_gone(changes.removed)
         if changes.removed:
             self.removed.notify(changes.removed)
         self.progressed.notify()

@@ -4,8 +4,8 @@ The difficulties, and their solutions:
 
 1. Two tasks might count on the same bytes. `_by_what_is_listed` is a lock: a task that evicts reserves within it.
 2. A generation might begin meanwhile, and a directory lose the last file that it lists. None begins within that lock.
-3. Finding the files that may be evicted among a million takes a second. A thread reads and picks; then `_opened` checks
-   which of them were opened meanwhile. A file that is opened later still stays readable: it becomes an orphan.
+3. Finding the files that may be evicted among a million takes a second. A thread reads and picks; then `_taken` checks
+   which of them were opened or listed meanwhile. A file that is opened later stays readable: it becomes an orphan.
 4. A request may be out of date once there is room: a reader now fetches the file, or the order of the pass has changed.
    `acquire` asks the claim before and after each look; then no task runs until the caller has the room.
 5. An error between two lines must not leak bytes. A Reservation is given back once, by its owner; the waiting bytes are
@@ -56,8 +56,6 @@ ROWS_MAX = (256, 100_000)
 """How many files of each sort are read to make room; the second number is for when the first was not enough."""
 CHECKED_FILES_MAX = 1000
 """Files checked in one step for whether they are open or mapped, at 2 us each."""
-WARN_EVERY_S = 60.0
-"""How often the log reports that the disk refuses to evict, although each draw and each miss retries it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -382,18 +380,14 @@ class Space:
 
         Returns the bytes that they took.
         """
-        store = self._store
         async with self._by_what_is_listed() as is_known:
             if not is_known:
                 return 0
             await self._generations.reconsider_last_files()
             listed = self._generations.listed
-            in_use = store.open_files.ids
-            while True:
-                allowed = await self._db.query_in_thread(partial(of_these, ids, in_use, listed))
-                if not (opened := await self._opened(allowed)):
-                    return await store.evict(allowed)
-                in_use |= opened
+            return await self._store.evict(
+                await self._choose(lambda _, in_use, ask: of_these(ids, in_use, listed, ask))
+            )
 
     async def mark(self, unneeded: Sequence[int], needed: Sequence[int], is_current: Callable[[], bool]) -> bool:
         """Allow files to be evicted for draws, and forbid it for others; False if some of these are gone already.
@@ -433,32 +427,37 @@ class Space:
 
         A thread reads the candidates and picks: finding that a hundred thousand files are held takes a second.
         """
-        held, listed, in_use = self._holds(), self._generations.listed, self._store.open_files.ids
         for most in rows_max:
-            while True:
-                chosen = await self._db.query_in_thread(
-                    partial(_pick, priority, held, listed, in_use, most, need, ample)
-                )
-                opened = await self._opened(chosen)
-                if not opened:
-                    break
-                in_use |= opened
-            if chosen:
+            if chosen := await self._choose(partial(_pick, priority, self._generations.listed, most, need, ample)):
                 return chosen
         if priority is not Priority.DRAW and await self._generations.reconsider_last_files():
             return await self._pick(priority, need, ample, rows_max)
         return []
 
-    async def _opened(self, ids: Sequence[int]) -> set[int]:
-        """Those of these files that were opened since a thread picked them, or are mapped.
+    async def _choose(self, pick: Callable[[BitMap64, set[int], Query], list[int]]) -> list[int]:
+        """The ids that a function picks on a thread, given what is held and what is in use, once no reader has come for
+        one of them meanwhile.
+        """
+        held, in_use = self._holds(), self._store.open_files.ids
+        while True:
+            chosen = await self._db.query_in_thread(partial(pick, held, in_use))
+            if not (taken := await self._taken(chosen, held)):
+                return chosen
+            in_use |= taken
+
+    async def _taken(self, ids: Sequence[int], held: BitMap64) -> set[int]:
+        """Those of these files that were opened or listed since a thread picked them, or are mapped. held: before that.
 
         Requests are answered meanwhile. A file that is opened between this and its eviction stays readable.
         """
-        opened = set[int]()
+        taken = set[int]()
         for start in range(0, len(ids), CHECKED_FILES_MAX):
-            opened.update(id for id in ids[start : start + CHECKED_FILES_MAX] if self._store.is_in_use(id))
+            checked = ids[start : start + CHECKED_FILES_MAX]
+            taken.update(id for id in checked if self._store.is_in_use(id))
+            if listed := self._holds() - held:
+                taken.update(id for id in checked if (file := self._store.located(id)) and file.seq in listed)
             await trio.lowlevel.checkpoint()
-        return opened
+        return taken
 
     async def _evict(self, ids: list[int], return_to_pass: bool) -> None:
         try:
@@ -466,11 +465,11 @@ class Space:
         except sqlite3.DatabaseError as error:  # nothing is freed, and the caller waits for room
             if trio.current_time() >= self._warns_from:
                 log.warning("cannot make room: %s; check the cache's disk (dmesg)", error)
-                self._warns_from = trio.current_time() + WARN_EVERY_S
+                self._warns_from = trio.current_time() + 60.0  # each draw and each miss tries it again
 
 
 def _pick(
-    priority: Priority, held: BitMap64, listed: Listed, in_use: set[int], most: int, need: int, ample: int, ask: Query
+    priority: Priority, listed: Listed, most: int, need: int, ample: int, held: BitMap64, in_use: set[int], ask: Query
 ) -> list[int]:
     """The ids to evict. most: how many files of each sort are read."""
     is_draw, takes_held = priority is Priority.DRAW, priority is Priority.READER

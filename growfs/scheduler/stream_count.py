@@ -1,4 +1,4 @@
-"""How many requests run at a time, and how many workers send them.
+"""How many requests run at a time, how many workers send them, and how many files they have ahead.
 
 More requests while that raises the rate, fewer when the store refuses many of them. The number moves up and down in
 steps of a quarter, kept if the measured rate justifies them; for small files it is doubled before that, while they wait
@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean
+from typing import NamedTuple
+
+from growfs.workers.messages import REPORT_FILES
 
 PERIOD_S = 0.5
 """How often the number is adjusted."""
@@ -45,12 +48,18 @@ FIRST_REST_PERIODS = 4
 more would be newer connections still, and if the link has a queue, their parts take seconds."""
 THROTTLED_SHARE_MAX = 0.1
 """The store wants fewer requests if it refuses more than this share of them."""
-DEVIATIONS = 3.0
-"""By this many standard deviations: of few requests, more may be refused by chance."""
 MEMORY = 0.7
 """The weight of a request after another period: those of the last two seconds dominate."""
-DECREASE, INCREASE = 0.75, 1.2
-"""The factors in a period with too many refusals, and in one without: streams double in 2 s."""
+AHEAD_FILES = 4 * REPORT_FILES
+"""Minimum number of files that a worker has: more than it fetches until its last report is processed."""
+AHEAD_BYTES = 64 << 20
+"""Minimum number of bytes that a worker has."""
+AHEAD_S = 0.5
+"""A worker has at least the files that it fetches in this time, at the last period's rate."""
+AHEAD_COMPUTED = 2
+"""Minimum number of files that a worker has if it computes them: the one under way, and the next."""
+IN_FLIGHT_FILES = 1024
+"""Minimum number of small files in flight or waiting for an earlier one."""
 
 
 class ConcurrencyController:
@@ -105,11 +114,12 @@ class ConcurrencyController:
         self._answered = MEMORY * self._answered + answered
         self._throttled = MEMORY * self._throttled + throttled
         count, share = self._answered + self._throttled, THROTTLED_SHARE_MAX
-        if throttled and self._throttled > share * count + DEVIATIONS * math.sqrt(share * (1 - share) * count):
-            self._allowed = max(STREAMS_MIN, DECREASE * min(self._allowed, self._wanted))
+        # By three standard deviations: of few requests, more may be refused by chance.
+        if throttled and self._throttled > share * count + 3 * math.sqrt(share * (1 - share) * count):
+            self._allowed = max(STREAMS_MIN, 0.75 * min(self._allowed, self._wanted))
             self._answered = self._throttled = 0.0  # those came from more streams than now
         elif answered:
-            self._allowed = min(max(self._allowed + 1, INCREASE * self._allowed), STREAMS_MAX)
+            self._allowed = min(max(self._allowed + 1, 1.2 * self._allowed), STREAMS_MAX)  # streams double in 2 s
 
     def update(self, bytes_per_s: float, was_busy: bool, in_use: float) -> int:
         """End a period; returns the number of streams from now on.
@@ -187,3 +197,35 @@ class WorkerCount:
         # Workers that compute for most of the time may soon limit the rate, as Python runs one thread.
         if len(cpu_shares) >= self.count and fmean(cpu_shares) > 0.6:
             self.count = min(self.count + 1, self.most)
+
+
+class FilesAhead(NamedTuple):
+    """Decides how many files workers have before they need them. Pure.
+
+    is_computed: workers compute files, one at a time. bytes_per_s, files_per_s: what all workers together fetched in
+    the last period.
+    """
+
+    is_computed: bool
+    bytes_per_s: float = 0.0
+    files_per_s: float = 0.0
+
+    def files_wanted(self, workers: int) -> int:
+        """How many files should be in flight or wait for an earlier one.
+
+        At least twice as many as the workers have: otherwise all of them would wait for the one with the first file.
+        And as many as are fetched in 2 s: a file whose request is refused takes about that long, and later files are
+        not listed before it.
+        """
+        ahead = AHEAD_COMPUTED if self.is_computed else AHEAD_FILES
+        return max(IN_FLIGHT_FILES, 2 * ahead * workers, round(2 * self.files_per_s))
+
+    def may_grow(self, bytes: int, files: int, streams: int, busy: int) -> bool:
+        """Whether a worker that has so many bytes and files gets another file. busy: how many workers have files.
+
+        It has at least two files for each of its streams.
+        """
+        if self.is_computed:
+            return files < max(AHEAD_COMPUTED, AHEAD_S * self.files_per_s / busy)
+        is_short_of_bytes = bytes < max(AHEAD_BYTES, AHEAD_S * self.bytes_per_s / busy)
+        return is_short_of_bytes and files < max(AHEAD_FILES, 2 * streams)

@@ -356,7 +356,7 @@ def test_a_glob_that_matches_nothing_is_refused(complete: Growfs, command: str) 
 @pytest.mark.promise(3)
 def test_pause_and_resume(growfs: Growfs) -> None:
     growfs.env[SETUP_VARIABLE] = (
-        "from growfs.scheduler import dispatcher; dispatcher.AHEAD_FILES, dispatcher.IN_FLIGHT_FILES = 100, 300"
+        "from growfs.scheduler import stream_count; stream_count.AHEAD_FILES, stream_count.IN_FLIGHT_FILES = 100, 300"
     )
     files = {f"f{number}": b"x" * 100 for number in range(340)}  # more than may be in flight
     with blocking_server(files, *files) as server:

@@ -24,8 +24,8 @@ SIZE = 100_000
 AHEAD = 80
 """Files that a worker has at a time; more than it fetches at once."""
 LATE_AND_FEW = f"""
-from growfs.scheduler import admission, dispatcher
-dispatcher.AHEAD_FILES = {AHEAD}
+from growfs.scheduler import admission, stream_count
+stream_count.AHEAD_FILES = {AHEAD}
 admission.LATE_S = 1000
 """
 

@@ -356,9 +356,9 @@ def test_a_file_of_each_directory_comes_next_once_the_listing_is_complete(
     """However much of what was known before would be drawn."""
     url = put(moto, prefix, *(f"a/{number}" for number in range(6)), "z/0")
     growfs.env[SETUP_VARIABLE] = (
-        "from growfs.remote.stores.s3 import bucket; from growfs.scheduler import dispatcher, prefetcher\n"
+        "from growfs.remote.stores.s3 import bucket; from growfs.scheduler import prefetcher, stream_count\n"
         "bucket.PAGE_FILES_MAX, prefetcher.LISTING_GRACE_S = 6, 0\n"
-        "dispatcher.AHEAD_FILES, dispatcher.IN_FLIGHT_FILES = 0, 1\n"
+        "stream_count.AHEAD_FILES, stream_count.IN_FLIGHT_FILES = 0, 1\n"
     )
     with proxy_to(moto.endpoint_url) as proxy:
         proxy.hold(lambda request: request.is_later_page or request.is_fetch)

@@ -84,7 +84,7 @@ class LocalCache:
     async def apply(self, part: ListingDiff) -> Changes:
         """Apply a part of a listing, as CatalogSync does."""
         changes = await self.catalog.apply(part, self.store.drop_files)
-        self.store.count_dropped(changes)
+        self.store.count_gone(changes.removed)
         return changes
 
     async def reserve_by_rotation(self, size: int, holds: BitMap64) -> int | None:

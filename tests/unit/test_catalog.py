@@ -202,7 +202,7 @@ async def test_what_is_excluded_is_forgotten_in_batches(
     for changes in cache.catalog.forget_excluded(paths, "other options"):
         assert 0 < len(changes.removed) <= 10
         cache.store.drop_files(changes)
-        cache.store.count_dropped(changes)
+        cache.store.count_gone(changes.removed)
     assert cache.catalog_files() == kept
     assert set(cache.cached()) == cache.resident() == {known.path for known in kept} & {"a/03", "b/24", "c/d/07"}
     assert (cache.catalog.files, cache.catalog.bytes) == (len(kept), 100 * len(kept))

@@ -19,13 +19,6 @@ from growfs.remote.client_choice import LEFT_MAX, ClientChoice
 from growfs.remote.interface import NO_OTHER, Fetched, OtherSource
 from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.dispatcher import (
-    AHEAD_BYTES,
-    AHEAD_COMPUTED,
-    AHEAD_FILES,
-    AHEAD_S,
-    AHEAD_STREAMS,
-    IN_FLIGHT_FILES,
-    IN_FLIGHT_S,
     SILENCE_S,
     START_AGAIN_S,
     Dispatcher,
@@ -35,7 +28,12 @@ from growfs.scheduler.dispatcher import (
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadGroup, DownloadState, Priority
 from growfs.scheduler.outage import OTHERS_AGAIN_S
 from growfs.scheduler.stream_count import (
+    AHEAD_BYTES,
+    AHEAD_COMPUTED,
+    AHEAD_FILES,
+    AHEAD_S,
     FIRST_REST_PERIODS,
+    IN_FLIGHT_FILES,
     PERIOD_FIRST_S,
     PERIOD_S,
     REST_PERIODS,
@@ -315,7 +313,7 @@ async def test_more_files_are_wanted_than_workers_have(workers: int, clock: trio
         for worker in scene.pool.all:
             worker.report_fetched(*list(worker.requests))
         await trio.sleep(PERIOD_FIRST_S)
-        assert scene.dispatcher.files_wanted == round(IN_FLIGHT_S * workers * AHEAD_FILES / PERIOD_FIRST_S)
+        assert scene.dispatcher.files_wanted == round(2 * workers * AHEAD_FILES / PERIOD_FIRST_S)
 
 
 async def test_downloads_queued_again_one_by_one_keep_their_order() -> None:
@@ -332,7 +330,7 @@ async def test_a_worker_is_sent_only_a_few_files_ahead() -> None:
         scene.enqueue(*names(2 * AHEAD_FILES))
         await quiet()
         (worker,) = scene.pool.all
-        assert list(worker.requests) == names(2 * AHEAD_FILES)[: max(AHEAD_FILES, AHEAD_STREAMS * STREAMS_FIRST_SMALL)]
+        assert list(worker.requests) == names(2 * AHEAD_FILES)[: max(AHEAD_FILES, 2 * STREAMS_FIRST_SMALL)]
         worker.report_fetched("0000", "0007")
         await quiet()
         assert worker.batches[-1] == names(2 * AHEAD_FILES)[AHEAD_FILES : AHEAD_FILES + 2]
@@ -561,7 +559,7 @@ async def test_where_access_is_denied_nothing_is_sent_until_dispatch_resumes_in_
         before = scene.pool.alive
         before[0].report_fetched("0000")
         await quiet()
-        scene.dispatcher.hold(RemoteDenied("the credentials have expired"))
+        scene.dispatcher.suspend(RemoteDenied("the credentials have expired"))
         before[0].report_fetched("0002")
         await quiet()
         assert (scene.pool.alive, scene.fetched) == ([], ["0000"])
@@ -585,7 +583,7 @@ async def test_while_the_remote_is_away_workers_keep_what_they_have_and_are_not_
     async with start_scene(1) as scene:
         scene.enqueue("a")
         await quiet()
-        scene.dispatcher.hold(RemoteBusy("cannot reach the server"))
+        scene.dispatcher.suspend(RemoteBusy("cannot reach the server"))
         scene.enqueue("later")
         await quiet()
         (worker,) = scene.pool.alive
@@ -604,7 +602,7 @@ async def test_while_the_remote_is_away_what_other_nodes_may_have_is_sent_now_an
     clock: trio.testing.MockClock,
 ) -> None:
     async with start_scene(1, other=SharedFiles()) as scene:
-        scene.dispatcher.hold(RemoteBusy("cannot reach the server"))
+        scene.dispatcher.suspend(RemoteBusy("cannot reach the server"))
         scene.enqueue("a", "shared", "b")
         await quiet()
         (worker,) = scene.pool.alive
@@ -631,7 +629,7 @@ async def test_when_nothing_arrives_the_remote_is_suspected_before_any_timeout(c
         assert reasons == []
         await trio.sleep(SILENCE_S + 2 * PERIOD_S)
         assert reasons == ["s3://bucket: nothing has arrived for 5 s; check the network"]
-        scene.dispatcher.hold(RemoteBusy("it is away"))
+        scene.dispatcher.suspend(RemoteBusy("it is away"))
         await trio.sleep(10 * SILENCE_S)
         assert len(reasons) == 1, "that is known"
         scene.dispatcher.resume()

@@ -18,10 +18,11 @@ from trio.testing import MockClock
 from growfs import disk
 from growfs.bitmaps import BitMap64
 from growfs.cache import open_files, store
+from growfs.cache.full_disk import QUOTA_RETRY_S
 from growfs.cache.open_files import OpenFile
 from growfs.cache.publish import Published, Publisher
 from growfs.cache.recovery import recover, verify_content
-from growfs.cache.room import QUOTA_RETRY_S, Reservation
+from growfs.cache.room import Reservation
 from growfs.cache.schema import DirectoryPaths
 from growfs.disk import BLOCK
 from growfs.errors import DiskFull, NoRoom, TooManyOpen
@@ -107,12 +108,12 @@ async def test_a_quota_that_statvfs_does_not_tell_is_found_by_what_it_refuses(
     assert refused
     assert not await store.room.probe(BLOCK, at_once=True), "nothing is known of a quota"
     assert note_refusal(32 * BLOCK)
-    assert store.room.overdraft
+    assert store.room.quota.overdraft(store.room.used_bytes)
     refused.release()
     assert cache.database.spare.lacking_bytes, "the catalog needs room, too"
     cache.database.write_now(lambda _: None)
     assert cache.database.spare.lacking_bytes, "and keeps it"
-    assert store.room.quota_bytes == 31 * BLOCK
+    assert store.room.quota.bytes == 31 * BLOCK
     assert store.room.short(8 * BLOCK) == 9 * BLOCK
     assert not await store.room.probe(BLOCK, at_once=True), "what is in flight may not be written yet"
     used.spend()
@@ -125,11 +126,11 @@ async def test_a_quota_that_statvfs_does_not_tell_is_found_by_what_it_refuses(
     assert tried == [9 * BLOCK, 9 * BLOCK, 2 * BLOCK]
     assert store.room.short(0) == -2 * BLOCK
     assert note_refusal(2 * BLOCK)
-    assert store.room.quota_bytes == 17 * BLOCK, "files took the room that was left free, and give it back; but not all"
+    assert store.room.quota.bytes == 17 * BLOCK, "files took the room that was left free, and give it back; but not all"
     store.room.min_free = 1 << 60
-    store.room.quota_bytes = None
+    store.room.quota.bytes = None
     assert not note_refusal(0)
-    assert store.room.quota_bytes is None, "others fill the disk, which statvfs tells"
+    assert store.room.quota.bytes is None, "others fill the disk, which statvfs tells"
 
 
 @pytest.mark.parametrize("renews", [False, True])
