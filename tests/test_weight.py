@@ -12,7 +12,7 @@ CEILINGS = {
     "statements of the core": 11_916,
     "statements of all": 23_671,
     "statements of the largest function": 41,
-    "constants in capitals": 735,
+    "constants in capitals": 734,
     "importers of exact": 2,
     "importers of peers": 2,
     "importers of fill": 5,

@@ -38,13 +38,10 @@ class Spare:
         limit = btrfs.limit_bytes(path.parent)
         self._is_left_free = limit is not None
         self.give_up()  # the one that a crash has left
-        if limit is None:
-            self._bytes = min(SPARE_BYTES_MAX, disk.free_bytes(path.parent) // 8)
-        else:
-            # A commit must always make room. Until then, btrfs reserves 200 to 400 KiB of metadata for each file that
-            # is written.
-            self._bytes = min(64 << 20, limit // 4)
-        self.lacking_bytes = self._bytes
+        # In a btrfs quota group, a commit must always make room. Until then, btrfs reserves 200 to 400 KiB of metadata
+        # for each file that is written.
+        of_disk = min(SPARE_BYTES_MAX, disk.free_bytes(path.parent) // 8)
+        self._bytes = self.lacking_bytes = of_disk if limit is None else min(64 << 20, limit // 4)
         self.make()
 
     def make(self) -> None:

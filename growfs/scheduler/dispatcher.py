@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 WORKERS_FIRST = 1
 """Workers that download, until their CPU limits the rate."""
-START_AGAIN_S = 60.0
-"""Pause after a further worker could not be started: the machine may have too little memory or too many processes."""
 SILENCE_S = 5.0
 """If nothing of any file arrives for this long, the remote may be away. Timeouts take half a minute to say so. If it is
 not, the next time is after twice as long: the only file under way may be one that comes a byte at a time."""
@@ -305,7 +303,8 @@ class Dispatcher:
                 if not slots:
                     raise
                 log.warning("%s; continuing with %d", error, len(slots))
-                self._starts_at = trio.current_time() + START_AGAIN_S
+                # The machine may have too little memory or too many processes.
+                self._starts_at = trio.current_time() + 60.0
         return best
 
     def _worker_for_readers(self, nursery: trio.Nursery) -> WorkerSlot | None:
@@ -373,8 +372,8 @@ class Dispatcher:
 
     def _limit_silence(self, slot: WorkerSlot) -> None:
         """Require a busy worker to send something within STALL_S from now."""
-        waits = slot.is_suspended or not slot.downloads
-        slot.silence.deadline = math.inf if waits else trio.current_time() + STALL_S
+        is_busy = slot.downloads and not slot.is_suspended
+        slot.silence.deadline = trio.current_time() + STALL_S if is_busy else math.inf
 
     async def _process(self, slot: WorkerSlot, message: FetchProgress) -> None:
         bytes = message.bytes + message.other_bytes

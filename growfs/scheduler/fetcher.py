@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -161,18 +162,18 @@ class Fetcher:
             self._enqueue(download, reserved.split(min(bytes, reserved.bytes)))
         self._enqueue(last, reserved)
 
-    async def update(self, node: Node, path: str) -> None:
+    async def update(self, node: Node, path: str, gives_way: Callable[[], bool] = lambda: False) -> bool:
         """Fetch a newer version of a resident file once there is room for it; returns when it has taken its place.
 
         Also returns if it failed, or if the file is gone: the remote deleted it, or a miss evicted it, and its next
         open then finds the version. node: the resident file's, with the new version's size, time and version. path: of
-        the file.
+        the file. gives_way: whether to wait for room no longer; then this returns False.
         """
 
         def is_wanted() -> bool:
-            return self.downloads.is_known(node.id) and self.downloads.get(node.id) is None
+            return not gives_way() and self.downloads.is_known(node.id) and self.downloads.get(node.id) is None
 
-        while self.downloads.is_known(node.id):
+        while self.downloads.is_known(node.id) and not gives_way():
             if earlier := self.downloads.get(node.id):
                 await earlier.finished.wait()
                 continue
@@ -182,7 +183,8 @@ class Fetcher:
                     [download] = self.downloads.start([node], DownloadGroup(), Priority.DUE, renews=True)
                 self._enqueue(download, reserved)
                 await download.finished.wait()
-                return
+                return True
+        return not self.downloads.is_known(node.id)
 
     async def ensure(self, node: Node, path: str, patience_s: float | None = None) -> None:
         """Return when the file is resident or gone. Fetches it before everything that no reader waits for.
@@ -210,8 +212,7 @@ class Fetcher:
             raise download.error
 
     def _why_late(self, download: Download, waited_s: float) -> GrowfsError:
-        claim = self._claims.get(download)
-        if claim and claim.waits_since is not None:
+        if (claim := self._claims.get(download)) and claim.waits_since is not None:
             return self._space.no_room(claim)
         why = f", waiting for the remote: {self._outage.why}" if self._outage.is_on else "; raise --miss-timeout"
         return TimedOut(f"{download.path}: not fetched within {waited_s:g} s{why}")

@@ -198,9 +198,12 @@ class InFlightTable:
 
     def waiting(self) -> list[Download]:
         """The downloads that have no worker and no reader waiting, and are not being admitted."""
-        states = (DownloadState.QUEUED, DownloadState.FETCHED)
-        all = self._downloads.values()
-        return [it for it in all if it.state in states and not it.urgent and it.group.place is not Place.TAKEN]
+        return [
+            download
+            for download in self._downloads.values()
+            if download.state in (DownloadState.QUEUED, DownloadState.FETCHED)
+            and not (download.urgent or download.group.place is Place.TAKEN)
+        ]
 
     def written_bytes(self) -> int:
         """Bytes that the files in flight take on the disk so far."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import trio
 
@@ -379,10 +380,8 @@ class Drawer:
 
     def _must_wait(self, missing: Sequence[Node]) -> bool:
         """Whether these files have to wait."""
-        if not self._state.is_interrupted:
-            return False
-        paths = map(self._catalog.path, missing)
-        return self._state.paused or not missing or any(map(self._outage.blocks, paths))
+        blocked = (node for node in missing if self._outage.blocks(self._catalog.path(node)))
+        return self._state.paused or (self._outage.is_on and (not missing or any(blocked)))
 
     async def wait_until_finished(self) -> bool:
         """Wait for all drawn files in flight; False if the order is out of date.
@@ -450,7 +449,10 @@ class Drawer:
 
 
 class VersionUpdater:
-    """Fetches the new versions found by CatalogSync, each of which replaces a resident file."""
+    """Fetches the new versions found by CatalogSync, each of which replaces a resident file.
+
+    The smallest come first, and one that waits for room gives way to a smaller one: it may find room.
+    """
 
     def __init__(self, catalog: Catalog, fetcher: Fetcher, catalog_sync: CatalogSync, state: PrefetchState) -> None:
         self._catalog = catalog
@@ -465,10 +467,13 @@ class VersionUpdater:
                 nursery.start_soon(self._update)
 
     async def _update(self) -> None:
+        sync = self._catalog_sync
         while True:
-            while not self._state.is_interrupted and (update := self._catalog_sync.next_update()):
+            while not self._state.is_interrupted and (update := sync.next_update()):
                 with update as (id, file):
                     if node := self._catalog.node(id):
                         newer = node._replace(size=file.size, mtime_ns=file.mtime_ns, version=file.version)
-                        await self._fetcher.update(newer, self._catalog.path(node))
+                        gives_way = partial(sync.has_smaller_update, file)
+                        if not await self._fetcher.update(newer, self._catalog.path(node), gives_way):
+                            sync.add_update(id, file)
             await self._state.changed.wait()

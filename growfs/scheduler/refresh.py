@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from heapq import heappop, heappush
 
 import trio
 
@@ -66,9 +67,11 @@ class CatalogSync:
         """Notified when a fetch found that a file has changed."""
         self.removed = Signal[[list[Removed]]]()
         """Notified of files and versions that are gone."""
-        self.updates: dict[int, RemoteFile] = {}
+        self._updates: dict[int, RemoteFile] = {}
         """New versions of resident files, by the id of the old one, for VersionUpdater to fetch. If one fails, or is
         not fetched before the daemon ends, the next listing finds it again."""
+        self._smallest: list[tuple[int, int]] = []
+        """A heap of (size, id) of these, and of some that were taken meanwhile."""
         self._updating: set[int] = set()
         self._altered = 0  # by listings, since `changed` was notified: one that failed may have found the only news
         self._silent_s: float | None = None
@@ -91,7 +94,10 @@ class CatalogSync:
                 await self._list()
             except (GrowfsError, sqlite3.DatabaseError) as failure:
                 error = failure if isinstance(failure, GrowfsError) else GrowfsError(f"the database: {failure}")
-                self._fail(error)
+                self.failure = Failure(error)
+                log.warning("the remote could not be listed, continuing with the files known so far: %s", error)
+                if self._catalog.files and may_be_outage(error):
+                    self._outage.suspect(error)
             self.listing_now = False
             await self._pause()
 
@@ -115,12 +121,6 @@ class CatalogSync:
         """List twice as many files of an endless remote, now."""
         self._more_wanted = True
         self._rescheduled.notify()
-
-    def _fail(self, error: GrowfsError) -> None:
-        self.failure = Failure(error)
-        log.warning("the remote could not be listed, continuing with the files known so far: %s", error)
-        if self._catalog.files and may_be_outage(error):
-            self._outage.suspect(error)
 
     def retry(self) -> None:
         """Retry a failed listing at once: the remote is back."""
@@ -152,9 +152,22 @@ class CatalogSync:
             return
         self.file_changed.notify()
 
+    def add_update(self, id: int, file: RemoteFile) -> None:
+        """Let a new version be fetched. id: of the old one."""
+        self._updates[id] = file
+        heappush(self._smallest, (file.size or 0, id))
+
     def next_update(self) -> AbstractContextManager[tuple[int, RemoteFile]] | None:
-        """Take a new version to fetch: (id of the old one, new one). Listings skip it within the block."""
-        return self._update(*self.updates.popitem()) if self.updates else None
+        """Take the smallest new version: (id of the old one, new one). Listings skip it within the block."""
+        while self._smallest:
+            _, id = heappop(self._smallest)
+            if file := self._updates.pop(id, None):
+                return self._update(id, file)
+        return None
+
+    def has_smaller_update(self, file: RemoteFile) -> bool:
+        """Whether there is a smaller new version to fetch than this one."""
+        return bool(self._smallest) and self._smallest[0][0] < (file.size or 0)
 
     @contextmanager
     def _update(self, id: int, file: RemoteFile) -> Iterator[tuple[int, RemoteFile]]:
@@ -251,7 +264,7 @@ class CatalogSync:
                 immediate.append((id, file))
                 removed += [id] if node and node.seq is not None else []
             elif id not in self._updating:  # otherwise the next listing compares it again
-                self.updates[id] = file
+                self.add_update(id, file)
         for id in part.gone:
             self._store.track(id)
         async with self._store.unreachable(removed):

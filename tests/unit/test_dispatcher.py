@@ -20,7 +20,6 @@ from growfs.remote.interface import NO_OTHER, Fetched, OtherSource
 from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.dispatcher import (
     SILENCE_S,
-    START_AGAIN_S,
     Dispatcher,
     Outcome,
     WorkerDied,
@@ -339,6 +338,25 @@ async def test_a_worker_is_sent_only_a_few_files_ahead() -> None:
         assert len(scene.pool.all) == 1
 
 
+async def test_a_reader_moves_only_the_files_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups may have a thousand files each, and a thousand groups be queued."""
+    async with start_scene(1) as scene:
+        scene.enqueue(*names(2 * AHEAD_FILES))
+        late = scene.enqueue("late")
+        looked_at = list[Download]()
+
+        def note(download: Download) -> bool:
+            looked_at.append(download)
+            return download.priority is Priority.READER
+
+        monkeypatch.setattr(Download, "urgent", property(note))
+        late[0].priority = Priority.READER
+        scene.dispatcher.prioritize(late)
+        assert len(looked_at) <= len(late)
+        await quiet()
+        assert "late" in scene.pool.all[0].requests
+
+
 async def test_urgent_files_overtake_and_ignore_the_limits() -> None:
     async with start_scene(1) as scene:
         first, *_, other, last = scene.enqueue(*names(2 * AHEAD_FILES))
@@ -481,7 +499,7 @@ async def test_a_worker_that_could_not_be_started_is_started_later(clock: trio.t
         await scene.finish()
         assert len(scene.pool.all) == 1
         scene.pool.spawn_error = lambda: None
-        await trio.sleep(START_AGAIN_S)
+        await trio.sleep(60)
         scene.enqueue(*names(2, "later-"))
         await scene.finish()
         assert len(scene.pool.all) == 2

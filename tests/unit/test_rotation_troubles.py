@@ -244,10 +244,10 @@ async def test_a_group_of_thousands_of_files_fails_as_a_whole(tmp_path: Path) ->
     cache.close()
 
 
-async def until_a_version_waits(cache: LocalCache) -> None:
-    """Return once a new version of one file waits for room, after queries on threads."""
+async def until_versions_wait(cache: LocalCache, bytes: int = SIZE) -> None:
+    """Return once new versions of that size wait for room, after queries on threads."""
     with trio.fail_after(30):
-        while cache.waiting.versions != SIZE:  # noqa: ASYNC110 - nothing notifies of it
+        while cache.waiting.versions != bytes:  # noqa: ASYNC110 - nothing notifies of it
             await trio.sleep(0.01)
 
 
@@ -265,7 +265,7 @@ async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         nursery.start_soon(fetcher.update, successor, "d/5.bin")
-        await until_a_version_waits(cache)
+        await until_versions_wait(cache)
         assert len(cache.resident()) == FILES
         await cache.begin()
         assert len(cache.listed()) == FILES - 1, "the next generation makes room, though the whole remote is cached"
@@ -276,6 +276,38 @@ async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path
         assert cache.waiting.versions == 0
         nursery.cancel_scope.cancel()
     assert cache.node("d/5.bin").version == "v2"
+    cache.close()
+
+
+@pytest.mark.promise(6)
+async def test_new_versions_that_find_no_room_do_not_keep_back_a_smaller_one(tmp_path: Path) -> None:
+    """Two wait, as many as are fetched at a time, in a cache of which everything is held but one block is free."""
+    cache = open_local_cache(tmp_path, FILES * SIZE)
+    paths = [f"d/{number}.bin" for number in range(FILES - 1)]
+    await cache.list([file(path, SIZE) for path in paths])
+    await cache.admit(*paths, content=b"x" * SIZE)
+    shown = await cache.begin()
+    assert shown
+    cache.holds = shown.listed
+    sync = CatalogSync(RefusingPool(), cache.catalog, cache.store, Outage(answers), 0)  # type: ignore[arg-type]
+    state = PrefetchState(StartCondition(), lambda: False, lambda: False, Outage(answers))
+    state.changed.connect(cache.store.room.freed.notify)  # as in a daemon
+    fetcher = fetcher_of(cache)
+    updater = VersionUpdater(cache.catalog, fetcher, sync, state)
+    for path in paths[:2]:
+        await sync.update_file(cache.node(path), file(path, 3 * SIZE, "v2"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        nursery.start_soon(updater.run)
+        await until_versions_wait(cache, 6 * SIZE)
+        await sync.update_file(cache.node(paths[2]), file(paths[2], SIZE, "v2"))
+        state.invalidate_order()
+        with trio.fail_after(30):
+            while cache.node(paths[2]).version != "v2":
+                await cache.store.admitted.wait()
+        await until_versions_wait(cache, 6 * SIZE)
+        nursery.cancel_scope.cancel()
+    assert [cache.node(path).version for path in paths[:2]] == ["v1", "v1"]
     cache.close()
 
 
@@ -377,7 +409,7 @@ async def test_nothing_waits_any_longer_for_a_version_whose_service_failed(
     with pytest.RaisesGroup(Unreadable, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(updater.run)
-            await until_a_version_waits(cache)
+            await until_versions_wait(cache)
             monkeypatch.setattr(cache.space, "_pick", unreadable)
             cache.store.room.freed.notify()
     assert cache.waiting.versions == 0

@@ -23,7 +23,7 @@ from growfs.cache.open_files import OpenFile
 from growfs.cache.publish import Published, Publisher
 from growfs.cache.recovery import recover, verify_content
 from growfs.cache.room import Reservation
-from growfs.cache.schema import DirectoryPaths
+from growfs.cache.schema import DirectoryPaths, Query
 from growfs.disk import BLOCK
 from growfs.errors import DiskFull, NoRoom, TooManyOpen
 from growfs.paths import StrPath
@@ -385,6 +385,28 @@ async def test_open_and_pinned_files_are_not_evicted(cache: LocalCache) -> None:
     await pin(cache, "a/1.jpg")
     assert await evict_all(cache) == ["4", "2"]
     assert cache.resident() == {"a/5.jpg", "a/0.jpg", "a/3.jpg", "a/1.jpg"}
+
+
+@pytest.mark.promise(17, 19)
+@pytest.mark.parametrize("priority", [Priority.DUE, Priority.READER])
+async def test_a_file_that_a_process_lists_while_others_are_picked_is_not_evicted_before_them(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch, priority: Priority
+) -> None:
+    """To find what may go takes a second if much is cached."""
+    await fill(cache, count=4, shown=4)
+    first, query = cache.node("a/0.jpg").seq, cache.database.query_in_thread
+    assert first
+
+    async def slow_query(function: Callable[[Query], Any]) -> Any:
+        picked = await query(function)
+        cache.holds = cache.holds | BitMap64([first])
+        return picked
+
+    monkeypatch.setattr(cache.database, "query_in_thread", slow_query)
+    reserved = await cache.space.reserve_by_eviction(BLOCK, priority)
+    assert reserved
+    assert cache.resident() == {"a/0.jpg", "a/2.jpg", "a/3.jpg"}
+    reserved.release()
 
 
 async def test_a_lower_limit_evicts_down_to_it(cache: LocalCache) -> None:
