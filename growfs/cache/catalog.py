@@ -161,16 +161,16 @@ class Catalog:
     def files_in(ask: Query, around: Surroundings) -> Iterator[Node]:
         """The files in these surroundings; for a thread."""
         folders, values = "SELECT id FROM node WHERE is_dir = 1", list[Any]()
-        with_part = list[int]()
+        containing = list[int]()
         if around.folder is not None:
             folders, values = "VALUES (?)", [id_at(ask, around.folder)]
-        elif around.part:
+        elif around.substring:
             paths = DirectoryPaths()
-            with_part = [id for (id,) in ask(folders) if around.part in paths.of(ask, id)]
+            containing = [id for (id,) in ask(folders) if around.substring in paths.of(ask, id)]
         query = f"""WITH folder (id) AS ({folders}) SELECT {NODE} FROM folder CROSS JOIN node n ON n.parent = folder.id
             LEFT JOIN resident r ON r.id = n.id WHERE n.name >= ? AND n.name < ? AND n.is_dir = 0
             AND (instr(n.name, ?) OR n.parent IN (SELECT value FROM json_each(?)))"""
-        values += around.prefix, around.prefix + LAST_CHARACTER, around.part, json.dumps(with_part)
+        values += around.prefix, around.prefix + LAST_CHARACTER, around.substring, json.dumps(containing)
         return (Node(*row) for row in ask(query, *values))
 
     async def suggested_group(self) -> Suggestion | None:

@@ -1,4 +1,4 @@
-"""growfs's own digest of a local file: the CRC-64/NVME of its content, combined from parts that arrive in any order.
+"""growfs's own digest of a local file: the CRC-64/NVME of its content, combined from segments that arrive in any order.
 
 A digest is a text that begins with the name of its algorithm.
 
@@ -18,26 +18,26 @@ from growfs.paths import StrPath
 BUFFER_BYTES = 1 << 20  # 4 MiB exceed a core's cache, which takes a fifth longer
 
 
-class CrcParts:
-    """A CRC of a file that passes through memory in parts, in any order. Several threads may each feed a part."""
+class CrcSegments:
+    """A CRC of a file that passes through memory in segments, in any order. Several threads may each feed one."""
 
     def __init__(self, name: str) -> None:
         """name: 'crc64nvme', 'crc32c' or 'crc32'."""
         self._extend, self._combine = _functions(name)
-        self._parts: dict[int, CrcPart] = {}
+        self._segments: dict[int, CrcSegment] = {}
 
-    def part(self, start: int) -> CrcPart:
-        """A new part, for the bytes from start to the next part. It replaces an earlier part with the same start."""
-        part = self._parts[start] = CrcPart(self._extend)
-        return part
+    def segment(self, start: int) -> CrcSegment:
+        """A new segment, for the bytes from start to the next one. It replaces an earlier one with the same start."""
+        segment = self._segments[start] = CrcSegment(self._extend)
+        return segment
 
     def combined(self) -> tuple[int, int]:
-        """The CRC of all parts, and their total bytes. Raises ValueError if a part in between is missing."""
+        """The CRC of all segments, and their total bytes. Raises ValueError if a segment in between is missing."""
         crc = end = 0
-        for start, part in sorted(self._parts.items()):
+        for start, segment in sorted(self._segments.items()):
             if start != end:
                 raise ValueError(f"the bytes from {end} to {start} are missing")
-            crc, end = self._combine(crc, part.crc, part.bytes), end + part.bytes
+            crc, end = self._combine(crc, segment.crc, segment.bytes), end + segment.bytes
         return crc, end
 
 
@@ -48,7 +48,7 @@ def _functions(name: str) -> tuple[Callable[[memoryview, int], int], Callable[[i
     return getattr(checksums, name), getattr(checksums, f"combine_{name}")
 
 
-class CrcPart:
+class CrcSegment:
     """Takes consecutive bytes."""
 
     def __init__(self, extend: Callable[[memoryview, int], int]) -> None:
@@ -61,20 +61,20 @@ class CrcPart:
         self.bytes += len(piece)
 
 
-class Digest(CrcParts):
+class Digest(CrcSegments):
     """The digest of a file that passes through memory."""
 
     def __init__(self) -> None:
         super().__init__("crc64nvme")
 
     def reset(self) -> None:
-        """Forget all bytes: the transfer starts over, perhaps with other parts."""
-        self._parts.clear()
+        """Forget all bytes: the transfer starts over, perhaps with other segments."""
+        self._segments.clear()
 
     @property
     def bytes(self) -> int:
         """The number of bytes that were fed."""
-        return sum(part.bytes for part in self._parts.values())
+        return sum(segment.bytes for segment in self._segments.values())
 
     def text(self) -> str:
         """The digest, once all bytes were fed. Raises ValueError if some are missing."""
@@ -87,7 +87,7 @@ def of(path: StrPath, progress: Callable[[int], None] = lambda _: None, flags: i
     Raises OSError.
     """
     digest = Digest()
-    stream = digest.part(0)
+    stream = digest.segment(0)
     # Mapping the file would be twice as fast, but an error of the disk would end the process.
     with open(path, "rb", buffering=0, opener=lambda name, mode: os.open(name, mode | flags)) as file:
         size = os.fstat(file.fileno()).st_size  # zeroing a full buffer took longer than the rest for a small file

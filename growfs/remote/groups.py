@@ -100,7 +100,7 @@ class Surroundings(NamedTuple):
     """The one that contains them; None if they may be in any."""
     prefix: str
     """The first characters of their names."""
-    part: str
+    substring: str
     """Characters of their names, or of the path of their folder."""
 
 
@@ -143,8 +143,8 @@ class _Expression:
         return "\0".join(("", *captures)) if captures else path  # no path contains \0
 
     def surroundings(self, path: str) -> Surroundings:
-        parts = (text.rpartition("/")[2] for text in self._captures(path) or [path])
-        return Surroundings(None, "", max(parts, key=len))
+        names = (text.rpartition("/")[2] for text in self._captures(path) or [path])
+        return Surroundings(None, "", max(names, key=len))
 
     def _captures(self, path: str) -> list[str]:
         match = self._expression.search(path)
@@ -159,8 +159,8 @@ class _Template:
     def __init__(self, text: str) -> None:
         self._text = text
         try:
-            parts = Formatter().parse(text)
-            fields = [(name, spec or "", conversion) for _, name, spec, conversion in parts if name is not None]
+            pieces = Formatter().parse(text)
+            fields = [(name, spec or "", conversion) for _, name, spec, conversion in pieces if name is not None]
         except ValueError:
             fields = []
         if not fields or not all(_is_field(*field) for field in fields):

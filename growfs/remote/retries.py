@@ -2,9 +2,9 @@
 
 A request that found the store busy, or the network down, is repeated after a pause that grows with each consecutive
 failure and is random by half, so that many requests do not return together
-(https://sre.google/sre-book/handling-overload/). A part of a file continues from its last byte. The file fails when one
-of its parts has failed TRIES_MAX times while nothing else of the file arrived, or when it has failed too often compared
-to its answers.
+(https://sre.google/sre-book/handling-overload/). A segment of a file continues from its last byte. The file fails when
+one of its segments has failed TRIES_MAX times while nothing else of the file arrived, or when it has failed too often
+compared to its answers.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class Function:
         advice = f"growfs looks in {self.folder}, then on PYTHONPATH and in the installed packages"
         try:
             module = found = self._import()
-            for part in self.name.split("."):
-                found = getattr(found, part, None)
+            for attribute in self.name.split("."):
+                found = getattr(found, attribute, None)
         except FileNotFoundError as error:
             raise UsageError(f"{self}: there is no file {error.filename}") from error
         except ModuleNotFoundError as error:

@@ -29,7 +29,7 @@ from growfs.cache.room import Reservation, SizeEstimate
 from growfs.cache.store import Store
 from growfs.cache.usage import Traffic
 from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteMissing, TimedOut, TooLarge, Unreadable
-from growfs.remote.http.threads import PART_BYTES_MAX
+from growfs.remote.http.threads import SEGMENT_BYTES_MAX
 from growfs.remote.interface import Fetched
 from growfs.rotation.generations import Generations
 from growfs.scheduler.admission import LATE_S, Admitter
@@ -127,8 +127,8 @@ class Fetcher:
         """Whether a draw has to wait."""
         waiting, streams = len(self._admitter.queue), self._dispatcher.streams
         return waiting >= self._dispatcher.files_wanted or (
-            # Four parts of files for each stream. As many groups as there are streams may be larger.
-            waiting >= streams and self._room.reserved_bytes >= 4 * streams * PART_BYTES_MAX
+            # Four segments of files for each stream. As many groups as there are streams may be larger.
+            waiting >= streams and self._room.reserved_bytes >= 4 * streams * SEGMENT_BYTES_MAX
         )
 
     def status(self, eta_s: float | None) -> FetchStatus:

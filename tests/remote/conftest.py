@@ -20,9 +20,9 @@ from tests.s3.credentials import without_credentials
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MIN", PART)
-    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MAX", PART)
-    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_UNKNOWN", PART)
+    monkeypatch.setattr("growfs.remote.http.threads.SEGMENT_BYTES_MIN", PART)
+    monkeypatch.setattr("growfs.remote.http.threads.SEGMENT_BYTES_MAX", PART)
+    monkeypatch.setattr("growfs.remote.http.threads.SEGMENT_BYTES_UNKNOWN", PART)
     monkeypatch.setattr("growfs.remote.http.connection.BUFFER_BYTES", 1500)
     monkeypatch.setattr("growfs.remote.http.connection.PIECE_BYTES", 300)
     monkeypatch.setattr("growfs.remote.http.connection.WRITE_BYTES", 700)

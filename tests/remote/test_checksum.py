@@ -49,7 +49,7 @@ def aws(name: str, text: str = "", **more: str) -> Headers:
 
 def feed(expected: ExpectedChecksum, start: int, data: bytes, step: int = 100) -> None:
     """Feed a part, in pieces from a buffer that is reused."""
-    part, buffer = expected.part(start), bytearray(step)
+    part, buffer = expected.segment(start), bytearray(step)
     for at in range(0, len(data), step):
         piece = data[at : at + step]
         buffer[: len(piece)] = piece

@@ -73,9 +73,9 @@ def kind(kind_name: str) -> Kind:
 def configured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "kind" in request.fixturenames and request.getfixturevalue("kind_name").endswith(BY_LIBRARY):
         monkeypatch.setattr("growfs.remote.stores.fsspec.FsspecRemote._requests_itself", False)
-    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MIN", 50_000)
-    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MAX", 50_000)
-    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_UNKNOWN", 50_000)
+    monkeypatch.setattr("growfs.remote.http.threads.SEGMENT_BYTES_MIN", 50_000)
+    monkeypatch.setattr("growfs.remote.http.threads.SEGMENT_BYTES_MAX", 50_000)
+    monkeypatch.setattr("growfs.remote.http.threads.SEGMENT_BYTES_UNKNOWN", 50_000)
     # The files are of the current second, so the store's own times would not do as validators.
     monkeypatch.setattr("growfs.remote.http.download._has_validator", lambda _: True)
 

@@ -356,6 +356,6 @@ def test_real_servers_accept_signed_urls(
                 assert answer.read() == (data if method == "GET" else b"")
                 expected = expected_checksum({name.lower(): text for name, text in answer.headers.items()})
             assert bool(expected) == (server == "moto_s3"), "moto sends a CRC if it is requested"
-            if expected and (part := expected.part(0)):
+            if expected and (part := expected.segment(0)):
                 part.update(memoryview(data))
                 assert expected.mismatch(len(data), tmp_path) is None

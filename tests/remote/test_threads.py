@@ -376,18 +376,18 @@ def test_a_file_that_has_begun_can_become_urgent() -> None:
 
 def test_a_file_comes_in_so_many_parts_that_each_stream_has_some() -> None:
     threads = TransferThreads()
-    assert threads.part_bytes(64 * MIB) == MIB
-    assert threads.part_bytes(100_000) == 100_000
-    assert threads.part_bytes(400_000) == 400_000, "two parts would be too small"
-    assert threads.part_bytes(4 * MIB) == module.PART_BYTES_MIN
-    assert threads.part_bytes(1 << 40) == module.PART_BYTES_MAX
-    assert threads.part_bytes(None) == module.PART_BYTES_UNKNOWN
+    assert threads.segment_bytes(64 * MIB) == MIB
+    assert threads.segment_bytes(100_000) == 100_000
+    assert threads.segment_bytes(400_000) == 400_000, "two parts would be too small"
+    assert threads.segment_bytes(4 * MIB) == module.SEGMENT_BYTES_MIN
+    assert threads.segment_bytes(1 << 40) == module.SEGMENT_BYTES_MAX
+    assert threads.segment_bytes(None) == module.SEGMENT_BYTES_UNKNOWN
     for _ in range(100):
         threads.record(MIB, 0.05)
-    assert threads.part_bytes(64 * MIB) == 2 * MIB, "a stream brings that in a moment"
+    assert threads.segment_bytes(64 * MIB) == 2 * MIB, "a stream brings that in a moment"
     for _ in range(100):
         threads.record(100 * MIB, 0.05)
-    assert threads.part_bytes(64 * MIB) == 4 * MIB, "there is still one for each stream"
+    assert threads.segment_bytes(64 * MIB) == 4 * MIB, "there is still one for each stream"
     for _ in range(100):
         threads.record(MIB, 5.0)
-    assert threads.part_bytes(64 * MIB) == MIB
+    assert threads.segment_bytes(64 * MIB) == MIB

@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 def feed(digest_: Digest, start: int, end: int, data: bytes = DATA, piece: int = 7) -> None:
     """Feed a part of data in pieces, from a buffer that is reused."""
-    part, buffer = digest_.part(start), bytearray(piece)
+    part, buffer = digest_.segment(start), bytearray(piece)
     for at in range(start, end, piece):
         count = min(piece, end - at)
         buffer[:count] = data[at : at + count]

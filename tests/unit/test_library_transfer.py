@@ -12,7 +12,7 @@ from growfs.errors import RemoteBusy, RemoteError
 from growfs.remote.digest import Digest, of
 from growfs.remote.http.threads import TransferJob, TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
-from growfs.remote.stores.fsspec import write_parts
+from growfs.remote.stores.fsspec import write_segments
 from growfs.remote.stores.web import HttpRemote
 from tests.servers import WebFolder
 
@@ -40,7 +40,7 @@ def test_parts_are_read_side_by_side(target: Path) -> None:
 
     def fetch() -> None:
         task = FetchTask(RemoteFile("x", len(DATA), None, ""), target, reported.append, digest)
-        write_parts(threads, task, ByteRange(0, len(DATA)), PART, read)
+        write_segments(threads, task, ByteRange(0, len(DATA)), PART, read)
         ended.set()
 
     threads.submit(TransferJob(fetch))
@@ -51,7 +51,7 @@ def test_parts_are_read_side_by_side(target: Path) -> None:
 
 def test_a_range_of_a_file_is_written_from_the_start(target: Path) -> None:
     task = FetchTask(RemoteFile("x", len(DATA), None, ""), target)
-    write_parts(TransferThreads(), task, ByteRange(700, 2500), PART, lambda start, end: DATA[start:end])
+    write_segments(TransferThreads(), task, ByteRange(700, 2500), PART, lambda start, end: DATA[start:end])
     assert target.read_bytes() == DATA[700:3200]
 
 
@@ -66,7 +66,7 @@ def test_the_first_error_ends_the_transfer(target: Path) -> None:
 
     task = FetchTask(RemoteFile("x", len(DATA), None, ""), target)
     with pytest.raises(ConnectionError, match="at 2000"):
-        write_parts(TransferThreads(lambda: 0), task, ByteRange(0, len(DATA)), PART, read)
+        write_segments(TransferThreads(lambda: 0), task, ByteRange(0, len(DATA)), PART, read)
     assert read_from == [0, 1000, 2000]
 
 

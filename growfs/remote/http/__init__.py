@@ -1,4 +1,4 @@
-"""HTTP for the remotes: connections, downloads in parts, streams, threads, and checksums of the content.
+"""HTTP for the remotes: connections, downloads in segments, streams, threads, and checksums of the content.
 
 Public modules: `download`, `stream`, `threads`, `connection`, `checksum`.
 """

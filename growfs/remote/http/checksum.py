@@ -1,7 +1,7 @@
 """`expected_checksum`: the checksum that a store sends with a file, verified while the file passes through memory.
 
-The CRCs of parts are computed in any order and then combined. Hashes need the bytes in order: bytes that arrived out of
-order are read back from disk (0.7 GB/s for an MD5), so a hash is used only if the store sends no CRC.
+The CRCs of segments are computed in any order and then combined. Hashes need the bytes in order: bytes that arrived
+out of order are read back from disk (0.7 GB/s for an MD5), so a hash is used only if the store sends no CRC.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from base64 import b64decode
 from contextlib import suppress
 
 from growfs.paths import StrPath
-from growfs.remote.digest import CrcParts
+from growfs.remote.digest import CrcSegments
 from growfs.remote.http.connection import Headers
 from growfs.remote.interface import Progress, ignore_progress
 
@@ -39,7 +39,7 @@ def expected_checksum(headers: Headers) -> ExpectedChecksum | None:
     checksums = _google_checksums(headers)
     if md5 := headers.get("x-ms-blob-content-md5"):  # Azure's, for the whole file even in the response to a range
         checksums["md5"] = md5
-    if _is_whole_file(headers):  # otherwise it may be the checksum of the part
+    if _is_whole_file(headers):  # otherwise it may be the checksum of the range
         checksums.setdefault("md5", headers.get("content-md5", ""))
         if headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT":
             checksums |= {name: text for name in _SIZES if (text := headers.get(f"x-amz-checksum-{name}"))}
@@ -52,7 +52,7 @@ def expected_checksum(headers: Headers) -> ExpectedChecksum | None:
     return _ExpectedHash("md5", etag_md5) if etag_md5 else None
 
 
-class _ExpectedCrc(CrcParts):
+class _ExpectedCrc(CrcSegments):
     """A CRC that a file must have."""
 
     def __init__(self, name: str, value: bytes) -> None:
@@ -62,12 +62,12 @@ class _ExpectedCrc(CrcParts):
     def mismatch(self, total: int, path: StrPath, progress: Progress = ignore_progress) -> str | None:
         """How the file differs from the checksum; None if it does not.
 
-        Called after all parts, `total` bytes together, were fed, and the file is at path. progress: called with 0 from
-        time to time. Raises ValueError if a part is missing, and OSError of the local disk.
+        Called after all segments, `total` bytes together, were fed, and the file is at path. progress: called with 0
+        from time to time. Raises ValueError if a segment is missing, and OSError of the local disk.
         """
         crc, end = self.combined()
         if end != total:
-            raise ValueError(f"the part from {end} on is missing")
+            raise ValueError(f"the segment from {end} on is missing")
         return None if crc == self._value else _differs(self.name)
 
 
@@ -76,13 +76,13 @@ class _ExpectedHash:
 
     def __init__(self, name: str, value: bytes) -> None:
         self.name, self._value = name, value
-        self._first = _PartHash(name)
+        self._first = _SegmentHash(name)
 
-    def part(self, start: int) -> _PartHash | None:
-        """As CrcParts.part; None if the bytes before it are missing, so that it is read back from disk at the end."""
+    def segment(self, start: int) -> _SegmentHash | None:
+        """As CrcSegments.segment; None if the bytes before it are missing: it is read back from disk at the end."""
         if start:
             return None
-        self._first = _PartHash(self.name)
+        self._first = _SegmentHash(self.name)
         return self._first
 
     def mismatch(self, total: int, path: StrPath, progress: Progress = ignore_progress) -> str | None:
@@ -98,7 +98,7 @@ class _ExpectedHash:
         return None if first.state.digest() == self._value else _differs(self.name)
 
 
-class _PartHash:
+class _SegmentHash:
     def __init__(self, name: str) -> None:
         self.state = hashlib.new(name, usedforsecurity=False)
         self.bytes = 0

@@ -153,7 +153,7 @@ class OddStatus(FallBack):
 
 
 class RangeIgnored(FallBack):
-    """The server sent the whole file, although a part of it was requested."""
+    """The server sent the whole file, although a range of it was requested."""
 
 
 class _ServerClosed(Exception):
@@ -304,7 +304,7 @@ class Connection:
                         waited_s_max = self._waited_s + self.timeouts.piece_s
                     try:
                         self._receive_piece(counted, least, start + block, left, waited_s_max)
-                    finally:  # the part continues after the last byte that arrived
+                    finally:  # the segment continues after the last byte that arrived
                         piece = self._buffer[counted : min(self._body[1], start + block)]
                         counted += len(piece)
                         if piece:
@@ -527,13 +527,13 @@ def _connect(
     request: HttpRequest, tls: Callable[[], ssl.SSLContext], timeouts: Timeouts, proxy: Proxy | None
 ) -> socket.socket:
     """A socket on which the server receives the data. With a proxy and without TLS, the proxy receives it."""
-    parts = urlsplit(request.url)
-    is_tls = parts.scheme == "https"
-    if not parts.hostname or parts.scheme not in ("http", "https"):
+    url = urlsplit(request.url)
+    is_tls = url.scheme == "https"
+    if not url.hostname or url.scheme not in ("http", "https"):
         raise FallBack("a URL that is not a web server's")
-    port = parts.port or (443 if is_tls else 80)
+    port = url.port or (443 if is_tls else 80)
     if proxy is None:
-        sock = _open(parts.hostname, port, timeouts)
+        sock = _open(url.hostname, port, timeouts)
     elif proxy.speaks_http:
         try:
             sock = _open(proxy.host, proxy.port, timeouts)
@@ -543,8 +543,8 @@ def _connect(
         raise FallBack("a proxy that the library may know")
     try:
         if proxy and is_tls:
-            _tunnel(sock, proxy, join_address(parts.hostname, port), timeouts)
-        return _wrap_tls(sock, parts.hostname, tls, timeouts) if is_tls else _with_kernel_timeout(sock, timeouts)
+            _tunnel(sock, proxy, join_address(url.hostname, port), timeouts)
+        return _wrap_tls(sock, url.hostname, tls, timeouts) if is_tls else _with_kernel_timeout(sock, timeouts)
     except BaseException:
         sock.close()
         raise

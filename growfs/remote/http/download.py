@@ -1,4 +1,4 @@
-"""`RangeDownloader`: downloads files by plain GETs, a large file in parts that arrive in parallel.
+"""`RangeDownloader`: downloads files by plain GETs, a large file in segments that arrive in parallel.
 
 It owns the connections of a process, and decides which responses are acceptable. The stores (growfs/remote/stores)
 provide the requests, and read the version from a response. Everything unusual (a response without a length, an
@@ -45,9 +45,9 @@ USELESS_HEADS_MAX = 8
 WRONG_FILES_MIN = 3
 """So many files whose content arrived twice, and none that matched, show that the store's checksums are wrong."""
 CUTS_MAX = 2
-"""How often a part that arrives too slowly is requested anew. After that, its server is accepted as slow."""
+"""How often a segment that arrives too slowly is requested anew. After that, its server is accepted as slow."""
 GOOD_STATUSES = (200, 206)
-MIXED = "parts of different versions"
+MIXED = "segments of different versions"
 """Then the library fetches the file in one piece, if no version was listed: servers behind one name may differ."""
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 REFUSED_STATUSES = (400, 401, 403)  # what stores return for an expired signature
@@ -86,7 +86,7 @@ class ChecksumMismatch(Exception):
 class RangeDownloader:
     """Fetches files, in any thread.
 
-    uses_proxies: as configured in the environment. heads_useful: HEADs return checksums that the GET of a part does
+    uses_proxies: as configured in the environment. heads_useful: HEADs return checksums that the GET of a range does
     not. refused_code: returns the code of a refusal from its body, if the library would also be refused; otherwise an
     empty string.
     """
@@ -104,7 +104,7 @@ class RangeDownloader:
         self.threads = threads
         self._tls = tls
         self._timeouts = timeouts
-        self.splits_at_once = True  # until a server sends a whole file instead of a requested part
+        self.splits_at_once = True  # until a server sends a whole file instead of the requested range
         self.heads_useful = heads_useful
         self._uses_proxies = uses_proxies
         self._refused_code = refused_code
@@ -214,7 +214,7 @@ class RangeDownloader:
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class _Segment:
     """The bytes of a target that one stream fetches: from `at`, the next one to arrive, up to `end`."""
 
     at: int
@@ -226,8 +226,8 @@ class _Part:
     """Whether a response to its request was one that is left to the store's library."""
 
 
-def _first_part(response: HttpResponse) -> _Part:
-    return _Part(0, response.length or 0, is_first=True)
+def _first_segment(response: HttpResponse) -> _Segment:
+    return _Segment(0, response.length or 0, is_first=True)
 
 
 class _FileTransfer(Generic[T]):
@@ -244,7 +244,7 @@ class _FileTransfer(Generic[T]):
     _file_bytes: int
     """The size of the whole file."""
     _request: HttpRequest
-    """The request for all parts, until its signature expires. After a redirect, it is for the redirect's target."""
+    """The request for all segments, until its signature expires. After a redirect, it is for the redirect's target."""
 
     def __init__(
         self,
@@ -271,35 +271,35 @@ class _FileTransfer(Generic[T]):
     def run(self) -> None:
         """Fetch the file; if it is large, together with idle threads.
 
-        If the size is known, they request their parts at once, and wait for the head of the first response, which
-        determines the version of all parts.
+        If the size is known, they request their segments at once, and wait for the head of the first response, which
+        determines the version of all segments.
         """
         self._request = self._sign()
         size = self._task.byte_range.size if self._task.byte_range else self._task.file.size
         threads = self._owner.threads
-        length = threads.part_bytes(size)
+        length = threads.segment_bytes(size)
         if size is not None and size > length and self._owner.splits_at_once:
             self._begun = threading.Event()
-            threads.share([partial(self._fetch_first, size, length), *self._parts(length, size, length)])
+            threads.share([partial(self._fetch_first, size, length), *self._segments(length, size, length)])
         else:
             with self._connection() as connection:
                 response = self._begin(connection, size, length)
-                part = _first_part(response)
+                segment = _first_segment(response)
                 if self._is_split:
-                    first = partial(self._receive_with_others, connection, part, response)
-                    threads.share([first, *self._parts(length, self.total, threads.part_bytes(self.total))])
+                    first = partial(self._receive_with_others, connection, segment, response)
+                    threads.share([first, *self._segments(length, self.total, threads.segment_bytes(self.total))])
                 else:
                     with threads.unsplit(self.total):
-                        self._receive(connection, part, response)
+                        self._receive(connection, segment, response)
         self._owner.verify(self._expected, self._task, self.total)
 
-    def _parts(self, start: int, end: int, step: int) -> Iterator[Callable[[], None]]:
-        return (partial(self._fetch, _Part(at, min(at + step, end))) for at in range(start, end, step))
+    def _segments(self, start: int, end: int, step: int) -> Iterator[Callable[[], None]]:
+        return (partial(self._fetch, _Segment(at, min(at + step, end))) for at in range(start, end, step))
 
-    def _fetch(self, part: _Part) -> None:
+    def _fetch(self, segment: _Segment) -> None:
         if not self._begun.is_set() or self._is_split:
             with self._connection() as connection:
-                self._receive_with_others(connection, part)
+                self._receive_with_others(connection, segment)
 
     def _fetch_first(self, size: int, length: int) -> None:
         with self._connection() as connection, self._registered(connection):
@@ -309,30 +309,30 @@ class _FileTransfer(Generic[T]):
                 self._begun.set()
             self._owner.splits_at_once = self._is_split
             with nullcontext() if self._is_split else self._owner.threads.unsplit(self.total):
-                self._receive(connection, _first_part(response), response)
+                self._receive(connection, _first_segment(response), response)
 
     def _begin(self, connection: Connection, size: int | None, length: int) -> HttpResponse:
-        """Request the file, or its first part if it is large or of unknown size, and check the response's head."""
+        """Request the file, or its first segment if it is large or of unknown size, and check the response's head."""
         response = self._first_response(connection, size, length)
         self._is_split = self.total > (response.length or 0)
         return response
 
-    def _first_response(self, connection: Connection, size: int | None, part_length: int) -> HttpResponse:
-        part, first = self._task.byte_range, self._first
-        whole = part is None and size is not None and size <= part_length
-        response = self._first_answer(connection, {} if whole else _range(first, first + part_length - 1))
+    def _first_response(self, connection: Connection, size: int | None, segment_length: int) -> HttpResponse:
+        wanted, first = self._task.byte_range, self._first
+        whole = wanted is None and size is not None and size <= segment_length
+        response = self._first_answer(connection, {} if whole else _range(first, first + segment_length - 1))
         length, extent = extent_of(response)
         if extent:
             start, self._file_bytes = extent
-            self.total = part.size if part else self._file_bytes
-            if start != first or length != min(part_length, self.total):
+            self.total = wanted.size if wanted else self._file_bytes
+            if start != first or length != min(segment_length, self.total):
                 raise FallBack("a different range than requested")
-        elif part:
-            raise (FallBack if (first, length) == (0, part.size) else RangeIgnored)("the whole file")
+        elif wanted:
+            raise (FallBack if (first, length) == (0, wanted.size) else RangeIgnored)("the whole file")
         else:
             self.total = self._file_bytes = length
-            if not whole and (length == part_length or (size and length != size)):
-                raise FallBack("a body that may be the part, or another file")
+            if not whole and (length == segment_length or (size and length != size)):
+                raise FallBack("a body that may be the range, or another file")
         self.checked = self._check(self._file_bytes, response.headers)
         self._validators = {name: response.headers.get(name) for name in ("etag", "last-modified")}
         self._has_validator = _has_validator(response.headers)
@@ -340,8 +340,8 @@ class _FileTransfer(Generic[T]):
             if not self._has_validator:
                 raise FallBack("no version that lasts")
             if size is not None:  # otherwise it may not fit, and the progress callback ends the fetch in time
-                preallocate(self._fd, self.total)  # parts are written out of order; this avoids fragmentation
-        if part:
+                preallocate(self._fd, self.total)  # segments are written out of order; this avoids fragmentation
+        if wanted:
             return response  # a checksum would cover the whole file
         self._expected = expected_checksum(response.headers)
         if length < self.total and not self._expected and self._owner.heads_useful:
@@ -349,7 +349,7 @@ class _FileTransfer(Generic[T]):
         return response
 
     def _checksum_by_head(self) -> ExpectedChecksum | None:
-        """The checksum of a file that arrives in parts. S3 sends it only with the whole file, so also with a HEAD."""
+        """The checksum of a file that arrives in segments. S3 sends it only with a whole file, so also with a HEAD."""
         for _ in range(2):  # it may be cut because it is silent, as other requests
             with suppress(FallBack, ConnectionFailed), self._connection() as connection:
                 connection.may_be_cut = True
@@ -381,24 +381,24 @@ class _FileTransfer(Generic[T]):
                 self._connections.remove(connection)
 
     def _first_answer(self, connection: Connection, headers: Headers) -> HttpResponse:
-        part = _Part(0, 0)
+        segment = _Segment(0, 0)
         while True:
-            connection.may_be_cut = self._task.tries is not None and part.cuts < CUTS_MAX
+            connection.may_be_cut = self._task.tries is not None and segment.cuts < CUTS_MAX
             try:
                 response = self._owner.begin(connection, self._request, headers)
                 self._request = connection.sent
                 return response
             except (ConnectionFailed, HttpError) as error:
-                self._pause(error, connection, part)
+                self._pause(error, connection, segment)
                 self._renew_signature(self._request)  # the remote may have been away for longer than it is valid
 
-    def _receive(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
-        """Fetch a part; after a failure, the rest of it. response: the head of its response, if it has arrived."""
+    def _receive(self, connection: Connection, segment: _Segment, response: HttpResponse | None = None) -> None:
+        """Fetch a segment; after a failure, the rest of it. response: the head of its response, if it has arrived."""
         while True:
-            connection.may_be_cut = self._task.tries is not None and part.cuts < CUTS_MAX
+            connection.may_be_cut = self._task.tries is not None and segment.cuts < CUTS_MAX
             try:
-                if response or (response := self._request_part(connection, part)):
-                    self._copy(connection, response, part)
+                if response or (response := self._request_segment(connection, segment)):
+                    self._copy(connection, response, segment)
                     if self._task.tries:
                         self._task.tries.answered()
                 return
@@ -406,25 +406,27 @@ class _FileTransfer(Generic[T]):
                 self._begun.wait()
                 if self._error or not (self._is_split or self._has_validator):
                     raise
-                if part.at == part.end:
+                if segment.at == segment.end:
                     return
-                self._pause(error, connection, part)
+                self._pause(error, connection, segment)
                 response = None
             except FallBack as reason:  # of one server among many, perhaps; the library would begin anew
-                if self._error or part.is_first or part.is_odd or not self._task.tries:
+                if self._error or segment.is_first or segment.is_odd or not self._task.tries:
                     raise
-                part.is_odd = True
+                segment.is_odd = True
                 connection.close()
                 self._task.tries.pause(
-                    RemoteBusy(f"{self._task.file.path}: an unexpected response ({reason})"), part.at
+                    RemoteBusy(f"{self._task.file.path}: an unexpected response ({reason})"), segment.at
                 )
 
-    def _receive_with_others(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
-        """As `_receive`, while other threads fetch other parts of the file."""
+    def _receive_with_others(
+        self, connection: Connection, segment: _Segment, response: HttpResponse | None = None
+    ) -> None:
+        """As `_receive`, while other threads fetch other segments of the file."""
         with self._registered(connection):
-            self._receive(connection, part, response)
+            self._receive(connection, segment, response)
 
-    def _pause(self, error: ConnectionFailed | HttpError, connection: Connection, part: _Part) -> None:
+    def _pause(self, error: ConnectionFailed | HttpError, connection: Connection, segment: _Segment) -> None:
         """Wait until a request may be repeated. Raises error if it may not be."""
         was_cut = connection.was_cut
         connection.close()
@@ -432,45 +434,45 @@ class _FileTransfer(Generic[T]):
         if self._task.tries is None or not isinstance(busy, RemoteBusy):
             raise error
         if was_cut:
-            part.cuts += 1
-            log.warning("%s: arrives too slowly; requesting it again from byte %d", self._task.file.path, part.at)
+            segment.cuts += 1
+            log.warning("%s: arrives too slowly; requesting it again from byte %d", self._task.file.path, segment.at)
         else:
-            self._task.tries.pause(busy, part.at)
+            self._task.tries.pause(busy, segment.at)
 
-    def _copy(self, connection: Connection, response: HttpResponse, part: _Part) -> None:
-        digest = self._digest.part(part.at)
-        expected = self._expected and self._expected.part(part.at)
+    def _copy(self, connection: Connection, response: HttpResponse, segment: _Segment) -> None:
+        digest = self._digest.segment(segment.at)
+        expected = self._expected and self._expected.segment(segment.at)
 
         def on_piece(piece: memoryview) -> None:
             if self._error:
-                raise ConnectionFailed("another part has failed")
+                raise ConnectionFailed("another segment has failed")
             digest.update(piece)
             if expected:
                 expected.update(piece)
             self._owner.threads.throttle(len(piece))
             with self._lock:
-                part.at += len(piece)
+                segment.at += len(piece)
                 self._task.progress(len(piece))
 
-        start, began = part.at, time.monotonic()
+        start, began = segment.at, time.monotonic()
         connection.copy(response, self._fd, start, on_piece)
         if self._is_split:
-            self._owner.threads.record(part.at - start, time.monotonic() - began)
+            self._owner.threads.record(segment.at - start, time.monotonic() - began)
 
-    def _request_part(self, connection: Connection, part: _Part) -> HttpResponse | None:
-        """Request one part; None if the file turns out not to arrive in parts.
+    def _request_segment(self, connection: Connection, segment: _Segment) -> HttpResponse | None:
+        """Request one segment; None if the file turns out not to arrive in segments.
 
-        The signature was valid for the first part; if it is refused now, it has expired. So may a URL to which the
+        The signature was valid for the first segment; if it is refused now, it has expired. So may a URL to which the
         server redirected.
         """
         if self._error:
-            raise ConnectionFailed("another part has failed")
+            raise ConnectionFailed("another segment has failed")
         request, etag = self._request, self._validators.get("etag")
-        start, end = self._first + part.at, self._first + part.end - 1
+        start, end = self._first + segment.at, self._first + segment.end - 1
         headers = _range(start, end) | ({"If-Match": etag} if etag and _is_strong(etag) else {})
         response = connection.send(request, headers)
         self._begun.wait()
-        if not (self._is_split or part.is_first):
+        if not (self._is_split or segment.is_first):
             connection.close()
             return None
         if response.status in REFUSED_STATUSES:

@@ -48,14 +48,14 @@ def proxy_for(url: str) -> Proxy | None:
         return None
     found = proxies[name] if "://" in proxies[name] else f"http://{proxies[name]}"
     try:
-        parts = urlsplit(found)
-        host, port = parts.hostname or "", parts.port or PORT
+        address = urlsplit(found)
+        host, port = address.hostname or "", address.port or PORT
     except ValueError:
         host = ""
     if not host:
         raise UsageError(f"{name.upper()}_PROXY is not the URL of a proxy; use http://host:port")
     authorization = ""
-    if parts.username is not None:
-        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    if address.username is not None:
+        user = f"{unquote(address.username)}:{unquote(address.password or '')}"
         authorization = f"Basic {b64encode(user.encode()).decode()}"
-    return Proxy(parts.scheme, host, port, found, authorization)
+    return Proxy(address.scheme, host, port, found, authorization)

@@ -1,8 +1,8 @@
 """`TransferThreads`: the threads of a process that transfer files, in the order that the daemon wants.
 
-There is a single queue. A free thread takes the first task in it: a file that has not begun, or a part of one that has.
-So the link serves the first files first, and they arrive in order. Files that readers wait for come before all others,
-and are exempt from the limit on streams.
+There is a single queue. A free thread takes the first task in it: a file that has not begun, or a segment of one that
+has. So the link serves the first files first, and they arrive in order. Files that readers wait for come before all
+others, and are exempt from the limit on streams.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ SLEEPING_MAX = 32
 get more requests."""
 THREADS_DEFAULT = 4
 """The limit of a process that does not get one."""
-PARTS_MIN = 16
-PARTS_MAX = 64
-"""The number of parts of a large file: four for each of the initial streams. So while the last parts are under way, few
-streams are left without one, and a miss waits only for a small share of a file. It has fewer parts, one for each
-stream, if a stream fetches them within PART_S."""
-PART_S = 0.1
-PART_BYTES_MIN = 256 << 10
-PART_BYTES_MAX = 16 << 20
-PART_BYTES_UNKNOWN = 1 << 20
+SEGMENTS_MIN = 16
+SEGMENTS_MAX = 64
+"""The number of segments of a large file: four for each of the initial streams. So while the last ones are under way,
+few streams are left without one, and a miss waits only for a small share of a file. It has fewer segments, one for each
+stream, if a stream fetches them within SEGMENT_S."""
+SEGMENT_S = 0.1
+SEGMENT_BYTES_MIN = 256 << 10
+SEGMENT_BYTES_MAX = 16 << 20
+SEGMENT_BYTES_UNKNOWN = 1 << 20
 """The size of the first request for a file of unknown size."""
 STREAMS_PER_FILE = 6
 """A large file that arrives in one piece counts as this many streams. Otherwise such files would arrive late, and all
@@ -61,12 +61,12 @@ class TransferJob:
         """Its place among files of the same urgency."""
         self.has_other_source = has_other_source
         """Whether it may not need the remote."""
-        self.parts = deque[Callable[[], None]]()
-        """The parts that no thread has begun; none while they are unknown."""
+        self.segments = deque[Callable[[], None]]()
+        """The segments that no thread has begun; none while they are unknown."""
         self.helpers = 0
-        """How many threads work on parts in addition to the one that runs the job."""
+        """How many threads work on segments in addition to the one that runs the job."""
         self.has_failed = False
-        """Whether one of its parts has failed."""
+        """Whether one of its segments has failed."""
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -75,8 +75,8 @@ class TransferJob:
 
     @property
     def is_large(self) -> bool:
-        """Whether the file is expected to arrive in parts, or counts as several streams."""
-        return self.size is not None and self.size >= 2 * PART_BYTES_MIN
+        """Whether the file is expected to arrive in segments, or counts as several streams."""
+        return self.size is not None and self.size >= 2 * SEGMENT_BYTES_MIN
 
 
 class TransferThreads:
@@ -106,7 +106,7 @@ class TransferThreads:
         self.is_held = False
         """Whether the remote is away. Only jobs with another source begin, and those that repeat a request wait."""
         self._queue: list[TransferJob] = []
-        """In order: jobs that have not begun, and jobs that have (or may have) parts that have not begun."""
+        """In order: jobs that have not begun, and jobs that have (or may have) segments that have not begun."""
         self._running: set[TransferJob] = set()
         self._unsplit: set[TransferJob] = set()
         """The running jobs for large files that arrive in one piece."""
@@ -115,7 +115,7 @@ class TransferThreads:
         """Threads that transfer, and all others, including those that are still starting."""
         self._sleeping = 0
         self.stream_bytes_per_s = 0.0
-        """The mean rate of a stream that fetches a part of a large file."""
+        """The mean rate of a stream that fetches a segment of a large file."""
 
     def submit(self, *jobs: TransferJob) -> None:
         """Make threads run the jobs. An urgent one begins even if the limit is reached."""
@@ -153,31 +153,31 @@ class TransferThreads:
         job = self._current_job()
         self._throttle(count, lambda: job.urgent)
 
-    def part_bytes(self, size: int | None) -> int:
-        """The size of the parts of a file of this size; the last part may be smaller."""
+    def segment_bytes(self, size: int | None) -> int:
+        """The size of the segments of a file of this size; the last one may be smaller."""
         if size is None:
-            return PART_BYTES_UNKNOWN
-        least = min(max(size // PARTS_MAX, round(self.stream_bytes_per_s * PART_S)), size // PARTS_MIN)
-        least = min(max(least, PART_BYTES_MIN), PART_BYTES_MAX)
-        return -(-size // max(1, size // least, -(-size // PART_BYTES_MAX)))
+            return SEGMENT_BYTES_UNKNOWN
+        least = min(max(size // SEGMENTS_MAX, round(self.stream_bytes_per_s * SEGMENT_S)), size // SEGMENTS_MIN)
+        least = min(max(least, SEGMENT_BYTES_MIN), SEGMENT_BYTES_MAX)
+        return -(-size // max(1, size // least, -(-size // SEGMENT_BYTES_MAX)))
 
     def record(self, bytes: int, seconds: float) -> None:
-        """Record how long a stream took for a part."""
+        """Record how long a stream took for a segment."""
         with self._lock:
-            # The mean over about 16 parts.
+            # The mean over about 16 segments.
             self.stream_bytes_per_s += (bytes / seconds - self.stream_bytes_per_s) / 16
 
-    def share(self, parts: Iterable[Callable[[], None]]) -> None:
-        """Run the parts in order on this thread, which does the first, and on idle threads.
+    def share(self, segments: Iterable[Callable[[], None]]) -> None:
+        """Run the segments in order on this thread, which does the first, and on idle threads.
 
-        Returns when all have ended. Raises the first error of a part; parts that have not begun by then do not begin.
+        Returns when all have ended. Raises the first error; segments that have not begun by then do not begin.
         """
         job = self._current_job()
         errors: list[BaseException] = []
 
-        def do(part: Callable[[], None]) -> None:
+        def do(segment: Callable[[], None]) -> None:
             try:
-                part()
+                segment()
             except BaseException as error:  # noqa: BLE001 - raised below
                 with self._lock:
                     errors.append(error)
@@ -186,17 +186,17 @@ class TransferThreads:
                     left.clear()
                     self._dequeue(job)
 
-        left: deque[Callable[[], None]] = deque(partial(do, part) for part in parts)
+        left: deque[Callable[[], None]] = deque(partial(do, segment) for segment in segments)
         own: Callable[[], None] | None = left.popleft()
         with self._lock:
-            job.parts = left
+            job.segments = left
             job.has_failed = False  # it may be another attempt
             self._dequeue(job)
             if left:
                 self._enqueue(job)
         while own:
             own()
-            own = self._take_part(job)
+            own = self._take_segment(job)
         with self._giving_way(), self._lock:
             self._helper_ended.wait_for(lambda: not job.helpers)
         if errors:
@@ -223,11 +223,12 @@ class TransferThreads:
     def sleep(self, seconds: float) -> bool:
         """Called by a transfer before it repeats a request: pause for that long, and while transfers are held.
 
-        Another transfer may begin meanwhile. Ends early if another part of the file fails. Returns whether it was held.
+        Another transfer may begin meanwhile. Ends early if another segment of the file fails. Returns whether it was
+        held.
         """
         job = self._current_job()
         with self._lock:
-            if not job.parts:  # otherwise others take them meanwhile
+            if not job.segments:  # otherwise others take them meanwhile
                 self._dequeue(job)
             self._sleeping += 1
             others_sleep = self._sleeping > SLEEPING_MAX
@@ -283,12 +284,12 @@ class TransferThreads:
                 continue
             if must_wait and not job.urgent:
                 return None
-            if job.parts:
+            if job.segments:
                 if job.helpers < limit:  # an urgent one gets as many streams as if it were alone
                     job.helpers += 1
-                    return partial(self._help, job, self._pop_part(job))
+                    return partial(self._help, job, self._pop_segment(job))
             elif job in self._running:
-                must_wait = True  # its parts will be known in a moment, and precede the files after it
+                must_wait = True  # its segments will be known in a moment, and precede the files after it
             elif job.urgent or not job.is_large or len(self._unsplit) < max(1, limit // STREAMS_PER_FILE):
                 return self._begin(job)
         return None
@@ -299,15 +300,15 @@ class TransferThreads:
         self._running.add(job)
         return partial(self._run_job, job)
 
-    def _take_part(self, job: TransferJob) -> Callable[[], None] | None:
+    def _take_segment(self, job: TransferJob) -> Callable[[], None] | None:
         with self._lock:
-            return self._pop_part(job) if job.parts else None
+            return self._pop_segment(job) if job.segments else None
 
-    def _pop_part(self, job: TransferJob) -> Callable[[], None]:
-        part = job.parts.popleft()
-        if not job.parts:
+    def _pop_segment(self, job: TransferJob) -> Callable[[], None]:
+        segment = job.segments.popleft()
+        if not job.segments:
             self._dequeue(job)
-        return part
+        return segment
 
     # The threads.
 
@@ -343,9 +344,9 @@ class TransferThreads:
             if job.is_large:  # others are not in the queue
                 self._dequeue(job)
 
-    def _help(self, job: TransferJob, part: Callable[[], None]) -> None:
+    def _help(self, job: TransferJob, segment: Callable[[], None]) -> None:
         self._current.job = job
-        part()
+        segment()
         with self._lock:
             job.helpers -= 1
             self._helper_ended.notify_all()

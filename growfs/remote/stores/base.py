@@ -213,11 +213,11 @@ class StoreRemote(ABC):
             return True
         return self._lists_other_etags and version_by_time(file.size, file.mtime_ns) == by_time != ""
 
-    def _check_length(self, path: str, part: ByteRange, got: int) -> None:
-        if got > part.size:
+    def _check_length(self, path: str, wanted: ByteRange, got: int) -> None:
+        if got > wanted.size:
             raise self._sends_whole_files(path)
-        if got < part.size:
-            raise RemoteBusy(f"{self.safe_url(path)}: cut short at {got} of {part.size} bytes; try again")
+        if got < wanted.size:
+            raise RemoteBusy(f"{self.safe_url(path)}: cut short at {got} of {wanted.size} bytes; try again")
 
     def _sends_whole_files(self, path: str) -> RemoteError:
         return RemoteError(

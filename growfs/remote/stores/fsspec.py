@@ -69,7 +69,7 @@ class FsspecRemote(StoreRemote):
     sequential_options: ClassVar[dict[str, Any]] = {"block_size": 4 << 20}
     """Options for files that are read in order."""
     heads_useful: ClassVar[bool] = False
-    """Whether it answers a HEAD with a checksum that the GET of a part lacks."""
+    """Whether it answers a HEAD with a checksum that the GET of a range lacks."""
     unreachable: ClassVar[frozenset[str]] = frozenset({"EOFError", "SSHException", "Socket is closed", "error_temp"})
     sends_as_stored: ClassVar[bool] = False
     """Whether it sends a file with an encoding as it is stored and listed, and encodes no other."""
@@ -326,9 +326,9 @@ class FsspecRemote(StoreRemote):
         file, target = task.file, task.target
         open(target, "wb").close()  # an empty file has no callback, and a bad target is not the remote's error
         if task.byte_range:
-            return self._fetch_parts_by_library(task, task.byte_range)
-        if self._is_thread_safe and self._has_ranges and (file.size or 0) > self._threads.part_bytes(file.size):
-            return self._fetch_parts_by_library(task, ByteRange(0, file.size or 0))
+            return self._fetch_segments_by_library(task, task.byte_range)
+        if self._is_thread_safe and self._has_ranges and (file.size or 0) > self._threads.segment_bytes(file.size):
+            return self._fetch_segments_by_library(task, ByteRange(0, file.size or 0))
         with self._threads.unsplit(file.size):
             return self._fetch_whole_by_library(task)
 
@@ -351,12 +351,12 @@ class FsspecRemote(StoreRemote):
         task.progress(written - meter.reported)
         return self._verified(file, now, written)
 
-    def _fetch_parts_by_library(self, task: FetchTask, extent: ByteRange) -> RemoteFile:
+    def _fetch_segments_by_library(self, task: FetchTask, extent: ByteRange) -> RemoteFile:
         file = task.file
         now = file if task.byte_range else self._stat_listed(file)
-        has_ranges = self._has_ranges  # for all parts, even those under way when the first turns out to be whole
-        # A library keeps a part in memory.
-        step = min(self._threads.part_bytes(extent.size), 8 << 20) if has_ranges else extent.size
+        has_ranges = self._has_ranges  # for all segments, even those under way when the first turns out to be whole
+        # A library keeps a segment in memory.
+        step = min(self._threads.segment_bytes(extent.size), 8 << 20) if has_ranges else extent.size
 
         def read_once(start: int, end: int) -> bytes:
             with self.translating(file.path):
@@ -371,7 +371,7 @@ class FsspecRemote(StoreRemote):
             self._check_length(file.path, ByteRange(start, end - start), len(content))
             return content
 
-        write_parts(self._threads, task, extent, step, read)
+        write_segments(self._threads, task, extent, step, read)
         return self._verified(now, self.stat(file.path))
 
     def translated(self, error: BaseException, path: str = "") -> GrowfsError:
@@ -385,10 +385,10 @@ class FsspecRemote(StoreRemote):
     # How its server is reached.
 
     def access(self) -> Access:
-        parts = urlsplit(self.spec.endpoint_url or self.server or self.spec.url)
-        is_web = parts.scheme in ("http", "https")
-        server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if is_web else ""
-        if is_web and parts.username:
+        url = urlsplit(self.spec.endpoint_url or self.server or self.spec.url)
+        is_web = url.scheme in ("http", "https")
+        server = f"{url.scheme}://{url.netloc.rpartition('@')[2]}" if is_web else ""
+        if is_web and url.username:
             return Access(server, "in the URL")
         return Access(server, self._credentials_by_options() or self._credentials_by_environment())
 
@@ -422,25 +422,25 @@ class FsspecRemote(StoreRemote):
             connection.close()
 
 
-def write_parts(
-    threads: TransferThreads, task: FetchTask, extent: ByteRange, part_bytes: int, read: Callable[[int, int], bytes]
+def write_segments(
+    threads: TransferThreads, task: FetchTask, extent: ByteRange, segment_bytes: int, read: Callable[[int, int], bytes]
 ) -> None:
-    """Write a range of a file to task.target, which exists, by parts that several threads read.
+    """Write a range of a file to task.target, which exists, in segments that several threads read.
 
     read: returns the bytes between two offsets of the file. Raises its first error, and that of task.progress.
     """
     digest, lock, end = task.digest or Digest(), threading.Lock(), extent.offset + extent.size
 
     def copy(fd: int, start: int) -> None:
-        content, at = memoryview(read(start, min(start + part_bytes, end))), start - extent.offset
-        digest.part(at).update(content)
+        content, at = memoryview(read(start, min(start + segment_bytes, end))), start - extent.offset
+        digest.segment(at).update(content)
         write_at(fd, content, at)
         threads.throttle(len(content))
         with lock:
             task.progress(len(content))
 
     with open(task.target, "r+b", buffering=0) as out:
-        threads.share([partial(copy, out.fileno(), start) for start in range(extent.offset, end, part_bytes)])
+        threads.share([partial(copy, out.fileno(), start) for start in range(extent.offset, end, segment_bytes)])
 
 
 def _signs_urls(scheme: str) -> bool:
@@ -483,7 +483,7 @@ class _Meter(io.RawIOBase):
     error: Exception | None = None
 
     def __init__(self, task: FetchTask) -> None:
-        self._progress, self._digest = task.progress, task.digest.part(0) if task.digest else None
+        self._progress, self._digest = task.progress, task.digest.segment(0) if task.digest else None
         self._target, self.reported = task.target, 0
 
     def __fspath__(self) -> str:

@@ -48,22 +48,22 @@ class LocalRemote(StoreRemote):
             return _file(path, os.stat(self._resolved(path)))
 
     def fetch(self, task: FetchTask) -> RemoteFile:
-        file, part = task.file, task.byte_range
-        size = part.size if part else file.size
-        most, written = part.size if part else sys.maxsize, 0
-        update_digest = task.digest.part(0).update if task.digest else None
+        file, wanted = task.file, task.byte_range
+        size = wanted.size if wanted else file.size
+        most, written = wanted.size if wanted else sys.maxsize, 0
+        update_digest = task.digest.segment(0).update if task.digest else None
         buffer = memoryview(bytearray(CHUNK_BYTES if size is None else max(1, min(size, CHUNK_BYTES))))
         with self._threads.unsplit(size), open(task.target, "wb") as out:
-            with closing(self.open(file, part.offset if part else 0)) as source:
+            with closing(self.open(file, wanted.offset if wanted else 0)) as source:
                 while count := source.readinto(buffer[: most - written]):
                     out.write(buffer[:count])
                     if update_digest:
                         update_digest(buffer[:count])
                     written += count
                     task.progress(count)
-            if part:
-                self._check_length(file.path, part, written)
-            return self._verified(source.file, source.file, None if part else written)
+            if wanted:
+                self._check_length(file.path, wanted, written)
+            return self._verified(source.file, source.file, None if wanted else written)
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         path = file.path

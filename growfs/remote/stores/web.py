@@ -101,15 +101,15 @@ class HttpRemote(FsspecRemote):
         ]  # a file in a folder that has its own link is listed with that folder
 
     def _text(self, page: str) -> str:
-        parts: list[bytes] = []
+        pieces: list[bytes] = []
         with self.fs.open(page, block_size=0) as stream:
-            while part := stream.read(1 << 20):
-                parts.append(part)
-                if sum(map(len, parts)) > 64 << 20 or b"\0" in part:
+            while piece := stream.read(1 << 20):
+                pieces.append(piece)
+                if sum(map(len, pieces)) > 64 << 20 or b"\0" in piece:
                     raise RemoteError(
                         f"{self.safe_url()}: is not a page of links; use the URL of a folder, or of a .txt or .csv file"
                     )
-        return b"".join(parts).decode(errors="replace")
+        return b"".join(pieces).decode(errors="replace")
 
 
 class _LinkParser(HTMLParser):

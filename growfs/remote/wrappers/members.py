@@ -122,14 +122,14 @@ class ArchiveRemote:
             return self._still_there[archive]
 
     def fetch(self, task: FetchTask) -> RemoteFile:
-        file, part = task.file, task.byte_range
+        file, wanted = task.file, task.byte_range
         location = MemberLocation.parse(file.version)
         whole = location.byte_range
         if not whole.size:
             open(task.target, "wb").close()
             return file
         archive = RemoteFile(location.archive, None, None, location.archive_version)
-        byte_range = ByteRange(whole.offset + part.offset, part.size) if part else whole
+        byte_range = ByteRange(whole.offset + wanted.offset, wanted.size) if wanted else whole
         now = self._remote.fetch(task._replace(file=archive, byte_range=byte_range))
         return RemoteFile(file.path, whole.size, now.mtime_ns, file.version)
 

@@ -147,8 +147,8 @@ class SampledRemote(_ProducerRemote):
         self._pool, self._seed, self._count = pool, producer.seed, producer.count
         self._listed = producer.count or extent or 0
         self._template = producer.rename or "{index:08d}"
-        parts = list(Formatter().parse(self._template))
-        self._pattern = "".join(re.escape(text) + (r"(\d+)" if name else "") for text, name, _, _ in parts)
+        pieces = list(Formatter().parse(self._template))
+        self._pattern = "".join(re.escape(text) + (r"(\d+)" if name else "") for text, name, _, _ in pieces)
         reason = reason_to_skip(self._file(0).path)
         if reason or any(self._parse(self._file(number).path) != number for number in (1, 1_234_567_890)):
             raise UsageError(

@@ -20,8 +20,8 @@ class RetryingRemote:
     """Wraps a remote: repeats calls that raise RemoteBusy, by the rules of growfs.remote.retries.
 
     A listing continues after the last page that arrived. Once begun, it waits for its store as long as necessary, even
-    while access is denied: starting over might take hours. A fetch passes its tries down: parts of it may be repeated
-    individually, and only the rest starts over.
+    while access is denied: starting over might take hours. A fetch passes its tries down: its segments may be
+    repeated individually, and only the rest starts over.
 
     open_source: opens the remote. Opening it anew rereads the credentials.
     """

@@ -50,7 +50,7 @@ class Node:
             return
         body = DATA[:-1] + b"!" if how.startswith("lies") else DATA[:-1] if how == "has another size" else DATA
         digest = Digest()
-        digest.part(0).update(memoryview(DATA))
+        digest.segment(0).update(memoryview(DATA))
         handler.send_response(500 if how == "fails" else 200)
         handler.send_header("Content-Length", str(len(body)))
         handler.send_header("x-growfs-version", "v2" if how == "has another version" else "v%201")
@@ -205,8 +205,8 @@ def serving_cached(cached: ServedFile, bytes_per_s: float) -> Iterator[str]:
 def test_a_node_with_little_bandwidth_lets_no_stream_starve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each stream gets more than a megabyte. If it came at once, the last stream would then wait for 0.77 s."""
     part = (1 << 20) + (4 << 10)
-    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MIN", part)
-    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MAX", part)
+    monkeypatch.setattr("growfs.remote.http.threads.SEGMENT_BYTES_MIN", part)
+    monkeypatch.setattr("growfs.remote.http.threads.SEGMENT_BYTES_MAX", part)
     monkeypatch.setattr(peers, "TIMEOUTS", Timeouts(3, 0.6, 2))
     local = tmp_path / "cached"
     local.write_bytes(bytes(range(256)) * (THREADS_DEFAULT * part // 256))

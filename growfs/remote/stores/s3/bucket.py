@@ -238,7 +238,7 @@ class S3Remote(FsspecRemote):
         except RemoteDenied as error:
             if self._renewal.served_also(began) or not self._has_renewed_credentials(began, error):
                 raise  # the credentials are valid, or there are no others
-            if received:  # a part was refused
+            if received:  # a later request was refused
                 raise RemoteBusy(str(error)) from None  # so that it is retried from the start
             began = time.monotonic()
             found, was_refused = super().fetch(task), True
@@ -626,18 +626,18 @@ class S3Remote(FsspecRemote):
         return context
 
     def _by_library(self, task: FetchTask) -> RemoteFile:
-        file, part = task.file, task.byte_range
+        file, wanted = task.file, task.byte_range
         bucket, prefix = self._bucket_and_prefix
-        parameters = {"Range": f"bytes={part.offset}-{part.offset + part.size - 1}"} if part else {}
-        with self._threads.unsplit(part.size if part else file.size), open(task.target, "wb") as out:
+        parameters = {"Range": f"bytes={wanted.offset}-{wanted.offset + wanted.size - 1}"} if wanted else {}
+        with self._threads.unsplit(wanted.size if wanted else file.size), open(task.target, "wb") as out:
             reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, **parameters)
             size, written = reply.get("ContentLength"), 0  # none if it comes in chunks
-            expected = None if part else expected_checksum(reply["ResponseMetadata"]["HTTPHeaders"])
-            checksum = expected and expected.part(0)
+            expected = None if wanted else expected_checksum(reply["ResponseMetadata"]["HTTPHeaders"])
+            checksum = expected and expected.segment(0)
             with closing(_Body(reply["Body"], self.fs.loop)) as body:
-                if part:
+                if wanted:
                     if size is not None:
-                        self._check_length(file.path, part, size)
+                        self._check_length(file.path, wanted, size)
                     size = int(reply["ContentRange"].rpartition("/")[2])
                 now = _file(file.path, size, reply)
                 self._verified(file, now)
@@ -651,9 +651,9 @@ class S3Remote(FsspecRemote):
                         checksum.update(memoryview(chunk))
                     written += len(chunk)
                     task.progress(len(chunk))
-        if part:
-            self._check_length(file.path, part, written)
-        now = self._verified(file, now, None if part else written)
+        if wanted:
+            self._check_length(file.path, wanted, written)
+        now = self._verified(file, now, None if wanted else written)
         with self.translating(file.path):
             self._downloader.verify(expected, task, written)
         return now

@@ -195,8 +195,8 @@ class SigningKey:
         of_day, made = self._of_day
         if of_day != day:
             key = f"AWS4{self._secret}".encode()
-            for part in (day, *self._scope.split("/")):
-                key = hmac.digest(key, part.encode(), "sha256")
+            for level in (day, *self._scope.split("/")):
+                key = hmac.digest(key, level.encode(), "sha256")
             made = hmac.new(key, digestmod="sha256")
             self._of_day = day, made
         return made.copy()
