@@ -159,8 +159,7 @@ class _Template:
     def __init__(self, text: str) -> None:
         self._text = text
         try:
-            pieces = Formatter().parse(text)
-            fields = [(name, spec or "", conversion) for _, name, spec, conversion in pieces if name is not None]
+            fields = [(name, spec or "", how) for _, name, spec, how in Formatter().parse(text) if name is not None]
         except ValueError:
             fields = []
         if not fields or not all(_is_field(*field) for field in fields):

@@ -160,7 +160,16 @@ class _ServerClosed(Exception):
     """The server closed the connection before it responded, as servers do after a long idle time."""
 
 
-_State = tuple[Origin, Proxy | None, socket.socket | None, bool, float]
+@dataclass(slots=True, eq=False)
+class _Channel:
+    """A socket to a server."""
+
+    origin: Origin = ("", "")
+    proxy: Proxy | None = None
+    sock: socket.socket | None = None
+    keeps: bool = False
+    """Whether the last response was read to its end, so that another may follow."""
+    used_at: float = 0.0
 
 
 class Connection:
@@ -184,12 +193,7 @@ class Connection:
         self._tls = tls
         self.timeouts = timeouts or TIMEOUTS
         self._uses_proxies = uses_proxies
-        self._origin: Origin = ("", "")
-        self._proxy: Proxy | None = None
-        self._socket: socket.socket | None = None
-        self._keeps = False  # whether the last response was read to its end, so that another may follow
-        self._used_at = 0.0
-        self._other = self._current  # the same five for the other server
+        self._channel, self._other = _Channel(), _Channel()  # the current one, and the one to the other server
         self._interrupted = False
         self.may_be_cut = False
         """Whether its request can be repeated by another connection if it is slow."""
@@ -222,26 +226,27 @@ class Connection:
 
     def _exchange(self, request: HttpRequest, headers: Headers) -> HttpResponse:
         origin = request.origin
-        if origin != self._origin:
-            self._turn()
-        is_old = time.monotonic() - self._used_at > IDLE_S_MAX
-        if origin != self._origin or not self._keeps or is_old or (self._socket and _has_unread(self._socket)):
-            self._hang_up()
-        if self._socket is None and self._uses_proxies:
-            self._proxy = proxy_for(request.url)
-        head = _serialized(request, origin, headers, self._proxy)
+        if origin != self._channel.origin:
+            self._channel, self._other = self._other, self._channel
+        channel = self._channel
+        is_old = time.monotonic() - channel.used_at > IDLE_S_MAX
+        if origin != channel.origin or not channel.keeps or is_old or (channel.sock and _has_unread(channel.sock)):
+            self._hang_up(channel)
+        if channel.sock is None and self._uses_proxies:
+            channel.proxy = proxy_for(request.url)
+        head = _serialized(request, origin, headers, channel.proxy)
         with _translating_errors:
-            if self._socket is not None:
+            if channel.sock is not None:
                 with suppress(ConnectionError, ssl.SSLError, _ServerClosed):
-                    return self._send(self._socket, request, head)
+                    return self._send(channel, channel.sock, request, head)
                 if self._interrupted:
                     raise ConnectionFailed("interrupted")
-                self._hang_up()
-            self._socket, self._origin = _connect(request, self._tls, self.timeouts, self._proxy), origin
-            return self._send(self._socket, request, head)
+                self._hang_up(channel)
+            channel.sock, channel.origin = _connect(request, self._tls, self.timeouts, channel.proxy), origin
+            return self._send(channel, channel.sock, request, head)
 
-    def _send(self, sock: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
-        self._keeps = False
+    def _send(self, channel: _Channel, sock: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
+        channel.keeps = False
         self.sent = request
         self._piece_end = 0
         self._sent_at = time.monotonic()
@@ -251,10 +256,10 @@ class Connection:
         finally:
             self._sent_at = None
         start, end = self._body
-        if self._proxy and response.status == 407:
-            raise ProxyFailed(self._proxy, f"407 {response.reason}", 407)
-        self._keeps = request.method == "HEAD" and start == end and response.keep_alive
-        self._used_at = time.monotonic()
+        if channel.proxy and response.status == 407:
+            raise ProxyFailed(channel.proxy, f"407 {response.reason}", 407)
+        channel.keeps = request.method == "HEAD" and start == end and response.keep_alive
+        channel.used_at = time.monotonic()
         return response
 
     def _receive_head(self, sock: socket.socket, head: bytes) -> HttpResponse:
@@ -265,16 +270,16 @@ class Connection:
         while (end := self._bytes.find(b"\r\n\r\n", 0, min(received, HEAD_BYTES_MAX))) < 0:
             if received >= min(HEAD_BYTES_MAX, len(self._bytes)):
                 raise FallBack("a response header that does not end")
-            if self._waited_s > waited_s_max:
-                raise TimeoutError("it is sending too slowly")
-            count = self._receive(sock, self._buffer[received:])
+            count = self._receive(sock, self._buffer[received:], waited_s_max)
             if not count:
                 raise _ServerClosed("it hung up")
             received += count
         self._body = end + 4, received
         return _parse(bytes(self._buffer[:end]).decode("latin-1"))
 
-    def _receive(self, sock: socket.socket, buffer: memoryview) -> int:
+    def _receive(self, sock: socket.socket, buffer: memoryview, waited_s_max: float) -> int:
+        if self._waited_s > waited_s_max:
+            raise TimeoutError("it is sending too slowly")
         began = self._waits_since = time.monotonic()
         try:
             count = sock.recv_into(buffer)
@@ -283,6 +288,16 @@ class Connection:
         finally:
             self._waits_since = None
             self._waited_s += time.monotonic() - began
+
+    def _receive_body(self, buffer: memoryview, waited_s_max: float, missing: int | None = None) -> int:
+        """Receive at least one byte of a body. missing: how many it lacks, if known. Raises ConnectionFailed."""
+        assert self._channel.sock is not None
+        with _translating_errors:
+            count = self._receive(self._channel.sock, buffer, waited_s_max)
+        if not count:
+            what = "" if missing is None else f", {missing} bytes are missing"
+            raise ConnectionFailed(f"the answer was cut short{what}")
+        return count
 
     def copy(self, response: HttpResponse, fd: int, at: int, on_piece: Callable[[memoryview], None]) -> None:
         """Write the body to fd from offset `at` on; on_piece gets each piece that arrives.
@@ -315,34 +330,25 @@ class Connection:
             rest = self._buffer[counted : self._body[1]]
             self._buffer[: len(rest)] = rest
             start, self._body = 0, (0, len(rest))
-        self._keeps = whole and response.keep_alive
-        self._used_at = time.monotonic()
+        self._channel.keeps = whole and response.keep_alive
+        self._channel.used_at = time.monotonic()
 
     def _receive_piece(self, counted: int, least: int, most: int, left: int, waited_s_max: float) -> None:
         """Receive the body up to `least`, a place in the buffer, or, after PIECE_S, some bytes beyond `counted`.
 
         most: the place up to which there is room. left: bytes of the body that follow its start in the buffer.
         """
-        assert self._socket is not None
         start, end = self._body
         due_at = time.monotonic() + PIECE_S
-        with _translating_errors:
-            while end < least and (end <= counted or time.monotonic() < due_at):
-                if self._waited_s > waited_s_max:
-                    raise TimeoutError("it is sending too slowly")
-                count = self._receive(self._socket, self._buffer[end:most])
-                if not count:
-                    missing = left - (end - start)
-                    raise ConnectionFailed(f"the answer was cut short, {missing} bytes are missing")
-                end += count
-                self._body = start, end
+        while end < least and (end <= counted or time.monotonic() < due_at):
+            end += self._receive_body(self._buffer[end:most], waited_s_max, left - (end - start))
+            self._body = start, end
 
     def read_some(self, response: HttpResponse, buffer: memoryview, left: int) -> int:
         """Read the next bytes of the body, which has `left` bytes left. Raises ConnectionFailed.
 
         Each PIECE_BYTES may be waited for as long as one read may take: a byte may always arrive just in time.
         """
-        assert self._socket is not None
         start, end = self._body
         buffer = buffer[:left]
         count = min(len(buffer), end - start)
@@ -353,14 +359,9 @@ class Connection:
             if self._received >= self._piece_end:
                 self._piece_end = self._received + PIECE_BYTES
                 self._waited_s_max = self._waited_s + self.timeouts.read_s
-            with _translating_errors:
-                if self._waited_s > self._waited_s_max:
-                    raise TimeoutError("it is sending too slowly")
-                count = self._receive(self._socket, buffer)
-            if not count:
-                raise ConnectionFailed(f"the answer was cut short, {left} bytes are missing")
-        self._keeps = count == left and start + count >= end and response.keep_alive
-        self._used_at = time.monotonic()
+            count = self._receive_body(buffer, self._waited_s_max, left)
+        self._channel.keeps = count == left and start + count >= end and response.keep_alive
+        self._channel.used_at = time.monotonic()
         return count
 
     def read(self, response: HttpResponse) -> bytes:
@@ -376,7 +377,7 @@ class Connection:
             raise FallBack("no length")
         while len(received) < response.length:
             self._read_more(received)
-        self._keeps = response.keep_alive and len(received) == response.length
+        self._channel.keeps = response.keep_alive and len(received) == response.length
         return bytes(received[: response.length])
 
     def _read_chunks(self, response: HttpResponse, received: bytearray) -> bytes:
@@ -396,7 +397,7 @@ class Connection:
                 _, at = self._read_line(received, at)
         while line:
             line, at = self._read_line(received, at)
-        self._keeps = response.keep_alive and len(received) == at
+        self._channel.keeps = response.keep_alive and len(received) == at
         return bytes(body)
 
     def _read_line(self, received: bytearray, at: int) -> tuple[bytes, int]:
@@ -405,22 +406,16 @@ class Connection:
         return bytes(received[at:end]), end + 2
 
     def _read_more(self, received: bytearray) -> None:
-        assert self._socket is not None
         if len(received) > 64 << 20:
             raise FallBack("a response that is too long")
         patience_s = self.timeouts.read_s * (1 + len(received) // PIECE_BYTES)
-        with _translating_errors:
-            if self._waited_s - self._text_waited_s > patience_s:
-                raise TimeoutError("it is sending too slowly")
-            count = self._receive(self._socket, self._buffer)
-        if not count:
-            raise ConnectionFailed("the answer was cut short")
+        count = self._receive_body(self._buffer, self._text_waited_s + patience_s)
         received += self._buffer[:count]
 
     def interrupt(self) -> None:
         """End a read that is running on another thread."""
         self._interrupted = True
-        if sock := self._socket:
+        if sock := self._channel.sock:
             with suppress(OSError):  # SSLSocket.shutdown would remove TLS under the reading thread
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
@@ -442,27 +437,17 @@ class Connection:
 
     def is_for(self, origin: Origin | None) -> bool:
         """Whether this is one of the two servers that it was last used for, so that it may still be open."""
-        return origin in (self._origin, self._other[0])
-
-    @property
-    def _current(self) -> _State:
-        return self._origin, self._proxy, self._socket, self._keeps, self._used_at
-
-    def _turn(self) -> None:
-        current = self._current
-        self._origin, self._proxy, self._socket, self._keeps, self._used_at = self._other
-        self._other = current
+        return origin in (self._channel.origin, self._other.origin)
 
     def close(self) -> None:
         """Close it. The next request opens it again."""
-        self._hang_up()
-        self._turn()
-        self._hang_up()
+        for channel in (self._channel, self._other):
+            self._hang_up(channel)
 
-    def _hang_up(self) -> None:
+    def _hang_up(self, channel: _Channel) -> None:
         self._interrupted = self.was_cut = False
-        if sock := self._socket:
-            self._socket = None
+        if sock := channel.sock:
+            channel.sock = None
             sock.close()
 
     def __del__(self) -> None:
@@ -672,14 +657,10 @@ def _wrap_tls(sock: socket.socket, host: str, tls: Callable[[], ssl.SSLContext],
 def _with_kernel_timeout(sock: socket.socket, timeouts: Timeouts) -> socket.socket:
     """Make the kernel time out reads and writes: Python's own timeout costs a poll(2) for each read."""
     sock.settimeout(None)
+    seconds, fraction = divmod(timeouts.read_s, 1)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", *_timeval(timeouts.read_s)))
+        sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(seconds), int(fraction * 1e6)))
     return sock
-
-
-def _timeval(seconds: float) -> tuple[int, int]:
-    whole = int(seconds)
-    return whole, int((seconds - whole) * 1e6)
 
 
 class _TranslatingErrors:

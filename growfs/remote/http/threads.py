@@ -79,6 +79,13 @@ class TransferJob:
         return self.size is not None and self.size >= 2 * SEGMENT_BYTES_MIN
 
 
+class _CurrentJob(threading.local):
+    """The job that a thread runs. A thread from outside has a job of its own."""
+
+    def __init__(self) -> None:
+        self.job = TransferJob(lambda: None)
+
+
 class TransferThreads:
     """Owns the threads, which are started as needed, and their queue.
 
@@ -110,7 +117,7 @@ class TransferThreads:
         self._running: set[TransferJob] = set()
         self._unsplit: set[TransferJob] = set()
         """The running jobs for large files that arrive in one piece."""
-        self._current = threading.local()
+        self._current = _CurrentJob()
         self.busy = self._idle = 0
         """Threads that transfer, and all others, including those that are still starting."""
         self._sleeping = 0
@@ -150,7 +157,7 @@ class TransferThreads:
 
     def throttle(self, count: int) -> None:
         """Sleep until so many more bytes may be read; an urgent job comes first."""
-        job = self._current_job()
+        job = self._current.job
         self._throttle(count, lambda: job.urgent)
 
     def segment_bytes(self, size: int | None) -> int:
@@ -172,7 +179,7 @@ class TransferThreads:
 
         Returns when all have ended. Raises the first error; segments that have not begun by then do not begin.
         """
-        job = self._current_job()
+        job = self._current.job
         errors: list[BaseException] = []
 
         def do(segment: Callable[[], None]) -> None:
@@ -205,7 +212,7 @@ class TransferThreads:
     @contextmanager
     def unsplit(self, size: int | None) -> Iterator[None]:
         """The block transfers this many bytes in one piece, which cannot be split among streams."""
-        job = self._current_job()
+        job = self._current.job
         if not job.is_large and size is not None and size < UNSPLIT_BYTES_MIN:  # it holds nothing back
             yield
             return
@@ -226,7 +233,7 @@ class TransferThreads:
         Another transfer may begin meanwhile. Ends early if another segment of the file fails. Returns whether it was
         held.
         """
-        job = self._current_job()
+        job = self._current.job
         with self._lock:
             if not job.segments:  # otherwise others take them meanwhile
                 self._dequeue(job)
@@ -236,15 +243,13 @@ class TransferThreads:
             before = self._releases
             self._pause_ended.wait_for(lambda: job.has_failed or self._releases > before, seconds)
             self._pause_ended.wait_for(lambda: job.has_failed or not self.is_held)
-            was_held = self._releases > before
-        with self._lock:
             self._sleeping -= 1
-        return was_held
+            return self._releases > before
 
     @contextmanager
     def _giving_way(self) -> Iterator[None]:
         """Within the block, this thread does not count, so another one may begin a task."""
-        counts = self._current_job() in self._running
+        counts = self._current.job in self._running
         with self._lock:
             self.busy -= counts
             self._wake()
@@ -253,14 +258,6 @@ class TransferThreads:
         finally:
             with self._lock:
                 self.busy += counts
-
-    def _current_job(self) -> TransferJob:
-        """The job that this thread runs. A thread from outside has a job of its own."""
-        try:
-            return self._current.job  # type: ignore[no-any-return]
-        except AttributeError:
-            job = self._current.job = TransferJob(lambda: None)
-            return job
 
     # The queue.
 

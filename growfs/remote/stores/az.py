@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import weakref
-import xml.etree.ElementTree as ET
 from typing import Any
 from urllib.parse import unquote
 
@@ -79,12 +78,7 @@ class AzureRemote(FsspecRemote):
         request, answer = response.http_request, response.http_response
         if request.query.get("comp") != "list" or answer.status_code != 200:
             return
-        try:
-            root = ET.fromstring(answer.body())
-        except ET.ParseError as error:
-            raise self.not_a_listing(str(error)) from None
-        if root.tag != "EnumerationResults" or root.find("NextMarker") is None:
-            raise self.not_a_listing(f"<{root.tag}>")
+        root = self._parsed_listing(answer.body(), "EnumerationResults", "NextMarker")
         if (marker := root.findtext("NextMarker")) and marker == unquote(request.query.get("marker", "")):
             raise self.listing_without_end()
 

@@ -11,6 +11,7 @@ import os
 import re
 import ssl
 import threading
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, partial
@@ -193,6 +194,16 @@ class FsspecRemote(StoreRemote):
                 found.append(file_from_info(path, info))
         return found
 
+    def _parsed_listing(self, body: bytes, tag: str, child: str) -> ET.Element:
+        """The XML of a page of a listing. Raises RemoteBusy if its root has another tag, or lacks this child."""
+        try:
+            root = ET.fromstring(body)
+        except ET.ParseError as error:
+            raise self.not_a_listing(str(error)) from None
+        if root.tag != tag or root.find(child) is None:
+            raise self.not_a_listing(f"<{root.tag}>")
+        return root
+
     def stat(self, path: str, version: str = "") -> RemoteFile:
         with self.translating(path):
             self.fs.invalidate_cache()
@@ -305,6 +316,9 @@ class FsspecRemote(StoreRemote):
         """The code of a refusal, from its body, if the library would also be refused; otherwise an empty string."""
         return ""
 
+    def _new_connection(self) -> Connection:
+        return Connection(lambda: self._tls)
+
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         return self._trusted()
@@ -411,7 +425,7 @@ class FsspecRemote(StoreRemote):
         return f"{super().server_option} {self.clean(self.spec.endpoint_url or '')}".strip()
 
     def head(self, url: str) -> Headers:
-        connection = Connection(lambda: self._tls)
+        connection = self._new_connection()
         try:
             return connection.send(HttpRequest(url, method="HEAD"), {}).headers
         except ConnectionFailed as error:

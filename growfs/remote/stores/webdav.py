@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-import xml.etree.ElementTree as ET
 from base64 import b64encode
 from typing import Any
 from urllib.parse import quote
@@ -57,14 +56,8 @@ class WebdavRemote(FsspecRemote):
 
     def _check_response(self, response: Any) -> None:
         """Raise an error for a listing that is not one: the library takes it for an empty folder."""
-        if response.request.method != "PROPFIND" or not response.is_success:
-            return
-        try:
-            root = ET.fromstring(response.read())
-        except ET.ParseError as error:
-            raise self.not_a_listing(str(error)) from None
-        if root.tag != "{DAV:}multistatus" or root.find("{DAV:}response") is None:
-            raise self.not_a_listing(f"<{root.tag}>")
+        if response.request.method == "PROPFIND" and response.is_success:
+            self._parsed_listing(response.read(), "{DAV:}multistatus", "{DAV:}response")
 
     def _get(self, key: str) -> HttpRequest:
         """With a name and a password, if there are any."""

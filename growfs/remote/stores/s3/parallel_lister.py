@@ -152,8 +152,6 @@ class ParallelLister:
             self._ranges.release(active)
             if not self._concurrency.record_busy(self._in_flight):
                 self._failed = self._failed or error
-            self._in_flight -= 1
-            self._changed.notify_all()
 
     def _on_refusal(self, active: ActiveRange) -> bool:
         """Handle a refusal: some servers refuse to start at a guessed name. Any other error will recur without one.
@@ -161,12 +159,9 @@ class ParallelLister:
         Returns whether the listing continues.
         """
         with self._changed:
-            if not self._ranges.serial:
-                self._switch_to_serial()
-            elif self._ranges.has(active):
-                return False
-            self._in_flight -= 1
-            self._changed.notify_all()
+            if self._ranges.serial:
+                return not self._ranges.has(active)
+            self._switch_to_serial()
             return True
 
     def _switch_to_serial(self) -> None:
@@ -187,11 +182,12 @@ class ParallelLister:
             if key_range is not None:
                 count = len(names) if key_range.until is None else bisect_right(names, key_range.until)
                 self._ready.append((key_range, *page.without_skipped(count)))
-            self._in_flight -= 1
-            self._changed.notify_all()
 
     def _next(self) -> ActiveRange | None:
+        """The next range to read; None at the end. Called when a request has ended."""
         with self._changed:
+            self._in_flight -= 1
+            self._changed.notify_all()
             while not self._is_over:
                 if active := self._assign():
                     self._spawn()
