@@ -66,7 +66,11 @@ class RemoteMissing(RemoteError):
     """There is no such prefix or object (S3 NoSuchKey; HTTP 404)."""
 
 
-class RemoteDenied(RemoteError):
+class RemoteUnavailable(RemoteError):
+    """All requests may fail like this: the remote cannot be reached, or refuses access."""
+
+
+class RemoteDenied(RemoteUnavailable):
     """The credentials are missing, wrong or not sufficient (HTTP 401 and 403)."""
 
 
@@ -82,7 +86,7 @@ class RemoteChanged(RemoteError):
     """The object is no longer the version that was requested."""
 
 
-class RemoteBusy(RemoteError):
+class RemoteBusy(RemoteUnavailable):
     """The request can be retried: unreachable, timed out, throttled, 5xx, or cut short."""
 
 

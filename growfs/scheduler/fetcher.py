@@ -28,7 +28,16 @@ from growfs.cache.publish import StagedFile
 from growfs.cache.room import Reservation, SizeEstimate
 from growfs.cache.store import Store
 from growfs.cache.usage import Traffic
-from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteMissing, TimedOut, TooLarge, Unreadable
+from growfs.errors import (
+    DiskFull,
+    GrowfsError,
+    RemoteBusy,
+    RemoteMissing,
+    RemoteUnavailable,
+    TimedOut,
+    TooLarge,
+    Unreadable,
+)
 from growfs.remote.http.threads import SEGMENT_BYTES_MAX
 from growfs.remote.interface import Fetched
 from growfs.rotation.generations import Generations
@@ -43,7 +52,7 @@ from growfs.scheduler.in_flight import (
     Place,
     Priority,
 )
-from growfs.scheduler.outage import Failures, Outage, may_be_outage
+from growfs.scheduler.outage import Failures, Outage
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Claim, Space
 from growfs.signal import Signal
@@ -333,7 +342,7 @@ class Fetcher:
             self._request_room(download)
         elif isinstance(error, DiskFull):
             self._handle_full_disk(download, error)
-        elif may_be_outage(error):
+        elif isinstance(error, RemoteUnavailable):
             download.move(DownloadState.QUEUED)
             if isinstance(error, RemoteBusy):
                 self._admitter.queue.release(download.group)  # others may arrive and be shown meanwhile

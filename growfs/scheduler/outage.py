@@ -19,7 +19,7 @@ from typing import NamedTuple
 import trio
 
 from growfs.cache.catalog import Catalog
-from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
+from growfs.errors import GrowfsError, RemoteBusy
 from growfs.remote.interface import NO_OTHER, OtherSource, RemoteFile
 from growfs.signal import Signal
 from growfs.status_and_metrics import OutageStatus
@@ -80,11 +80,6 @@ class Failures:
         latest, since = self._latest, time.time() - 3600.0
         failures = (latest[id] for id in reversed(latest) if latest[id].at > since or self._is_known(id))
         return next(failures, None)
-
-
-def may_be_outage(error: GrowfsError) -> bool:
-    """Whether all requests may fail like this: the remote cannot be reached, or refuses access."""
-    return isinstance(error, (RemoteBusy, RemoteDenied))
 
 
 def pause_s(outage_s: float) -> float:

@@ -21,9 +21,9 @@ from growfs import disk
 from growfs.cache.catalog import Catalog, Node, Removed
 from growfs.cache.listing_diff import ListingDiff
 from growfs.cache.store import Store
-from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteMissing, Unreadable
+from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteMissing, RemoteUnavailable, Unreadable
 from growfs.remote.interface import RemoteFile
-from growfs.scheduler.outage import Failure, Outage, may_be_outage
+from growfs.scheduler.outage import Failure, Outage
 from growfs.signal import Signal
 from growfs.status_and_metrics import RemoteStatus
 from growfs.units import format_timespan
@@ -96,7 +96,7 @@ class CatalogSync:
                 error = failure if isinstance(failure, GrowfsError) else GrowfsError(f"the database: {failure}")
                 self.failure = Failure(error)
                 log.warning("the remote could not be listed, continuing with the files known so far: %s", error)
-                if self._catalog.files and may_be_outage(error):
+                if self._catalog.files and isinstance(error, RemoteUnavailable):
                     self._outage.suspect(error)
             self.listing_now = False
             await self._pause()

@@ -18,9 +18,10 @@ from growfs.errors import (
     RemoteDenied,
     RemoteError,
     RemoteMissing,
+    RemoteUnavailable,
     unexpected,
 )
-from growfs.scheduler.outage import NEXT_PROBE_S, PAUSE_S_MAX, PAUSE_S_MIN, SUSPICION_S, Outage, may_be_outage
+from growfs.scheduler.outage import NEXT_PROBE_S, PAUSE_S_MAX, PAUSE_S_MIN, SUSPICION_S, Outage
 
 BUSY, DENIED = RemoteBusy("cannot reach the server"), RemoteDenied("access denied")
 
@@ -68,7 +69,7 @@ async def start_remote() -> AsyncIterator[Remote]:
     ],
 )
 def test_an_answer_about_one_file_is_no_outage(error: GrowfsError, possible: bool) -> None:
-    assert may_be_outage(error) is possible
+    assert isinstance(error, RemoteUnavailable) is possible
 
 
 async def test_a_failure_is_the_files_own_where_a_later_request_is_answered(clock: trio.testing.MockClock) -> None:
@@ -181,5 +182,5 @@ async def test_the_pauses_of_a_long_outage_stay_below_half_a_minute(clock: trio.
 
 
 def test_a_module_that_is_missing_is_no_outage() -> None:
-    assert not may_be_outage(unexpected(ModuleNotFoundError("No module named 's3fs'")))
-    assert may_be_outage(unexpected(ValueError("what a client library raises")))
+    assert not isinstance(unexpected(ModuleNotFoundError("No module named 's3fs'")), RemoteUnavailable)
+    assert isinstance(unexpected(ValueError("what a client library raises")), RemoteUnavailable)

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
-from growfs.errors import RemoteBusy, RemoteDenied, RemoteError, RemoteMissing
+from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, RemoteUnavailable
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
@@ -88,7 +88,7 @@ class LocalRemote(StoreRemote):
         try:
             with super().translating(path):
                 yield
-        except (RemoteBusy, RemoteDenied):
+        except RemoteUnavailable:
             raise
         except RemoteError as error:
             if path and (self._is_empty() or (isinstance(error, RemoteMissing) and self._has_file(path))):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError
+from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteUnavailable
 from growfs.remote.interface import FetchTask, Page, Remote, RemoteFile, RemoteStream
 from growfs.remote.retries import DELAY_S_MAX, Retries, Tries
 
@@ -38,7 +38,7 @@ class RetryingRemote:
             nonlocal source
             try:
                 return next(source, None)
-            except (RemoteBusy, RemoteDenied) as error:
+            except RemoteUnavailable as error:
                 if isinstance(error, RemoteDenied):
                     self._remote = self._open_source()
                 source = self._remote.pages(cursor)  # a generator that raised is exhausted
@@ -48,7 +48,7 @@ class RetryingRemote:
         while page is not None:
             cursor = page.cursor
             yield page
-            page = self._repeat(next_page, Tries(self._retries, math.inf), (RemoteBusy, RemoteDenied))
+            page = self._repeat(next_page, Tries(self._retries, math.inf), RemoteUnavailable)
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         return self._repeat(lambda: self._remote.stat(path, version))
@@ -86,7 +86,7 @@ class RetryingRemote:
         self,
         call: Callable[[], T],
         tries: Tries | None = None,
-        errors: tuple[type[RemoteError], ...] = (RemoteBusy,),
+        errors: type[RemoteError] = RemoteBusy,
     ) -> T:
         tries = tries or Tries(self._retries)
         while True:
