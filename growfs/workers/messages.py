@@ -34,8 +34,11 @@ def pack(message: Any) -> bytes:
 
 
 def unpack(body: bytes) -> Any:
-    """The message, from the bytes after the length."""
-    return pickle.loads(body)
+    """The message, from the bytes after the length. Raises ImportError if code that it names cannot be read."""
+    try:
+        return pickle.loads(body)
+    except OSError as error:  # otherwise it would count as one of the cache's disk
+        raise ImportError(str(error)) from error
 
 
 def send(connection: socket.socket, message: Any) -> None:

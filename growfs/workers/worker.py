@@ -134,7 +134,7 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
     while True:
         body = requests.get()
         try:
-            request = messages.unpack(body)  # which may import code
+            request = messages.unpack(body)
             if isinstance(request, FetchFiles):
                 if request.in_background and not in_background:
                     in_background = True

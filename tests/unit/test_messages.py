@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -93,10 +94,24 @@ serve(RemoteSpec("/"), SharedLimits(), socket.socket(fileno=int(sys.argv[1])))
 """
 
 
-def test_a_worker_answers_a_message_that_it_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("def other(): ...", "AttributeError"),
+        ("raise OSError(5, 'Input/output error')", "Input/output error; if a package was upgraded or removed"),
+    ],
+)
+def test_a_worker_answers_a_message_that_it_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, why: str
+) -> None:
     """The code of an extension is imported with the first message that names it."""
-    (tmp_path / "of_another_version.py").write_text("def compute(beat): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    folders = tmp_path / "here", tmp_path / "there"
+    for folder, text in zip(folders, ("def compute(beat): ...", code), strict=True):
+        folder.mkdir()
+        (folder / "of_another_version.py").write_text(text)
+    monkeypatch.syspath_prepend(folders[0])
+    monkeypatch.setenv("PYTHONPATH", str(folders[1]), prepend=os.pathsep)
+    monkeypatch.delitem(sys.modules, "of_another_version", raising=False)
     compute = import_module("of_another_version").compute
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -108,7 +123,8 @@ def test_a_worker_answers_a_message_that_it_cannot_read(tmp_path: Path, monkeypa
         finally:
             worker.kill()
             worker.wait()
-    assert "of_another_version" in str(error)
+    assert type(error) is not errors.DiskFailed
+    assert why in str(error)
 
 
 def test_messages_do_not_show_the_token_of_the_peers() -> None:
