@@ -9,10 +9,10 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 112,
-    "statements of the core": 11_916,
-    "statements of all": 23_671,
+    "statements of the core": 11_841,
+    "statements of all": 23_634,
     "statements of the largest function": 41,
-    "constants in capitals": 734,
+    "constants in capitals": 733,
     "importers of exact": 2,
     "importers of peers": 2,
     "importers of fill": 5,
@@ -39,7 +39,7 @@ CEILINGS = {
     "importers of completion": 3,
     "importers of fstab": 1,
     "importers of cache": 0,
-    "core's uses of exact": 152,
+    "core's uses of exact": 116,
     "core's uses of peers": 103,
     "core's uses of fill": 36,
     "core's uses of links": 36,
