@@ -35,8 +35,14 @@ class MountCommand(click.Command):
 
     def __init__(self, **more: Any) -> None:
         super().__init__(context_settings={"auto_envvar_prefix": "GROWFS"}, **more)
-        path = click.Path(path_type=Path)
-        self.params.append(click.Option(["--config"], metavar="FILE", type=path, help="Read options from a TOML file."))
+        self.params.append(
+            click.Option(
+                ["--config"],
+                metavar="FILE",
+                type=click.Path(path_type=Path),
+                help="Read options from a TOML file.",
+            )
+        )
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """All parameters: the command's own, and the mount options, which are created on demand."""

@@ -122,9 +122,14 @@ class NodeMount:
             config, token = Path(secrets, "config.toml"), Path(secrets, "token")
             config.write_text(self._request.config)
             token.write_text(self._request.token)
-            flags = [f"--config={config}", f"--peers={peers}", f"--peer-addr={self.address()}"]
-            flags.append(f"--peer-token-file={token}")
-            words = mount_command(self._request.url, self._mountpoint, *flags)
+            words = mount_command(
+                self._request.url,
+                self._mountpoint,
+                f"--config={config}",
+                f"--peers={peers}",
+                f"--peer-addr={self.address()}",
+                f"--peer-token-file={token}",
+            )
             with self._starting:
                 if self._is_ended:
                     return

@@ -15,8 +15,6 @@ from growfs.errors import GrowfsError, UsageError
 from growfs.status_and_metrics import RESTING, MountState, MountStatus
 from growfs.units import count, fraction_of, parsed, seconds, size
 
-POLL_S = 0.2
-
 
 @dataclass(frozen=True, slots=True)
 class Enough:
@@ -75,4 +73,4 @@ def wait(mountpoint: Path, enough: Enough, timeout: str | None = None) -> MountS
                 raise GrowfsError(f"{mountpoint}: no more files will be fetched; {state_text(now)} ({brief(now)})")
             if time.monotonic() > deadline:
                 raise GrowfsError(f"{mountpoint}: timed out after {timeout}: {brief(now)}; {state_text(now)}")
-            time.sleep(POLL_S)
+            time.sleep(0.2)

@@ -32,8 +32,6 @@ FETCHES_MAX = 32
 """Files that one command fetches at a time."""
 COMPLETIONS_MAX = 100
 """Paths offered as completions: with more, bash asks whether to show them."""
-PATIENCE_S = 300.0
-"""How long a command that fetches waits for a file while the remote is away. Otherwise, there is no limit."""
 PROGRESS_S = 10.0
 """A command that fetches reports its progress at least this often: it may be one large file."""
 BATCH_FILES = 1000
@@ -41,15 +39,14 @@ BATCH_FILES = 1000
 
 Setter = Callable[[Any], Awaitable[None] | None]
 """Changes an option of the running mount, at once or when its result has been awaited. Raises GrowfsError."""
-SettingCheck = Callable[[Any], None]
-"""Raises GrowfsError for a value that this mount cannot have."""
 
 
 class MountCommands:
     """The commands on the mount as a whole.
 
     setters: a function for each option that `growfs set` can change here, in the order in which they are called.
-    checks: of some of these options. waiting: returns the processes that wait for a file.
+    checks: of some of these options; raise GrowfsError for what this mount cannot have. waiting: returns the processes
+    that wait for a file.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class MountCommands:
         release: Callable[[], None],
         waiting: Callable[[], list[int]],
         setters: Mapping[str, Setter],
-        checks: Mapping[str, SettingCheck],
+        checks: Mapping[str, Callable[[Any], None]],
     ) -> None:
         self._snapshot = snapshot
         self._pause = pause
@@ -247,8 +244,8 @@ class FileCommands:
                 try:
                     # Otherwise it was fetched meanwhile, or removed from the remote.
                     while (node := self._catalog.node(id)) and node.seq is None:
-                        try:
-                            await self._fetch_file(node, self._catalog.path(node), PATIENCE_S)
+                        try:  # without a limit, unless the remote is away
+                            await self._fetch_file(node, self._catalog.path(node), 300.0)
                             break
                         except TimedOut:
                             if self._outage.is_on:

@@ -29,10 +29,6 @@ OUTPUT = "output"
 """The name of log records that hold output."""
 LAST_LINES = 1000
 """The number of lines of `last_lines`."""
-END_S = 5.0
-"""How long to wait for the workers to end. Processes left behind by a producer may hold the pipe for longer."""
-PAUSE_S = 0.02
-"""Pause after each read beyond that, so that a producer that only prints takes no CPU time from the daemon."""
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
@@ -53,7 +49,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
     def finish(self) -> None:
         """Return when all processes that write to the pipe have ended, and the file has their output."""
         os.close(self.output)
-        self._copier.join(END_S)
+        self._copier.join(5.0)  # processes left behind by a producer may hold the pipe for longer
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
@@ -86,7 +82,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
             if end:
                 self._write(whole + end)
             if kept < len(part):
-                time.sleep(PAUSE_S)
+                time.sleep(0.02)  # so that a producer that only prints takes no CPU time from the daemon
 
     def _write(self, output: bytes) -> None:
         text = output.decode(errors="replace").removesuffix(self.terminator)

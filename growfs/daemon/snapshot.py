@@ -20,7 +20,7 @@ from growfs.rotation.generations import Generations
 from growfs.rotation.queries import delisted_sizes
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
-from growfs.scheduler.prefetcher import Drawer, Prefetcher
+from growfs.scheduler.prefetcher import Drawer
 from growfs.scheduler.rotating import Selection
 from growfs.status_and_metrics import (
     CoverageStatus,
@@ -35,7 +35,6 @@ from growfs.units import format_timespan
 
 OPENS_MIN = 10
 """With fewer opens than this, the share that waited is not meaningful yet."""
-UNREAD_SHARE = 0.2
 
 
 class Totals(NamedTuple):
@@ -70,7 +69,6 @@ class StatusSource:
     generations: Generations
     readers: Readers
     selection: Selection
-    prefetcher: Prefetcher
     drawer: Drawer
     sections: Mapping[str, Callable[[], Any]]
     warnings: Sequence[Callable[[list[Reader]], Iterable[str | None]]]
@@ -101,7 +99,6 @@ class StatusSource:
             new_files=totals.new_files,
         )
         listed_share = listed.files / pass_files if pass_files else 1.0
-        failure = self.prefetcher.last_failure
         return MountStatus(
             **self.mount,
             **{name: report() for name, report in self.sections.items()},
@@ -123,8 +120,6 @@ class StatusSource:
             ],
             skipped=[*totals.skipped, *self.drawer.skipped()],
             warnings=[warning for report in self.warnings for warning in report(readers) if warning],
-            last_error=str(failure.error) if failure else None,
-            last_error_at=failure.at if failure else None,
         )
 
     def _reader(self, reader: Reader, held_bytes: int, listed_share: float, unread: Sequence[str]) -> ReaderStatus:
@@ -156,8 +151,10 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
             " while one of its folders is open; all of its processes see the same files in .growfs/generations/N"
         )
     if reader.opens >= OPENS_MIN and 2 * reader.waited >= reader.opens:
-        waited = f"{reader.waited / reader.opens:.0%} of its opens"
-        return f"{waited} waited for a download: take file names from a listing or .growfs/index.csv"
+        return (
+            f"{reader.waited / reader.opens:.0%} of its opens waited for a download: take file names from a listing or"
+            " .growfs/index.csv"
+        )
     if reader.listed_at is None:
         if reader.waited:
             return "opens files by name and never listed them: it waits for each file that is not cached"
@@ -176,7 +173,7 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
             f"listed once {ago} ago, has opened its {files:,} files{often}, and will see nothing new until"
             f" it lists again; it sees {listed_share:.0%} of the data"
         )
-    if reader.job.unread >= UNREAD_SHARE:
+    if reader.job.unread >= 0.2:
         exclude = f"; consider --exclude '*.{unread[0]}'" if unread else ""
         return f"never opened {reader.job.unread:.0%} of the files that it listed{exclude}"
     return None

@@ -10,9 +10,6 @@ from growfs.extensions import MOUNT
 from growfs.status_and_metrics import MountState, MountStatus, RemoteStatus, StartStatus
 from growfs.units import format_size, format_timespan
 
-NAME_CHARS_MAX = 80
-"""Characters of a name that are printed. Some names are skipped because they are too long."""
-
 Line = tuple[str, str]
 """(label, text)"""
 
@@ -215,5 +212,5 @@ def _clock(at: float) -> str:
 
 
 def shortened(name: str) -> str:
-    """A name for a line, without its end if it is long."""
-    return name if len(name) <= NAME_CHARS_MAX else name[: NAME_CHARS_MAX - 3] + "..."
+    """A name for a line, without its end if it is long. Some names are skipped because they are too long."""
+    return name if len(name) <= 80 else name[:77] + "..."

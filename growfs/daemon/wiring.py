@@ -22,7 +22,7 @@ from growfs.cache.room import SizeEstimate
 from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget, UsageCounters
-from growfs.daemon.commands import FileCommands, MountCommands, Setter, SettingCheck
+from growfs.daemon.commands import FileCommands, MountCommands, Setter
 from growfs.daemon.control import Command, Control
 from growfs.daemon.ending import EndingSteps
 from growfs.daemon.option_parsers import listening
@@ -270,11 +270,10 @@ class Wiring:
     def build_drawing(self) -> None:
         """Drawn files, and when training can start."""
         options, catalog, store, selection = self.options, self.catalog, self.store, self.selection
-        condition = StartCondition(
-            options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
-        )
         self.prefetch = PrefetchState(
-            condition,
+            StartCondition(
+                options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
+            ),
             lambda: selection.missing.files <= 0,
             lambda: self.waiting.is_draw_held and self.downloads.is_idle,
             self.outage,
@@ -358,15 +357,17 @@ class Wiring:
         )
         settings = json.dumps({**mount, "options": self.options.changed()})
         self.database.write_now(lambda writer: set_meta(writer, "mount", settings))
-        machine_warnings = [*_cache_warnings(self.options.cache_dir), *_limit_warnings()]
+        machine_warnings = [_cache_warning(self.options.cache_dir), _limit_warning()]
         self.status = StatusSource(
             mount, self.database, self.catalog, self.store, self.usage, self.generations, self.readers, self.selection,
-            self.prefetcher, self.drawer,
+            self.drawer,
             sections={
                 "ready": lambda: self.prefetch.is_started,
                 "waited_for": lambda: self.start.waited_for,
                 "start": self.start.status,
                 "state": lambda: self.prefetch.mount_state,
+                "last_error": lambda: str(failure.error) if (failure := self.prefetcher.last_failure) else None,
+                "last_error_at": lambda: failure.at if (failure := self.prefetcher.last_failure) else None,
                 "outage": self.outage.status,
                 "remote": self.catalog_sync.status,
                 "fetch": lambda: self.fetcher.status(self.prefetcher.eta_s()),
@@ -414,12 +415,9 @@ class Wiring:
         )
 
     def _commands(self) -> list[Command]:
-        checks: dict[str, SettingCheck] = {
-            "cache_size": lambda size: self.selection.check_size(self.store.room.limit_of(size))
-        }
         of_mount = MountCommands(
             self.status.snapshot, self.prefetch.pause, self.readers.release, self.misses.processes, self.setters,
-            checks,
+            {"cache_size": lambda size: self.selection.check_size(self.store.room.limit_of(size))},
         )  # fmt: skip
         return [
             of_mount.status, of_mount.set, of_mount.pause, of_mount.resume, of_mount.release, of_mount.waiting,
@@ -449,13 +447,13 @@ def _refuse_peers(_: object) -> None:
     raise GrowfsError("mounted without --peers; mount again with it")
 
 
-def _cache_warnings(cache_dir: Path) -> list[str]:
+def _cache_warning(cache_dir: Path) -> str | None:
     kind, mountpoint = file_system(cache_dir)
     if not is_remote(kind):
-        return []
-    return [f"{cache_dir}: is on {mountpoint} ({kind}), which is not a local disk; pass a --cache-dir on one"]
+        return None
+    return f"{cache_dir}: is on {mountpoint} ({kind}), which is not a local disk; pass a --cache-dir on one"
 
 
-def _limit_warnings() -> list[str]:
+def _limit_warning() -> str | None:
     limits = ending_limits()
-    return [f"may end the mount, or its downloads: {limits}; raise the hard limit, and mount again"] if limits else []
+    return f"may end the mount, or its downloads: {limits}; raise the hard limit, and mount again" if limits else None

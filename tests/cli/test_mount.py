@@ -307,7 +307,7 @@ def test_a_cache_that_is_larger_than_its_disk_is_told_at_once(growfs: Growfs, tm
 
 def test_a_cache_that_is_not_on_a_local_disk_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wiring, "file_system", lambda _: ("nfs4", Path("/data")))
-    (warning,) = wiring._cache_warnings(Path("/data/cache"))
+    warning = wiring._cache_warning(Path("/data/cache"))
     assert warning == "/data/cache: is on /data (nfs4), which is not a local disk; pass a --cache-dir on one"
 
 
@@ -470,7 +470,7 @@ from growfs.daemon.snapshot import StatusSource
 snapshot = StatusSource.snapshot
 
 async def after_the_failure(source):
-    while source.prefetcher.last_failure is None:
+    while source.sections["last_error"]() is None:
         await trio.sleep(0.01)
     return await snapshot(source)
 

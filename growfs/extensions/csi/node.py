@@ -40,7 +40,6 @@ WAIT_S = 30.0
 ANSWER_S = 10.0
 """How long a daemon may take to report its status."""
 POLL_S = 0.1
-KEY_BYTES = 32
 HARMLESS = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHON\w+|LANG|LC_\w+|TZ|SSL_CERT_FILE|SSL_CERT_DIR|\w+_CA_BUNDLE|(HTTPS?|ALL|NO)_PROXY",
     re.IGNORECASE,
@@ -184,8 +183,10 @@ class NodeMounts:
         elif volume.credentials:
             inherited = {name: text for name, text in inherited.items() if name not in CREDENTIALS}
         environment = {**inherited, **volume.credentials, "TMPDIR": str(self._temporary)}
-        words = cgroups.enter(self._control_groups, volume.id)
-        words += mount_command(volume.url, base, "--config=/dev/stdin")
+        words = [
+            *cgroups.enter(self._control_groups, volume.id),
+            *mount_command(volume.url, base, "--config=/dev/stdin"),
+        ]
         with _in_memory(volume.config) as config, _in_memory() as errors:
             mounting = subprocess.Popen(
                 words, stdin=config, stdout=subprocess.DEVNULL, stderr=errors, env=environment, start_new_session=True
@@ -242,6 +243,6 @@ def _key(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         made = path.with_name(f"{path.name}.new")
-        made.write_bytes(secrets.token_bytes(KEY_BYTES))
+        made.write_bytes(secrets.token_bytes(32))
         made.replace(path)  # whole, even if the driver is killed
         return path.read_bytes()

@@ -28,9 +28,6 @@ from growfs.syscalls import check_kernel
 from growfs.version import __version__
 
 DRIVER = "growfs.csi"
-THREADS = 256
-"""Requests at a time: more than a node has pods. Each mount occupies a thread until training can start."""
-GRACE_S = 2.0
 
 log = logging.getLogger(__name__)
 Servicer = TypeVar("Servicer")
@@ -176,7 +173,8 @@ def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defau
         raise GrowfsError(
             f"{error.filename or folder}: {error.strerror}; choose a folder that root can write to: --state-dir"
         ) from None
-    server = grpc.server(ThreadPoolExecutor(THREADS, thread_name_prefix="request"))
+    # More threads than a node has pods: each mount occupies one until training can start.
+    server = grpc.server(ThreadPoolExecutor(256, thread_name_prefix="request"))
     node = NodeService(node_id, mounts, defaults)
     server.add_generic_rpc_handlers([handler("Identity", IdentityService()), handler("Node", node)])
     try:
@@ -187,7 +185,7 @@ def serve(endpoint: str, node_id: str, folder: Path, control_groups: Path, defau
         ) from None
     server.start()
     log.info("%s %s serves %s on %s", DRIVER, __version__, node_id, endpoint)
-    signal.signal(signal.SIGTERM, lambda *_: server.stop(GRACE_S))
+    signal.signal(signal.SIGTERM, lambda *_: server.stop(grace=2.0))
     # Each minute, mounts without pods are looked for. If the driver was killed while it mounted, kubelet repeats the
     # request before that.
     while server.wait_for_termination(60.0):

@@ -53,7 +53,6 @@ from growfs.trust import resolve
 from growfs.units import format_size, format_timespan
 
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
-LEVEL_CHARS, NAME_CHARS = 7, 12
 
 
 def diagnose(
@@ -99,8 +98,8 @@ def _row(check: Check, on_terminal: bool) -> Table:
     elif check.remedy:
         text.append(f"; {check.remedy}")
     row = Table.grid(padding=(0, 1))
-    row.add_column(width=LEVEL_CHARS)
-    row.add_column(width=NAME_CHARS)
+    row.add_column(width=7)
+    row.add_column(width=12)
     row.add_column()
     row.add_row(Text(check.level.value, STYLES[check.level]), check.name, text)
     return row

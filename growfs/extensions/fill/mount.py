@@ -31,8 +31,5 @@ class FillFeature(Feature):
             has_passes,
         )  # fmt: skip
         mount.engine_reason, mount.show = self._folder.reason, self._folder.show
+        mount.commands.append(self._folder.next)
         return self._folder
-
-    def connect(self) -> None:
-        """See Feature."""
-        self.mount.commands.append(self._folder.next)

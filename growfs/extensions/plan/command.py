@@ -59,8 +59,7 @@ def plan(exact: bool, part_size: str | None, draw: Path | None, as_json: bool, *
         texts.draw(found, draw)
     nodes = None
     if workload.nodes > 1:  # what one node shows does not depend on where its files come from
-        sizes = workload.data_bytes, workload.cache_bytes
-        nodes = simulate_nodes(workload.nodes, *sizes, found[0].all_seen_days)
+        nodes = simulate_nodes(workload.nodes, workload.data_bytes, workload.cache_bytes, found[0].all_seen_days)
     if as_json:
         rows = [asdict(row) for row in found]
         click.echo(json.dumps({"policies": rows, "nodes": asdict(nodes)} if nodes else rows, indent=1))

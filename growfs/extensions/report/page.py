@@ -34,10 +34,8 @@ class Report:
         """Make the page. place: a mountpoint, or a cache. last_s: the time to cover, or None. Raises GrowfsError."""
         figures = read(find_cache(place), last_s)
         data = chart_data(figures)
-        library = _library()
-        last = figures.history[-1]
         palette = {each.label: each.page_color for each in MountState}
-        state = MountState(last["state"]) if figures.is_mounted else None
+        state = MountState(figures.history[-1]["state"]) if figures.is_mounted else None
         page = Template(files("growfs.extensions.report").joinpath("report.html").read_text(encoding="utf-8"))
         html = page.substitute(
             title=escape(f"growfs: {figures.mount['url']}"),
@@ -50,7 +48,7 @@ class Report:
             footer=f"growfs {escape(figures.mount['version'])}, {_clock(figures.now)}",
             # names may contain tags
             data=json.dumps(data | {"palette": palette}, separators=(",", ":")).replace("<", "\\u003c"),
-            library=library.replace("</script", "<\\/script"),
+            library=_library().replace("</script", "<\\/script"),
         )
         return cls(html)
 

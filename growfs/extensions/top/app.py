@@ -26,11 +26,6 @@ from growfs.extensions.top.view import Shown, TopPage, frame
 from growfs.extensions.top.watch import Watch, find_new
 from growfs.proc import not_ignored
 
-FIRST_S = 3.0
-"""A single frame shows the rates between two statuses. Waiting for them takes at most this long."""
-ROWS = 24
-"""The rows of a single frame."""
-KEY = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~])?|.", re.DOTALL)
 QUIT, SUSPEND, ESCAPE = ("q", "\x03"), "\x1a", "\x1b"
 PAGES = {page.value: page for page in TopPage} | {ESCAPE: TopPage.OVERVIEW}
 UP, DOWN, RIGHT, LEFT, BACKTAB = "\x1b[A", "\x1b[B", "\x1b[C", "\x1b[D", "\x1b[Z"
@@ -107,7 +102,7 @@ def _follow(live: Live, keys: int, mountpoint: Path | None, watches: list[Watch]
         pressed = os.read(keys, 1024)
         if not pressed:
             raise OSError("the window was closed")
-        for key in KEY.findall(pressed.decode(errors="replace")):
+        for key in re.findall(r"\x1b(?:\[[0-9;]*[A-Za-z~])?|.", pressed.decode(errors="replace"), re.DOTALL):
             if key in QUIT:
                 return None
             if key == SUSPEND:
@@ -128,8 +123,8 @@ def after(key: str, shown: Shown, mounts: int) -> Shown:
 
 
 def _print_once(watches: list[Watch], console: Console) -> None:
-    deadline = time.monotonic() + FIRST_S
+    deadline = time.monotonic() + 3.0  # for the rates, which take two statuses
     while time.monotonic() < deadline and not all(watch.rates or watch.trouble for watch in watches):
         time.sleep(0.05)
     for number in range(len(watches)):
-        console.print(frame(watches, Shown(number=number)), height=ROWS)
+        console.print(frame(watches, Shown(number=number)), height=24)

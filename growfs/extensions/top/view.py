@@ -26,8 +26,6 @@ from growfs.status_and_metrics import MountStatus, ReaderStatus
 EIGHTHS = "▁▁▂▃▄▅▆▇█"
 BAR_MAX, SUMMARY_BAR_MAX = 20, 60
 """Columns of a bar in a table and in the summary, on a wide terminal."""
-NOW = 3
-"""The current rate is that of this many of the last samples."""
 LEVELS = {"NEWS": "green", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 Part = tuple[float, str, str]
@@ -349,8 +347,8 @@ def _grid(*widths: int | None) -> Table:
 
 
 def _mean(rates: Sequence[float]) -> float:
-    """The current rate."""
-    recent = rates[-NOW:]
+    """The current rate: that of the last three samples."""
+    recent = rates[-3:]
     return sum(recent) / len(recent) if recent else 0.0
 
 

@@ -33,7 +33,6 @@ SAMPLES_MAX = 600
 EVENTS_MAX = 200
 DIRECTORIES_MAX = 1000
 """Only the largest are shown."""
-LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) (.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +219,7 @@ def logged(path: Path) -> Iterator[Event]:
     except OSError:
         return
     for line in lines[-EVENTS_MAX:]:
-        if found := LINE.fullmatch(line):
+        if found := re.fullmatch(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) (.*)", line):
             with suppress(ValueError, OverflowError):  # no such time: a program printed it
                 at = time.mktime(time.strptime(found[1], "%Y-%m-%d %H:%M:%S"))
                 yield Event(at + int(found[2]) / 1000, found[3], found[4])
