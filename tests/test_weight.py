@@ -27,7 +27,7 @@ CEILINGS = {
     "importers of ray": 0,
     "importers of top": 0,
     "importers of report": 1,
-    "importers of history": 2,
+    "importers of history": 0,
     "importers of simulation": 4,
     "importers of plan": 0,
     "importers of doctor": 0,

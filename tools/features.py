@@ -61,7 +61,7 @@ FEATURES = (
     Feature("ray", "ray.py client/node_mount.py"),
     Feature("top", "extensions/top"),
     Feature("report", "extensions/report"),
-    Feature("history", "cache/history.py"),
+    Feature("history", "extensions/history"),
     Feature("simulation", "simulation"),  # without the files above
     Feature("plan", "extensions/plan"),
     Feature("doctor", "extensions/doctor"),

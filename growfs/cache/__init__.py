@@ -6,7 +6,7 @@ Invariants: a row means that its file is whole; resident, reserved and orphaned 
 the database happen on one thread at a time.
 
 Public modules: `cache_folder`, `database`, `schema`, `catalog`, `listing_diff`, `room`, `store`, `publish`,
-`open_files`, `recovery`, `usage` and `history`. Workers import `schema`, `catalog` and `listing_diff`, so this file
+`open_files`, `recovery` and `usage`. Workers import `schema`, `catalog` and `listing_diff`, so this file
 imports nothing.
 """
 

@@ -89,19 +89,19 @@ CREATE TABLE kept_generation (
 -- time, and in the large rows of `node` each of them would change another page.
 CREATE TABLE usage (id INTEGER PRIMARY KEY, fetches INTEGER NOT NULL DEFAULT 0, opens INTEGER NOT NULL DEFAULT 0);
 
--- What the cache held and did over time; growfs.cache.history explains the columns.
+-- What the cache held and did over time. Sizes in bytes.
 CREATE TABLE history (
     uptime_s INTEGER PRIMARY KEY,          -- how long daemons have served this cache, in all
     at INTEGER NOT NULL,                   -- seconds since 1970, by the clock of the machine
     state TEXT NOT NULL,
     generation INTEGER NOT NULL,
-    files INTEGER NOT NULL,
-    bytes INTEGER NOT NULL,
+    files INTEGER NOT NULL,                -- cached then
+    bytes INTEGER NOT NULL,                -- allocated on the disk for them
     limit_bytes INTEGER NOT NULL,
-    listed_files INTEGER NOT NULL,
-    share_files INTEGER NOT NULL,
-    files_seen INTEGER NOT NULL,
-    opens INTEGER NOT NULL,
+    listed_files INTEGER NOT NULL,         -- by the generation
+    share_files INTEGER NOT NULL,          -- those to show in time: of the remote, or of the mount's share
+    files_seen INTEGER NOT NULL,           -- ever cached
+    opens INTEGER NOT NULL,                -- of these
     fetched_files INTEGER NOT NULL,        -- this and what follows: from the first row on
     fetched_bytes INTEGER NOT NULL,
     evicted_files INTEGER NOT NULL,

@@ -16,7 +16,6 @@ from growfs.bitmaps import BitMap64
 from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
-from growfs.cache.history import History, Sample
 from growfs.cache.recovery import recover
 from growfs.cache.room import SizeEstimate
 from growfs.cache.schema import set_meta
@@ -77,7 +76,7 @@ class Feature:
         """Construct its components, and say what the mount uses instead of its own. Later components do not exist."""
 
     def connect(self) -> None:
-        """Connect its components. All others exist by now, but for the status, the history and the control socket."""
+        """Connect its components. All others exist by now, but for the status and the control socket."""
 
 
 class Holders(Protocol):
@@ -96,11 +95,11 @@ class Holders(Protocol):
 
 def requested_features(request: MountRequest) -> list[type[Feature]]:
     """The features of a mount, in the order in which they are constructed."""
-    is_asked = {"fill": request.fills, **vars(request.options)}
+    given = {"fill": request.fills, **vars(request.options)}
     return [
         getattr(import_module(f"growfs.extensions.{name}.mount"), f"{name.title()}Feature")
         for name in MOUNT
-        if is_asked[name]
+        if given.get(name, True)
     ]
 
 
@@ -386,33 +385,12 @@ class Wiring:
                 lambda _: [self.store.open_files.warning, self.engine.warning],
             ],
         )  # fmt: skip
-        history = History(self.database, self.sample)
         control = Control(self.folder.path, [*self._commands(), *self.commands])
-        for step in (history.save_now, self.usage.save_now, self.folder.note_end, self.engine.unmount):
+        for step in (self.usage.save_now, self.folder.note_end, self.engine.unmount):
             self.ending.add(step)
         self.services += [self.outage, self.catalog_sync, self.readers, self.generations, self.space]
-        self.services += [self.fetcher, self.prefetcher, self.updater, self.usage, history, self.store, control]
+        self.services += [self.fetcher, self.prefetcher, self.updater, self.usage, self.store, control]
         self.services += filter(None, [self.metrics])
-
-    def sample(self) -> Sample:
-        """The figures recorded in the history."""
-        summary, generation = self.usage.summary, self.generations.current
-        return Sample(
-            state=self.prefetch.mount_state.value,
-            generation=self.generations.number,
-            files=self.store.resident_files,
-            bytes=self.store.resident_bytes,
-            limit_bytes=self.store.room.limit_bytes,
-            listed_files=generation.files if generation else 0,
-            share_files=self.selection.share.files,
-            files_seen=summary.files_seen,
-            opens=summary.opens,
-            fetched_files=self.fetcher.traffic.files,
-            fetched_bytes=self.fetcher.traffic.bytes,
-            evicted_files=self.store.evicted_files,
-            missed_files=self.misses.files,
-            wait_ms=int(1000 * self.misses.wait_s),
-        )
 
     def _commands(self) -> list[Command]:
         of_mount = MountCommands(

@@ -20,6 +20,8 @@ MOUNT = {
     "fill": (),
     "peers": ("client",),
     "exact": ("division",),
+    "history": (),
 }
-"""The extensions that a mount has with the option of their name, or growfs fill, and the modules of each that are
-imported before workers are forked. An extension may use what those before it have set."""
+"""The extensions of mounts, and the modules of each that are imported before workers are forked. One whose name is an
+option is there if that is given, fill with growfs fill, and the others always. Each may use what those before it have
+set."""

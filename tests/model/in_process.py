@@ -30,7 +30,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from growfs import disk
 from growfs.cache.cache_folder import open_cache, read_only
 from growfs.cache.catalog import Removed
-from growfs.cache.history import History
 from growfs.cache.listing_diff import Comparison, ListingDiff
 from growfs.cache.schema import ROOT
 from growfs.cache.store import Store
@@ -38,6 +37,7 @@ from growfs.daemon import wiring
 from growfs.daemon.control import Command
 from growfs.daemon.options import MountRequest, Options
 from growfs.errors import GrowfsError, RemoteChanged, RemoteError, RemoteMissing, Stale
+from growfs.extensions.history.history import History
 from growfs.proc import Process
 from growfs.remote import digest
 from growfs.remote.filter import PathFilter

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,40 @@ import trio
 from trio.testing import MockClock
 
 from growfs.cache.database import Database
-from growfs.cache.history import (
+from growfs.cache.schema import create
+from growfs.extensions.history.history import (
     DAY_S,
     HOUR_S,
     IDLE_EVERY_S,
-    INSERT,
     MINUTE_S,
     ROWS_MAX,
     THIN_EVERY_S,
     THINNED,
     History,
-    Sample,
     thin,
 )
-from growfs.cache.schema import create
 
 NOW = 1_700_000_000
-FIRST = Sample("filling", 0, 1, 100, 1000, 0, 10, 1, 0, 1, 100, 0, 0, 0)
-LARGE = Sample(
-    "rotating", 10**6, 10**8, 10**13, 10**13, 10**8, 10**9, 10**9, 10**12, 10**12, 10**15, 10**10, 10**9, 10**10
-)
+FIRST: dict[str, Any] = {
+    "state": "filling", "generation": 0, "files": 1, "bytes": 100, "limit_bytes": 1000, "listed_files": 0,
+    "share_files": 10, "files_seen": 1, "opens": 0, "fetched_files": 1, "fetched_bytes": 100, "evicted_files": 0,
+    "missed_files": 0, "wait_ms": 0,
+}  # fmt: skip
+LARGE = FIRST | {
+    "state": "rotating", "generation": 10**6, "files": 10**8, "bytes": 10**13, "limit_bytes": 10**13,
+    "listed_files": 10**8, "share_files": 10**9, "files_seen": 10**9, "opens": 10**12, "fetched_files": 10**12,
+    "fetched_bytes": 10**15, "evicted_files": 10**10, "missed_files": 10**9, "wait_ms": 10**10,
+}  # fmt: skip
 """Nobody has more, so that no row takes more space than this."""
 YEAR_S = 365 * DAY_S
 MEGABYTE = 10**6
+
+
+def insert(writer: sqlite3.Connection, uptime_s: int, at: int, figures: dict[str, Any] = FIRST) -> None:
+    """Write a row as a daemon does."""
+    names = ", ".join(["uptime_s", "at", *figures])
+    values = (uptime_s, at, *figures.values())
+    writer.execute(f"INSERT INTO history ({names}) VALUES ({', '.join('?' * len(values))})", values)
 
 
 class Mount:
@@ -71,7 +81,7 @@ async def test_a_row_is_written_when_something_changed(
     for files in (1, 2, 2, 2, 3):
         mock_clock.jump(2)
         wall[0] += 2
-        mount.now = replace(FIRST, files=files)
+        mount.now = FIRST | {"files": files}
         await mount.history.save()
     assert mount.rows("at - 1700000000, files") == [(2, 1), (4, 2), (10, 3)]
     mount.database.close()
@@ -89,11 +99,11 @@ async def test_nothing_changes_and_the_uptime_is_noted_all_the_same(tmp_path: Pa
 async def test_a_history_goes_on_after_a_restart(tmp_path: Path, mock_clock: MockClock) -> None:
     mount = Mount(tmp_path)
     mock_clock.jump(60)
-    mount.now = replace(FIRST, generation=3, files_seen=9, opens=50, fetched_files=8, wait_ms=700)
+    mount.now = FIRST | {"generation": 3, "files_seen": 9, "opens": 50, "fetched_files": 8, "wait_ms": 700}
     mount.stop()
     mount = Mount(tmp_path)
     mock_clock.jump(40)
-    mount.now = replace(FIRST, files_seen=0, fetched_files=2, wait_ms=30)
+    mount.now = FIRST | {"files_seen": 0, "fetched_files": 2, "wait_ms": 30}
     mount.stop()
     mount = Mount(tmp_path)
     assert mount.rows("uptime_s, generation, files_seen, opens, fetched_files, wait_ms") == [
@@ -119,7 +129,7 @@ async def test_a_clock_that_jumps_costs_no_row(
     for files, step_s in enumerate((0, jump_s, -jump_s)):
         mock_clock.jump(60)
         wall[0] += 60 + step_s
-        mount.now = replace(FIRST, files=files)
+        mount.now = FIRST | {"files": files}
         await mount.history.save()
         await mount.database.write(lambda writer: thin(writer, 180))
     assert [uptime_s for (uptime_s,) in mount.rows("uptime_s")] == [60, 120, 180]
@@ -151,9 +161,9 @@ def played(path: Path, *parts: tuple[int, int, int]) -> sqlite3.Connection:
     now_s = 0
     for length_s, every_s, thin_every_s in parts:
         for end_s in range(now_s + thin_every_s, now_s + length_s + 1, thin_every_s):
-            rows = ((at, NOW + at, *astuple(LARGE)) for at in range(end_s - thin_every_s + every_s, end_s + 1, every_s))
             connection.execute("BEGIN")
-            connection.executemany(INSERT, rows)
+            for at in range(end_s - thin_every_s + every_s, end_s + 1, every_s):
+                insert(connection, at, NOW + at, LARGE)
             thin(connection, end_s)
             connection.execute("COMMIT")
         now_s += length_s

@@ -18,7 +18,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from growfs.cache.cache_folder import DATABASE, read_only
-from growfs.cache.history import EVERY_S
 from growfs.cache.schema import DirectoryPaths, query_of
 from growfs.daemon.control_client import status_of
 from growfs.daemon.running import find_living, running
@@ -178,8 +177,8 @@ def rates(before: MountStatus, now: MountStatus, s: float) -> Rates:
 def earlier(database: Path, now: float) -> tuple[Rates, ...]:
     """The rates of the last SAMPLES_MAX * POLL_S until now, one for each POLL_S, from the history of a cache.
 
-    now: in seconds since 1970. Rows are EVERY_S apart while something changes. So if two are further apart, the changes
-    happened in the last EVERY_S before the second row.
+    now: in seconds since 1970. Rows are 2 s apart while something changes. So if two are further apart, the changes
+    happened in the last 2 s before the second row.
     """
     with closing(read_only(database)) as connection:
         rows = connection.execute(
@@ -188,7 +187,7 @@ def earlier(database: Path, now: float) -> tuple[Rates, ...]:
         ).fetchall()
     found: list[Rates] = []
     for (start, *before), (end, *after) in pairwise(rows):
-        active = max(1, round(min(end - start, EVERY_S) / POLL_S))
+        active = max(1, round(min(end - start, 2) / POLL_S))
         fetched, opens = (max(0, b - a) / (active * POLL_S) for a, b in zip(before, after, strict=True))
         found += [IDLE] * (round((end - start) / POLL_S) - active) + [Rates(fetched, opens)] * active
     return (*found, *[IDLE] * round((now - rows[-1][0]) / POLL_S)) if rows else ()

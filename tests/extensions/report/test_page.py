@@ -6,25 +6,26 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable
-from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from growfs.cache.database import Database
-from growfs.cache.history import INSERT, Sample
 from growfs.cache.schema import set_meta
 from growfs.errors import GrowfsError
 from growfs.extensions.report.charts import BARS_MAX, GENERATIONS_MAX, POINTS_MAX, chart_data
 from growfs.extensions.report.figures import DIRECTORIES_MAX, OPENS_BARS, Directory, Figures, read
 from growfs.extensions.report.page import Report
 from growfs.status_and_metrics import MountState
+from tests.unit import test_history
+from tests.unit.test_history import insert
 
 NOW = 1_700_000_000
 HOUR_S = 3600
 MOUNT = {"version": "1", "url": "s3://b/<i>&x", "mountpoint": "/mnt", "cache_dir": "/c", "engine": "libfuse"}
 MOUNT |= {"engine_reason": "no passthrough"}
-FIRST = Sample("filling", 0, 1, 100, 1000, 1, 100, 1, 0, 1, 100, 0, 0, 0)
+FIRST = test_history.FIRST | {"listed_files": 1, "share_files": 100}
 
 
 class Cache:
@@ -40,9 +41,9 @@ class Cache:
         """Write to the database."""
         self.database.write_now(function)
 
-    def add(self, uptime_s: int, at: int, sample: Sample = FIRST) -> None:
+    def add(self, uptime_s: int, at: int, figures: dict[str, Any] = FIRST) -> None:
         """Add a row to the history, so many seconds after NOW."""
-        self.write(lambda writer: writer.execute(INSERT, (uptime_s, NOW + at, *astuple(sample))))
+        self.write(lambda writer: insert(writer, uptime_s, NOW + at, figures))
 
     def add_directory(self, name: str, files: int, cached: int, opens: int) -> None:
         """Add a directory with files, of which the first are cached, and opened so often."""
@@ -89,8 +90,8 @@ def test_a_gap_is_a_gap_and_no_line_crosses_it(cache: Cache) -> None:
 def test_a_full_cache_is_called_full_and_every_state_has_a_color(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growfs.extensions.report.page._library", lambda: "")
     for at, state in enumerate(MountState):
-        cache.add(60 * at, 60 * at, replace(FIRST, state=state.value))
-    cache.add(3600, 3600, replace(FIRST, state="held"))
+        cache.add(60 * at, 60 * at, FIRST | {"state": state.value})
+    cache.add(3600, 3600, FIRST | {"state": "held"})
     data = json.loads(Report.of(cache.path).html.partition('id="data">')[2].partition("</script>")[0])
     labels = [state["state"] for state in data["states"]]
     assert labels[-1] == "full"
@@ -100,7 +101,7 @@ def test_a_full_cache_is_called_full_and_every_state_has_a_color(cache: Cache, m
 
 def test_a_clock_that_was_set_back_is_drawn_without_a_negative_gap(cache: Cache) -> None:
     for uptime_s, at in ((0, HOUR_S), (60, HOUR_S + 60), (120, 0), (180, 60)):
-        cache.add(uptime_s, at, replace(FIRST, fetched_files=uptime_s))
+        cache.add(uptime_s, at, FIRST | {"fetched_files": uptime_s})
     data = chart_data(cache.read())
     assert data["gaps"] == []
     assert [point["part"] for point in data["points"]] == [0, 0, 1, 1]
@@ -110,10 +111,8 @@ def test_a_clock_that_was_set_back_is_drawn_without_a_negative_gap(cache: Cache)
 
 def test_bars_add_up_to_what_happened(cache: Cache) -> None:
     for number in range(500):
-        sample = replace(
-            FIRST, fetched_files=3 * number, evicted_files=2 * number, missed_files=number, wait_ms=10 * number
-        )
-        cache.add(7 * number, 7 * number, sample)
+        figures = {"fetched_files": 3 * number, "evicted_files": 2 * number, "missed_files": number}
+        cache.add(7 * number, 7 * number, FIRST | figures | {"wait_ms": 10 * number})
     bars = chart_data(cache.read())["bars"]
     sums = [round(sum(bar[name] for bar in bars), 3) for name in ("arrived", "evicted", "misses", "wait_s")]
     assert sums == [3 * 499, -2 * 499, 499, 4.99]
@@ -122,10 +121,8 @@ def test_bars_add_up_to_what_happened(cache: Cache) -> None:
 
 def test_a_long_history_gives_a_bounded_page(cache: Cache) -> None:
     def write(writer: sqlite3.Connection) -> None:
-        rows = (
-            (number, NOW + 2 * number * HOUR_S, *astuple(replace(FIRST, generation=number))) for number in range(9000)
-        )
-        writer.executemany(INSERT, rows)
+        for number in range(9000):
+            insert(writer, number, NOW + 2 * number * HOUR_S, FIRST | {"generation": number})
 
     cache.write(write)
     data = chart_data(cache.read())
@@ -136,8 +133,8 @@ def test_a_long_history_gives_a_bounded_page(cache: Cache) -> None:
 
 
 def test_coverage_is_compared_with_what_the_fetches_could_have_shown(cache: Cache) -> None:
-    cache.add(0, 0, replace(FIRST, files_seen=10, fetched_files=4))
-    cache.add(60, 60, replace(FIRST, files_seen=30, fetched_files=44))
+    cache.add(0, 0, FIRST | {"files_seen": 10, "fetched_files": 4})
+    cache.add(60, 60, FIRST | {"files_seen": 30, "fetched_files": 44})
     points = chart_data(cache.read())["points"]
     assert [(point["seen"], point["best"]) for point in points] == [(0.1, 0.1), (0.3, 0.5)]
 
@@ -189,7 +186,7 @@ def test_folders_are_no_files_of_a_directory(cache: Cache) -> None:
 
 
 def test_an_empty_cache_and_a_single_row_will_do(cache: Cache) -> None:
-    cache.add(1, 0, replace(FIRST, files=0, files_seen=0, share_files=0))
+    cache.add(1, 0, FIRST | {"files": 0, "files_seen": 0, "share_files": 0})
     data = chart_data(cache.read())
     assert data["opens"] == data["directories"] == data["bars"] == []
 
@@ -199,7 +196,7 @@ def test_opens_that_waited_are_drawn_where_there_were_any(cache: Cache, monkeypa
     cache.add(1, 0)
     cache.add(2, 1)
     assert 'id="plot-misses"' not in Report.of(cache.path).html
-    cache.add(3, 2, replace(FIRST, missed_files=1, wait_ms=10))
+    cache.add(3, 2, FIRST | {"missed_files": 1, "wait_ms": 10})
     assert 'id="plot-misses"' in Report.of(cache.path).html
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import astuple, fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from growfs.cache.database import Database
-from growfs.cache.history import INSERT
 from growfs.errors import GrowfsError
 from growfs.extensions.top.app import HOME, PAGE_DOWN, UP, after
 from growfs.extensions.top.view import Shown, TopPage, bar, frame, graph, histogram
@@ -28,7 +27,7 @@ from growfs.extensions.top.watch import (
     rates,
 )
 from growfs.status_and_metrics import ExactStatus, MountState
-from tests.unit.test_history import FIRST
+from tests.unit.test_history import FIRST, insert
 from tests.unit.test_status_text import READER, status
 from tools.pictures import picture
 
@@ -245,8 +244,8 @@ def test_graphs_begin_with_the_history(tmp_path: Path) -> None:
     database = Database(tmp_path / "index.sqlite")
 
     def add(at: int, fetched_bytes: int, opens: int) -> None:
-        values = at, at, *astuple(replace(FIRST, fetched_bytes=fetched_bytes, opens=opens))
-        database.write_now(lambda writer: writer.execute(INSERT, values))
+        figures = FIRST | {"fetched_bytes": fetched_bytes, "opens": opens}
+        database.write_now(lambda writer: insert(writer, at, at, figures))
 
     add(100, 10**9, 0)
     add(700, 2 * 10**9, 50)

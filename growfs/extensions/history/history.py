@@ -16,14 +16,12 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import astuple, dataclass, fields, replace
+from typing import Any
 
 import trio
 
 from growfs.cache.database import Database
 
-EVERY_S = 2
-"""Seconds between two rows while something changes."""
 IDLE_EVERY_S = 300
 """Seconds between two rows while nothing changes. A killed daemon loses up to this much of its uptime."""
 THIN_EVERY_S = 600
@@ -39,59 +37,19 @@ THINNED = (
 ROWS_MAX = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The columns of a row, except its time. Sizes in bytes.
-
-    files, bytes: cached now, allocated on the disk. listed_files: by the current generation. share_files: the files
-    that this mount is to show in time: the remote's, or its share of them. files_seen, opens: of all files that were
-    ever cached; 0 until the daemon has counted them. The fields from fetched_files on are totals: a daemon counts them
-    from its start, the database from the first row.
+class History:
+    """Owns the table `history`. sample: reads the current figures, by column, in next to no time. A daemon counts
+    totals from its start, and `files_seen` and `opens` are 0 until it has counted them.
     """
 
-    state: str
-    generation: int
-    files: int
-    bytes: int
-    limit_bytes: int
-    listed_files: int
-    share_files: int
-    files_seen: int
-    opens: int
-    fetched_files: int
-    fetched_bytes: int
-    evicted_files: int
-    missed_files: int
-    wait_ms: int
-
-    def after(self, last: Sample) -> Sample:
-        """Add the totals of an earlier daemon, and use its figures where this daemon has none yet."""
-        figures = {name: getattr(self, name) or getattr(last, name) for name in ("generation", "files_seen", "opens")}
-        totals = {name: getattr(self, name) + getattr(last, name) for name in TOTALS}
-        return replace(self, **figures, **totals)
-
-
-COLUMNS = tuple(field.name for field in fields(Sample))
-TOTALS = COLUMNS[COLUMNS.index("fetched_files") :]
-INSERT = f"INSERT INTO history (uptime_s, at, {', '.join(COLUMNS)}) VALUES (?, ?{', ?' * len(COLUMNS)})"
-LAST = f"SELECT uptime_s, {', '.join(COLUMNS)} FROM history ORDER BY uptime_s DESC LIMIT 1"
-THIN = (
-    "DELETE FROM history WHERE uptime_s < ? AND uptime_s > (SELECT min(uptime_s) FROM history)"
-    " AND EXISTS (SELECT 1 FROM history later WHERE later.uptime_s > history.uptime_s"
-    " AND later.uptime_s < (history.uptime_s / ? + 1) * ?)"
-)
-
-
-class History:
-    """Owns the table `history`. sample: reads the current figures, in next to no time."""
-
-    def __init__(self, database: Database, sample: Callable[[], Sample]) -> None:
+    def __init__(self, database: Database, sample: Callable[[], dict[str, Any]]) -> None:
         self._db = database
         self._sample = sample
-        row = database.row(LAST)
-        self._uptime_s: int = row[0] if row else 0
-        self._earlier = Sample(*row[1:]) if row else None
-        self._written: Sample | None = None
+        columns = [name for (name,) in database.rows("SELECT name FROM pragma_table_info('history')")]
+        row = database.row("SELECT * FROM history ORDER BY uptime_s DESC LIMIT 1") or [0] * len(columns)
+        self._earlier: dict[str, Any] = dict(zip(columns, row, strict=True))
+        self._uptime_s: int = self._earlier["uptime_s"]
+        self._written: dict[str, Any] | None = None
         self._started_s = trio.current_time() - self._uptime_s
 
     async def run(self) -> None:
@@ -103,7 +61,7 @@ class History:
                 if self._uptime_s >= thinned_s + THIN_EVERY_S:
                     thinned_s = self._uptime_s
                     await self._db.write(lambda writer: thin(writer, self._uptime_s))
-            await trio.sleep(EVERY_S)
+            await trio.sleep(2)  # at least this long between two rows
 
     async def save(self) -> None:
         """Write a row, unless nothing has changed since the last row and that one is recent."""
@@ -118,18 +76,27 @@ class History:
         with suppress(sqlite3.DatabaseError):
             self._db.write_now(self._row(self._sample()))
 
-    def _row(self, sample: Sample) -> Callable[[sqlite3.Connection], object]:
-        """A function that writes a row."""
+    def _row(self, sample: dict[str, Any]) -> Callable[[sqlite3.Connection], object]:
+        """A function that writes a row. Totals go on from those of the last daemon."""
         self._uptime_s = max(self._uptime_s + 1, int(trio.current_time() - self._started_s))
-        row = sample.after(self._earlier) if self._earlier else sample
-        values = self._uptime_s, int(time.time()), *astuple(row)
-        return lambda writer: writer.execute(INSERT, values)
+        row = {"uptime_s": self._uptime_s, "at": int(time.time()), **sample}
+        for name in ("generation", "files_seen", "opens"):
+            row[name] = row[name] or self._earlier[name]
+        for name in ("fetched_files", "fetched_bytes", "evicted_files", "missed_files", "wait_ms"):
+            row[name] += self._earlier[name]
+        insert = f"INSERT INTO history ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
+        return lambda writer: writer.execute(insert, [*row.values()])
 
 
 def thin(writer: sqlite3.Connection, now_s: int) -> None:
     """Delete the rows in excess for their age. now_s: the uptime."""
     for age_s, period_s in THINNED:
-        writer.execute(THIN, (now_s - age_s, period_s, period_s))
+        writer.execute(
+            "DELETE FROM history WHERE uptime_s < ? AND uptime_s > (SELECT min(uptime_s) FROM history)"
+            " AND EXISTS (SELECT 1 FROM history later WHERE later.uptime_s > history.uptime_s"
+            " AND later.uptime_s < (history.uptime_s / ? + 1) * ?)",
+            (now_s - age_s, period_s, period_s),
+        )
     writer.execute(
         "DELETE FROM history WHERE uptime_s <= (SELECT uptime_s FROM history ORDER BY uptime_s DESC LIMIT 1 OFFSET ?)",
         (ROWS_MAX,),
