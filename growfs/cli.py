@@ -181,7 +181,7 @@ def _lines_of_start(status: MountStatus, options: Options) -> Iterator[str]:
         yield f"{status.mountpoint}: metrics at {status.metrics_url}"
     if status.unpromised:
         yield f"note: not every directory has a file yet: {printable(status.unpromised)}"
-    if (nodes := nodes_of_job()) > 1 and not (options.partition or options.peers):
+    if (nodes := nodes_of_job()) > 1 and not (status.partition or status.peers):
         yield (
             f"note: each of the {nodes} nodes fetches all files; --partition auto gives each its own"
             " share, and --peers lets them share their caches"

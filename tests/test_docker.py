@@ -11,7 +11,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import pytest
 import yaml
 
 from growfs.cli import main
-from growfs.daemon.options import Options
+from growfs.daemon.options import Options, all_rows
 from growfs.extensions.csi.server import DRIVER
 from growfs.extensions.csi.volumes import IS_INLINE, Volume
 from growfs.status_and_metrics import METRICS as OTHERS
@@ -36,7 +35,7 @@ KUBERNETES = DOCKER / "kubernetes"
 KUBERNETES_VERSION = "1.33"
 HADOLINT = Path(sys.executable).with_name("hadolint")
 METRICS = {field.metric for field in status_fields() if field.metric} | {metric.name for metric in OTHERS}
-VARIABLES = {f"GROWFS_{field.name.upper()}" for field in fields(Options)}
+VARIABLES = {f"GROWFS_{name.upper()}" for name in all_rows()}
 
 Yaml = dict[str, Any]
 
@@ -268,7 +267,7 @@ def test_the_nodes_find_one_another_by_a_headless_service() -> None:
     (port,), (listening,) = service["spec"]["ports"], changed["ports"]
     assert (port["targetPort"], port["port"]) == (listening["name"], listening["containerPort"])
     name = service["metadata"]["name"]
-    assert Options.parse({"peers": environment["GROWFS_PEERS"]}).peers == (f"dns://{name}:{port['port']}",)
+    assert Options.parse({"peers": environment["GROWFS_PEERS"]}).by_name()["peers"] == (f"dns://{name}:{port['port']}",)
     assert environment["GROWFS_PEER_ADDR"] == f"$(POD_IP):{port['port']}"
     (mount,), (volume,) = changed["volumeMounts"], pod["volumes"]
     assert environment["GROWFS_PEER_TOKEN_FILE"] == f"{mount['mountPath']}/token"

@@ -76,12 +76,13 @@ class MountCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
-        from growfs.daemon.options import GROUPS
+        from growfs.daemon.options import all_rows
 
         title = "Options"
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            title = GROUPS.get(parameter.name or "", title)
+            if row := all_rows().get(parameter.name or ""):
+                title = row.metadata["group"] or title
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
                 groups.setdefault(title, []).append(record)
         for title, records in groups.items():
@@ -109,24 +110,17 @@ def _note_unread_variables(options: set[str]) -> None:
 
 @cache
 def _mount_options() -> list[click.Option]:
-    from dataclasses import fields
+    from growfs.daemon.options import all_rows, flag_name
 
-    from growfs.daemon.options import Options, flag_name
-
-    made = []
-    for row in fields(Options):
-        meta, names = row.metadata, [flag_name(row.name), row.name]
-        if row.default is False:
-            made.append(click.Option(names, is_flag=True, default=None, help=meta["help"]))
-        else:
-            made.append(
-                click.Option(
-                    names,
-                    metavar=meta["metavar"],
-                    multiple=bool(meta.get("repeatable")),
-                    default=None,
-                    help=f"{meta['help']} [{meta['default']}]" if meta.get("default") else meta["help"],
-                    shell_complete=completion.values,
-                )
-            )
-    return made
+    return [
+        click.Option(
+            [flag_name(name), name],
+            metavar=row.metadata.get("metavar"),
+            is_flag=row.default is False,
+            multiple=bool(row.metadata.get("repeatable")),
+            default=None,
+            help=row.metadata["help"] + (f" [{row.metadata['default']}]" if row.metadata.get("default") else ""),
+            shell_complete=completion.values,
+        )
+        for name, row in all_rows().items()
+    ]

@@ -66,14 +66,14 @@ def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
 
 def settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """The names of the options that `growfs set` changes. bash separates NAME, = and VALUE."""
-    from dataclasses import fields
-
-    from growfs.daemon.options import Options, flag_name
+    from growfs.daemon.options import all_rows, flag_name
 
     given = " ".join(ctx.params.get("options") or ()).replace(" = ", "=").split()
     if "=" in incomplete or (given and ("=" not in given[-1] or given[-1].endswith("="))):
         return []  # a value
-    return _starting(incomplete, [f"{flag_name(row.name)[2:]}=" for row in fields(Options) if row.metadata["live"]])
+    return _starting(
+        incomplete, [f"{flag_name(name)[2:]}=" for name, row in all_rows().items() if row.metadata["live"]]
+    )
 
 
 def values(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:

@@ -6,7 +6,6 @@ import signal
 import sqlite3
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.schema import PINNED, Query, id_at, with_paths
 from growfs.cache.store import Store
-from growfs.daemon.options import Options, flag_name, parse_value
+from growfs.daemon.options import all_rows, flag_name, parse_value
 from growfs.daemon.status_text import files
 from growfs.errors import GrowfsError, TimedOut, UsageError
 from growfs.remote.filter import PathFilter
@@ -64,7 +63,7 @@ class MountCommands:
         self._waiting = waiting
         self._setters = setters
         self._checks = checks
-        self._live = {row.name: row for row in fields(Options) if row.name in setters}
+        self._live = {name: row for name, row in all_rows().items() if name in setters}
 
     async def status(self) -> AsyncIterator[Any]:
         """Return the status."""

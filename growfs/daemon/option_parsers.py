@@ -6,7 +6,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 from collections.abc import Callable
 from string import Formatter
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from growfs.errors import GrowfsError, UsageError
 from growfs.paths import absolute_path, working_folder
 from growfs.remote.groups import grouping
-from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
+from growfs.remote.names import redact, template_fields
 from growfs.remote.user_functions import Function
 from growfs.units import CacheSize, size
 
@@ -29,8 +28,6 @@ OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
 is the same if it starts one on each node."""
 OPEN_MPI_LOCAL = "OMPI_COMM_WORLD_LOCAL_SIZE"
 """How many processes Open MPI starts on this node."""
-SLURM_NODES = "SLURM_JOB_NODELIST"
-EXPAND_S = 10.0
 
 
 def size_or_percentage(text: str) -> CacheSize:
@@ -64,14 +61,6 @@ def partition(text: str) -> tuple[int, int]:
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise UsageError(f"{text!r} is not a partition; use 0/8 to 7/8 for eight nodes, or 'auto'")
     return int(number), int(count)
-
-
-def position(text: str) -> tuple[int, int]:
-    """(number of a pass, number of its part), both from 1."""
-    number, _, part = text.partition("/")
-    if not (number.isdecimal() and part.isdecimal() and int(number) and int(part)):
-        raise UsageError(f"{text!r} is not a part; use PASS/PART, such as 3/1 for the first part of pass 3")
-    return int(number), int(part)
 
 
 def nodes_of_job() -> int:
@@ -142,20 +131,12 @@ def web_url(text: str) -> str:
     return text
 
 
-def metrics_addr(text: str) -> tuple[str, int]:
+def address(text: str) -> tuple[str, int]:
     """(host, port) from HOST:PORT; without a host, the loopback address."""
     match = re.fullmatch(r"(?:(\[[\w.:%]+\]|[\w.-]*):)?(\d{1,5})", text, re.ASCII)
     if not match or int(match[2]) > PORT_MAX:
         raise UsageError(f"{text!r} is not an address; use HOST:PORT, such as 127.0.0.1:9401 or [::1]:9401")
     return (match[1] or "127.0.0.1").strip("[]"), int(match[2])
-
-
-def peer_addr(text: str) -> tuple[str, int]:
-    """(host, port) from HOST:PORT."""
-    host, port = metrics_addr(text)
-    if not text.rpartition(":")[0] or not port:
-        raise UsageError(f"{text!r} is not an address that other nodes can reach; use HOST:PORT, such as 10.0.0.7:7070")
-    return host, port
 
 
 def listening(flag: str, host: str, port: int) -> socket.socket:
@@ -168,53 +149,6 @@ def listening(flag: str, host: str, port: int) -> socket.socket:
         raise GrowfsError(
             f"{flag}: cannot listen on {host} port {port}: {reason}; choose another address or port"
         ) from None
-
-
-def peers(text: str) -> tuple[str, ...]:
-    """The nodes, from a list: each is HOST:PORT, or dns://NAME or dns://NAME:PORT for all addresses of a name.
-
-    From `auto`: the names of the job's nodes, without a port.
-    """
-    if text == "auto":
-        return _hosts_of_job()
-    return tuple(dict.fromkeys(_peer(word.strip()) for word in text.split(",")))
-
-
-def _hosts_of_job() -> tuple[str, ...]:
-    """The names of the job's nodes. Raises UsageError if no launcher provides them."""
-    nodes = os.environ.get(SLURM_NODES)
-    if not nodes:
-        raise UsageError(
-            f"'auto' needs Slurm's {SLURM_NODES} in the environment (torchrun and mpirun do not list the nodes);"
-            " otherwise list them: HOST:PORT,..."
-        )
-    words = ["scontrol", "show", "hostnames", nodes]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=EXPAND_S)
-    except FileNotFoundError:
-        why = "scontrol is not in PATH"
-    except OSError as error:
-        why = str(error.strerror)
-    except subprocess.TimeoutExpired:
-        why = f"scontrol took more than {EXPAND_S:.0f} seconds"
-    except subprocess.CalledProcessError as error:
-        why = error.stderr.strip() or f"scontrol exited with {error.returncode}"
-    else:
-        if names := done.stdout.split():
-            return tuple(names)
-        why = "scontrol printed no names"
-    raise UsageError(f"'auto' could not expand {SLURM_NODES}={nodes}: {why}; list the nodes: HOST:PORT,...")
-
-
-def _peer(text: str) -> str:
-    if not text.startswith(DNS_SCHEME):
-        return join_address(*peer_addr(text))
-    match = re.fullmatch(r"[\w.-]+(?::(\d{1,5}))?", text.removeprefix(DNS_SCHEME), re.ASCII)
-    if not match or not 0 < int(match[1] or 1) <= PORT_MAX:
-        raise UsageError(
-            f"{text!r} is not an address; use dns://NAME or dns://NAME:PORT, such as dns://growfs.default.svc:7070"
-        )
-    return text
 
 
 def storage_option(text: str) -> tuple[str, Any]:

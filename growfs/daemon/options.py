@@ -1,7 +1,7 @@
 """The table of mount options. Flags, the keys of --config, environment variables and help texts are made from it.
 
 The flag --cache-size is the key cache-size in a TOML file and the variable GROWFS_CACHE_SIZE. A flag overrides the
-environment, and the environment overrides the file.
+environment, and the environment overrides the file. Extensions have rows of their own in the table.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from string import Formatter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from platformdirs import user_cache_path
 
 from growfs.daemon.option_parsers import (
     PYTHON_SCHEME,
     absolute,
+    address,
     function,
     group,
-    metrics_addr,
     one_of,
     partition,
-    peer_addr,
-    peers,
-    position,
     rename,
     size_or_percentage,
     storage_option,
     web_url,
 )
 from growfs.errors import UsageError
+from growfs.extensions import MOUNT
 from growfs.paths import absolute_path, shown_path
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
@@ -49,52 +49,56 @@ else:
     import tomli as tomllib
 
 
-def option(default: Any, parse: Callable[[str], Any], metavar: str, text: str, live: bool = False) -> Any:
-    """A row of the table. default: as text, or None. live: `growfs set` can change it."""
+def option(
+    default: Any, parse: Callable[[str], Any], metavar: str, text: str, live: bool = False, group: str | None = None
+) -> Any:
+    """A row of the table. default: as text, or None. live: `growfs set` can change it. group: begins with it."""
     return field(
-        default=None, metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "live": live}
+        default=None,
+        metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "live": live, "group": group},
     )
 
 
-def choice(words: str, text: str, live: bool = False) -> Any:
+def choice(words: str, text: str, live: bool = False, group: str | None = None) -> Any:
     """An option that accepts only some words, such as auto|never. The first one is the default."""
     accepted = words.split("|")
-    return option(accepted[0], one_of(*accepted), words, text, live)
+    return option(accepted[0], one_of(*accepted), words, text, live, group)
 
 
-def flag(text: str) -> Any:
+def flag(text: str, group: str | None = None) -> Any:
     """A flag, which has no value."""
-    return field(default=False, metadata={"parse": bool, "help": text, "live": False})
+    return field(default=False, metadata={"parse": bool, "help": text, "live": False, "group": group})
 
 
 def repeatable(parse: Callable[[str], Any], metavar: str, text: str) -> Any:
     """An option that may be given more than once."""
     return field(
-        default=(), metadata={"parse": parse, "metavar": metavar, "help": text, "repeatable": True, "live": False}
+        default=(),
+        metadata={"parse": parse, "metavar": metavar, "help": text, "repeatable": True, "live": False, "group": None},
     )
 
 
 DEFAULT_CACHE_DIR = shown_path(user_cache_path("growfs"))
+GROUPS = ("Basics", "Start", "Store", "Rotation", "Whole epochs", "Several nodes", "Producers and archives", "Advanced")
+"""The groups in which people see the options. In each, those of extensions come last."""
 
 
-GROUPS = {
-    "cache_dir": "Basics",
-    "wait_files": "Start",
-    "endpoint_url": "Store",
-    "rotation": "Rotation",
-    "exact": "Whole epochs",
-    "partition": "Several nodes",
-    "members": "Producers and archives",
-    "engine": "Advanced",
-}
-"""The groups in which people see the options, each by its first one."""
+@dataclass(frozen=True, kw_only=True)
+class FeatureOptions:
+    """The rows of an extension: ExactOptions in growfs.extensions.exact.options, for example. That imports little."""
+
+    def check(self, options: Options, url: str) -> None:
+        """Raise UsageError if they contradict one another, other options or the URL."""
+
+
+F = TypeVar("F", bound=FeatureOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of one mount. None: not given."""
 
-    cache_dir: Path = option(DEFAULT_CACHE_DIR, absolute_path, "DIR", "Directory for the cached files.")
+    cache_dir: Path = option(DEFAULT_CACHE_DIR, absolute_path, "DIR", "Directory for the cached files.", group="Basics")
     cache_size: CacheSize = option(
         "80%",
         size_or_percentage,
@@ -111,14 +115,16 @@ class Options:
         "Fetch matching files first, such as a validation set, and never evict them; mount waits for them.",
     )
 
-    wait_files: int | None = option(None, whole, "N", "Return as soon as N files are cached.")
+    wait_files: int | None = option(None, whole, "N", "Return as soon as N files are cached.", group="Start")
     wait_bytes: int | None = option(None, size, "SIZE", "Return as soon as SIZE bytes are cached.")
     no_wait: bool = flag("Return at once, even if no file is cached.")
     list_timeout: float = option(
         "60s", seconds, "TIME", "If listing the remote takes longer than this, start with an incomplete listing."
     )
 
-    endpoint_url: str | None = option(None, web_url, "URL", "URL of the store's server, for S3-compatible stores.")
+    endpoint_url: str | None = option(
+        None, web_url, "URL", "URL of the store's server, for S3-compatible stores.", group="Store"
+    )
     anon: bool = flag("Access a public bucket without credentials.")
     storage_option: tuple[tuple[str, Any], ...] = repeatable(
         storage_option,
@@ -142,6 +148,7 @@ class Options:
         "When listed files may be evicted. auto: once no process holds them; always: once their reader has opened them"
         " all; never: not at all.",
         live=True,
+        group="Rotation",
     )
     turnover: float = option(
         "20%",
@@ -175,54 +182,24 @@ class Options:
         "Number of newest generations to keep even if no process holds them; by default 1, or 2 with growfs fill.",
     )
 
-    exact: bool = flag(
-        "List each file exactly once in each pass over the data. A pass is divided into parts; listing a part waits"
-        " until it is cached."
-    )
-    part_size: CacheSize = option(
-        "5%",
-        size_or_percentage,
-        "SIZE",
-        "With --exact: space for two parts, not counting files that stay cached; a size, or a percentage of the cache.",
-    )
-    start: tuple[int, int] | None = option(
-        None,
-        position,
-        "PASS/PART",
-        "With --exact: the part that the root lists first; by default, the one after the last part listed.",
-    )
-
     partition: tuple[int, int] | None = option(
         None,
         partition,
         "I/N",
         "Prefetch only share I of N of the files, one share per node. auto reads I and N from the environment of"
         " torchrun, Slurm or Open MPI.",
+        group="Several nodes",
     )
     show_files: int | None = option(
         None, positive, "N", "List exactly N files in every generation, so that all nodes list the same number."
     )
-    peers: tuple[str, ...] | None = option(
-        None,
-        peers,
-        "HOST:PORT,...",
-        "Nodes that share their caches: each fetches a file from a peer that has cached it, or else from the remote."
-        " dns://NAME:PORT: all addresses of a name; auto: the nodes of the Slurm job.",
-        live=True,
-    )
-    peer_addr: tuple[str, int] | None = option(
-        None, peer_addr, "HOST:PORT", "Address on which this node serves its peers. Not encrypted."
-    )
-    peer_token_file: Path | None = option(
-        None, absolute_path, "FILE", "File that contains a secret shared by all peers, on one line."
-    )
-    peer_bandwidth: int = option("0", rate, "RATE", "Maximum rate at which this node serves its peers; 0: no limit.")
 
     members: Function | None = option(
         None,
         function,
         "FUNCTION",
         "Mount the members of archives as files: tar, webdataset, zip_stored, or module:function.",
+        group="Producers and archives",
     )
     producer: Function | None = option(
         None, function, "FUNCTION", "Create each file with your own function: mypkg.shards:make or shards.py:make."
@@ -247,6 +224,7 @@ class Options:
         "auto|passthrough|links|libfuse",
         "How files are read: by the kernel (passthrough; root, Linux 6.9), through links into the cache (links; no"
         " root needed), or through the daemon (libfuse).",
+        group="Advanced",
     )
     allow_other: bool = flag("Let other users read the mount (always on when root mounts).")
     on_miss: str = choice(
@@ -271,69 +249,49 @@ class Options:
     )
     metrics_addr: tuple[str, int] | None = option(
         None,
-        metrics_addr,
+        address,
         "HOST:PORT",
         "Serve Prometheus metrics over HTTP, not encrypted; 9401 means 127.0.0.1:9401.",
     )
 
+    features: tuple[FeatureOptions, ...] = ()
+    """Those of the extensions."""
+
     @classmethod
     def parse(cls, given: dict[str, Any]) -> Options:
         """Options from text by field name (lists of text for repeatable ones). Missing ones get their defaults."""
-        if unknown := sorted(set(given) - {row.name for row in fields(cls)}):
+        if unknown := sorted(set(given) - all_rows().keys()):
             raise UsageError(f"no such option: {', '.join(unknown)}; growfs mount --help lists the options")
-        values: dict[str, Any] = {}
-        for row in fields(cls):
-            value = given.get(row.name)
-            if value is None:
-                value = row.metadata.get("default", row.default)
-            values[row.name] = parse_value(row, value)
-        options = cls(**values)
+        features = tuple(table(**_parsed(table, given)) for table in _of_features())
+        options = cls(**_parsed(cls, given), features=features)
         if options.no_wait and (options.wait_files is not None or options.wait_bytes is not None):
             raise UsageError("--no-wait cannot be used with --wait-files or --wait-bytes")
         return options
 
-    def _check(self, url: str) -> None:
-        default, is_python = _defaults(), url.startswith(PYTHON_SCHEME)
-        _refuse(
-            "; see docs/many-nodes.md",
-            (bool(self.peers) != bool(self.peer_addr), "--peers and --peer-addr must be used together"),
-            (bool(self.peers) != bool(self.peer_token_file), "--peers and --peer-token-file must be used together"),
-            (self.peers and self.partition, "--partition cannot be used with --peers: every node fetches all files"),
-            (self.peers and self.producer, "--peers cannot be used with --producer: nodes may create different files"),
-        )
-        _refuse(
-            "; see docs/whole-epochs.md",
-            (not self.exact and self.start, "--start needs --exact"),
-            (not self.exact and self.part_size != default.part_size, "--part-size needs --exact"),
-            (self.exact and self.rotation != default.rotation, "--rotation cannot be used with --exact"),
-            (self.exact and self.turnover != default.turnover, "--turnover cannot be used with --exact"),
-            (
-                self.exact and self.keep_generations != default.keep_generations,
-                "--keep-generations cannot be used with --exact, which keeps one generation besides those being read",
-            ),
-            (
-                self.exact and self.show_files,
-                "--show-files cannot be used with --exact, which decides how many files are listed",
-            ),
-            (self.exact and self.producer, "--exact cannot be used with --producer: it needs the size of each file"),
-            (self.exact and is_python, "--exact cannot be used with py:, which has no catalog"),
-        )
+    def of(self, table: type[F]) -> F:
+        """The options of an extension."""
+        return next(each for each in self.features if isinstance(each, table))
+
+    def by_name(self) -> dict[str, Any]:
+        """All options, with those of the extensions."""
+        return {name: value for table in (self, *self.features) for name, value in vars(table).items()}
 
     def changed(self) -> dict[str, str]:
         """The options that differ from their defaults, by flag, as text for people, without secrets."""
-        default = _defaults()
+        values = self.by_name()
         return {
-            flag_name(row.name): _text(row, value)
-            for row in fields(self)
-            if (value := getattr(self, row.name)) != getattr(default, row.name)
+            flag_name(name): _text(row, values[name])
+            for name, row in all_rows().items()
+            if values[name] != parse_value(row, None)
         }
 
     def remote(self, url: str, folder: Path = Path("/")) -> RemoteSpec:
         """What is needed to open the remote. folder: the working directory of the caller, to find a producer in.
 
-        Raises UsageError if the options contradict the URL.
+        Raises UsageError if the options contradict the URL, or one another.
         """
-        self._check(url)
+        for feature in self.features:
+            feature.check(self, url)
         return RemoteSpec(
             url=url,
             storage_options=nested(self.storage_option),
@@ -359,7 +317,7 @@ class Options:
         names = {name for _, name, _, _ in Formatter().parse(self.rename or "") if name is not None}
         by_index = "index" in names
         store = self.endpoint_url or self.anon or self.storage_option
-        _refuse(
+        refuse(
             "",
             (no_remote and self.producer, "--producer cannot be used with py:, which names a producer itself"),
             (no_remote and self.manifest, "--manifest cannot be used with py:, which has no remote files"),
@@ -368,7 +326,6 @@ class Options:
             (no_remote and (self.include or self.exclude), "--include and --exclude cannot be used with py:"),
             (no_remote and store, "--endpoint-url, --anon and --storage-option cannot be used with py:"),
             (no_remote and names - {"index"}, "--rename with py: can use only {index}, as in 'shard-{index:06d}'"),
-            (no_remote and self.peers, "--peers cannot be used with py:, which creates files on each node"),
             (no_remote and self.group, "--group cannot be used with py:, which creates each file separately"),
             (no_remote and self.rename and not by_index, "--rename with py: needs {index}, as in 'shard-{index:06d}'"),
             (
@@ -391,7 +348,7 @@ class Options:
         )
 
 
-def _refuse(see: str, *rows: tuple[object, str]) -> None:
+def refuse(see: str, *rows: tuple[object, str]) -> None:
     """Raise UsageError with the message of the first row that is true. see: what follows each message."""
     for is_wrong, message in rows:
         if is_wrong:
@@ -399,9 +356,25 @@ def _refuse(see: str, *rows: tuple[object, str]) -> None:
 
 
 @cache
-def _defaults() -> Options:
-    """The options if none is given."""
-    return Options.parse({})
+def _of_features() -> tuple[type[FeatureOptions], ...]:
+    """The options of the extensions that have any."""
+    return tuple(
+        getattr(import_module(module), f"{name.title()}Options")
+        for name in MOUNT
+        if find_spec(module := f"growfs.extensions.{name}.options")
+    )
+
+
+@cache
+def all_rows() -> dict[str, Field[Any]]:
+    """The whole table, by name."""
+    groups: dict[str, list[Field[Any]]] = {group: [] for group in GROUPS}
+    group = GROUPS[0]
+    tables: tuple[type[Options | FeatureOptions], ...] = (Options, *_of_features())
+    for row in (row for table in tables for row in fields(table) if row.metadata):
+        group = row.metadata["group"] or group
+        groups[group].append(row)
+    return {row.name: row for rows in groups.values() for row in rows}
 
 
 class MountRequest(NamedTuple):
@@ -421,8 +394,15 @@ class MountRequest(NamedTuple):
         return self.options.remote(self.url, self.folder)
 
 
+def _parsed(table: type[Options | FeatureOptions], given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a part of the table by field name, from text."""
+    return {row.name: parse_value(row, given.get(row.name)) for row in fields(table) if row.metadata}
+
+
 def parse_value(row: Field[Any], value: Any) -> Any:
-    """The value of an option from text; raises UsageError that names the flag."""
+    """The value of an option from text, or its default for None. Raises UsageError that names the flag."""
+    if value is None:
+        value = row.metadata.get("default", row.default)
     if value is None:
         return None
     if isinstance(value, bool) != (row.default is False):
@@ -444,7 +424,7 @@ def _text(row: Field[Any], value: Any) -> str:
     if value is True:
         return "yes"
     if isinstance(value, tuple):
-        return ("/" if row.name in ("partition", "start") else ", ").join(map(str, value))
+        return ("/" if "/" in row.metadata["metavar"] else ", ").join(map(str, value))
     if isinstance(value, CacheSize):
         return f"{value.share:.0%}" if value.bytes is None else format_size(value.bytes)
     formats: dict[Any, Callable[[Any], str]] = {
@@ -483,14 +463,13 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except ValueError as error:  # no TOML, or no UTF-8
         raise UsageError(f"--config {path}: {error}") from None
-    known = {row.name.replace("_", "-"): row.name for row in fields(Options)}
-    given = {key.replace("_", "-"): value for key, value in content.items()}
-    if unknown := sorted(set(given) - set(known)):
-        raise UsageError(f"--config {path}: no such option: {', '.join(unknown)}; the options are {', '.join(known)}")
-    options = {known[key]: value for key, value in given.items()}
-    if isinstance(table := options.get("storage_option"), dict):
-        options["storage_option"] = storage_option_texts(table)
-    return options
+    given = {key.replace("-", "_"): value for key, value in content.items()}
+    if unknown := sorted(given.keys() - all_rows().keys()):
+        names, known = (", ".join(flag_name(name)[2:] for name in each) for each in (unknown, all_rows()))
+        raise UsageError(f"--config {path}: no such option: {names}; the options are {known}")
+    if isinstance(table := given.get("storage_option"), dict):
+        given["storage_option"] = storage_option_texts(table)
+    return given
 
 
 def storage_option_texts(table: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +24,7 @@ from growfs.daemon.commands import FileCommands, MountCommands, Setter
 from growfs.daemon.control import Command, Control
 from growfs.daemon.ending import EndingSteps
 from growfs.daemon.option_parsers import listening
-from growfs.daemon.options import MountRequest, Options
+from growfs.daemon.options import MountRequest, all_rows, flag_name
 from growfs.daemon.snapshot import StatusSource
 from growfs.daemon.supervisor import Service, Supervisor
 from growfs.daemon.virtual_files import virtual_files
@@ -63,7 +62,7 @@ log = logging.getLogger(__name__)
 
 
 class Feature:
-    """What a mount has if an option asks for it: ExactFeature in growfs.extensions.exact.mount, for example."""
+    """What an extension adds to a mount: ExactFeature in growfs.extensions.exact.mount, for example."""
 
     def __init__(self, mount: Wiring) -> None:
         self.mount = mount
@@ -95,7 +94,7 @@ class Holders(Protocol):
 
 def requested_features(request: MountRequest) -> list[type[Feature]]:
     """The features of a mount, in the order in which they are constructed."""
-    given = {"fill": request.fills, **vars(request.options)}
+    given = {"fill": request.fills, **request.options.by_name()}
     return [
         getattr(import_module(f"growfs.extensions.{name}.mount"), f"{name.title()}Feature")
         for name in MOUNT
@@ -170,8 +169,6 @@ class Wiring:
             from growfs.daemon.metrics_server import MetricsServer  # takes 0.1 s
 
             self.metrics = MetricsServer(listening("--metrics-addr", *options.metrics_addr), self.snapshot)
-        if options.peer_addr:
-            listening("--peer-addr", *options.peer_addr).close()  # fails early; a worker does the listening
         self.choice = None if request.fills else EngineChoice(options.engine, self.folder.path, options.allow_other)
         if self.choice:
             log.info("%s engine: %s", self.choice.name, self.choice.reason)
@@ -405,7 +402,6 @@ class Wiring:
 
     def _setters(self) -> dict[str, Setter]:
         setters: dict[str, Setter] = {
-            "peers": _refuse_peers,  # first, as it may raise an error
             "min_free": partial(setattr, self.store.room, "min_free"),
             "rotation": self.generations.set_rotation,
             "turnover": partial(setattr, self.generations, "turnover"),
@@ -417,12 +413,14 @@ class Wiring:
             "settle": partial(setattr, self.generations, "settle_s"),
             "cache_size": self.space.set_cache_size,  # last, as it raises an error if files in use stay in the way
         }
-        assert setters.keys() == {row.name for row in fields(Options) if row.metadata["live"]}
-        return setters
+        live = {name for name, row in all_rows().items() if row.metadata["live"]}
+        assert setters.keys() == live & vars(self.options).keys()
+        # Those of features come first, as they may raise an error.
+        return {name: partial(_refuse, name) for name in live - setters.keys()} | setters
 
 
-def _refuse_peers(_: object) -> None:
-    raise GrowfsError("mounted without --peers; mount again with it")
+def _refuse(name: str, _: object) -> None:
+    raise GrowfsError(f"mounted without {flag_name(name)}; mount again with it")
 
 
 def _cache_warning(cache_dir: Path) -> str | None:

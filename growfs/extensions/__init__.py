@@ -1,8 +1,8 @@
 """What growfs does beyond mounts: each extension is a folder here, and a line in ALL if it has a command.
 
 The module `command` in the folder has the command, under the extension's name. The module `mount` has what it adds to
-mounts, and `text` what it adds to the text of the status. An extension imports the core, but no other extension. The
-core imports none: it knows of them by ALL and MOUNT alone.
+mounts, `options` its options, and `text` what it adds to the text of the status. An extension imports the core, but no
+other extension. The core imports none: it knows of them by ALL and MOUNT alone.
 """
 
 ALL = {

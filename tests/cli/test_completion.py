@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from growfs.cli import main
 from growfs.client.completion import SHELLS
 from growfs.daemon import spawn
 from growfs.daemon.commands import COMPLETIONS_MAX
-from growfs.daemon.options import Options, flag_name
+from growfs.daemon.options import all_rows, flag_name
 from tests.cli.support import closed
 from tests.harness import Growfs, make_tree
 from tests.needs import need_programs
@@ -108,7 +107,7 @@ def test_completing_a_path_lists_nothing(mounted: Growfs) -> None:
 
 def test_names_of_options_to_set() -> None:
     mountpoint = "/mnt"
-    names = [f"{flag_name(row.name)[2:]}=" for row in fields(Options) if row.metadata["live"]]
+    names = [f"{flag_name(name)[2:]}=" for name, row in all_rows().items() if row.metadata["live"]]
     assert offered("set", mountpoint, "") == names
     assert offered("set", mountpoint, "ban") == ["bandwidth="]
     assert offered("set", mountpoint, "bandwidth=") == []

@@ -38,3 +38,6 @@ def test_growfs_mounts_without_any_extension(growfs: Growfs, tmp_path: Path, mon
     shown = growfs.run("--help").stdout
     assert "umount" in shown
     assert not any(f"  {name} " in shown for name in ALL)
+    refused = growfs.run("mount", "s3://bucket", "mnt", "--exact", check=False).stderr
+    assert "No such option" in refused
+    assert "--exact" in refused

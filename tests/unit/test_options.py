@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,23 @@ from growfs.daemon.option_parsers import (
     OPEN_MPI,
     OPEN_MPI_LOCAL,
     SLURM,
-    SLURM_NODES,
     TORCHRUN,
     absolute,
+    address,
     group,
-    metrics_addr,
     partition,
-    peers,
     remote_url,
     size_or_percentage,
     storage_option,
 )
-from growfs.daemon.options import Options, flag_name, nested, parse_value, read_file
+from growfs.daemon.options import Options, all_rows, flag_name, nested, parse_value, read_file
 from growfs.errors import GrowfsError, UsageError
+from growfs.extensions.peers.options import SLURM_NODES, peers
 from growfs.remote.user_functions import Function
 from growfs.remote.wrappers.produced import Producer
 from growfs.units import CacheSize, count, flag_size, fraction_of, rate, seconds, size
 
-ROWS = {row.name: row for row in fields(Options)}
+ROWS = all_rows()
 VALID: dict[str, tuple[Any, Any]] = {
     "cache_dir": ("/x", Path("/x")),
     "cache_size": ("20GiB", CacheSize(bytes=20 << 30)),
@@ -136,7 +134,7 @@ def test_every_option_is_tested() -> None:
 @pytest.mark.parametrize("name", CONTRADICTORY)
 def test_valid_text_is_parsed(name: str) -> None:
     text, expected = VALID[name]
-    assert getattr(Options.parse({name: text}), name) == expected
+    assert Options.parse({name: text}).by_name()[name] == expected
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in INVALID.items() for text in texts])
@@ -147,7 +145,7 @@ def test_invalid_text_is_refused_with_the_name_of_its_flag(name: str, text: obje
 
 
 @pytest.mark.parametrize(
-    ("text", "address"),
+    ("text", "parsed"),
     [
         ("9401", ("127.0.0.1", 9401)),
         (":9401", ("127.0.0.1", 9401)),
@@ -155,8 +153,8 @@ def test_invalid_text_is_refused_with_the_name_of_its_flag(name: str, text: obje
         ("[::1]:9401", ("::1", 9401)),
     ],
 )
-def test_metrics_are_served_on_loopback_unless_another_address_is_written(text: str, address: tuple[str, int]) -> None:
-    assert metrics_addr(text) == address
+def test_metrics_are_served_on_loopback_unless_another_address_is_written(text: str, parsed: tuple[str, int]) -> None:
+    assert address(text) == parsed
 
 
 LAUNCHED = [*TORCHRUN, *SLURM, *OPEN_MPI, OPEN_MPI_LOCAL, SLURM_NODES]
@@ -436,7 +434,7 @@ def test_every_option_is_a_flag_and_an_environment_variable(name: str, mount: li
     flags = [flag_name(name)] if text is True else [part for one in texts for part in (flag_name(name), one)]
     CliRunner().invoke(cli.main, ["mount", "/data", "/mnt", *flags])
     CliRunner().invoke(cli.main, ["mount", "/data", "/mnt"], env={f"GROWFS_{name.upper()}": " ".join(texts)})
-    assert [getattr(options, name) for options in mount] == [expected, expected]
+    assert [options.by_name()[name] for options in mount] == [expected, expected]
 
 
 def test_a_usage_error_exits_with_status_2(mount: list[Options]) -> None:

@@ -11,12 +11,12 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 from growfs.client.mount_command import config_text
-from growfs.daemon.options import Options, flag_name
+from growfs.daemon.options import Options, all_rows, flag_name
 from growfs.errors import UsageError
 from growfs.remote.names import redact
 from growfs.remote.stores.fsspec import scheme_of
@@ -94,7 +94,7 @@ def options_of(given: Mapping[str, str]) -> dict[str, Any]:
 
     A flag is "true" or "false". Several values are written on several lines.
     """
-    rows = {flag_name(row.name)[2:]: row for row in fields(Options)}
+    rows = {flag_name(name)[2:]: row for name, row in all_rows().items()}
     options: dict[str, Any] = {}
     for name, text in given.items():
         if name not in rows:

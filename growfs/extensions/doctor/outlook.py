@@ -55,7 +55,7 @@ def check_outlook(
     fill = min(disk.room, total)
     full_s = fill / rate
     # With --exact, a mount waits for the first part: growfs plan simulates that.
-    start_s = None if options.exact else _start_s(options, fill, total / files, rate) + (first_s or 0)
+    start_s = None if options.by_name().get("exact") else _start_s(options, fill, total / files, rate) + (first_s or 0)
     if start_s is not None:
         yield ok("start", f"growfs mount returns after {_duration(start_s)}")
     if total <= disk.room:
@@ -65,7 +65,7 @@ def check_outlook(
         return
     yield ok("full cache", f"{format_size(fill)}, {fill / total:.1%} of the data, after {_duration(full_s)}")
     seen: dict[int, float] | None = None
-    if fill >= 2 * total / files and not options.exact:
+    if fill >= 2 * total / files and not options.by_name().get("exact"):
         workload = Workload(total, files, fill, rate, rate, options.turnover, EPOCHS[-1])
         result = simulate_policy(workload, "never" if options.rotation == "never" else "growfs")
         seen = {epoch: result.points[epoch - 1].seen for epoch in EPOCHS}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from growfs.daemon.option_parsers import position
 from growfs.daemon.wiring import Feature
+from growfs.extensions.exact.options import ExactOptions, position
 from growfs.extensions.exact.parts import PartPlanner, Parts
 from growfs.extensions.exact.pass_names import PassNames
 from growfs.extensions.exact.passes import Passes
@@ -19,7 +19,7 @@ class ExactFeature(Feature):
 
     def build(self) -> None:
         """See Feature."""
-        mount, options = self.mount, self.mount.options
+        mount, options = self.mount, self.mount.options.of(ExactOptions)
         passes = Passes(
             mount.workers, mount.database, mount.catalog, mount.store, mount.first, options.part_size,
             PassPosition(*options.start) if options.start else None,

@@ -11,14 +11,13 @@ import getopt
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import click
 
 from growfs.cache.cache_folder import daemon_of
 from growfs.daemon.option_parsers import absolute
-from growfs.daemon.options import Options, flag_name
+from growfs.daemon.options import all_rows, flag_name
 from growfs.daemon.running import in_mount_table
 from growfs.errors import UsageError
 from growfs.fuse.mounting import IGNORED
@@ -78,7 +77,7 @@ def flags(text: str, sloppy: bool = False) -> list[str]:
 
     As in mount(8), a value with a comma is written in double quotes.
     """
-    rows = {flag_name(row.name): row for row in fields(Options)}
+    rows = {flag_name(name): row for name, row in all_rows().items()}
     result = []
     for word in re.findall(r'(?:"[^"]*"|[^,])+', text):
         name, equals, value = word.partition("=")

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-from growfs.daemon.options import MountRequest, Options
+from growfs.daemon.option_parsers import listening
+from growfs.daemon.options import MountRequest
 from growfs.daemon.wiring import Feature
 from growfs.errors import UsageError
 from growfs.extensions.peers.messages import Token
+from growfs.extensions.peers.options import PeersOptions
 from growfs.extensions.peers.peers import Peers
 from growfs.rotation.circle import owner
 
@@ -21,16 +23,17 @@ class PeersFeature(Feature):
     @staticmethod
     def check(request: MountRequest) -> None:
         """See Feature."""
-        _token(request.options)
+        _token(request.options.of(PeersOptions))
 
     def build(self) -> None:
         """See Feature."""
-        mount, options, first = self.mount, self.mount.options, self.mount.first
+        mount, first, options = self.mount, self.mount.first, self.mount.options.of(PeersOptions)
         assert options.peers
         assert options.peer_addr
+        listening("--peer-addr", *options.peer_addr).close()  # fails early; a worker does the listening
         self._token = _token(options)
         # With --exact, all nodes fetch the same part.
-        owns = partial(owner, first.seed, first.group) if options.exact else None
+        owns = partial(owner, first.seed, first.group) if mount.options.by_name().get("exact") else None
         self._peers = peers = Peers(
             options.peers, options.peer_addr, self._token, options.peer_bandwidth,
             mount.workers, mount.database, mount.catalog, mount.store, first.place, owns,
@@ -53,7 +56,7 @@ class PeersFeature(Feature):
         yield {"accepts": hmac.compare_digest(token.encode(), self._token.encode())}
 
 
-def _token(options: Options) -> Token:
+def _token(options: PeersOptions) -> Token:
     """The secret that all nodes send. Raises UsageError if its file cannot be read, or is empty."""
     path = options.peer_token_file
     assert path

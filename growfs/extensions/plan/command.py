@@ -26,21 +26,22 @@ from growfs.errors import UsageError
 @click.option(
     "--exact", is_flag=True, help="Predict the passes of growfs mount --exact, with this cache size and larger ones."
 )
-@click.option("--part-size", metavar="SIZE", help="With --exact: as for growfs mount.")
+@click.option("--part-size", metavar="SIZE", default="5%", help="With --exact: as for growfs mount.")
 @click.option("--draw", metavar="FILE", type=click.Path(path_type=Path), help="Plot the result to a PNG or SVG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plan(exact: bool, part_size: str | None, draw: Path | None, as_json: bool, **given: str | None) -> None:
+def plan(exact: bool, part_size: str, draw: Path | None, as_json: bool, **given: str | None) -> None:
     """Predict coverage and traffic for a cache size."""
     from rich.console import Console
 
-    from growfs.daemon.options import Options
+    from growfs.daemon.option_parsers import size_or_percentage
     from growfs.extensions.plan import texts
     from growfs.simulation import exact as whole_epochs
     from growfs.simulation.nodes import simulate_nodes
     from growfs.simulation.training import simulate_policies
+    from growfs.units import parsed
 
     workload = texts.parse({"--" + name.replace("_", "-"): text for name, text in given.items()})
-    room = Options.parse({"part_size": part_size}).part_size
+    room = parsed("--part-size", size_or_percentage, part_size)
     console = Console(width=None if sys.stdout.isatty() else 120)
     if exact:
         _refuse_given("turnover", "epochs", "nodes", "draw", reason="cannot be used with --exact")
