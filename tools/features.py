@@ -55,7 +55,7 @@ FEATURES = (
         "archive archives member members",
     ),
     Feature("manifests", "remote/manifests", "manifest"),
-    Feature("metrics", "daemon/metrics_server.py", "metrics"),
+    Feature("metrics", "extensions/metrics", "metrics"),
     Feature("libfuse", "fuse/libfuse.py", "libfuse"),
     Feature("csi", "extensions/csi"),
     Feature("ray", "ray.py client/node_mount.py"),

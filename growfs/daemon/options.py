@@ -23,7 +23,6 @@ from platformdirs import user_cache_path
 from growfs.daemon.option_parsers import (
     PYTHON_SCHEME,
     absolute,
-    address,
     function,
     group,
     one_of,
@@ -246,12 +245,6 @@ class Options:
         positive,
         "N",
         "Maximum number of worker processes; by default one per core. Downloads use as few as keep the link busy.",
-    )
-    metrics_addr: tuple[str, int] | None = option(
-        None,
-        address,
-        "HOST:PORT",
-        "Serve Prometheus metrics over HTTP, not encrypted; 9401 means 127.0.0.1:9401.",
     )
 
     features: tuple[FeatureOptions, ...] = ()

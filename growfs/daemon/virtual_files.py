@@ -32,19 +32,13 @@ is cached."""
 
 
 def virtual_files(catalog: Path, log_file: Path, snapshot: Callable[[], Awaitable[MountStatus]]) -> list[VirtualFile]:
-    """All virtual files. catalog: the path of the database. snapshot: returns the current status."""
+    """Those that each mount has. catalog: the path of the database. snapshot: returns the current status."""
 
-    def of_status(text: Callable[[MountStatus], str | bytes]) -> Render:
+    def of_status(text: Callable[[MountStatus], str]) -> Render:
         async def write(out: IO[bytes], _: Generation | None) -> None:
-            content = text(await snapshot())
-            out.write(content.encode() if isinstance(content, str) else content)
+            out.write(text(await snapshot()).encode())
 
         return write
-
-    def metrics(status: MountStatus) -> bytes:
-        from growfs.daemon.metrics_server import openmetrics  # takes 0.1 s
-
-        return openmetrics(status)
 
     def of_listing(write_rows: Callable[[Iterator[Row], IO[bytes]], None]) -> Render:
         async def write(out: IO[bytes], generation: Generation | None) -> None:
@@ -62,7 +56,6 @@ def virtual_files(catalog: Path, log_file: Path, snapshot: Callable[[], Awaitabl
     return [
         VirtualFile("status", of_status(render)),
         VirtualFile("status.json", of_status(lambda status: json.dumps(status, indent=1) + "\n")),
-        VirtualFile("metrics", of_status(metrics)),
         VirtualFile("files", of_listing(_write_files), needs_generation=True, shared=True),
         VirtualFile(
             "index.csv",

@@ -23,7 +23,6 @@ from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FileCommands, MountCommands, Setter
 from growfs.daemon.control import Command, Control
 from growfs.daemon.ending import EndingSteps
-from growfs.daemon.option_parsers import listening
 from growfs.daemon.options import MountRequest, all_rows, flag_name
 from growfs.daemon.snapshot import StatusSource
 from growfs.daemon.supervisor import Service, Supervisor
@@ -116,7 +115,7 @@ def build(
     """
     with EndingSteps() as ending:
         wiring = Wiring(request, spec, url, folder, workers, ending)
-        wiring.open_ports()
+        wiring.choose_engine()
         wiring.build_cache()
         wiring.build_listing(features)
         wiring.build_fetching()
@@ -155,20 +154,17 @@ class Wiring:
         self.show: Callable[[str, Planner], Awaitable[Path]] | None = None
         self.other_source: OtherSource = NO_OTHER
         self.names: Callable[[], Names] | None = None
+        self.metrics_url: str | None = None
         # What they may add to.
         self.services = list[Service]()
+        self.virtual_files = virtual_files(folder.database, folder.log, self.snapshot)
         self.sections = dict[str, Callable[[], Any]]()
         self.warnings = list[Callable[[list[Reader]], Iterable[str | None]]]()
         self.commands = list[Command]()
 
-    def open_ports(self) -> None:
-        """What fails early: the addresses that the options name, and the choice of the engine."""
+    def choose_engine(self) -> None:
+        """The engine for the kernel, if there is a mount. Fails early."""
         request, options = self.request, self.options
-        self.metrics = None
-        if options.metrics_addr:
-            from growfs.daemon.metrics_server import MetricsServer  # takes 0.1 s
-
-            self.metrics = MetricsServer(listening("--metrics-addr", *options.metrics_addr), self.snapshot)
         self.choice = None if request.fills else EngineChoice(options.engine, self.folder.path, options.allow_other)
         if self.choice:
             log.info("%s engine: %s", self.choice.name, self.choice.reason)
@@ -311,7 +307,7 @@ class Wiring:
             self.generations,
             self.readers,
             self.usage,
-            VirtualFolder(virtual_files(self.folder.database, self.folder.log, self.snapshot), self.folder.partial),
+            VirtualFolder(self.virtual_files, self.folder.partial),
             self.fetcher.ensure if self.options.on_miss == "wait" else None,
             self.names() if self.names else None,
         )
@@ -347,7 +343,7 @@ class Wiring:
             pid=os.getpid(),
             engine=self.engine.name,
             engine_reason=self.engine_reason,
-            metrics_url=self.metrics.url if self.metrics else None,
+            metrics_url=self.metrics_url,
             seed=self.options.seed,
             partition=self.first.partition,
         )
@@ -362,8 +358,6 @@ class Wiring:
                 "waited_for": lambda: self.start.waited_for,
                 "start": self.start.status,
                 "state": lambda: self.prefetch.mount_state,
-                "last_error": lambda: str(failure.error) if (failure := self.prefetcher.last_failure) else None,
-                "last_error_at": lambda: failure.at if (failure := self.prefetcher.last_failure) else None,
                 "outage": self.outage.status,
                 "remote": self.catalog_sync.status,
                 "fetch": lambda: self.fetcher.status(self.prefetcher.eta_s()),
@@ -372,6 +366,8 @@ class Wiring:
                 "opens": self.usage.status,
                 "requests": lambda: dict(self.engine.requests),
                 "unpromised": lambda: self.prefetch.unpromised,
+                "last_error": lambda: str(failure.error) if (failure := self.prefetcher.last_failure) else None,
+                "last_error_at": lambda: failure.at if (failure := self.prefetcher.last_failure) else None,
                 **self.sections,
             },
             warnings=[
@@ -387,7 +383,6 @@ class Wiring:
             self.ending.add(step)
         self.services += [self.outage, self.catalog_sync, self.readers, self.generations, self.space]
         self.services += [self.fetcher, self.prefetcher, self.updater, self.usage, self.store, control]
-        self.services += filter(None, [self.metrics])
 
     def _commands(self) -> list[Command]:
         of_mount = MountCommands(

@@ -20,6 +20,7 @@ MOUNT = {
     "fill": (),
     "peers": ("client",),
     "exact": ("division",),
+    "metrics": (),
     "history": (),
 }
 """The extensions of mounts, and the modules of each that are imported before workers are forked. One whose name is an

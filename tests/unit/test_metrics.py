@@ -13,10 +13,10 @@ import trio
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from growfs.daemon import metrics_server
-from growfs.daemon.metrics_server import MetricsServer, openmetrics
 from growfs.daemon.option_parsers import listening
 from growfs.errors import GrowfsError
+from growfs.extensions.metrics import server as metrics_server
+from growfs.extensions.metrics.server import MetricsServer, openmetrics
 from growfs.status_and_metrics import MountStatus, status_fields
 from tests.unit.test_status_text import PEERS, READER, STATUS, status
 

@@ -27,11 +27,7 @@ CONNECTIONS_MAX = 128
 """Connections at a time; further ones are closed. Each takes a descriptor, and readers need those."""
 CONNECTION_S = 5.0
 """How long a connection may take in total, so that clients that send or read nothing do not accumulate."""
-FRESH_S = 1.0
-"""The age at which a status is renewed: with many files, its sums take a thread some time."""
 FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
-
-Snapshot = Callable[[], Awaitable[MountStatus]]
 
 
 class _Collector:
@@ -74,7 +70,7 @@ class MetricsServer:
     text is rendered on the thread of the client.
     """
 
-    def __init__(self, listener: socket.socket, snapshot: Snapshot) -> None:
+    def __init__(self, listener: socket.socket, snapshot: Callable[[], Awaitable[MountStatus]]) -> None:
         self._server = _MetricsHttp(listener)
         self._server.set_app(self._answer)
         self._metrics = make_wsgi_app(_registry(self._take))
@@ -125,7 +121,7 @@ class MetricsServer:
         async with self._taking:
             if self._status is None or trio.current_time() >= self._stale_at:
                 self._status = await self._snapshot()
-                self._stale_at = trio.current_time() + FRESH_S
+                self._stale_at = trio.current_time() + 1.0  # with many files, its sums take a thread some time
             return self._status
 
 

@@ -1,0 +1,1 @@
+"""The metrics of a mount: a virtual file, and a server (`--metrics-addr`)."""
