@@ -49,13 +49,25 @@ else:
 
 
 def option(
-    default: Any, parse: Callable[[str], Any], metavar: str, text: str, live: bool = False, group: str | None = None
+    default: Any,
+    parse: Callable[[str], Any],
+    metavar: str,
+    text: str,
+    live: bool = False,
+    group: str | None = None,
+    affects_node: bool = False,
 ) -> Any:
-    """A row of the table. default: as text, or None. live: `growfs set` can change it. group: begins with it."""
+    """A row of the table. default: as text, or None. live: `growfs set` can change it. group: begins with it.
+
+    affects_node: it names files of this machine, runs code on it, serves its network, or fills its disk.
+    """
     return field(
         default=None,
-        metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "live": live, "group": group},
-    )
+        metadata={
+            "default": default, "parse": parse, "metavar": metavar, "help": text, "live": live, "group": group,
+            "affects_node": affects_node,
+        },
+    )  # fmt: skip
 
 
 def choice(words: str, text: str, live: bool = False, group: str | None = None) -> Any:
@@ -66,15 +78,20 @@ def choice(words: str, text: str, live: bool = False, group: str | None = None) 
 
 def flag(text: str, group: str | None = None) -> Any:
     """A flag, which has no value."""
-    return field(default=False, metadata={"parse": bool, "help": text, "live": False, "group": group})
+    return field(
+        default=False, metadata={"parse": bool, "help": text, "live": False, "group": group, "affects_node": False}
+    )
 
 
-def repeatable(parse: Callable[[str], Any], metavar: str, text: str) -> Any:
+def repeatable(parse: Callable[[str], Any], metavar: str, text: str, affects_node: bool = False) -> Any:
     """An option that may be given more than once."""
     return field(
         default=(),
-        metadata={"parse": parse, "metavar": metavar, "help": text, "repeatable": True, "live": False, "group": None},
-    )
+        metadata={
+            "parse": parse, "metavar": metavar, "help": text, "repeatable": True, "live": False, "group": None,
+            "affects_node": affects_node,
+        },
+    )  # fmt: skip
 
 
 DEFAULT_CACHE_DIR = shown_path(user_cache_path("growfs"))
@@ -97,7 +114,9 @@ F = TypeVar("F", bound=FeatureOptions)
 class Options:
     """The options of one mount. None: not given."""
 
-    cache_dir: Path = option(DEFAULT_CACHE_DIR, absolute_path, "DIR", "Directory for the cached files.", group="Basics")
+    cache_dir: Path = option(
+        DEFAULT_CACHE_DIR, absolute_path, "DIR", "Directory for the cached files.", group="Basics", affects_node=True
+    )
     cache_size: CacheSize = option(
         "80%",
         size_or_percentage,
@@ -129,6 +148,7 @@ class Options:
         storage_option,
         "NAME=VALUE",
         "Option for the store's fsspec filesystem; dots nest: client_kwargs.region_name=eu-west-1.",
+        affects_node=True,
     )
     client: str = choice(
         "auto|growfs|library",
@@ -140,6 +160,7 @@ class Options:
         absolute,
         "FILE",
         "Read the list of files from a text, CSV or Parquet file or an S3 Inventory, instead of listing the remote.",
+        affects_node=True,
     )
 
     rotation: str = choice(
@@ -199,9 +220,14 @@ class Options:
         "FUNCTION",
         "Mount the members of archives as files: tar, webdataset, zip_stored, or module:function.",
         group="Producers and archives",
+        affects_node=True,
     )
     producer: Function | None = option(
-        None, function, "FUNCTION", "Create each file with your own function: mypkg.shards:make or shards.py:make."
+        None,
+        function,
+        "FUNCTION",
+        "Create each file with your own function: mypkg.shards:make or shards.py:make.",
+        affects_node=True,
     )
     rename: str | None = option(
         None,
@@ -232,7 +258,9 @@ class Options:
     )
     miss_timeout: float = option("300s", seconds, "TIME", "Maximum time that open() waits on a miss.", live=True)
     refresh: float = option("1h", seconds, "TIME", "Interval between listings of the remote; 0: list once.", live=True)
-    min_free: int = option("1GiB", size, "SIZE", "Free disk space to leave for other programs.", live=True)
+    min_free: int = option(
+        "1GiB", size, "SIZE", "Free disk space to leave for other programs.", live=True, affects_node=True
+    )
     remote_budget: int = option(
         "0",
         size,

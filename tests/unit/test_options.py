@@ -131,6 +131,13 @@ def test_every_option_is_tested() -> None:
     assert set(VALID) == set(ROWS)
 
 
+def test_the_options_that_pods_may_not_choose_are_marked() -> None:
+    assert {name for name, row in ROWS.items() if row.metadata["affects_node"]} == {
+        *("cache_dir", "manifest", "members", "metrics_addr", "min_free"),
+        *("peer_addr", "peer_token_file", "peers", "producer", "storage_option"),
+    }
+
+
 @pytest.mark.parametrize("name", CONTRADICTORY)
 def test_valid_text_is_parsed(name: str) -> None:
     text, expected = VALID[name]

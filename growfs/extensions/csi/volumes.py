@@ -30,13 +30,6 @@ IS_INLINE = "csi.storage.k8s.io/ephemeral"
 OF_KUBERNETES = ("k8s.io/", "kubernetes.io/")
 
 REMOTE_SCHEMES = frozenset(scheme for store in STORES if store is not LocalRemote for scheme in store.schemes)
-ADMINISTRATORS_ONLY = frozenset(
-    {
-        *("cache_dir", "manifest", "members", "metrics_addr", "min_free"),
-        *("peer_addr", "peer_token_file", "peers", "producer", "storage_option"),
-    }
-)
-"""Options that name files of the node, run code there, serve its network, or fill its disk."""
 CREDENTIALS = frozenset[str]().union(*(store.secret_variables for store in STORES))
 """The keys that a secret may have. Others could run code, as LD_PRELOAD does, and AWS_CONFIG_FILE."""
 
@@ -114,7 +107,7 @@ def _check_inline(url: str, options: Mapping[str, Any]) -> None:
     remedy = "so a pod may not request it; an administrator can create a PersistentVolume for it"
     if scheme_of(url) not in REMOTE_SCHEMES or "::" in url:  # fsspec's chained URLs may lead anywhere
         raise UsageError(f"{redact(url)}: may be on the node itself, {remedy}")
-    for name in sorted(ADMINISTRATORS_ONLY & options.keys()):
+    for name in sorted(name for name in options if all_rows()[name].metadata["affects_node"]):
         if name != "members" or ":" in options[name]:  # growfs's own functions are named without a module
             raise UsageError(f"{flag_name(name)[2:]}: affects the node itself, {remedy}")
 

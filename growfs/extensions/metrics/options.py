@@ -18,4 +18,5 @@ class MetricsOptions(FeatureOptions):
         "HOST:PORT",
         "Serve Prometheus metrics over HTTP, not encrypted; 9401 means 127.0.0.1:9401.",
         group="Advanced",
+        affects_node=True,
     )

@@ -86,12 +86,13 @@ class PeersOptions(FeatureOptions):
         " dns://NAME:PORT: all addresses of a name; auto: the nodes of the Slurm job.",
         live=True,
         group="Several nodes",
+        affects_node=True,
     )
     peer_addr: tuple[str, int] | None = option(
-        None, peer_addr, "HOST:PORT", "Address on which this node serves its peers. Not encrypted."
+        None, peer_addr, "HOST:PORT", "Address on which this node serves its peers. Not encrypted.", affects_node=True
     )
     peer_token_file: Path | None = option(
-        None, absolute_path, "FILE", "File that contains a secret shared by all peers, on one line."
+        None, absolute_path, "FILE", "File that contains a secret shared by all peers, on one line.", affects_node=True
     )
     peer_bandwidth: int = option("0", rate, "RATE", "Maximum rate at which this node serves its peers; 0: no limit.")
 
