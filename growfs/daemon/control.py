@@ -86,10 +86,10 @@ class Control:
     async def _read(stream: trio.SocketStream) -> dict[str, Any]:
         line = bytearray()
         while not line.endswith(b"\n"):
-            part = await stream.receive_some(REQUEST_MAX)
-            if not part or len(line) > REQUEST_MAX:
+            chunk = await stream.receive_some(REQUEST_MAX)
+            if not chunk or len(line) > REQUEST_MAX:
                 raise ValueError("it is cut short, or too long")
-            line += part
+            line += chunk
         return dict(json.loads(line))
 
 

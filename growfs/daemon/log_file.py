@@ -71,17 +71,17 @@ class LogFile(logging.handlers.RotatingFileHandler):
     def _copy(self, reading: int) -> None:
         allowance = Allowance(OUTPUT_BYTES_PER_S)
         line = b""  # its end has not arrived yet
-        while part := os.read(reading, PIPE_BYTES):
-            kept, dropped = allowance.take(len(part), time.monotonic())
+        while chunk := os.read(reading, PIPE_BYTES):
+            kept, dropped = allowance.take(len(chunk), time.monotonic())
             if dropped:
                 self._write(line + f"\n[{dropped:,} bytes of output omitted]\n".encode())
                 line = b""
-            whole, end, line = (line + part[:kept]).rpartition(b"\n")
+            whole, end, line = (line + chunk[:kept]).rpartition(b"\n")
             if len(line) > OUTPUT_BYTES_PER_S:
                 whole, end, line = whole + end + line, b"\n", b""
             if end:
                 self._write(whole + end)
-            if kept < len(part):
+            if kept < len(chunk):
                 time.sleep(0.02)  # so that a producer that only prints takes no CPU time from the daemon
 
     def _write(self, output: bytes) -> None:
@@ -93,8 +93,8 @@ def last_lines(path: Path) -> bytes:
     """The last lines of a log. If the disk fails, the last one is the reason."""
     lines: deque[bytes] = deque(maxlen=LAST_LINES)
     try:
-        for part in (path.with_name(f"{path.name}.1"), path):
-            with suppress(FileNotFoundError), part.open("rb") as file:
+        for each in (path.with_name(f"{path.name}.1"), path):
+            with suppress(FileNotFoundError), each.open("rb") as file:
                 lines.extend(file)
     except OSError as error:
         lines.append(f"{error}\n".encode())
