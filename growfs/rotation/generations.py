@@ -215,11 +215,8 @@ class Generations:
 
     @property
     def is_over(self) -> bool:
-        """Whether any listing begins the next generation: there is none, it has ended, or is empty although files are
-        cached.
-        """
-        newest = self.current
-        return newest is None or newest.is_over or (self._store.resident_files > 0 and not newest.files)
+        """Whether any listing begins the next generation: there is none yet, or the newest one is past."""
+        return self.current is None or self.current.is_past(self._store.resident_files)
 
     def end(self) -> None:
         """End the current generation. Called when training can start: earlier listings showed fewer files."""
@@ -301,8 +298,12 @@ class Generations:
         )
         turnover = self._turnover(lasting_holds, opened)
         if planner.changes_nothing(turnover):
-            listed = BitMap64(range(1, turnover.last_seq + 1))
-            every = Generation(number, turnover.last_seq, files=self._store.resident_files, listed=listed)
+            every = Generation(
+                number,
+                turnover.last_seq,
+                files=self._store.resident_files,
+                listed=BitMap64(range(1, turnover.last_seq + 1)),
+            )
             plan: GenerationPlan | None = GenerationPlan(every, keeps_last=self.listed.keeps_last)
         else:
             plan = await planner.plan(number, turnover)

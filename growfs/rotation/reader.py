@@ -12,6 +12,38 @@ from growfs.rotation.rules import EVERYWHERE, Generation
 
 
 @dataclass(eq=False, slots=True)
+class Walk:
+    """What a process, or another for it, has listed of one generation. It may go on for some time: until then, all of
+    the generation is held.
+    """
+
+    held_until: float = -math.inf
+    busy_at: float = 0.0
+    """When it last listed a directory that is new to it, or any after it had opened a file: not when it only polls."""
+    listed: BitMap64 = field(default_factory=BitMap64)
+    """The directories that it has listed."""
+    since_open: BitMap64 = field(default_factory=BitMap64)
+    """Those that it has listed, each once, since it, or a worker, last opened a file."""
+
+    def goes_on(self, directory: int, now: float) -> bool:
+        """Whether listing a directory goes on with the walk: it is new since the last open, and all is held."""
+        return bool(self.since_open) and directory not in self.since_open and now <= self.held_until
+
+    def lists(self, directory: int, is_again: bool, now: float, settle_s: float) -> None:
+        """Note that the process lists a directory. is_again: see `Reader`. settle_s: how long it may go on after it. If
+        it could not go on any more, some files may be gone, so that does not hold all of them again.
+        """
+        if not (is_again and self.since_open):
+            self.busy_at = now
+        if not self.goes_on(directory, now):
+            self.since_open.clear()
+        if now <= self.held_until:
+            self.held_until = now + settle_s
+        self.since_open.add(directory)
+        self.listed.add(directory)
+
+
+@dataclass(eq=False, slots=True)
 class Reader:
     """A process that listed a directory, or opened a file although none of its ancestors had listed."""
 
@@ -51,14 +83,8 @@ class Reader:
     """The generation that it listed last."""
     _view_below: Generation | None = None
     """The one that its workers see, if one of them has moved on."""
-    _may_walk_until: float = 0.0
-    """The time until which it, or others of its job, may go on listing the view. All of the view is held until then."""
-    _busy_at: float = 0.0
-    """When it last listed a directory that is new to it, or any after it had opened a file: not when it only polls."""
-    _walk: BitMap64 = field(default_factory=BitMap64)
-    """The directories that it has listed, each once, since it, or a worker, last opened a file."""
-    _listed: BitMap64 = field(default_factory=BitMap64)
-    """The directories that it has listed in its last generation."""
+    walk: Walk = field(default_factory=Walk)
+    """What it has listed of that."""
     _older: BitMap64 = field(default_factory=BitMap64)
     """What it holds of the generations before, in directories that it has not listed in its last one."""
 
@@ -94,7 +120,7 @@ class Reader:
         job, view = self.job, self.job.view
         if self.above:
             view = self.above._view_below or self.above.view
-        if self.view and not self.view.is_over and self._walks_on(directory, now):
+        if self.view and not self.view.is_over and self.walk.goes_on(directory, now):
             return self.view  # whatever the others of its job do meanwhile
         if view and settle_s == math.inf and not (view.is_over or job.opened or self.above):
             return newest  # such as a monitor
@@ -112,52 +138,40 @@ class Reader:
 
     def _holds_all_of(self, directory: int, now: float) -> bool:
         """Whether it holds all that its view lists in a directory."""
-        has_listed = any(each in self._listed and each in self.job.listed_whole for each in (directory, EVERYWHERE))
-        return now <= self._may_walk_until or (has_listed and bool(self.held))
-
-    def _walks_on(self, directory: int, now: float) -> bool:
-        """Whether listing a directory goes on with a walk, all of whose view is held."""
-        return bool(self._walk) and directory not in self._walk and now <= self._may_walk_until
+        has_listed = any(each in self.walk.listed and each in self.job.listed_whole for each in (directory, EVERYWHERE))
+        return now <= self.walk.held_until or (has_listed and bool(self.held))
 
     def _lists_again(self, directory: int) -> bool:
         """Whether it lists a directory again, before others of its job have: these see what the first one sees."""
         is_first = self.listed_at is not None and self.listed_at >= self.job.listed_again_at
-        return is_first and directory in self._listed
+        return is_first and directory in self.walk.listed
 
     def _has_had_its_epoch(self, now: float, settle_s: float) -> bool:
         """Whether its job has read its view, now that it lists a directory again."""
         job, is_worker = self.job, self.above is not None
         share = SHORT_EPOCH_SHARE if now - job.viewed_at > settle_s and not is_worker else EPOCH_SHARE
-        if not self._walk and job.has_opened(share):
+        if not self.walk.since_open and job.has_opened(share):
             return True
         # A worker looks for names that the process above it has listed.
-        return not is_worker and (job.has_opened_all or now - self._busy_at > settle_s)
+        return not is_worker and (job.has_opened_all or now - self.walk.busy_at > settle_s)
 
     def lists(self, directory: int, generation: Generation, now: float, settle_s: float = 0.0) -> None:
         """Note that it lists a directory (EVERYWHERE: all), which will show what a generation lists there.
 
-        settle_s: how long it holds all of the view. Listing the same view after that does not renew this hold: some
-        files of the view may be gone.
+        settle_s: how long it holds all of what the generation lists, at first.
         """
         is_next = self.view is None or self.view.number != generation.number
-        is_again, has_opened = not is_next and self._lists_again(directory), not self._walk
-        if has_opened or not is_again:
-            self._busy_at = now
-        if has_opened and is_again and not self.above:
+        is_again = not is_next and self._lists_again(directory)
+        if is_again and not (self.walk.since_open or self.above):
             self.job.listed_again_at = now
-        if is_next or not self._walks_on(directory, now):
-            self._walk.clear()
-        self._walk.add(directory)
-        if is_next or now <= self._may_walk_until:
-            self._may_walk_until = now + settle_s
         if self.job.view is None or generation.number >= self.job.view.number:  # otherwise it is behind the others
             self.job.lists(generation, now)
         if is_next:
             if generation.is_shown_once:
                 self.held &= generation.listed
-            self.files, self._listed, self._older = BitMap64(), BitMap64(), BitMap64(self.held)
+            self.files, self.walk, self._older = BitMap64(), Walk(held_until=now), BitMap64(self.held)
             self.generations += 1
-        self._listed.add(directory)
+        self.walk.lists(directory, is_again, now, settle_s)
         if directory == EVERYWHERE:
             self.held, self._older = BitMap64(generation.listed), BitMap64()
         elif hidden := generation.hidden_below.get(directory):  # this listing does not show them
@@ -195,7 +209,7 @@ class Reader:
         reader: Reader | None = self
         while reader:
             reader.active_at = now
-            reader._walk.clear()
+            reader.walk.since_open.clear()
             reader = reader.above
         if generation and not (generation.is_shown_once or self.held or self.named or self.job.listers):
             self.held |= generation.listed
@@ -218,7 +232,7 @@ class Reader:
     def release(self) -> None:
         """End its holds. It still counts as a process that has listed."""
         self.held, self._older, self.named = BitMap64(), BitMap64(), None
-        self._may_walk_until = -math.inf
+        self.walk.held_until = -math.inf
 
     def ended(self) -> None:
         """Note that the process has ended."""
@@ -231,5 +245,5 @@ class Reader:
 
 def held_by(readers: Collection[Reader], now: float, whole: Iterable[Generation] = ()) -> BitMap64:
     """The admissions of the files that these readers hold, and of those that some generations list."""
-    views = {reader.view for reader in readers if reader.view and now <= reader._may_walk_until}
+    views = {reader.view for reader in readers if reader.view and now <= reader.walk.held_until}
     return BitMap64().union(*(reader.held for reader in readers), *(each.listed for each in {*views, *whole}))

@@ -117,6 +117,10 @@ class Generation:
         """The share of its files that were opened since it began."""
         return min(1.0, len(self.opened_since) / max(1, self.files))
 
+    def is_past(self, cached_files: int) -> bool:
+        """Whether any listing begins the next one: it is over, or empty although files are cached."""
+        return self.is_over or (cached_files > 0 and not self.files)
+
     def frozen_files(self, directory: int) -> int:
         """How many frozen and pinned files it lists in a directory, or EVERYWHERE."""
         directories = self.frozen if directory == EVERYWHERE else (directory,)
@@ -404,11 +408,11 @@ def needed_bytes(turnover: TurnoverInput, delisted_bytes: int) -> tuple[int, int
     change = max(turnover.turnover * turnover.limit, 2 * turnover.largest)
     most = min(turnover.limit, turnover.lacking if turnover.rotates else 0)
 
-    def for_share(share: float) -> int:
-        return max(0, math.ceil(min(share * change, most)) - turnover.free)
+    def if_opened(fraction: float) -> int:
+        return max(0, math.ceil(min(fraction * change, most)) - turnover.free)
 
-    whole = for_share(1.0)
-    return whole, min(whole, delisted_bytes + for_share(turnover.opened_share))
+    whole = if_opened(1.0)
+    return whole, min(whole, delisted_bytes + if_opened(turnover.opened_share))
 
 
 def _newest_groups(files: Iterable[CachedFile]) -> Iterator[tuple[int, list[Kind], int]]:

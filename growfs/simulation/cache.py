@@ -258,10 +258,9 @@ class Rotating(Cache):
 
     def listing(self, reader: Reader, directory: int, now: float) -> list[int]:
         """A reader lists a directory, which may begin a generation; returns what it is shown."""
-        newest = self.generation
-        is_empty = newest is None or (self.counter and not newest.files)
-        settle_s = self._settings.settle_s
-        view = None if is_empty or newest is None else reader.next_view(directory, newest, now, settle_s, self.live)
+        newest, settle_s = self.generation, self._settings.settle_s
+        is_past = newest is None or newest.is_past(self.counter)
+        view = None if newest is None or is_past else reader.next_view(directory, newest, now, settle_s, self.live)
         if view is None:
             view = self._begin(reader, now)
         reader.lists(directory, view, now, settle_s)
