@@ -29,7 +29,7 @@ FEATURES = (
     Feature(
         "exact",
         "extensions/exact rotation/parts.py simulation/exact.py client/epochs.py client/samples.py",
-        "exact part parts pass_position by_time hidden_below is_read shown_once shows_once",
+        "exact part parts pass_position hidden_below is_read shown_once shows_once",
     ),
     Feature(
         "peers",

@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, Protocol
@@ -23,7 +24,7 @@ from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.rotation.pass_order import groups_of
 from growfs.rotation.queries import Listed, least_bytes
-from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput, keeps_last
+from growfs.rotation.rules import Generation, GenerationPlan, Reading, TurnoverInput, keeps_last
 from growfs.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class Generations:
         self._rotating = trio.Lock()
         rows = database.rows("SELECT * FROM kept_generation ORDER BY number")
         self.kept = [
-            Generation(number, last_seq, -math.inf, files, BitMap64.deserialize(listed))
+            Generation(number, last_seq, files, BitMap64.deserialize(listed), reading=Reading(-math.inf))
             for number, last_seq, files, listed in rows
         ]
         """The newest generations, the last one last; at first those of an earlier run."""
@@ -221,12 +222,12 @@ class Generations:
     def end(self) -> None:
         """End the current generation. Called when training can start: earlier listings showed fewer files."""
         if self.current:
-            self.current.is_over = True
+            self.current.reading.is_over = True
 
     def note_opened(self, id: int) -> None:
         """Note that a file was opened: the next generation delists in proportion to the opened files."""
         if self.current:
-            self.current.opened_since.add(id)
+            self.current.reading.opened.add(id)
 
     def moves(self, id: int, view: Generation | None) -> bool:
         """Whether an open of a cached file counts for a generation: not if every generation lists it, as frozen and
@@ -249,8 +250,8 @@ class Generations:
         if self.is_over or newest is None:
             return True
         if newest.is_shown_once and not number:  # a new process, and it must not go by unread
-            return newest.is_read
-        is_young = trio.current_time() - newest.began_at < self.settle_s
+            return newest.reading.is_read
+        is_young = trio.current_time() - newest.reading.began_at < self.settle_s
         if newest.number > number and (number or is_young):  # another process has begun it
             return False
         return self.has_news()
@@ -309,7 +310,8 @@ class Generations:
             plan = await planner.plan(number, turnover)
         if plan is None:
             return False
-        generation = plan.generation
+        shown = ((directory, seqs & plan.generation.listed) for directory, seqs in frozen.items())
+        generation = replace(plan.generation, frozen={directory: seqs for directory, seqs in shown if seqs})
         if self.show_files is not None and generation.files < self.show_files:
             log.warning(
                 "--show-files needs %d files, but only %d can be listed, so no new generation begins",
@@ -320,8 +322,6 @@ class Generations:
         generation.begins(trio.current_time(), self.current)
         self.last_number, self.current = number, generation
         self.kept = [*self.kept, generation][-self.keep :]
-        shown = ((directory, seqs & generation.listed) for directory, seqs in frozen.items())
-        generation.frozen = {directory: seqs for directory, seqs in shown if seqs}
         self.shown_seq, self._keeps_last = generation.last_seq, plan.keeps_last
         self._unwritten = plan
         self.began.notify()

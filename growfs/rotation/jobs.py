@@ -78,4 +78,4 @@ class Job:
     def ended(self, opened: BitMap64) -> None:
         """Note that one of its processes has ended. opened: the ids that it opened."""
         if self.view:
-            self.view.note_read(opened & self.opened, EPOCH_SHARE * self.files_shown)
+            self.view.reading.note_read(opened & self.opened, EPOCH_SHARE * self.files_shown)

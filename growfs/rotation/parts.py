@@ -50,7 +50,7 @@ class PassPosition(NamedTuple):
         return f"{self.pass_}/{self.part}"
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Part(Generation):
     """A generation that is a part of a pass."""
 

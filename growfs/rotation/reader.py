@@ -120,15 +120,16 @@ class Reader:
         job, view = self.job, self.job.view
         if self.above:
             view = self.above._view_below or self.above.view
-        if self.view and not self.view.is_over and self.walk.goes_on(directory, now):
+        if self.view and not self.view.reading.is_over and self.walk.goes_on(directory, now):
             return self.view  # whatever the others of its job do meanwhile
-        if view and settle_s == math.inf and not (view.is_over or job.opened or self.above):
+        if view and settle_s == math.inf and not (view.reading.is_over or job.opened or self.above):
             return newest  # such as a monitor
-        is_over = view is None or view.is_over
+        is_over = view is None or view.reading.is_over
         is_again = not is_over and self.view is view and self._lists_again(directory)
-        is_read = view and view.is_read and self.listed_at is None and not self.above  # by processes that have ended
+        # By processes that have ended.
+        is_read = view and view.reading.is_read and self.listed_at is None and not self.above
         if is_over or is_read or (is_again and self._has_had_its_epoch(now, settle_s)):
-            is_old = newest.is_over or newest.is_read or now - newest.began_at > settle_s
+            is_old = newest.reading.is_over or newest.reading.is_read or now - newest.reading.began_at > settle_s
             return None if is_old or newest is view else newest
         if is_again:
             return view
@@ -148,12 +149,11 @@ class Reader:
 
     def _has_had_its_epoch(self, now: float, settle_s: float) -> bool:
         """Whether its job has read its view, now that it lists a directory again."""
-        job, is_worker = self.job, self.above is not None
-        share = SHORT_EPOCH_SHARE if now - job.viewed_at > settle_s and not is_worker else EPOCH_SHARE
-        if not self.walk.since_open and job.has_opened(share):
+        share = SHORT_EPOCH_SHARE if now - self.job.viewed_at > settle_s and not self.above else EPOCH_SHARE
+        if not self.walk.since_open and self.job.has_opened(share):
             return True
         # A worker looks for names that the process above it has listed.
-        return not is_worker and (job.has_opened_all or now - self.walk.busy_at > settle_s)
+        return not self.above and (self.job.has_opened_all or now - self.walk.busy_at > settle_s)
 
     def lists(self, directory: int, generation: Generation, now: float, settle_s: float = 0.0) -> None:
         """Note that it lists a directory (EVERYWHERE: all), which will show what a generation lists there.
@@ -238,7 +238,7 @@ class Reader:
         """Note that the process has ended."""
         self.job.listers -= self.listed_at is not None
         if self.named:
-            self.named.note_read(self.files, EPOCH_SHARE * self.named.files)
+            self.named.reading.note_read(self.files, EPOCH_SHARE * self.named.files)
         if not self.above and (self.view is None or self.view is self.job.view):
             self.job.ended(self.files)
 

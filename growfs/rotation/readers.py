@@ -34,7 +34,7 @@ SILENCE_EVERY_S = 5.0
 """How often the registry checks for readers that have fallen silent."""
 NUMBERS = (1 << 20) - 1
 """How many numbers readers get before numbers are reused."""
-NOTHING = Generation(0, 0, 0.0)
+NOTHING = Generation(0, 0)
 """Stands for the generation if there is none yet: it lists nothing."""
 FOREIGN = 0
 """The pid that FUSE passes for processes of other pid namespaces."""

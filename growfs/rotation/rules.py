@@ -73,6 +73,28 @@ class Contents(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
+class Reading:
+    """What has become of a generation since it began: all that changes of it."""
+
+    began_at: float = 0.0
+    """In seconds, on any clock."""
+    opened: BitMap64 = field(default_factory=BitMap64)
+    """The ids opened since it began, by any process."""
+    is_over: bool = False
+    """Whether no further listing may show it, whichever process lists: training could not start with it, or it was read
+    and has made room."""
+    is_read: bool = False
+    """Whether processes that have ended opened enough of the files that they were shown to have had their epoch."""
+    _of_ended: BitMap64 = field(default_factory=BitMap64)
+    """The ids that they opened of those."""
+
+    def note_read(self, opened: BitMap64, enough: float) -> None:
+        """Note that a process has ended that opened these of its files. enough: how many are an epoch."""
+        self._of_ended |= opened
+        self.is_read = self.is_read or len(self._of_ended) >= max(1, enough)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Generation:
     """The frozen set of listed files.
 
@@ -83,8 +105,6 @@ class Generation:
 
     number: int
     last_seq: int
-    began_at: float = 0.0
-    """In seconds, on any clock."""
     files: int = 0
     """The number of files that it lists."""
     listed: BitMap64 = field(default_factory=BitMap64)
@@ -93,19 +113,11 @@ class Generation:
     """The admissions of the files in directories that it does not list, by the nearest one above that it lists."""
     contents: Contents | None = None
     """What it lists, if that is not everything that is cached and not delisted."""
-    frozen: dict[int, BitMap64] = field(default_factory=dict)
+    frozen: Mapping[int, BitMap64] = field(default_factory=dict)
     """The admissions of the files that were frozen or pinned when it began, by directory."""
-    opened_since: BitMap64 = field(default_factory=BitMap64)
-    """The ids opened since it began, by any process."""
-    is_over: bool = False
-    """Whether no further listing may show it, whichever process lists: training could not start with it, or it was read
-    and has made room."""
+    reading: Reading = field(default_factory=Reading)
     is_shown_once = False
     """Whether the next generations list other files: it must not go by unread, and ends once it was read."""
-    opened: BitMap64 = field(default_factory=BitMap64)
-    """The ids of files opened by processes that listed it and have ended."""
-    is_read: bool = False
-    """Whether such processes have opened enough of the files that they were shown to have had their epoch."""
 
     @property
     def name(self) -> str | None:
@@ -115,11 +127,11 @@ class Generation:
     @property
     def opened_share(self) -> float:
         """The share of its files that were opened since it began."""
-        return min(1.0, len(self.opened_since) / max(1, self.files))
+        return min(1.0, len(self.reading.opened) / max(1, self.files))
 
     def is_past(self, cached_files: int) -> bool:
         """Whether any listing begins the next one: it is over, or empty although files are cached."""
-        return self.is_over or (cached_files > 0 and not self.files)
+        return self.reading.is_over or (cached_files > 0 and not self.files)
 
     def frozen_files(self, directory: int) -> int:
         """How many frozen and pinned files it lists in a directory, or EVERYWHERE."""
@@ -128,14 +140,9 @@ class Generation:
 
     def begins(self, now: float, before: Generation | None) -> None:
         """Note that it begins, after the one before it."""
-        self.began_at = now
+        self.reading.began_at = now
         if before and not before.files:
-            before.is_over = True
-
-    def note_read(self, opened: BitMap64, enough: float) -> None:
-        """Note that a process has ended that opened these of its files. enough: how many are an epoch."""
-        self.opened |= opened
-        self.is_read = self.is_read or len(self.opened) >= max(1, enough)
+            before.reading.is_over = True
 
 
 # The last file of a kind.

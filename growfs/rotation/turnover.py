@@ -68,10 +68,14 @@ def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> G
             delisted.add(id)
     listed = with_parents(plan.directories, parents)
     files = connection.execute("SELECT parent, seq FROM resident WHERE suffix IS NOT NULL")
-    plan.generation.listed -= BitMap64(seqs[id] for id in parents.keys() - listed)
-    plan.generation.hidden_below = hidden_below(listed, parents, files)
+    generation = replace(
+        plan.generation,
+        listed=plan.generation.listed - BitMap64(seqs[id] for id in parents.keys() - listed),
+        hidden_below=hidden_below(listed, parents, files),
+    )
     return replace(
         plan,
+        generation=generation,
         delisted=plan.delisted | BitMap64(seqs[id] for id in parents.keys() - listed - delisted),
         relisted=plan.relisted | BitMap64(seqs[id] for id in delisted & listed),
     )

@@ -222,7 +222,7 @@ class Rotating(Cache):
     def opened(self, id: int) -> None:
         """A resident file is opened."""
         if self.generation:
-            self.generation.opened_since.add(id)
+            self.generation.reading.opened.add(id)
         if not self.cached[id].opened:
             self.cached[id] = self.cached[id]._replace(opened=True)
 

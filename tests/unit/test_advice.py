@@ -12,7 +12,7 @@ from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN
 from growfs.rotation.rules import Generation
 
-FIRST, SECOND = (Generation(number, 10, 0.0, listed=BitMap64([number])) for number in (1, 2))
+FIRST, SECOND = (Generation(number, 10, listed=BitMap64([number])) for number in (1, 2))
 HOUR_S = 3600.0
 SHARE = 0.08
 """Of the data, what a generation shows."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from growfs.bitmaps import BitMap64
 from growfs.rotation.parts import Part, PassPosition
 from growfs.rotation.reader import Reader
-from growfs.rotation.rules import EVERYWHERE, Generation
+from growfs.rotation.rules import EVERYWHERE, Generation, Reading
 
 FILES = {1: [1, 2, 11], 2: [3, 4], 7: [5, 6, 12, 21], 8: [7, 13]}
 """The admissions of the files of each directory."""
 
 
 def generation(number: int, *listed: int) -> Generation:
-    return Generation(number, max(listed), float(number), listed=BitMap64(listed))
+    return Generation(number, max(listed), listed=BitMap64(listed), reading=Reading(float(number)))
 
 
 FIRST = generation(1, *range(1, 10))
@@ -75,7 +77,7 @@ def test_a_directory_that_is_not_listed_any_more_is_not_held(reader: Reader) -> 
     for directory in (7, 8):
         lists(reader, directory, FIRST)
     second = generation(2, *range(1, 20))
-    second.hidden_below = {7: BitMap64(FILES[8])}
+    second = replace(second, hidden_below={7: BitMap64(FILES[8])})
     lists(reader, 1, second)
     assert held(reader, 7, 8) == [5, 6, 7]
     lists(reader, 7, second)

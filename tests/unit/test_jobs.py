@@ -10,7 +10,7 @@ import pytest
 
 from growfs.rotation.jobs import Job
 from growfs.rotation.reader import Reader, held_by
-from growfs.rotation.rules import Generation
+from growfs.rotation.rules import Generation, Reading
 
 SETTLE_S = 60.0
 FILES = 100
@@ -21,7 +21,7 @@ class Mount:
 
     def __init__(self, files: int = FILES) -> None:
         self.files = files
-        self.newest = Generation(1, 10, 0.0, files)
+        self.newest = Generation(1, 10, files)
         self.now = 0.0
         self.settle_s = SETTLE_S
         self.readers = list[Reader]()
@@ -42,7 +42,7 @@ class Mount:
         """A reader lists a directory; returns the number of the generation that it shows."""
         view = reader.next_view(directory, self.newest, self.now, self.settle_s, self.readers)
         if view is None:
-            view = self.newest = Generation(self.newest.number + 1, 10, self.now, self.files)
+            view = self.newest = Generation(self.newest.number + 1, 10, self.files, reading=Reading(self.now))
         reader.lists(directory, view, self.now, SETTLE_S)
         view.listed.add(directory)  # for a file in it
         reader.is_shown([directory], view)
@@ -361,5 +361,5 @@ def test_jobs_that_start_one_after_another_keep_nobody_from_the_next_epoch(mount
 def test_what_was_listed_before_the_mount_was_ready_is_not_shown_again(mount: Mount) -> None:
     reader = mount.reader()
     assert mount.lists(reader) == 1
-    mount.newest.is_over = True
+    mount.newest.reading.is_over = True
     assert mount.lists(reader) == 2

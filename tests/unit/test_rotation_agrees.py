@@ -101,8 +101,8 @@ class Twins:
         lasting_holds = BitMap64().union(*(reader.lasting_holds(real) for reader, _ in self.readers))
         generation = await self.cache.begin(lasting_holds, frozenset(map(self.node_id, self.opened & self.resident)))
         if self.simulated.generation:
-            self.simulated.generation.opened_since.clear()
-            self.simulated.generation.opened_since.update(self.resident)  # as `LocalCache.begin` does
+            self.simulated.generation.reading.opened.clear()
+            self.simulated.generation.reading.opened.update(self.resident)  # as `LocalCache.begin` does
         begun = self.simulated._begin(copy, NOW)
         assert generation
         assert (generation.number, generation.files) == (begun.number, begun.files)

@@ -207,7 +207,7 @@ async def test_the_readers_of_a_thousand_threads_are_known_until_a_second_has_pa
 
 def test_a_reader_of_many_directories_takes_few_bytes_for_each() -> None:
     directories = range(2000, 22_000)
-    generation = Generation(1, 10, 0.0)
+    generation = Generation(1, 10)
     tracemalloc.start()
     try:
         reader = Reader(4711, "99", "python")
@@ -222,7 +222,7 @@ def test_a_reader_of_many_directories_takes_few_bytes_for_each() -> None:
 
 
 def test_what_many_readers_hold_is_told_a_worker_in_few_bytes() -> None:
-    readers, generation = [Reader(pid, "99", "python") for pid in range(50)], Generation(1, 10, 0.0)
+    readers, generation = [Reader(pid, "99", "python") for pid in range(50)], Generation(1, 10)
     generation.listed.update(range(1, FILES))
     for reader in readers:
         reader.lists(1, generation, 1.0)

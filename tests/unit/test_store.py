@@ -349,7 +349,7 @@ async def test_files_are_listed_in_the_order_of_admission(cache: LocalCache) -> 
     paths = [f"a/{number}" for number in (3, 1, 2)]
     await list_files(cache, *paths)
     await cache.store.admit([cache.stage(path, b"x") for path in paths])
-    everything = Generation(1, 9, 0.0, listed=BitMap64(range(10)))
+    everything = Generation(1, 9, listed=BitMap64(range(10)))
     assert [node.name for node in cache.entries(cache.node("a").id, everything, 10)] == ["3", "1", "2"]
 
 

@@ -29,7 +29,7 @@ class Scene:
         self.renderings = 0
         self.may_end = trio.Event()
         self.may_end.set()
-        self.generation = Generation(1, 100, 0.0)
+        self.generation = Generation(1, 100)
         self.error: Exception | None = None
 
     async def _render(self, out: IO[bytes], generation: Generation | None) -> None:
@@ -84,7 +84,7 @@ async def test_later_opens_see_later_content(scene: Scene, autojump_clock: MockC
     handles = [await scene.open()]
     await trio.sleep(SHARED_S)
     handles.append(await scene.open())
-    scene.generation = Generation(2, 200, 0.0)
+    scene.generation = Generation(2, 200)
     handles.append(await scene.open())
     handles += [await scene.open(scene.small) for _ in range(2)]
     assert scene.renderings == len(handles)
@@ -147,7 +147,7 @@ async def test_a_large_file_takes_the_disk_a_few_times_at_most(scene: Scene, aut
         handles.append(await scene.open())
         await trio.sleep(SHARED_S)
     assert scene.renderings == SHARED_CONTENTS_MAX
-    scene.generation = Generation(2, 200, 0.0)
+    scene.generation = Generation(2, 200)
     with pytest.raises(TooManyOpen, match="8 versions of"):
         await scene.open()
     for handle in handles:

@@ -171,6 +171,6 @@ class PartsInUse:
                 del self.uses[position]
                 self._unread = {each: ids for each, ids in self._unread.items() if each.pass_ == position.pass_}
                 self._unread[position] = use.unopened
-                use.part.is_over = True  # some of its files will be gone
+                use.part.reading.is_over = True  # some of its files will be gone
                 ended.append(position)
         return ended

@@ -149,7 +149,7 @@ class Parts(Selection):
         """
         begun, newest = self.passes.begun, self._newest
         in_use = dict.fromkeys(self._in_use.uses)
-        if begun and begun not in self._waited_for and not (newest and newest.is_over):
+        if begun and begun not in self._waited_for and not (newest and newest.reading.is_over):
             in_use[begun] = None  # by programs that list the root
         ahead = sorted(part for part in self._waited_for if part not in in_use and self.passes.may_have(part))
         # The cache has room for the streamed files of two parts.
@@ -263,7 +263,7 @@ class Parts(Selection):
     def find(self, position: PassPosition) -> Generation | None:
         """The generation that is this part; None if it has to begin first."""
         newest = self._newest
-        is_newest = newest and newest.position == position and not newest.is_over
+        is_newest = newest and newest.position == position and not newest.reading.is_over
         return newest if is_newest else self._in_use.find(position)
 
     def use(self, generation: Generation) -> None:

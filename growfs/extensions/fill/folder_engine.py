@@ -127,7 +127,7 @@ class FolderEngine:
             shown = "SELECT seq FROM resident WHERE seq <= ? AND (delisted IS NULL OR delisted > ?)"
             listed = BitMap64(seq for (seq,) in self._db.rows(shown, last_seq, number))
             self._store.mirrors.append(path)
-            yield Tree(path, Generation(number, last_seq, 0.0, listed=listed))
+            yield Tree(path, Generation(number, last_seq, listed=listed))
 
     # As an engine.
 
@@ -233,9 +233,9 @@ class FolderEngine:
         current = self._generations.current
         if not self._trees or current is None:
             return True
-        if number and not (current.is_shown_once and current.is_over):
+        if number and not (current.is_shown_once and current.reading.is_over):
             return number == self._trees[-1].number + 1
-        current.is_read = self._was_read()
+        current.reading.is_read = self._was_read()
         return self._lacks_tree() or self._generations.is_due_after(after)
 
     def _lacks_tree(self) -> bool:
@@ -287,7 +287,7 @@ class FolderEngine:
         if not self._trees or current is None or current.is_shown_once:
             return False
         tree, now = self._trees[-1], trio.current_time()
-        due = max(tree.generation.began_at + self._generations.settle_s, self._retry_at)
+        due = max(tree.generation.reading.began_at + self._generations.settle_s, self._retry_at)
         if now < due or trees.is_locked(tree.path):
             return False
         is_filling = self._store.room.short(self._generations.demand().largest) <= 0
@@ -325,7 +325,7 @@ class FolderEngine:
         except (OSError, Unreadable):
             await self._db.run_in_writer(partial(self._discard, tree.path))
             raise
-        generation.began_at = trio.current_time()
+        generation.reading.began_at = trio.current_time()
         self._trees.append(tree)
 
     def _place(self, path: Path) -> None:
@@ -368,7 +368,7 @@ class FolderEngine:
     def _ended(self) -> list[Tree]:
         """The generations without an announced reader that are not kept: older ones, and a part that makes room."""
         now = trio.current_time()
-        is_past = self._trees and self._trees[-1].name and self._trees[-1].generation.is_over
+        is_past = self._trees and self._trees[-1].name and self._trees[-1].generation.reading.is_over
         ending = self._trees if is_past else self._trees[:-1]
         in_use = {generation.name for generation in self._generations.planner.in_use()}
         return [

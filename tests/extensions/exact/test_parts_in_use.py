@@ -61,7 +61,7 @@ def test_a_part_makes_room_once_each_file_was_opened_and_none_is_open(mount: Mou
     assert mount.end(QUIET_S / 2) == []
     assert mount.end(QUIET_S) == [FIRST]
     assert generation
-    assert generation.is_over
+    assert generation.reading.is_over
     assert mount.parts.find(FIRST) is None
 
 

@@ -73,7 +73,7 @@ FILES = [file(f"a/{number:02}.bin", BLOCK) for number in range(40)]
 def begin(cache: LocalCache, parts: Parts, position: PassPosition, streamed: BitMap64 | None = None) -> Generation:
     """Begin the generation that is a part."""
     to_read = streamed or BitMap64()
-    generation = Part(1, 1, trio.current_time(), files=1, contents=Contents({}, 1), position=position, to_read=to_read)
+    generation = Part(1, 1, files=1, contents=Contents({}, 1), position=position, to_read=to_read)
     cache.generations.current = generation
     parts.note_begun()
     return generation
