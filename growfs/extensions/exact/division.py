@@ -91,8 +91,8 @@ def read_division(ask: Query, number: int) -> Division | None:
     return None
 
 
-class _Parts:
-    """The ids of the parts of a pass."""
+class _DividedPass:
+    """The ids of the parts of a pass whose division is stored."""
 
     def __init__(self, connection: sqlite3.Connection, number: int) -> None:
         division = read_division(query_of(connection), number)
@@ -164,15 +164,15 @@ def find_due(
         let_go = _ids(connection, "resident WHERE suffix IS NOT NULL AND delisted IS NOT NULL")
         pinned = _ids(connection, "node WHERE pinned > 0 AND is_dir = 0")
         positions = [*read, *coming]
-        parts = {number: _Parts(connection, number) for number in {position.pass_ for position in positions}}
-        newest = parts[max(parts)]
-        always = array("q", itertools.chain.from_iterable(of_pass.always() for of_pass in parts.values()))
+        passes = {number: _DividedPass(connection, number) for number in {position.pass_ for position in positions}}
+        newest = passes[max(passes)]
+        always = array("q", itertools.chain.from_iterable(each.always() for each in passes.values()))
         needed, missing = BitMap64(map(abs, always)), array("q")
         sizes = _sizes(connection, needed - resident)
         always_missing, of_always = array("q", _incomplete(always, sizes)), BitMap64(sizes)
         of_parts = list[BitMap64]()
         for position in (*positions, None):
-            ids = parts[position.pass_].of(position.part) if position else newest.kept()
+            ids = passes[position.pass_].of(position.part) if position else newest.kept()
             beat()
             of_part = BitMap64(map(abs, ids))
             if lacking := _sizes(connection, of_part - needed - resident):
@@ -239,8 +239,8 @@ def plan_part(catalog: Path, number: int, position: PassPosition, last_seq: int,
     """The generation that lists a part, as far as it is cached. number, last_seq: of the generation."""
     with closing(read_only(catalog)) as connection:
         connection.execute("BEGIN")
-        parts = _Parts(connection, position.pass_)
-        ids = BitMap64(map(abs, itertools.chain(parts.always(), parts.of(position.part))))
+        divided = _DividedPass(connection, position.pass_)
+        ids = BitMap64(map(abs, itertools.chain(divided.always(), divided.of(position.part))))
         names = defaultdict[int, list[tuple[str, int]]](list)
         bytes = 0
         cached, left_out = BitMap64(), BitMap64()
@@ -263,7 +263,7 @@ def plan_part(catalog: Path, number: int, position: PassPosition, last_seq: int,
             (ROOT,),
         ).fetchall()
         parents = {id: parent for id, _, parent, _ in rows}
-        listed = set(parents) if parts.division.lists_all_folders else with_parents(names, parents)
+        listed = set(parents) if divided.division.lists_all_folders else with_parents(names, parents)
         for id, seq, parent, name in rows:
             if id in listed:
                 names[parent].append((name, seq))
@@ -276,6 +276,6 @@ def plan_part(catalog: Path, number: int, position: PassPosition, last_seq: int,
             listed=BitMap64().union(*map(BitMap64, folders.values())),
             contents=Contents(folders, bytes),
             position=position,
-            to_read=cached & parts.to_read(position.part),
+            to_read=cached & divided.to_read(position.part),
             left_out=left_out,
         )
