@@ -1,12 +1,16 @@
-"""Which parts of a pass are in use, and when they make room: the rule, with a clock of its own."""
+"""What the parts that come next lack, which parts are in use, and when they make room: with a clock of its own."""
 
 from __future__ import annotations
+
+from array import array
 
 import pytest
 
 from growfs.bitmaps import BitMap64
-from growfs.extensions.exact.part_states import FORGET_S, PartsInUse
+from growfs.extensions.exact.division import Due
+from growfs.extensions.exact.part_states import FORGET_S, PartsInUse, PartsToCome
 from growfs.rotation.parts import Part, PassPosition
+from growfs.rotation.pass_order import Amount
 from growfs.rotation.rules import Contents, Generation
 
 SETTLE_S, QUIET_S = 60.0, 0.02
@@ -125,3 +129,93 @@ def test_a_part_all_of_whose_files_stay_takes_no_room_and_is_forgotten(mount: Mo
     assert mount.parts.without_room == {THIRD}
     assert mount.end(FORGET_S / 2) == []
     assert mount.end(FORGET_S) == [THIRD]
+
+
+def due(**files: int) -> Due:
+    """A look-up that finds two coming parts: the first lacks the files a and b, as far as given, the second c.
+
+    The file d is of a later part.
+    """
+    ids = {name: "abcd".index(name) + 1 for name in files}
+    of_parts = [{ids[name]: files[name] for name in names if name in files} for names in ("ab", "c")]
+    none, lacking = array("q"), BitMap64(ids.values())
+    return Due(none, array("q", lacking), lacking, sum(files.values()), of_parts, none, none)
+
+
+A, B, C, D = 1, 2, 3, 4
+
+
+@pytest.fixture
+def to_come() -> PartsToCome:
+    """Two parts, of which each lacks something."""
+    parts = PartsToCome()
+    parts.look_up()
+    parts.found((FIRST, SECOND), due(a=10, b=20, c=30, d=40))
+    return parts
+
+
+def test_a_part_lacks_nothing_once_its_files_have_arrived_or_cannot_be_fetched(to_come: PartsToCome) -> None:
+    assert to_come.note_arrived(A, 10)
+    assert to_come.lacking == {FIRST: {B: 20}, SECOND: {C: 30}}
+    to_come.note_failed(B)
+    assert to_come.lacking[FIRST] == {}
+    assert to_come.missing == Amount(3, 90), "what has failed is tried again"
+    assert not to_come.note_arrived(7, 70), "a file that was opened by name"
+
+
+def test_a_file_that_failed_is_waited_for_after_the_next_look_up(to_come: PartsToCome) -> None:
+    to_come.note_failed(A)
+    assert list(to_come.failed) == [A]
+    to_come.look_up()
+    to_come.found((FIRST, SECOND), due(a=10))
+    assert (list(to_come.failed), to_come.lacking) == ([], {FIRST: {A: 10}, SECOND: {}})
+
+
+def test_what_arrives_during_a_look_up_is_not_missing_after_it(to_come: PartsToCome) -> None:
+    to_come.look_up()
+    to_come.note_arrived(A, 10)
+    to_come.note_arrived(D, 40)
+    to_come.found((FIRST, SECOND), due(a=10, b=20, d=40))
+    assert to_come.lacking == {FIRST: {B: 20}, SECOND: {}}
+    assert to_come.missing == Amount(1, 20)
+    assert not to_come.note_arrived(A, 10)
+
+
+def test_what_arrived_before_a_look_up_may_be_missing_again(to_come: PartsToCome) -> None:
+    """It was evicted."""
+    to_come.note_arrived(A, 10)
+    to_come.look_up()
+    to_come.found((FIRST, SECOND), due(a=10))
+    assert to_come.lacking[FIRST] == {A: 10}
+
+
+def test_a_complete_part_that_loses_a_file_is_not_complete(to_come: PartsToCome) -> None:
+    to_come.note_arrived(C, 30)
+    to_come.lose(SECOND, BitMap64([C]))
+    assert to_come.lacking[SECOND].keys() == {C}
+    to_come.note_arrived(C, 30)
+    assert to_come.lacking[SECOND] == {}
+
+
+def test_a_part_that_begins_or_whose_pass_is_divided_anew_is_unknown(to_come: PartsToCome) -> None:
+    to_come.begin(FIRST)
+    assert (list(to_come.lacking), to_come.missing) == ([SECOND], None)
+    to_come.note_arrived(C, 30)
+    assert (to_come.lacking, to_come.missing) == ({SECOND: {}}, None), "how much the next one lacks was not looked up"
+    to_come.forget(SECOND.pass_ + 1)
+    assert SECOND in to_come.lacking
+    to_come.forget(SECOND.pass_)
+    assert to_come.lacking == {}
+
+
+def test_each_change_wakes_those_that_wait(to_come: PartsToCome) -> None:
+    counts = [to_come.changed.count]
+    for change in (
+        lambda: to_come.note_arrived(A, 10),
+        lambda: to_come.note_failed(B),
+        lambda: to_come.begin(FIRST),
+        lambda: to_come.found((FIRST, SECOND), due()),
+    ):
+        change()
+        counts.append(to_come.changed.count)
+    assert counts == sorted({*counts})
