@@ -87,7 +87,7 @@ VALID: dict[str, tuple[Any, Any]] = {
 }
 INVALID: dict[str, list[Any]] = {
     "part_size": ["much", "0", "101%"],
-    "start": ["3", "0/1", "1/0", "a/b", ""],
+    "start": ["3", "0/1", "1/0", "a/b", "", "1000000000/1", "1/18446744073709551616"],
     "cache_size": ["much", "0", "-5GB", "101%", "0%", ""],
     "min_free": ["-1", "5XB"],
     "seed": ["-1", "1.5", "x", ""],

@@ -11,9 +11,9 @@ from growfs.units import CacheSize
 
 
 def position(text: str) -> tuple[int, int]:
-    """(number of a pass, number of its part), both from 1."""
+    """(number of a pass, number of its part), both from 1, with 9 digits at most, as in the names of parts."""
     number, _, part = text.partition("/")
-    if not (number.isdecimal() and part.isdecimal() and int(number) and int(part)):
+    if not all(each.isdecimal() and 0 < int(each) < 10**9 for each in (number, part)):
         raise UsageError(f"{text!r} is not a part; use PASS/PART, such as 3/1 for the first part of pass 3")
     return int(number), int(part)
 

@@ -64,7 +64,7 @@ def test_ranks_get_the_same_parts(growfs: Fill, tmp_path: Path, readers: Readers
 def test_passes_and_parts_that_are_not_numbered_from_1_are_refused(growfs: Fill, tmp_path: Path) -> None:
     fill(growfs, tmp_path / "remote")
     before = growfs.generations
-    no_numbers = 0, -1, 1.5, "", None
+    no_numbers = 0, -1, 1.5, "", None, 1 << 64
     requests: list[dict[str, Any]] = [
         *({"command": "describe", "number": number} for number in no_numbers),
         *({"command": "part", "number": number, "part": 1} for number in no_numbers),
