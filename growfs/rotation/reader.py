@@ -13,11 +13,10 @@ from growfs.rotation.rules import EVERYWHERE, Generation
 
 @dataclass(eq=False, slots=True)
 class Walk:
-    """What a process, or another for it, has listed of one generation. It may go on for some time: until then, all of
-    the generation is held.
-    """
+    """What a process has listed of one generation."""
 
     held_until: float = -math.inf
+    """The time until which it, or others of its job, may go on. All of the generation is held until then."""
     busy_at: float = 0.0
     """When it last listed a directory that is new to it, or any after it had opened a file: not when it only polls."""
     listed: BitMap64 = field(default_factory=BitMap64)
@@ -30,8 +29,10 @@ class Walk:
         return bool(self.since_open) and directory not in self.since_open and now <= self.held_until
 
     def lists(self, directory: int, is_again: bool, now: float, settle_s: float) -> None:
-        """Note that the process lists a directory. is_again: see `Reader`. settle_s: how long it may go on after it. If
-        it could not go on any more, some files may be gone, so that does not hold all of them again.
+        """Note that the process lists a directory.
+
+        is_again: it has done so before, and others of its job have not since. settle_s: how long it may go on then. If
+        it could not go on any more, some files may be gone, so nothing renews that.
         """
         if not (is_again and self.since_open):
             self.busy_at = now
