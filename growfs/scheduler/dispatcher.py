@@ -278,7 +278,7 @@ class Dispatcher:
             self._urgent, self._queue = (OrderedDict(sorted(queue.items())) for queue in (self._urgent, self._queue))
             self._is_in_order = True
         for queue in (self._urgent, self._queue):
-            # Others failed along with another of their group.
+            # Those that are no longer QUEUED have failed along with another of their group.
             while queue and next(iter(queue.values())).state is not DownloadState.QUEUED:
                 queue.popitem(last=False)
         if not self._is_suspended:

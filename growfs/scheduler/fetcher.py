@@ -126,8 +126,7 @@ class Fetcher:
         elif download.state is DownloadState.FETCHED and group.place is not Place.TAKEN:
             self._admitter.queue.prioritize(group)
         else:
-            download.discard()
-            download.move(DownloadState.QUEUED)
+            download.start_over()
 
     # Requests.
 
@@ -236,15 +235,18 @@ class Fetcher:
 
     # Room.
 
-    def _request_room(self, download: Download) -> None:
-        """Give a download to the dispatcher, at once if the free space suffices, else when there is room."""
+    def _request_room(self, download: Download, waits_first: bool = False) -> None:
+        """Give a download to the dispatcher, at once if the free space suffices, else when there is room.
+
+        waits_first: as in Space.acquire.
+        """
         reserved = None
         with contextlib.suppress(Unreadable):  # then the task gets the error, and the download fails with it
-            reserved = self._space.reserve_free(self._claim(download))
+            reserved = None if waits_first else self._space.reserve_free(self._claim(download))
         if reserved:
             self._enqueue(download, reserved)
         elif self._nursery:
-            self._nursery.start_soon(self._find_room, download)
+            self._nursery.start_soon(self._find_room, download, waits_first)
 
     async def _find_room(self, download: Download, waits_first: bool = False) -> None:
         """Fetch a download once there is room for it. waits_first: as in Space.acquire."""
@@ -285,7 +287,7 @@ class Fetcher:
         """Decide what happens to a file that the disk refused, and to all others if that reveals a quota.
 
         Others may have filled the disk, or the catalog grew. A file that a reader waits for is fetched again, and more
-        is evicted for it now. Any other fails, and its pass draws it again.
+        is evicted for it now. Any other fails: its pass draws it again, or the next listing finds the new version.
         """
         if self._room.note_refusal(error, download.sent_at, self.downloads.written_bytes):
             # To evict, the catalog needs room: what has no reader and no worker, and is not being admitted, gives it.
@@ -296,10 +298,8 @@ class Fetcher:
             return
         if download.urgent and trio.current_time() < download.group.awaited_until:
             download.disk_full = error
-            download.discard()
-            download.move(DownloadState.QUEUED)
-            if self._nursery:
-                self._nursery.start_soon(self._find_room, download, True)
+            download.start_over()
+            self._request_room(download, waits_first=True)
         else:
             self._fail(download, error)
 
@@ -337,8 +337,7 @@ class Fetcher:
         error = failure.error
         if isinstance(error, SizeExceeded) and download.size_max < self._room.max_file_bytes:
             self._sizes.exceeded(download.node, download.size_max)
-            download.discard()
-            download.move(DownloadState.QUEUED)
+            download.start_over()
             self._request_room(download)
         elif isinstance(error, DiskFull):
             self._handle_full_disk(download, error)

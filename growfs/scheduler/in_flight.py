@@ -154,6 +154,11 @@ class Download:
                 disk.unlink("DRAFT_FAILED", self.staged.file)
             self.staged = None
 
+    def start_over(self) -> None:
+        """Queue it again, without its room."""
+        self.discard()
+        self.move(DownloadState.QUEUED)
+
     def move(self, state: DownloadState) -> None:
         """Change state; a transition that is not in MOVES is a bug."""
         if state not in MOVES[self.state]:
