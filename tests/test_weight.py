@@ -32,7 +32,7 @@ CEILINGS = {
     "importers of plan": 0,
     "importers of doctor": 0,
     "importers of verify": 1,
-    "importers of stores": 12,
+    "importers of stores": 11,
     "importers of latency": 2,
     "importers of namespaces": 2,
     "importers of python api": 2,

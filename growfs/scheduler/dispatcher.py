@@ -148,10 +148,9 @@ class Dispatcher:
         self._latency_s = math.inf  # the least time that a file took
         self._share_limits()
 
-    @property
-    def files_wanted(self) -> int:
-        """How many files should be in flight or wait for an earlier one."""
-        return self._ahead.files_wanted(self._worker_count.count)
+    def has_enough(self, groups: int, bytes: int) -> bool:
+        """Whether no more files have to be in flight, or wait for an earlier one, than these."""
+        return self._ahead.is_enough(groups, bytes, self._worker_count.count, self.streams)
 
     @property
     def streams(self) -> int:

@@ -38,7 +38,6 @@ from growfs.errors import (
     TooLarge,
     Unreadable,
 )
-from growfs.remote.http.threads import SEGMENT_BYTES_MAX
 from growfs.remote.interface import Fetched
 from growfs.rotation.generations import Generations
 from growfs.scheduler.admission import LATE_S, Admitter
@@ -133,11 +132,7 @@ class Fetcher:
     @property
     def window_full(self) -> bool:
         """Whether a draw has to wait."""
-        waiting, streams = len(self._admitter.queue), self._dispatcher.streams
-        return waiting >= self._dispatcher.files_wanted or (
-            # Four segments of files for each stream. As many groups as there are streams may be larger.
-            waiting >= streams and self._room.reserved_bytes >= 4 * streams * SEGMENT_BYTES_MAX
-        )
+        return self._dispatcher.has_enough(len(self._admitter.queue), self._room.reserved_bytes)
 
     def status(self, eta_s: float | None) -> FetchStatus:
         """The fetch section of the status. eta_s: until the cache is full or everything is cached."""

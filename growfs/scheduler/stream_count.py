@@ -210,15 +210,18 @@ class FilesAhead(NamedTuple):
     bytes_per_s: float = 0.0
     files_per_s: float = 0.0
 
-    def files_wanted(self, workers: int) -> int:
-        """How many files should be in flight or wait for an earlier one.
+    def is_enough(self, groups: int, bytes: int, workers: int, streams: int) -> bool:
+        """Whether so many groups of files, with so many bytes, are in flight or wait for an earlier one, that no more
+        are to be drawn.
 
-        At least twice as many as the workers have: otherwise all of them would wait for the one with the first file.
-        And as many as are fetched in 2 s: a file whose request is refused takes about that long, and later files are
-        not listed before it.
+        Small files: at least twice as many as the workers have, otherwise all of them would wait for the one with the
+        first file. And as many as are fetched in 2 s: a file whose request is refused takes about that long, and later
+        files are not listed before it. Large ones: four parts of 16 MiB for each stream. As many groups as there are
+        streams may be larger.
         """
         ahead = AHEAD_COMPUTED if self.is_computed else AHEAD_FILES
-        return max(IN_FLIGHT_FILES, 2 * ahead * workers, round(2 * self.files_per_s))
+        wanted = max(IN_FLIGHT_FILES, 2 * ahead * workers, round(2 * self.files_per_s))
+        return groups >= wanted or (groups >= streams and bytes >= streams * (64 << 20))
 
     def may_grow(self, bytes: int, files: int, streams: int, busy: int) -> bool:
         """Whether a worker that has so many bytes and files gets another file. busy: how many workers have files.

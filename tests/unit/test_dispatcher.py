@@ -137,6 +137,11 @@ class DispatcherScene:
         self.errors: dict[str, str] = {}
         self._ids = itertools.count(2)
 
+    @property
+    def files_wanted(self) -> int:
+        """How many small files are enough."""
+        return next(files for files in itertools.count() if self.dispatcher.has_enough(files, 0))
+
     def download(self, path: str, size: int | None = SIZE, urgent: bool = False) -> Download:
         node = Node(next(self._ids), 1, path, False, size, 0, "", 0, 0, None)
         return Download(node, path, f"/nowhere/{path}", DownloadGroup(), Priority.READER if urgent else Priority.DRAW)
@@ -308,11 +313,11 @@ async def test_more_files_are_wanted_than_workers_have(workers: int, clock: trio
                 worker.report(progress(cpu_s=(period + 1) * PERIOD_FIRST_S))
             await trio.sleep(PERIOD_FIRST_S)
         assert len(scene.pool.all) == workers
-        assert scene.dispatcher.files_wanted == max(IN_FLIGHT_FILES, 2 * workers * AHEAD_FILES)
+        assert scene.files_wanted == max(IN_FLIGHT_FILES, 2 * workers * AHEAD_FILES)
         for worker in scene.pool.all:
             worker.report_fetched(*list(worker.requests))
         await trio.sleep(PERIOD_FIRST_S)
-        assert scene.dispatcher.files_wanted == round(2 * workers * AHEAD_FILES / PERIOD_FIRST_S)
+        assert scene.files_wanted == round(2 * workers * AHEAD_FILES / PERIOD_FIRST_S)
 
 
 async def test_downloads_queued_again_one_by_one_keep_their_order() -> None:
