@@ -44,6 +44,7 @@ from growfs.scheduler.admission import LATE_S, Admitter
 from growfs.scheduler.dispatcher import Dispatcher, Outcome, WorkerDied
 from growfs.scheduler.in_flight import (
     ATTEMPTS_MAX,
+    Claim,
     Download,
     DownloadGroup,
     DownloadState,
@@ -53,7 +54,7 @@ from growfs.scheduler.in_flight import (
 )
 from growfs.scheduler.outage import Failures, Outage
 from growfs.scheduler.refresh import CatalogSync
-from growfs.scheduler.space import Claim, Space
+from growfs.scheduler.space import Space
 from growfs.signal import Signal
 from growfs.status_and_metrics import FetchStatus
 from growfs.workers.messages import FetchFailed, SizeExceeded
@@ -93,7 +94,6 @@ class Fetcher:
         self._catalog_sync = catalog_sync
         self._outage = outage
         self._admitter = Admitter(store, generations, self.progressed, self._handle_admission)
-        self._claims: dict[Download, Claim] = {}  # of downloads that wait for room
         self._nursery: trio.Nursery | None = None  # while it runs
 
     async def run(self) -> None:
@@ -206,7 +206,9 @@ class Fetcher:
             return  # it is cached by now, or gone
         download.group.awaited_until = max(download.group.awaited_until, trio.current_time() + patience_s)
         if not download.urgent:
-            self._prioritize(download.group)
+            download.group.prioritize()
+            self._dispatcher.prioritize(download.group.downloads)
+            self._admitter.queue.prioritize(download.group)
         with trio.move_on_after(patience_s):
             await download.finished.wait()
         if not download.finished.is_set():
@@ -215,18 +217,10 @@ class Fetcher:
             raise download.error
 
     def _why_late(self, download: Download, waited_s: float) -> GrowfsError:
-        if (claim := self._claims.get(download)) and claim.waits_since is not None:
-            return self._space.no_room(claim)
+        if download.claim and download.claim.waits_since is not None:
+            return self._space.no_room(download.claim)
         why = f", waiting for the remote: {self._outage.why}" if self._outage.is_on else "; raise --miss-timeout"
         return TimedOut(f"{download.path}: not fetched within {waited_s:g} s{why}")
-
-    def _prioritize(self, group: DownloadGroup) -> None:
-        for download in group.downloads:
-            download.priority = Priority.READER
-            if claim := self._claims.get(download):
-                claim.priority = Priority.READER
-        self._dispatcher.prioritize(group.downloads)
-        self._admitter.queue.prioritize(group)
 
     # Room.
 
@@ -245,7 +239,7 @@ class Fetcher:
 
     async def _find_room(self, download: Download, waits_first: bool = False) -> None:
         """Fetch a download once there is room for it. waits_first: as in Space.acquire."""
-        claim = self._claims[download] = self._claim(download)
+        claim = download.claim = self._claim(download)
         try:
             reserved = await self._space.acquire(claim, waits_first)
         except GrowfsError as error:
@@ -255,7 +249,7 @@ class Fetcher:
             if reserved:
                 self._enqueue(download, reserved)
         finally:
-            self._claims.pop(download, None)
+            download.claim = None
 
     def _claim(self, download: Download) -> Claim:
         """A claim for one file. A drawn one that is larger than expected waits only briefly, as it holds up later

@@ -1,4 +1,4 @@
-"""The files that are being downloaded: their needs and states, and the table of all.
+"""The files that are being downloaded: how they wait for room (`Claim`), their states, and the table of all.
 
 A pass, readers and an update may all request a file at once. `InFlightTable` holds it once.
 """
@@ -10,7 +10,7 @@ import enum
 import itertools
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -95,10 +95,48 @@ class DownloadGroup:
     fetched: int = 0
     """How many of them are FETCHED."""
 
+    def prioritize(self) -> None:
+        """Note that a reader waits for its files."""
+        for download in self.downloads:
+            download.priority = Priority.READER
+            if download.claim:
+                download.claim.priority = Priority.READER
+
     @property
     def is_fetched(self) -> bool:
         """Whether all downloads are fetched, and none is admitted yet."""
         return self.fetched == len(self.downloads)
+
+
+@dataclass(eq=False, slots=True)
+class Claim:
+    """Files that get their room together."""
+
+    nodes: Sequence[Node]
+    path: str
+    """The path of the first file, for messages."""
+    priority: Priority
+    is_wanted: Callable[[], bool]
+    """Whether the files are still to be fetched. May raise Unreadable."""
+    is_draw: bool = False
+    """Whether they are drawn: --remote-budget and `pause_draws` hold them back."""
+    renews: bool = False
+    """Whether they are new versions of cached files."""
+    group: DownloadGroup | None = None
+    """The group in flight that they belong to, if any: they wait for room as long as its readers do."""
+    patience_s: float = math.inf
+    """The minimum time that it waits before it gives up."""
+    least: int = 0
+    """The fewest bytes worth a try at the last look, rounded up to blocks: fewer than all if sizes are guesses."""
+    waits_since: float | None = None
+    """When it first found no room, in trio's time."""
+
+    @property
+    def waits_until(self) -> float:
+        """When it gives up, in trio's time."""
+        if self.waits_since is None:
+            return math.inf
+        return max(self.waits_since + self.patience_s, self.group.awaited_until if self.group else -math.inf)
 
 
 @dataclass(eq=False, slots=True)
@@ -113,8 +151,10 @@ class Download:
     priority: Priority
     renews: bool = False
     """Whether the node is a newer version of the resident file with the same id."""
+    claim: Claim | None = None
+    """What it waits for room with; None if it has room, or has not begun to wait."""
     reserved: Reservation | None = None
-    """The room that it holds; None while it waits for room."""
+    """The room that it has; None while it waits for room."""
     size_max: int = 0
     """In bytes. A worker gives up if the file turns out to be larger."""
     disk_full: DiskFull | None = None
@@ -145,7 +185,7 @@ class Download:
         return self.reserved is None and self.state is DownloadState.QUEUED
 
     def discard(self) -> None:
-        """Give back the room that it holds, and delete its fetched data."""
+        """Give back the room that it has, and delete its fetched data."""
         if self.reserved:
             self.reserved.release()
             self.reserved = None

@@ -22,12 +22,12 @@ from growfs.errors import DiskFailed, DiskFull, NoRoom, RemoteChanged
 from growfs.remote.groups import Suggestion
 from growfs.rotation.pass_order import Order, groups_of, ids_of
 from growfs.scheduler.fetcher import Fetcher, too_large
-from growfs.scheduler.in_flight import Download, Priority
+from growfs.scheduler.in_flight import Claim, Download, Priority
 from growfs.scheduler.outage import Failure, Outage
 from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.rotating import Selection
-from growfs.scheduler.space import Claim, Space
+from growfs.scheduler.space import Space
 from growfs.signal import Signal
 from growfs.status_and_metrics import MountState, SkippedStatus
 

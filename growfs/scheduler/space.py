@@ -22,7 +22,6 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -40,7 +39,7 @@ from growfs.remote.interface import NO_OTHER, OtherSource
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.generations import Generations
 from growfs.rotation.queries import Listed, kept_bytes, may_go, of_these
-from growfs.scheduler.in_flight import DownloadGroup, Priority
+from growfs.scheduler.in_flight import Claim, Priority
 from growfs.scheduler.outage import OTHERS_AGAIN_S, Outage
 from growfs.signal import Signal
 from growfs.units import CacheSize, format_size
@@ -56,37 +55,6 @@ ROWS_MAX = (256, 100_000)
 """How many files of each sort are read to make room; the second number is for when the first was not enough."""
 CHECKED_FILES_MAX = 1000
 """Files checked in one step for whether they are open or mapped, at 2 us each."""
-
-
-@dataclass(eq=False, slots=True)
-class Claim:
-    """Files that get their room together."""
-
-    nodes: Sequence[Node]
-    path: str
-    """The path of the first file, for messages."""
-    priority: Priority
-    is_wanted: Callable[[], bool]
-    """Whether the files are still to be fetched. May raise Unreadable."""
-    is_draw: bool = False
-    """Whether they are drawn: --remote-budget and `pause_draws` hold them back."""
-    renews: bool = False
-    """Whether they are new versions of cached files."""
-    group: DownloadGroup | None = None
-    """The group in flight that they belong to, if any: they wait for room as long as its readers do."""
-    patience_s: float = math.inf
-    """The minimum time that it waits before it gives up."""
-    least: int = 0
-    """The fewest bytes worth a try at the last look, rounded up to blocks: fewer than all if sizes are guesses."""
-    waits_since: float | None = None
-    """When it first found no room, in trio's time."""
-
-    @property
-    def waits_until(self) -> float:
-        """When it gives up, in trio's time."""
-        if self.waits_since is None:
-            return math.inf
-        return max(self.waits_since + self.patience_s, self.group.awaited_until if self.group else -math.inf)
 
 
 class WaitingClaims:

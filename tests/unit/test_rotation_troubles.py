@@ -27,12 +27,11 @@ from growfs.remote.interface import Fetched, RemoteFile
 from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.in_flight import Download, DownloadState, Priority
+from growfs.scheduler.in_flight import Claim, Download, DownloadState, Priority
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.prefetcher import VersionUpdater
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.scheduler.refresh import CatalogSync
-from growfs.scheduler.space import Claim
 from growfs.units import CacheSize
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from tests.unit.local_cache import LocalCache, answers, file, open_local_cache

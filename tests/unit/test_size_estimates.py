@@ -11,8 +11,7 @@ from trio.testing import MockClock
 from growfs.cache.room import Reservation
 from growfs.remote.interface import Fetched
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.in_flight import Priority
-from growfs.scheduler.space import Claim
+from growfs.scheduler.in_flight import Claim, Priority
 from growfs.workers.messages import FetchFailed, FetchProgress, SizeExceeded
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 from tests.unit.test_rotation_troubles import RefusingPool, fetcher_of

@@ -29,8 +29,7 @@ from growfs.errors import DiskFull, NoRoom, TooManyOpen
 from growfs.paths import StrPath
 from growfs.rotation.rules import Generation
 from growfs.scheduler import space
-from growfs.scheduler.in_flight import Priority
-from growfs.scheduler.space import Claim
+from growfs.scheduler.in_flight import Claim, Priority
 from tests.harness import mapped_only
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
