@@ -353,9 +353,8 @@ class Space:
                 return 0
             await self._generations.reconsider_last_files()
             listed = self._generations.listed
-            return await self._store.evict(
-                await self._choose(lambda _, in_use, ask: of_these(ids, in_use, listed, ask))
-            )
+            chosen = await self._choose(lambda _, in_use, ask: of_these(ids, in_use, listed, ask), keeps_listed=False)
+            return await self._store.evict(chosen)
 
     async def mark(self, unneeded: Sequence[int], needed: Sequence[int], is_current: Callable[[], bool]) -> bool:
         """Allow files to be evicted for draws, and forbid it for others; False if some of these are gone already.
@@ -402,19 +401,22 @@ class Space:
             return await self._pick(priority, need, ample, rows_max)
         return []
 
-    async def _choose(self, pick: Callable[[BitMap64, set[int], Query], list[int]]) -> list[int]:
+    async def _choose(
+        self, pick: Callable[[BitMap64, set[int], Query], list[int]], keeps_listed: bool = True
+    ) -> list[int]:
         """The ids that a function picks on a thread, given what is held and what is in use, once no reader has come for
-        one of them meanwhile.
+        one of them meanwhile. keeps_listed: not even to list it.
         """
         held, in_use = self._holds(), self._store.open_files.ids
         while True:
             chosen = await self._db.query_in_thread(partial(pick, held, in_use))
-            if not (taken := await self._taken(chosen, held)):
+            if not (taken := await self._taken(chosen, held if keeps_listed else None)):
                 return chosen
-            in_use |= taken
+            held, in_use = self._holds(), in_use | taken
 
-    async def _taken(self, ids: Sequence[int], held: BitMap64) -> set[int]:
-        """Those of these files that were opened or listed since a thread picked them, or are mapped. held: before that.
+    async def _taken(self, ids: Sequence[int], held: BitMap64 | None) -> set[int]:
+        """Those of these files that were opened since a thread picked them, or are mapped, or that were not held then,
+        but are now. held: what was; None if that does not matter.
 
         Requests are answered meanwhile. A file that is opened between this and its eviction stays readable.
         """
@@ -422,7 +424,7 @@ class Space:
         for start in range(0, len(ids), CHECKED_FILES_MAX):
             checked = ids[start : start + CHECKED_FILES_MAX]
             taken.update(id for id in checked if self._store.is_in_use(id))
-            if listed := self._holds() - held:
+            if held is not None and (listed := self._holds() - held):
                 taken.update(id for id in checked if (file := self._store.located(id)) and file.seq in listed)
             await trio.lowlevel.checkpoint()
         return taken

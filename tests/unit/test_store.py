@@ -408,6 +408,32 @@ async def test_a_file_that_a_process_lists_while_others_are_picked_is_not_evicte
     reserved.release()
 
 
+@pytest.mark.promise(17, 19)
+@pytest.mark.parametrize(("priority", "kept"), [(Priority.DUE, 4), (Priority.READER, 3)])
+async def test_if_a_process_lists_all_files_while_some_are_picked_a_miss_evicts_one_and_a_new_version_none(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch, priority: Priority, kept: int
+) -> None:
+    """Neither goes through the files one by one to find that out."""
+    await fill(cache, count=4, shown=4)
+    listed, query, queries = BitMap64(range(1000)), cache.database.query_in_thread, list[object]()
+
+    async def slow_query(function: Callable[[Query], Any]) -> Any:
+        picked = await query(function)
+        cache.holds = listed
+        queries.append(function)
+        return picked
+
+    monkeypatch.setattr(space, "ROWS_MAX", (1000,))
+    monkeypatch.setattr(space.Space._pick, "__defaults__", (0, (1000,)))
+    monkeypatch.setattr(cache.database, "query_in_thread", slow_query)
+    reserved = await cache.space.reserve_by_eviction(BLOCK, priority)
+    assert (reserved is None) == (kept == 4)
+    assert len(cache.resident()) == kept
+    assert len(queries) <= 4
+    if reserved:
+        reserved.release()
+
+
 async def test_a_lower_limit_evicts_down_to_it(cache: LocalCache) -> None:
     await fill(cache)
     assert await cache.shrink(2 * BLOCK)
