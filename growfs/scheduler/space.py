@@ -61,13 +61,15 @@ class WaitingClaims:
     """Owns the claims that wait because they found no room: the next generation has to make room for them."""
 
     def __init__(self) -> None:
-        self._claims: dict[Claim, bool] = {}
-        """For each claim, whether nothing has happened since its last look that may give it room."""
+        self._changes = 0
+        """How often something happened that may give them room."""
+        self._claims: dict[Claim, int] = {}
+        """For each claim, the number of these changes at its last look."""
 
     def add(self, claim: Claim) -> None:
         """Note that a claim waits."""
         claim.waits_since = trio.current_time() if claim.waits_since is None else claim.waits_since
-        self._claims[claim] = True
+        self._claims[claim] = self._changes
 
     def remove(self, claim: Claim) -> None:
         """Note that a claim does not wait, or no longer."""
@@ -75,12 +77,12 @@ class WaitingClaims:
 
     def reconsider(self) -> None:
         """Note that there may be room now: a download finished, perhaps with less than its reservation."""
-        self._claims = dict.fromkeys(self._claims, False)
+        self._changes += 1
 
     @property
     def is_draw_held(self) -> bool:
         """Whether files of the pass wait and had no room at their last look, with no change since."""
-        return any(self._claims[claim] for claim in self._draws())
+        return any(self._claims[claim] == self._changes for claim in self._draws())
 
     @property
     def largest(self) -> int:
