@@ -52,6 +52,8 @@ class WorkerSlot:
 
     channel: Channel
     downloads: dict[int, Download] = field(default_factory=dict)
+    unsent: list[Download] = field(default_factory=list)
+    """Those of its files that are yet to be sent to it."""
     bytes: int = 0
     """The total size of its files."""
     received: int = 0
@@ -77,8 +79,9 @@ class WorkerSlot:
         return max(0, self.bytes - self.received), len(self.downloads)
 
     def add(self, download: Download) -> None:
-        """Note that a file is sent to it."""
+        """Give it a file."""
         self.downloads[download.node.id] = download
+        self.unsent.append(download)
         self.bytes += download.node.size or 0
 
     def remove(self, id: int, result: Fetched | FetchFailed) -> Download | None:
@@ -93,7 +96,7 @@ class WorkerSlot:
     def recall(self) -> list[Download]:
         """Let it end; returns its files."""
         downloads = [*self.downloads.values()]
-        self.downloads, self.bytes, self.is_recalled = {}, 0, True
+        self.downloads, self.unsent, self.bytes, self.is_recalled = {}, [], 0, True
         self.silence.cancel()
         return downloads
 
@@ -226,7 +229,6 @@ class Dispatcher:
 
     async def _dispatch(self, nursery: trio.Nursery) -> bool:
         """Send the files that can be sent now; returns whether there were any."""
-        batches: dict[WorkerSlot, list[Download]] = {}
         while download := self._next():
             queue = self._urgent if download.urgent else self._queue
             try:
@@ -244,12 +246,11 @@ class Dispatcher:
             slot.add(download)
             if not self._is_computed:
                 self._concurrency.begin_file(download.node.size)
-            batches.setdefault(slot, []).append(download)
         self._share_limits()
         receivers = [
             slot
             for slot in self._slots
-            if slot in batches
+            if slot.unsent
             or slot.prioritized
             or slot.in_background < self._belongs_in_background(slot)
             or slot.is_suspended != self._is_suspended
@@ -258,9 +259,9 @@ class Dispatcher:
             if slot.is_suspended != self._is_suspended or slot.silence.deadline == math.inf:
                 slot.is_suspended = self._is_suspended
                 self._limit_silence(slot)
-            prioritized, slot.prioritized = slot.prioritized, []
             slot.in_background = self._belongs_in_background(slot)
-            requests = [_request(download, self._other.hosts(download.path)) for download in batches.get(slot, [])]
+            requests = [_request(download, self._other.hosts(download.path)) for download in slot.unsent]
+            prioritized, slot.prioritized, slot.unsent = slot.prioritized, [], []
             try:
                 await slot.channel.send(
                     FetchFiles(
