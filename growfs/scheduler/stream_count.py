@@ -216,7 +216,7 @@ class FilesAhead(NamedTuple):
 
         Small files: at least twice as many as the workers have, otherwise all of them would wait for the one with the
         first file. And as many as are fetched in 2 s: a file whose request is refused takes about that long, and later
-        files are not listed before it. Large ones: four parts of 16 MiB for each stream. As many groups as there are
+        files are not listed before it. Large ones: four segments of 16 MiB for each stream. As many groups as there are
         streams may be larger.
         """
         ahead = AHEAD_COMPUTED if self.is_computed else AHEAD_FILES
