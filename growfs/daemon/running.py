@@ -20,12 +20,12 @@ from growfs.daemon.filled_folder import LINK, cache_of
 from growfs.daemon.spawn import TITLE
 from growfs.daemon.status_text import brief
 from growfs.errors import GrowfsError, UsageError
-from growfs.fuse.connection import abort
 from growfs.fuse.mounting import DEVICE, MountRow, answers, mounted_at, mounts
 from growfs.fuse.users import other_mounts
 from growfs.paths import absolute_path
 from growfs.proc import is_killed
 from growfs.trust import opened_for_its_owner, resolve
+from growfs.workers.guard import abort
 
 
 class Running(NamedTuple):
@@ -117,9 +117,9 @@ def was_killed(cache: Path) -> bool:
 
 
 def abort_if_killed(row: MountRow) -> None:
-    """Fail all requests to a mount if its daemon was killed: see `growfs.fuse.connection`. Raises GrowfsError."""
+    """Fail all requests to a mount if its daemon was killed: see `growfs.workers.guard`. Raises GrowfsError."""
     if was_killed(row.cache):
-        abort(row)
+        abort(row.device, row.mountpoint)
 
 
 def abort_killed() -> None:

@@ -38,7 +38,6 @@ from growfs.daemon.status_text import printable
 from growfs.daemon.supervisor import cause
 from growfs.daemon.wiring import Wiring, build, requested_features
 from growfs.errors import GrowfsError
-from growfs.fuse.connection import abort_switch
 from growfs.fuse.engine_choice import Engine
 from growfs.fuse.mounting import (
     MountSpec,
@@ -54,6 +53,7 @@ from growfs.syscalls import check_descriptors, check_kernel
 from growfs.version import __version__
 from growfs.workers import process
 from growfs.workers.fork_server import ForkServer
+from growfs.workers.guard import abort_switch
 from growfs.workers.pool import WorkerPool
 
 if sys.version_info < (3, 11):
@@ -335,7 +335,7 @@ def _guard(mount: MountSpec, wiring: Wiring) -> None:
     """Have all requests to the mount fail at once if this daemon is killed, whatever its threads wait for."""
     if row := mount.row():
         with suppress(OSError):  # an ordinary user, and no fusectl; `growfs umount` says what to do then
-            wiring.workers.guard(abort_switch(row))
+            wiring.workers.guard(abort_switch(row.device))
 
 
 async def _progress_until(wiring: Wiring, launcher: Launcher, done: Callable[[], Awaitable[bool]]) -> None:

@@ -1,4 +1,4 @@
-"""Keeps the services of a mount running.
+"""Keeps the services of a mount running, and ends a mount in order.
 
 Once `mount` has returned, an error in one of them must not end the mount, and with it the files that readers list and
 open. The service is run again, after a pause that grows. Only the engine, when it is unmounted, and a signal end the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Protocol
 
 import trio
@@ -71,6 +72,26 @@ class Supervisor:
                 log.error("%s failed, a bug in growfs; trying again in %g s", name, pause_s, exc_info=failure)
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_S_MAX)
+
+
+class EndingSteps(ExitStack):
+    """Owns the steps that leave the cache in order. At the end of the block, they run, the last one added first.
+
+    Each runs even if the block or a step has failed. The first error is raised, and later ones are logged.
+    """
+
+    def add(self, step: Callable[[], object]) -> None:
+        """Add a step, which runs before those added earlier."""
+
+        def run(_: object, earlier: BaseException | None, __: object) -> None:
+            try:
+                step()
+            except Exception as error:
+                if earlier is None:
+                    raise
+                log.error("while ending after an error: %s", error, exc_info=error)
+
+        self.push(run)
 
 
 def cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

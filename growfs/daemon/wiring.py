@@ -22,10 +22,9 @@ from growfs.cache.store import Store
 from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FileCommands, MountCommands, Setter
 from growfs.daemon.control import Command, Control
-from growfs.daemon.ending import EndingSteps
 from growfs.daemon.options import MountRequest, all_rows, flag_name
 from growfs.daemon.snapshot import StatusSource
-from growfs.daemon.supervisor import Service, Supervisor
+from growfs.daemon.supervisor import EndingSteps, Service, Supervisor
 from growfs.daemon.virtual_files import virtual_files
 from growfs.errors import GrowfsError, UsageError
 from growfs.extensions import MOUNT

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from growfs.daemon.control_client import daemon_pid
-from growfs.fuse.connection import abort_switch
 from growfs.fuse.mounting import mounted_at
+from growfs.workers.guard import abort_switch
 from tests.harness import descendants, until
 
 STUCK = "stuck"
@@ -56,7 +56,7 @@ def reader_of_a_killed_daemon(mountpoint: Path, and_its_processes: bool = False)
     """
     row = mounted_at(mountpoint)
     assert row
-    daemon, switch = daemon_pid(row.cache), abort_switch(row)
+    daemon, switch = daemon_pid(row.cache), abort_switch(row.device)
     with subprocess.Popen(
         ["stat", mountpoint / "class0" / STUCK], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as reader:

@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 import trio
 
-from growfs.daemon.ending import EndingSteps
 from growfs.daemon.server import _run
-from growfs.daemon.supervisor import Supervisor
+from growfs.daemon.supervisor import EndingSteps, Supervisor
 from growfs.fuse.mounting import MountSpec
 
 SERVICES = 5
