@@ -306,11 +306,12 @@ class Wiring:
             self.generations,
             self.readers,
             self.usage,
+            self.misses,
             VirtualFolder(self.virtual_files, self.folder.partial),
             self.fetcher.ensure if self.options.on_miss == "wait" else None,
             self.names() if self.names else None,
         )
-        self.engine_reason, self.misses = self.choice.reason, vfs.misses
+        self.engine_reason = self.choice.reason
         if not self.selection.shows_once:  # earlier listings showed fewer files
             self.start.opened.connect(self.generations.end)
         engine = self.choice.create(vfs)

@@ -1,17 +1,25 @@
-"""Wake-up latency of the thread that answers requests: real-time scheduling, and cores that do not sleep deeply.
+"""Wake-up latency of the thread that answers requests: where it sleeps, its priority, and how deeply cores sleep.
 
-Both need root, and do nothing without it.
+Priority and cores need root; without it, they stay as they are.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 
 import trio
 
+POLL_S_MAX = 0.01
+"""While a reader opens file after file, the serving task sleeps in poll(2) between requests, and not in trio, where
+sleeping and waking up takes longer than most requests. A task that becomes runnable ends this sleep. Trio's timers may
+be this late.
+"""
 DEVICE = "/dev/cpu_dma_latency"
 DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
 C1_LATENCY_US = 2
@@ -42,6 +50,70 @@ class RealtimeBoost:
             self._enabled = enabled
         except OSError:
             self._allowed = False
+
+
+class RequestWaiter(trio.abc.Instrument):
+    """Waits for requests, for the task that enters it, and lets other tasks run. The task has the real-time boost while
+    it waits, and until others run.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """fd: readable when there are requests."""
+        self._fd = fd
+        self._only_fd = [(fd, select.POLLIN)]
+        self._poll = select.poll()
+        for descriptor in (fd, *_epoll_descriptors()):
+            self._poll.register(descriptor, select.POLLIN)
+        self._boost = RealtimeBoost()
+        self._serving = trio.lowlevel.current_task()
+        # How many checkpoints it still owes the others. There are two, because a task that became runnable runs in
+        # trio's next batch, but possibly after the serving task.
+        self._owed = 2
+        self._let_run_at = time.monotonic()
+
+    def __enter__(self) -> RequestWaiter:
+        trio.lowlevel.add_instrument(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        trio.lowlevel.remove_instrument(self)
+        self._boost.enable(False)
+
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        """Called by trio."""
+        if task is not self._serving:
+            self._owed = 2
+            self._boost.enable(False)
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Called by trio."""
+        if timeout:
+            self._boost.enable(True)
+
+    async def wait(self) -> None:
+        """Let other tasks run, or wait for a request."""
+        if self._owed or time.monotonic() - self._let_run_at > POLL_S_MAX:
+            self._owed = max(0, self._owed - 1)
+            await trio.lowlevel.checkpoint()
+        else:
+            self._boost.enable(True)
+            if self._poll.poll(POLL_S_MAX * 1000) == self._only_fd:
+                return
+            await trio.lowlevel.wait_readable(self._fd)
+        self._let_run_at = time.monotonic()
+
+    async def let_others_run(self) -> None:
+        """Let other tasks run, although there may be requests."""
+        self._boost.enable(False)
+        await trio.lowlevel.checkpoint()
+
+
+def _epoll_descriptors() -> Iterator[int]:
+    """Those of this process. One is trio's, which has no name; it is readable when trio has events to handle."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the descriptor of this listing is closed by now
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                yield int(name)
 
 
 def latency_limit_us() -> int:

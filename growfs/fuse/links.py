@@ -100,7 +100,7 @@ class LinksEngine(PassthroughEngine):
                 # Wait until the kernel has dropped the links. Earlier notifications may wait for a listing's answer.
                 with trio.move_on_after(1.0) as waiting:
                     await self._session.notify_all(protocol.inval_inode(id | LINK_BIT, 0, 0) for id in followed)
-                # Those that have read a link open its path meanwhile. trio's timers may be late: session.POLL_S_MAX.
+                # Those that have read a link open its path meanwhile. trio's timers may be late: latency.POLL_S_MAX.
                 await trio.to_thread.run_sync(time.sleep, 0.01)
                 if not waiting.cancelled_caught:
                     self._followed -= followed

@@ -103,14 +103,9 @@ class PassthroughEngine:
 
     def mount(self, spec: MountSpec) -> None:
         """Attach to the mountpoint and begin the session. Raises GrowfsError."""
-        session = Session(spec.attach())
-        self.use(session)
+        self._session = Session(spec.attach())
         self._mounted = spec.row()
-        session.handshake(self.needs, self._stack_depth)
-
-    def use(self, session: Session) -> None:
-        """Serve this session."""
-        self._session = session
+        self._session.handshake(self.needs, self._stack_depth)
 
     async def serve(self) -> None:
         """Answer the kernel until the file system is unmounted."""

@@ -15,24 +15,18 @@ import queue
 import select
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import trio
 
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol, replies
-from growfs.fuse.latency import CpuLatencyRequest, RealtimeBoost
+from growfs.fuse.latency import CpuLatencyRequest, RequestWaiter
 
 log = logging.getLogger(__name__)
 
-POLL_S_MAX = 0.01
-"""While a reader opens file after file, the loop sleeps in poll(2) between requests, and not in trio, where sleeping
-and waking up takes longer than most requests. A task that becomes runnable ends this sleep. Trio's timers may be this
-late.
-"""
 BATCH_REQUESTS_MAX = 256
 """After this many requests in a row, the daemon's other tasks may run."""
 FLAGS = (
@@ -52,38 +46,6 @@ READDIRPLUS is always used, not only when the kernel expects attributes to be ne
 latter, the kernel stops using it after the first page of a directory, and each file of the other pages costs a LOOKUP
 before it can be opened.
 """
-
-
-class TaskMonitor(trio.abc.Instrument):
-    """Reports whether tasks other than the serving one are runnable, and turns the real-time boost off while they run.
-
-    yields: how many checkpoints the serving task still owes the others. There are two, because a task that became
-    runnable runs in trio's next batch, but possibly after the serving task. boost: of the serving thread.
-    """
-
-    def __init__(self) -> None:
-        self.yields = 2
-        self.boost = RealtimeBoost()
-        self._serving = trio.lowlevel.current_task()
-
-    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
-        """Called by trio."""
-        if task is not self._serving:
-            self.yields = 2
-            self.boost.enable(False)
-
-    def before_io_wait(self, timeout: float) -> None:
-        """Called by trio."""
-        if timeout:
-            self.boost.enable(True)
-
-    @staticmethod
-    def descriptors() -> Iterator[int]:
-        """The epoll descriptors of this process. One is trio's, which is readable when trio has events to handle."""
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # the descriptor of this listing is closed by now
-                if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
-                    yield int(name)
 
 
 class Session:
@@ -125,21 +87,14 @@ class Session:
         there was any.
         """
         self._notifier.start()
-        monitor = TaskMonitor()
-        trio.lowlevel.add_instrument(monitor)
-        try:
-            await self._loop(handle, on_idle, monitor)
-        finally:
-            trio.lowlevel.remove_instrument(monitor)
-            monitor.boost.enable(False)
+        with RequestWaiter(self._fd) as waiter:
+            await self._loop(handle, on_idle, waiter)
 
-    async def _loop(self, handle: Callable[[bytes], object], on_idle: Callable[[], bool], monitor: TaskMonitor) -> None:
+    async def _loop(
+        self, handle: Callable[[bytes], object], on_idle: Callable[[], bool], waiter: RequestWaiter
+    ) -> None:
         fd, read, size, count = self._fd, os.read, protocol.MIN_READ_BUFFER, self.cpu_latency.count
-        poll, only_fd = select.poll(), [(fd, select.POLLIN)]
-        for descriptor in (fd, *monitor.descriptors()):
-            poll.register(descriptor, select.POLLIN)
         served = 0
-        yielded_at = time.monotonic()
         while True:
             try:
                 message = read(fd, size)
@@ -148,7 +103,7 @@ class Session:
                     self._deferred.popleft()()
                     continue
                 if not on_idle():
-                    yielded_at = await self._sleep(monitor, poll, only_fd, yielded_at)
+                    await waiter.wait()
                     continue
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.EINTR):  # the request was aborted while it was read
@@ -163,22 +118,7 @@ class Session:
             if served % BATCH_REQUESTS_MAX == 0:
                 while self._deferred:  # other tasks may ask whether a file is open
                     self._deferred.popleft()()
-                monitor.boost.enable(False)
-                await trio.lowlevel.checkpoint()
-
-    async def _sleep(
-        self, monitor: TaskMonitor, poll: select.poll, only_fd: list[tuple[int, int]], yielded_at: float
-    ) -> float:
-        """Let other tasks run, or wait for a request; returns the time when other tasks last could run."""
-        if monitor.yields or time.monotonic() - yielded_at > POLL_S_MAX:
-            monitor.yields = max(0, monitor.yields - 1)
-            await trio.lowlevel.checkpoint()
-            return time.monotonic()
-        monitor.boost.enable(True)
-        if poll.poll(POLL_S_MAX * 1000) == only_fd:
-            return yielded_at
-        await trio.lowlevel.wait_readable(self._fd)
-        return time.monotonic()
+                await waiter.let_others_run()
 
     def defer(self, work: Callable[[], object]) -> None:
         """Do this work when no request is waiting, and before any other task runs."""

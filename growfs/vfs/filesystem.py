@@ -57,8 +57,8 @@ READ_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Misses:
-    """Opens that had to wait, since the daemon started. waiting: how many of each thread are waiting now; all processes
-    of other pid namespaces count as one thread.
+    """Opens that had to wait, since the daemon started: there are none without a vfs, which counts them. waiting: how
+    many of each thread are waiting now; all processes of other pid namespaces count as one thread.
     """
 
     files: int = 0
@@ -111,11 +111,11 @@ class Vfs:
         generations: Generations,
         readers: Readers,
         usage: UsageCounters,
+        misses: Misses,
         virtual: VirtualFolder,
         fetch: Callable[[Node, str], Awaitable[None]] | None,
         passes: Names | None = None,
     ) -> None:
-        self.misses = Misses()
         self.name_invalidated = Signal[[int, str]]()
         self._damaged: set[int] = set()
         self._catalog = catalog
@@ -123,6 +123,7 @@ class Vfs:
         self._generations = generations
         self._readers = readers
         self._usage = usage
+        self._misses = misses
         self._virtual = virtual
         self.generation_names = GenerationNames(generations, readers)
         self._names: list[Names] = [self.generation_names, *filter(None, [passes])]
@@ -359,14 +360,14 @@ class Vfs:
                 continue
             if self._fetch is None:
                 raise NotHere(node.name)
-            self.misses.files += not missed
+            self._misses.files += not missed
             missed, waits_from = True, trio.current_time()
-            self.misses.waiting[tid] += 1
+            self._misses.waiting[tid] += 1
             try:
                 await self._fetch_missed(node, self._fetch)
             finally:
-                self.misses.waiting -= Counter([tid])
-                self.misses.wait_s += trio.current_time() - waits_from
+                self._misses.waiting -= Counter([tid])
+                self._misses.wait_s += trio.current_time() - waits_from
         self.count_open(handle, missed)
         return handle
 

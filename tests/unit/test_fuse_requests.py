@@ -19,12 +19,12 @@ from trio.testing import wait_all_tasks_blocked
 from growfs.cache.schema import ROOT
 from growfs.cache.usage import Budget, UsageCounters
 from growfs.errors import GrowfsError, Unreadable
-from growfs.fuse import protocol, replies, session
+from growfs.fuse import latency, protocol, replies
 from growfs.fuse.passthrough import WRITE_OPCODES, PassthroughEngine
 from growfs.fuse.protocol import InitFlag, Opcode
 from growfs.fuse.session import FLAGS, Session
 from growfs.rotation.readers import Readers
-from growfs.vfs.filesystem import Vfs
+from growfs.vfs.filesystem import Misses, Vfs
 from growfs.vfs.virtual import VirtualFolder
 from tests.unit.local_cache import LocalCache, file
 
@@ -73,11 +73,13 @@ async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
     await cache.admit("a/1")
     usage = UsageCounters(cache.database, Budget(cache.database, 0))
     readers = Readers(cache.generations, 3600, usage.recently_opened)
-    vfs = Vfs(cache.catalog, cache.store, cache.generations, readers, usage, VirtualFolder([], Path("/")), None)
+    vfs = Vfs(
+        cache.catalog, cache.store, cache.generations, readers, usage, Misses(), VirtualFolder([], Path("/")), None
+    )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine, device = PassthroughEngine(vfs, 1), Session(ours.detach())
     cache.store.open_files.descriptor_closed.connect(engine.drop_descriptor)
-    engine.use(device)
+    engine._session = device
     kernel = Kernel(theirs)
 
     async def serve() -> None:
@@ -246,7 +248,7 @@ async def test_a_malformed_message_is_ignored(kernel: Kernel, message: bytes) ->
 
 async def test_no_task_waits_for_the_end_of_a_poll(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each listing begins a generation, in which several tasks and threads run one after the other."""
-    monkeypatch.setattr(session, "POLL_S_MAX", 60.0)
+    monkeypatch.setattr(latency, "POLL_S_MAX", 60.0)
     for _ in range(20):
         await kernel.send(Opcode.OPENDIR, OPEN_IN)
         handle = protocol.OpenOut.unpack((await kernel.receive())[1]).fh

@@ -24,7 +24,7 @@ from growfs.rotation.parts import Part, PassPosition
 from growfs.rotation.reader import Reader
 from growfs.rotation.readers import FOREIGN, Readers
 from growfs.rotation.rules import Contents, Generation
-from growfs.vfs.filesystem import Vfs
+from growfs.vfs.filesystem import Misses, Vfs
 from growfs.vfs.generation_names import GENERATIONS_ID
 from growfs.vfs.virtual import VirtualFolder
 from tests.unit.local_cache import LocalCache, file
@@ -438,7 +438,9 @@ async def test_the_generations_are_looked_up_once_for_all_names_that_are_gone(
 ) -> None:
     """Each time, all readers are asked what they hold. The remote may delete a million files."""
     usage = UsageCounters(cache.database, Budget(cache.database, 0))
-    vfs = Vfs(cache.catalog, cache.store, cache.generations, readers, usage, VirtualFolder([], Path("/")), None)
+    vfs = Vfs(
+        cache.catalog, cache.store, cache.generations, readers, usage, Misses(), VirtualFolder([], Path("/")), None
+    )
     first, told = await readers.begin_after(0), set[tuple[int, str]]()
     vfs.name_invalidated.connect(lambda parent, name: told.add((parent, name)))
     named, lookups = readers.named_generations, list[int]()
