@@ -110,7 +110,8 @@ def test_only_wiring_constructs_components() -> None:
         name: {func.id for call in calls(tree) for func in called(call) if isinstance(func, ast.Name)} & COMPONENTS
         for name, tree in modules().items()
     }
-    assert constructed.pop("growfs.daemon.wiring") == COMPONENTS, "a component was renamed: correct the set"
+    by_name = COMPONENTS - {"Vfs"}  # the engine names its class
+    assert constructed.pop("growfs.daemon.wiring") == by_name, "a component was renamed: correct the set"
     assert not {name: components for name, components in constructed.items() if components}
 
 
@@ -137,7 +138,8 @@ def test_only_wiring_connects_components() -> None:
         and not (isinstance(call.func.value, ast.Name) and call.func.value.id == "sqlite3")
     }
     of_features = {name for name in connect if re.fullmatch(r"growfs\.extensions\.\w+\.mount", name)}
-    assert connect - CONNECT_SOCKETS - of_features == {"growfs.daemon.wiring"}
+    of_engines = {"growfs.fuse.links.view"}
+    assert connect - CONNECT_SOCKETS - of_features - of_engines == {"growfs.daemon.wiring"}
 
 
 def test_a_class_has_a_name_of_its_own() -> None:

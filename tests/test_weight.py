@@ -16,7 +16,7 @@ CEILINGS = {
     "importers of exact": 2,
     "importers of peers": 2,
     "importers of fill": 5,
-    "importers of links": 3,
+    "importers of links": 0,
     "importers of producers": 2,
     "importers of full disk": 3,
     "importers of members": 2,

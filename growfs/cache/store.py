@@ -72,7 +72,7 @@ class Store:
     with the node id of a file that was evicted because of wrong content.
 
     open_files: the cached files that readers have open or mapped.
-    unreachable: given if readers open files by themselves: keeps them from files, given by their ids, while it is
+    keep_readers_away: set if readers open files by themselves: keeps them from files, given by their ids, while it is
     entered. Each file is then also opened here before it is removed, so that a lease can tell who has it open, then and
     later (`OpenFile.is_mapped`).
     """
@@ -84,7 +84,6 @@ class Store:
         catalog: Catalog,
         cache_size: CacheSize,
         min_free: int,
-        unreachable: Callable[[Sequence[int]], AbstractAsyncContextManager[None]] | None = None,
     ) -> None:
         self.folder = folder
         self.evicted_files = self.evicted_bytes = 0
@@ -93,7 +92,7 @@ class Store:
         self.returned_to_pass = Signal[[]]()
         self.damaged = Signal[[int]]()
         self.evicted = Signal[[list[Removed]]]()
-        self._unreachable = unreachable
+        self.keep_readers_away: Callable[[Sequence[int]], AbstractAsyncContextManager[None]] | None = None
         self.open_files = OpenFiles()
         self._db = database
         self._catalog = catalog
@@ -209,7 +208,7 @@ class Store:
 
     def unreachable(self, ids: Sequence[int]) -> AbstractAsyncContextManager[None]:
         """A block in which files may be removed: no reader is about to open one by itself."""
-        return self._unreachable(ids) if self._unreachable and ids else nullcontext()
+        return self.keep_readers_away(ids) if self.keep_readers_away and ids else nullcontext()
 
     def drop_files(self, changes: Changes) -> None:
         """Remove the cached files that left the catalog. Called on the writing thread, after the commit."""
@@ -307,7 +306,7 @@ class Store:
 
         Returns False if the daemon has as many descriptors as it may have.
         """
-        if self._unreachable:
+        if self.keep_readers_away:
             try:
                 if self.open(id):
                     self.open_files.close(id)

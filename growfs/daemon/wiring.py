@@ -26,10 +26,9 @@ from growfs.daemon.options import MountRequest, all_rows, flag_name
 from growfs.daemon.snapshot import StatusSource
 from growfs.daemon.supervisor import EndingSteps, Service, Supervisor
 from growfs.daemon.virtual_files import virtual_files
-from growfs.errors import GrowfsError, UsageError
+from growfs.errors import GrowfsError
 from growfs.extensions import MOUNT
 from growfs.fuse.engine_choice import Engine, EngineChoice
-from growfs.fuse.links import LinksEngine
 from growfs.fuse.mounting import file_system, is_remote
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import NO_OTHER, OtherSource, RemoteSpec
@@ -51,8 +50,7 @@ from growfs.signal import Signal
 from growfs.status_and_metrics import MountInfo, MountState, MountStatus
 from growfs.syscalls import ending_limits
 from growfs.version import __version__
-from growfs.vfs.filesystem import Misses, Vfs
-from growfs.vfs.linked import LinkedVfs
+from growfs.vfs.filesystem import Misses
 from growfs.vfs.virtual import Names, VirtualFolder
 from growfs.workers.pool import WorkerPool
 
@@ -167,12 +165,6 @@ class Wiring:
         self.choice = None if request.fills else EngineChoice(options.engine, self.folder.path, options.allow_other)
         if self.choice:
             log.info("%s engine: %s", self.choice.name, self.choice.reason)
-        self.shows_links = self.choice is not None and self.choice.shows_links
-        if self.shows_links and options.allow_other:
-            raise UsageError(
-                "--allow-other: other users cannot follow links into the cache, which only this user can read; mount as"
-                " the user who trains, or with --engine libfuse"
-            )
 
     async def snapshot(self) -> MountStatus:
         return await self.status.snapshot()
@@ -184,14 +176,7 @@ class Wiring:
         self.ending.add(self.database.close)
         recover(self.database, self.folder.path)
         self.catalog = Catalog(self.database, options.freeze)
-        self.store = Store(
-            self.folder.path,
-            self.database,
-            self.catalog,
-            options.cache_size,
-            options.min_free,
-            (lambda ids: self.links.without_links(ids)) if self.shows_links else None,  # noqa: PLW0108
-        )
+        self.store = Store(self.folder.path, self.database, self.catalog, options.cache_size, options.min_free)
         self.ending.add(self.store.stop)
         if self.spec.traits.keeps_names:  # otherwise, the patterns are of other names
             given, names = json.dumps([options.include, options.exclude]), PathFilter(options.include, options.exclude)
@@ -300,7 +285,7 @@ class Wiring:
 
     def _kernel_engine(self) -> Engine:
         assert self.choice
-        vfs = (LinkedVfs if self.shows_links else Vfs)(
+        vfs = self.choice.view(
             self.catalog,
             self.store,
             self.generations,
@@ -321,10 +306,6 @@ class Wiring:
             removed.connect(engine.forget_files)
         self.store.damaged.connect(vfs.note_damaged)
         self.store.open_files.descriptor_closed.connect(engine.drop_descriptor)
-        if isinstance(engine, LinksEngine):
-            self.links = engine
-            self.store.open_files.descriptor_opened.connect(engine.note_own_open)
-            self.store.evicted.connect(vfs.forget_names)
         return engine
 
     def build_controls(self) -> None:

@@ -1,4 +1,4 @@
-"""The choice of an engine: passthrough, links or libfuse. Only libfuse needs pyfuse3, from the extra `libfuse`."""
+"""The choice of an engine, which is then imported. Only libfuse needs pyfuse3, from the extra `libfuse`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from growfs.errors import GrowfsError, pip_install
-from growfs.fuse.links import LinksEngine
+from growfs.errors import GrowfsError, UsageError, pip_install
 from growfs.fuse.mounting import MountSpec
-from growfs.fuse.passthrough import PassthroughEngine
 from growfs.fuse.probe import why_not_passthrough
 from growfs.fuse.protocol import STACK_DEPTH_MAX
 from growfs.vfs.filesystem import Vfs
@@ -21,7 +20,12 @@ from growfs.vfs.filesystem import Vfs
 if TYPE_CHECKING:
     from growfs.cache.catalog import Removed
 
-LIBFUSE = "libfuse"
+MODULES = {
+    "passthrough": "growfs.fuse.passthrough",
+    "links": "growfs.fuse.links.engine",
+    "libfuse": "growfs.fuse.libfuse",
+}
+"""Of the engines. The class of each has its name: PassthroughEngine."""
 PACKAGES = "apt install fuse3 libfuse3-dev pkg-config gcc python3-dev"
 """On Debian and Ubuntu: the packages needed to compile pyfuse3, and fusermount3."""
 
@@ -51,7 +55,9 @@ class Engine(Protocol):
 
 
 class KernelEngine(Engine, Protocol):
-    """Connects a vfs to the kernel."""
+    """Connects a vfs to the kernel. view: the class of that vfs."""
+
+    view: type[Vfs]
 
     def forget_name(self, parent: int, name: str) -> None:
         """Make the kernel look up a name of that directory again."""
@@ -66,45 +72,46 @@ class KernelEngine(Engine, Protocol):
 class EngineChoice:
     """The requested engine, or with "auto" the fastest engine that works for files in folder and for all readers.
 
-    allow_other: other users are to read the mount. name: its name. reason: why it was chosen, as text. create: creates
-    it for a vfs. Raises GrowfsError if the requested engine does not work, or the chosen one is libfuse and pyfuse3
-    does not work.
+    allow_other: other users are to read the mount. name: its name. reason: why it was chosen, as text. view: see
+    KernelEngine. create: creates it for such a vfs. Raises GrowfsError if the requested engine does not work, or the
+    chosen one is libfuse and pyfuse3 does not work.
     """
 
     def __init__(self, requested: str, folder: Path, allow_other: bool) -> None:
         self.name, self.reason, stack_depth = _choose(requested, folder, allow_other)
-        self.create: Callable[[Vfs], KernelEngine]
-        if self.name == PassthroughEngine.name:
-            self.create = partial(PassthroughEngine, stack_depth=stack_depth)
-        else:
-            self.create = LinksEngine if self.shows_links else _load_libfuse(self.reason)
-
-    @property
-    def shows_links(self) -> bool:
-        """Whether readers open cached files directly."""
-        return self.name == LinksEngine.name
+        engine = _imported(self.name, self.reason)
+        self.view: type[Vfs] = engine.view
+        self.create: Callable[[Vfs], KernelEngine] = partial(engine, stack_depth=stack_depth) if stack_depth else engine
 
 
 def _choose(requested: str, folder: Path, allow_other: bool) -> tuple[str, str, int]:
     """(the name of the engine, the reason for it, its stack depth if it is passthrough)."""
-    if requested == LinksEngine.name:
+    if requested == "links" and allow_other:
+        raise UsageError(
+            "--allow-other: other users cannot follow links into the cache, which only this user can read; mount as"
+            " the user who trains, or with --engine libfuse"
+        )
+    if requested == "links":
         return requested, "each cached file is a symbolic link into the cache", 0
-    if requested == LIBFUSE:
+    if requested == "libfuse":
         return requested, "requested by --engine", 0
     for stack_depth in (1, STACK_DEPTH_MAX):  # the lower is better: an overlay may lie on top of the mount
         why_not = why_not_passthrough(folder, stack_depth)
         if not why_not:
-            return PassthroughEngine.name, "the kernel reads the cached files itself", stack_depth
-    if requested == PassthroughEngine.name:
+            return "passthrough", "the kernel reads the cached files itself", stack_depth
+    if requested == "passthrough":
         raise GrowfsError(f"--engine passthrough: {why_not}; or leave the choice to --engine auto")
     others_read = allow_other or (os.geteuid() == 0 and has_pyfuse3())  # only this user and root can follow links
-    return LIBFUSE if others_read else LinksEngine.name, f"no passthrough: {why_not}", 0
+    return "libfuse" if others_read else "links", f"no passthrough: {why_not}", 0
 
 
-def _load_libfuse(reason: str) -> Callable[[Vfs], KernelEngine]:
+def _imported(name: str, reason: str) -> Any:
+    """The class of an engine; mounts start sooner without the others. Raises GrowfsError."""
     try:
-        from growfs.fuse.libfuse import LibfuseEngine  # imports pyfuse3; mounts start sooner without it
+        return getattr(import_module(MODULES[name]), f"{name.title()}Engine")
     except (ImportError, OSError) as error:  # its C library may be missing, or have the wrong version
+        if name != "libfuse":
+            raise
         if has_pyfuse3():
             found = f"cannot be imported: {error}"
             remedy = pip_install("--force-reinstall", "--no-cache-dir", "--no-binary", "pyfuse3", "pyfuse3")
@@ -113,7 +120,6 @@ def _load_libfuse(reason: str) -> Callable[[Vfs], KernelEngine]:
         raise GrowfsError(
             f"the libfuse engine ({reason}) needs pyfuse3, which {found}; {PACKAGES} && {remedy}"
         ) from None
-    return LibfuseEngine
 
 
 def has_pyfuse3() -> bool:

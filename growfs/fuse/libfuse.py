@@ -61,6 +61,7 @@ class LibfuseEngine(pyfuse3.Operations):
     """Owns the session with the kernel. pyfuse3 keeps it in module globals, so there is one per process."""
 
     name = "libfuse"
+    view: type[Vfs] = Vfs
     supports_dot_lookup = False
     enable_writeback_cache = False
 

@@ -57,6 +57,7 @@ class PassthroughEngine:
     """
 
     name = "passthrough"
+    view: type[Vfs] = Vfs
     needs = protocol.InitFlag.PASSTHROUGH
     """The features that the kernel has to offer."""
 

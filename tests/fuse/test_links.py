@@ -22,7 +22,7 @@ import trio
 from growfs.cache.catalog import Removed
 from growfs.daemon.control_client import call
 from growfs.errors import Unreadable
-from growfs.fuse.links import LinksEngine
+from growfs.fuse.links.engine import LinksEngine
 from growfs.vfs.attributes import LINK_BIT
 from growfs.vfs.open_counter import OpenCounter
 from tests.cli.support import namespace, needs_root
@@ -32,8 +32,8 @@ from tests.fuse.reader import Reader
 from tests.harness import Growfs, make_tree, until
 
 if TYPE_CHECKING:
+    from growfs.fuse.links.view import LinkedVfs
     from growfs.fuse.protocol import FuseRequest
-    from growfs.vfs.filesystem import Vfs
 
 SIZE = 20_000
 
@@ -412,15 +412,17 @@ async def test_a_disk_that_fails_ends_neither_the_counter_nor_the_mount(tmp_path
     async def recheck(_: int) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
-    engine = LinksEngine(cast("Vfs", SimpleNamespace(recheck=recheck)))
+    engine = LinksEngine(cast("LinkedVfs", SimpleNamespace(evict_within=print, recheck=recheck)))
     engine._to_recheck.add(1)
     await engine._recheck_later(1)
     assert not engine._to_recheck
 
 
 async def test_a_file_waits_for_those_who_open_it_only_if_its_link_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    vfs = SimpleNamespace(without_links=nullcontext, find=lambda parent, name: SimpleNamespace(id=9))
-    engine = LinksEngine(cast("Vfs", vfs))
+    vfs = SimpleNamespace(
+        evict_within=print, without_links=nullcontext, find=lambda parent, name: SimpleNamespace(id=9)
+    )
+    engine = LinksEngine(cast("LinkedVfs", vfs))
     dropped = list[bytes]()
 
     async def drop(messages: Iterable[bytes]) -> None:
@@ -444,8 +446,10 @@ async def test_a_file_that_goes_while_the_mount_ends_is_no_error(monkeypatch: py
         await trio.lowlevel.checkpoint()
 
     file = SimpleNamespace(id=1, seq=1)
-    vfs = SimpleNamespace(find=lambda *_: file, is_unchanged=lambda _: False, recheck=return_at_once)
-    engine = LinksEngine(cast("Vfs", vfs))
+    vfs = SimpleNamespace(
+        evict_within=print, find=lambda *_: file, is_unchanged=lambda _: False, recheck=return_at_once
+    )
+    engine = LinksEngine(cast("LinkedVfs", vfs))
     session = SimpleNamespace(cpu_latency=SimpleNamespace(run=trio.sleep_forever), serve=return_at_once)
 
     async def count_until_the_end() -> None:

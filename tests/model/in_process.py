@@ -206,7 +206,7 @@ class Engine:
 
     name = "model"
     reason = "there is no kernel"
-    shows_links = False
+    view = Vfs
 
     def __init__(self, *_: object) -> None:
         self.requests: Counter[str] = Counter()

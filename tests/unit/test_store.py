@@ -250,7 +250,7 @@ async def test_a_file_counts_as_in_use_if_no_descriptor_is_left_to_tell(
     """With links, the daemon has to open it for that."""
     await list_files(cache, "a")
     await cache.admit("a")
-    monkeypatch.setattr(cache.store, "_unreachable", nullcontext)
+    monkeypatch.setattr(cache.store, "keep_readers_away", nullcontext)
     with monkeypatch.context() as patch:
         patch.setattr(cache.store.open_files, "_descriptors_max", 0)
         assert cache.store.is_in_use(cache.node("a").id)
@@ -273,7 +273,7 @@ async def test_while_readers_are_kept_from_a_file_that_is_to_go_others_are_admit
         yield
         assert "a" not in cache.cached()
 
-    monkeypatch.setattr(cache.store, "_unreachable", keep_away)
+    monkeypatch.setattr(cache.store, "keep_readers_away", keep_away)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(cache.store.evict, [cache.node("a").id])
         await waiting.wait()

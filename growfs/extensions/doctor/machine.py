@@ -61,7 +61,7 @@ def check_engine(requested: str, folder: Path, allow_other: bool) -> tuple[Check
         return ok("engine", f"passthrough: {choice.reason}; libfuse {other}"), "passthrough"
     if requested == choice.name:
         return ok("engine", f"{choice.name}: {choice.reason}"), choice.name
-    if choice.shows_links:
+    if choice.name == "links":
         seen = "programs see symbolic links, and a container needs the cache directory under the same path"
         return ok("engine", f"links: {seen} ({choice.reason})"), choice.name
     text, _, remedy = choice.reason.partition("; ")

@@ -19,7 +19,7 @@ import pytest
 
 from growfs import proc
 from growfs.disk import BLOCK
-from growfs.fuse.links import OWN_OPEN_S
+from growfs.fuse.links.view import OWN_OPEN_S
 from growfs.fuse.mounting import mounted_at, unmount
 from growfs.status_and_metrics import PeersStatus
 from tests.forkserver import SETUP_VARIABLE

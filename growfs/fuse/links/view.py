@@ -1,18 +1,27 @@
-"""The view of a mount whose cached files are symbolic links to themselves in the cache (engine: growfs.fuse.links)."""
+"""The view of a mount whose cached files are symbolic links to themselves in the cache."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from growfs.cache.catalog import Node
+import trio
+
 from growfs.errors import Stale
 from growfs.vfs.attributes import FILE_TIMEOUT_S, LINK_BIT, Attributes, Entry
+from growfs.vfs.file_events import UNKNOWN
 from growfs.vfs.filesystem import Vfs
 from growfs.vfs.generation_names import number_bits
+
+if TYPE_CHECKING:
+    from growfs.cache.catalog import Node
+
+OWN_OPEN_S = 1.0
+"""Opens of a file by unknown processes this soon after the daemon has opened it are the daemon's own."""
 
 
 class Link(NamedTuple):
@@ -32,6 +41,14 @@ class LinkedVfs(Vfs):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._without_links: Counter[int] = Counter()
+        self._own_opens: dict[int, float] = {}
+        """When the daemon last opened a file, by node id; the earliest first."""
+        self._store.evicted.connect(self.forget_names)
+        self._store.open_files.descriptor_opened.connect(self._note_own_open)
+
+    def evict_within(self, block: Callable[[Sequence[int]], AbstractAsyncContextManager[None]]) -> None:
+        """Have cached files, given by their ids, removed only within such a block."""
+        self._store.keep_readers_away = block
 
     def _named(self, node: Node) -> Attributes:
         """The attributes of a file's name: a link's if the cached file is there, else to be looked up again."""
@@ -91,13 +108,22 @@ class LinkedVfs(Vfs):
         """The file with that name in a directory."""
         return self._catalog.find(directory, name)
 
-    def count_link_open(self, file: Node, pid: int) -> None:
-        """Count an open of a cached file through its link, unless this daemon's processes have opened it.
+    def _note_own_open(self, id: int) -> None:
+        now = trio.current_time()
+        self._own_opens.pop(id, None)
+        self._own_opens[id] = now
+        while now - self._own_opens[first := next(iter(self._own_opens))] >= OWN_OPEN_S:
+            del self._own_opens[first]
+
+    def count_link_open(self, _: int, directory: int, name: str, pid: int) -> None:
+        """Count an open of a cached file through its link, unless the daemon or its processes have opened it.
 
         pid: the process, or UNKNOWN.
         """
-        if self._readers.opened_by(pid, file.id):
-            self._usage.count_open(file.id, file.size or 0)
+        if pid != os.getpid() and (file := self.find(directory, name)):
+            is_own = pid == UNKNOWN and trio.current_time() - self._own_opens.get(file.id, -math.inf) < OWN_OPEN_S
+            if not is_own and self._readers.opened_by(pid, file.id):
+                self._usage.count_open(file.id, file.size or 0)
 
     def count_all(self) -> None:
         """From now on, assume that all listed files are opened: opens through links cannot be seen."""

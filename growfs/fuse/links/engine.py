@@ -8,7 +8,6 @@ Opens are counted with fanotify(7) or inotify(7), and a lease tells whether a fi
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sqlite3
 import time
@@ -24,14 +23,12 @@ from growfs import proc
 from growfs.bitmaps import BitMap64
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol
+from growfs.fuse.links.view import LinkedVfs
 from growfs.fuse.mounting import MountSpec
 from growfs.fuse.passthrough import NO_BACKING, PassthroughEngine
 from growfs.fuse.protocol import FuseRequest
 from growfs.vfs.attributes import LINK_BIT
-from growfs.vfs.file_events import UNKNOWN
-from growfs.vfs.filesystem import Vfs
 from growfs.vfs.generation_names import number_bits
-from growfs.vfs.linked import LinkedVfs
 from growfs.vfs.open_counter import OpenCounter
 
 if TYPE_CHECKING:
@@ -39,8 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OWN_OPEN_S = 1.0
-"""Opens of a file by unknown processes this soon after the daemon has opened it are the daemon's own."""
 TREE = 0
 
 
@@ -48,12 +43,14 @@ class LinksEngine(PassthroughEngine):
     """Owns the counter of opens. The session is the same as with passthrough, but without backing ids."""
 
     name = "links"
+    view = LinkedVfs
     needs = protocol.InitFlag.CACHE_SYMLINKS
 
     _vfs: LinkedVfs
 
-    def __init__(self, vfs: Vfs) -> None:
+    def __init__(self, vfs: LinkedVfs) -> None:
         super().__init__(vfs, stack_depth=0)
+        vfs.evict_within(self.without_links)
         self._cache: Path
         # Once for each thread: each file has a link.
         self._check = lru_cache(1000)(lambda tid: self._nursery.start_soon(self._warn_of, tid))
@@ -62,13 +59,11 @@ class LinksEngine(PassthroughEngine):
         self._to_recheck: set[int] = set()
         self._followed = BitMap64()
         """The ids of the files whose links the kernel may have read."""
-        self._own_opens: dict[int, float] = {}
-        """When the daemon last opened a file, by node id; the earliest first."""
 
     def mount(self, spec: MountSpec) -> None:
         """Attach to the mountpoint, for this user alone, and begin the session. Raises GrowfsError."""
         self._cache = spec.cache
-        self._counter = OpenCounter(self._count_open, self._recheck, processes_in=spec.cache)
+        self._counter = OpenCounter(self._vfs.count_link_open, self._recheck, processes_in=spec.cache)
         try:
             super().mount(spec._replace(allow_other=False))
         except protocol.KernelTooOld as error:
@@ -118,20 +113,6 @@ class LinksEngine(PassthroughEngine):
                     self._followed.add(new.id)
                 self._followed.discard(gone.id)
                 self._session.notify(protocol.inval_inode(gone.id | LINK_BIT, 0, 0))
-
-    def note_own_open(self, id: int) -> None:
-        """Note that the daemon has opened a cached file."""
-        now = trio.current_time()
-        self._own_opens.pop(id, None)
-        self._own_opens[id] = now
-        while now - self._own_opens[first := next(iter(self._own_opens))] >= OWN_OPEN_S:
-            del self._own_opens[first]
-
-    def _count_open(self, _: int, directory: int, name: str, pid: int) -> None:
-        if pid != os.getpid() and (file := self._vfs.find(directory, name)):
-            is_own = pid == UNKNOWN and trio.current_time() - self._own_opens.get(file.id, -math.inf) < OWN_OPEN_S
-            if not is_own:
-                self._vfs.count_link_open(file, pid)
 
     def _recheck(self, _: int, directory: int, name: str) -> None:
         """Verify a cached file that was written to, replaced or deleted, unless growfs itself did so."""

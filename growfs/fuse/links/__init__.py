@@ -1,0 +1,1 @@
+"""The engine that shows cached files as symbolic links: `engine` answers the kernel, `view` has the links."""
