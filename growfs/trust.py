@@ -97,17 +97,14 @@ class _Walk:
         name = self.rest[-1]
         try:
             self._check_above(self.path, self.fd)
-            self._step(name, makes)
+            try:
+                below, self.fresh = _enter(self.fd, name, makes if makes is None or len(self.rest) == 1 else MADE)
+            except NotADirectoryError:
+                self._follow(name)
+                return
         except OSError as error:
             error.filename = str(self.path / name)
             raise
-
-    def _step(self, name: str, makes: int | None) -> None:
-        try:
-            below, self.fresh = _enter(self.fd, name, makes if makes is None or len(self.rest) == 1 else MADE)
-        except NotADirectoryError:
-            self._follow(name)
-            return
         os.close(self.fd)
         self.fd = below
         self.path = self.path.parent if name == ".." else self.path / name
@@ -152,11 +149,14 @@ def _readable(folder: int) -> int:
     return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
 
 
-def open_folder(path: Path, remedy: str, shared: bool = False, makes: int | None = None) -> OpenFolder:
+def open_folder(
+    path: Path, remedy: str, shared: bool = False, makes: int | None = None, names: Iterable[str] = ()
+) -> OpenFolder:
     """Open a folder that nobody else can replace or write to. remedy: what to do if it is refused, for display.
 
     shared: also accept a folder in which all users may create files, but not remove those of others (such as /tmp).
-    makes: the permissions with which it is made if it is missing. Raises GrowfsError, or OSError with the path.
+    makes: the permissions with which it is made if it is missing. names: of links in it, which must not be another
+    user's. Raises GrowfsError, or OSError with the path.
     """
     trusted = _trusted_above()
 
@@ -176,16 +176,25 @@ def open_folder(path: Path, remedy: str, shared: bool = False, makes: int | None
     with _Walk(path, check_above, _link_check(remedy)) as walk:
         walk.run(makes)
         check(walk.path, os.fstat(walk.fd), f"/proc/self/fd/{walk.fd}", remedy, shared)
+        for name in names:
+            with suppress(FileNotFoundError):
+                owner = os.stat(name, dir_fd=walk.fd, follow_symlinks=False).st_uid
+                _check_link(walk.path / name, owner, trusted, remedy)
         return OpenFolder(walk.path, _readable(walk.fd), walk.fresh)
 
 
-def open_below(folder: OpenFolder, name: str, remedy: str, makes: int | None = None) -> OpenFolder:
-    """Open a folder within one from `open_folder`; the name must not be that of a link. Raises as `open_folder`."""
+def open_below(folder: OpenFolder, name: str, remedy: str, makes: int | None = None, deep: bool = False) -> OpenFolder:
+    """Open a folder within one from `open_folder`; the name must not be that of a link. Raises as `open_folder`.
+
+    deep: also check all folders below it.
+    """
     path = folder.path / name
     try:
         fd, fresh = _enter(folder.fd, name, makes)
         try:
             check(path, os.fstat(fd), f"/proc/self/fd/{fd}", remedy)
+            if deep:
+                _check_folders(path, fd, remedy)
             return OpenFolder(path, _readable(fd), fresh)
         finally:
             os.close(fd)
@@ -221,8 +230,7 @@ def resolve(path: Path, follows_others: bool = False) -> Path:
 
     follows_others: also follow links of other users, who may lead anywhere. Otherwise raises GrowfsError for one.
     """
-    check_link = _accept if follows_others else _link_check("name the folder itself")
-    with _Walk(path, _accept, check_link) as walk:
+    with _Walk(path, _accept, _accept if follows_others else _link_check("name the folder itself")) as walk:
         with suppress(OSError):
             walk.run_to_last()
         return walk.path.joinpath(*reversed(walk.rest))
@@ -263,14 +271,6 @@ def check(path: Path, stat: os.stat_result, place: str, remedy: str, shared: boo
         )
 
 
-def check_links(folder: OpenFolder, names: Iterable[str], remedy: str) -> None:
-    """Raise GrowfsError if one of these links within a folder belongs to another user."""
-    for name in names:
-        with suppress(FileNotFoundError):
-            owner = os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_uid
-            _check_link(folder.path / name, owner, _trusted_above(), remedy)
-
-
 def check_entries(folder: OpenFolder, remedy: str) -> None:
     """Raise GrowfsError unless everything directly in a folder is `check`ed, and none of it is a link."""
     with os.scandir(folder.fd) as entries:
@@ -281,14 +281,14 @@ def check_entries(folder: OpenFolder, remedy: str) -> None:
             check(path, entry.stat(follow_symlinks=False), f"{folder.here}/{entry.name}", remedy)
 
 
-def check_folders(folder: OpenFolder, remedy: str) -> None:
+def _check_folders(top: Path, top_fd: int, remedy: str) -> None:
     """Raise GrowfsError unless all folders below a folder are `check`ed, and none of them is a link."""
 
     def stop(error: OSError) -> None:
         raise error
 
-    for root, folders, _, fd in os.fwalk(".", onerror=stop, dir_fd=folder.fd):
-        path = folder.path / root
+    for root, folders, _, fd in os.fwalk(".", onerror=stop, dir_fd=top_fd):
+        path = top / root
         check(path, os.fstat(fd), f"/proc/self/fd/{fd}", remedy)
         for name in folders:
             if S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):

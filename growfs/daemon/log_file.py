@@ -39,6 +39,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=LOG_BYTES_MAX, backupCount=1)
+        self.setFormatter(OutputFormatter("%(asctime)s %(levelname)s %(message)s"))
         self.has_trouble = False
         reading, self.output = os.pipe()
         with suppress(OSError):

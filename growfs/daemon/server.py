@@ -8,7 +8,6 @@ then {"ready": ...} or {"error": ...}. If the reader closes the pipe before that
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import pickle
@@ -30,7 +29,8 @@ import trio
 from growfs import own_code
 from growfs.cache.cache_folder import CacheFolder, CacheInUse, open_cache, other_format, unreadable
 from growfs.cache.open_files import IDLE_MAX
-from growfs.daemon.log_file import LogFile, OutputFormatter
+from growfs.daemon.control_client import line_of
+from growfs.daemon.log_file import LogFile
 from growfs.daemon.options import MountRequest
 from growfs.daemon.running import in_use
 from growfs.daemon.spawn import TITLE
@@ -91,13 +91,13 @@ class Launcher:
     def report(self, **message: Any) -> None:
         """Send a message, unless an earlier one is still unread. Raises GrowfsError if the launcher is gone."""
         if self._flush():
-            self._unsent = _line(message)
+            self._unsent = line_of(message)
             self._flush()
 
     async def ready(self, status: dict[str, Any]) -> None:
         """Send the last message. From then on, errors go to the log."""
         self.finished = True
-        self._unsent += _line({"ready": status})
+        self._unsent += line_of({"ready": status})
         try:
             while not self._flush():
                 await trio.lowlevel.wait_writable(self._fd)
@@ -111,7 +111,7 @@ class Launcher:
             log.error("%s", message["error"])
             return
         self.finished = True
-        self._unsent += _line(message | {"log": self.log and str(self.log)})
+        self._unsent += line_of(message | {"log": self.log and str(self.log)})
         os.set_blocking(self._fd, True)
         with suppress(GrowfsError):
             while not self._flush():
@@ -137,10 +137,6 @@ class Launcher:
 def _stopping() -> list[signal.Signals]:
     """Those of STOPPING that end this daemon. SIGTERM always does: growfs itself sends it."""
     return [signal.SIGTERM, *not_ignored(signal.SIGINT, signal.SIGQUIT)]
-
-
-def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
 
 
 @contextmanager
@@ -206,7 +202,8 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
             other += "; it is emptied and refilled"
             launcher.report(note=other)
             folder.empty()
-        log_file = _start_log(folder)
+        log_file = LogFile(folder.log)
+        logging.basicConfig(level=logging.INFO, handlers=[log_file])
         _log_mount(request, url, other, confined)
         folder.announce(url, request.mountpoint)
         threading.Thread(target=_end_if_deleted, args=(folder, ended), daemon=True).start()
@@ -281,13 +278,6 @@ def _check_mount(request: MountRequest, allow_other: bool) -> int:
         if variable in os.environ:
             check_outside(request.mountpoint, variable, Path(os.environ[variable]))
     return folder
-
-
-def _start_log(folder: CacheFolder) -> LogFile:
-    log_file = LogFile(folder.log)
-    log_file.setFormatter(OutputFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[log_file])
-    return log_file
 
 
 def _raise_limits() -> None:

@@ -403,8 +403,7 @@ def raise_read_ahead(mountpoint: Path) -> None:
     that does not serve the mount.
     """
     os.stat(mountpoint)
-    mounted = mounted_at(mountpoint)
-    if mounted:
+    if mounted := mounted_at(mountpoint):
         with suppress(OSError):
             # For a sequential reader. With the default of 128, the throughput is less than half.
             Path(f"/sys/class/bdi/{mounted.device}/read_ahead_kb").write_text("4096")

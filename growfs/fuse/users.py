@@ -24,11 +24,13 @@ def other_mounts(cache: Path, mountpoint: Path | None) -> list[str]:
     namespaces = list(_other_namespaces())
     unmounted = [row for row in own if row.is_growfs and row.mountpoint == mountpoint][-1:]
     reached = _reached(unmounted, own, [row for _, rows in namespaces for row in rows])
-    found = [f"a mount on {row.mountpoint}" for row in own if _stays(row, own, cache, reached) and row not in unmounted]
-    return found + [
-        f"the mount namespace of {process}"
-        for process, rows in namespaces
-        if any(_stays(row, rows, cache, reached) for row in rows)
+    return [
+        *(f"a mount on {row.mountpoint}" for row in own if _stays(row, own, cache, reached) and row not in unmounted),
+        *(
+            f"the mount namespace of {process}"
+            for process, rows in namespaces
+            if any(_stays(row, rows, cache, reached) for row in rows)
+        ),
     ]
 
 

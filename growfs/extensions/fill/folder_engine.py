@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from growfs import disk
+from growfs import disk, trust
 from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
@@ -157,9 +157,11 @@ class FolderEngine:
             nursery.cancel_scope.cancel()
 
     def _is_in_place(self) -> bool:
+        """Whether the folder is still at its path, and of this user. It may have been renamed."""
+        top = self._top
         try:
-            trees.check_top(self._top)
-            if os.path.samestat(os.stat(self.folder), os.fstat(self._top.fd)):
+            trust.check(top.path, os.fstat(top.fd), str(top.here), trees.REMEDY, shared=True)
+            if os.path.samestat(os.stat(self.folder), os.fstat(top.fd)):
                 return True
         except GrowfsError as error:
             log.warning("growfs fill stops: %s", error)
@@ -248,11 +250,6 @@ class FolderEngine:
         self._wanted.add(planner)
         self._woken.set()
 
-    def _finish(self) -> None:
-        self._rounds += 1
-        self._finished.set()
-        self._finished = trio.Event()
-
     async def _step(self) -> None:
         """Begin a generation, if one is wanted or the folder grows by itself, and end what no process is reading."""
         self._woken = trio.Event()
@@ -266,7 +263,9 @@ class FolderEngine:
                     await self._begin(ready[0])
                 finally:
                     self._wanted.discard(ready[0])  # of others that have asked meanwhile, too
-                    self._finish()
+                    self._rounds += 1
+                    self._finished.set()
+                    self._finished = trio.Event()
             elif self._grows_by_itself():
                 await self._begin(self._generations.planner)
             for tree in self._ended():

@@ -81,29 +81,12 @@ def open_top(folder: Path, makes: bool = False) -> OpenFolder:
 
     Raises GrowfsError if another user could make growfs delete and write elsewhere from there, or OSError.
     """
-    top = trust.open_folder(folder, REMEDY, shared=True, makes=trust.MADE if makes else None)
-    try:
-        trust.check_links(top, (LINK, CURRENT), REMEDY)
-    except BaseException:
-        os.close(top.fd)
-        raise
-    return top
-
-
-def check_top(top: OpenFolder) -> None:
-    """Raise GrowfsError if a folder that is being filled has become another user's. It may have been renamed."""
-    trust.check(top.path, os.fstat(top.fd), str(top.here), REMEDY, shared=True)
+    return trust.open_folder(folder, REMEDY, True, trust.MADE if makes else None, names=(LINK, CURRENT))
 
 
 def open_trees(top: OpenFolder, makes: bool = False) -> OpenFolder:
     """Open the folder of the trees. Raises as `open_top`."""
-    below = trust.open_below(top, GENERATIONS, REMEDY, makes=trust.MADE if makes else None)
-    try:
-        trust.check_folders(below, REMEDY)
-    except BaseException:
-        os.close(below.fd)
-        raise
-    return below
+    return trust.open_below(top, GENERATIONS, REMEDY, trust.MADE if makes else None, deep=True)
 
 
 def has_hard_links(top: OpenFolder, cache: Path) -> bool:
