@@ -11,27 +11,25 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import growfs
 from growfs.client import completion
-from growfs.client.arguments import A_MOUNT, FOLDER, MOUNTPOINT, MountCommand
+from growfs.client.arguments import A_MOUNT, FOLDER, MOUNTPOINT, URL, MountCommand
+from growfs.client.mount_command import start_daemon
 from growfs.client.progress import Bar
-from growfs.daemon.status_text import brief, engine, files, printable, render, state_text, table
+from growfs.daemon.status_text import brief, files, printable, render, state_text, table
 from growfs.errors import GrowfsError, UsageError
 from growfs.extensions import ALL
-from growfs.proc import become, not_ignored
-from growfs.status_and_metrics import MountState, MountStatus
+from growfs.proc import become
+from growfs.status_and_metrics import MountStatus
 from growfs.units import format_size
-
-if TYPE_CHECKING:
-    from growfs.daemon.options import Options
 
 LIST_S = 5.0
 """How long the daemons may take to answer `growfs list`."""
@@ -42,12 +40,12 @@ SECTIONS = {
     "Plan and check": [],
     "Change a mount": ["set", "pause", "resume", "release"],
     "Choose files": ["fetch", "pin", "unpin", "evict"],
-    "Without a mount": ["fill", "stop"],
+    "Without a mount": [],
     "Shell": ["completion"],
 }
 """The subcommands, as `growfs --help` lists them. Extensions add theirs."""
-for _extension, _section in ALL.items():
-    SECTIONS.setdefault(_section, []).append(_extension)
+for _command, (_section, _) in ALL.items():
+    SECTIONS.setdefault(_section, []).append(_command)
 
 
 class CommandGroup(click.Group):
@@ -71,9 +69,9 @@ class CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """The subcommand. That of an extension is imported now."""
         if name not in self.commands:
-            for extension in [name] if name in ALL else ALL:  # an unknown name may resemble any
-                module = import_module(f"growfs.extensions.{extension}.command")
-                self.commands[extension] = getattr(module, extension)
+            for command in [name] if name in ALL else ALL:  # an unknown name may resemble any
+                _, extension = ALL[command]
+                self.commands[command] = getattr(import_module(f"growfs.extensions.{extension}.command"), command)
         return self.commands.get(name)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -110,7 +108,7 @@ def main(debug: bool) -> None:
 
 
 @main.command(cls=MountCommand)
-@click.argument("url", shell_complete=completion.values, metavar="URL")
+@URL
 @click.argument("mountpoint", type=FOLDER)
 @click.option("--foreground", is_flag=True, help="Stay in the foreground until unmounted. SIGTERM unmounts.")
 def mount(url: str, mountpoint: Path, foreground: bool, **given: Any) -> None:
@@ -119,75 +117,7 @@ def mount(url: str, mountpoint: Path, foreground: bool, **given: Any) -> None:
     URL is any fsspec URL, such as s3://bucket/prefix, gs://, az://, https://, hf:// or file://, or a local path.
     With py:FUNCTION, your own function creates the files. MOUNTPOINT is created if it does not exist.
     """
-    _start(url, mountpoint, given, foreground, fills=False)
-
-
-@main.command(cls=MountCommand)
-@click.argument("url", shell_complete=completion.values, metavar="URL")
-@click.argument("folder", type=FOLDER)
-@click.option("--foreground", is_flag=True, help="Stay in the foreground until stopped. SIGTERM stops it.")
-def fill(url: str, folder: Path, foreground: bool, **given: Any) -> None:
-    """Keep FOLDER filled with files from URL, without a mount.
-
-    Returns when training can start. FOLDER/current is a plain folder of complete files. Begin its next generation with
-    growfs.epoch() in Python, or growfs next FOLDER. Stop with growfs stop FOLDER. The other commands work as they do on
-    a mount.
-    """
-    from growfs.daemon.filled_folder import DEFAULT_CACHE
-
-    _start(url, folder, {"cache_dir": str(folder / DEFAULT_CACHE)} | given, foreground, fills=True)
-
-
-def _start(url: str, mountpoint: Path, given: dict[str, Any], foreground: bool, fills: bool) -> None:
-    from growfs.daemon import launch
-    from growfs.daemon.options import Options
-
-    options = Options.parse(given)
-    if re.match(r"[a-z][a-z0-9+.-]*:/", str(mountpoint)):
-        usage = "fill URL FOLDER" if fills else "mount URL MOUNTPOINT"
-        raise UsageError(f"{mountpoint}: is a URL, not a folder; the URL comes first: growfs {usage}")
-    # As Ctrl-C. Without a handler, the kernel gives no signal to pid 1 of a container (pid_namespaces(7)).
-    for number in not_ignored(signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-    on_daemon = launch.end_with_this_process if foreground else None
-    with Bar("filling" if fills else "mounting") as bar:
-        daemon, status = launch.start(url, mountpoint, options, bar.show_start, fills, on_daemon)
-    try:
-        for line in _lines_of_start(status, options):
-            click.echo(line)
-    except OSError:  # nobody reads them
-        if foreground:
-            daemon.terminate()
-            daemon.wait()
-        raise
-    if foreground:
-        sys.exit(launch.run_in_foreground(daemon, status))
-
-
-def _lines_of_start(status: MountStatus, options: Options) -> Iterator[str]:
-    """What a new mount reports."""
-    from growfs.daemon.option_parsers import nodes_of_job
-
-    yield f"{status.mountpoint}: {brief(status)}"
-    yield f"{status.mountpoint}: {engine(status)}"
-    if status.state is not MountState.COMPLETE:
-        yield f"{status.mountpoint}: waited for {status.waited_for}; now {state_text(status)}"
-    if options.engine == "auto":
-        if status.engine == "links":
-            yield "note: programs see symbolic links; if a program needs plain files, pass --engine libfuse"
-        elif status.engine == "libfuse" and not options.allow_other:
-            yield "note: --engine links reads at disk speed, but programs see symbolic links"
-    if status.metrics_url:
-        yield f"{status.mountpoint}: metrics at {status.metrics_url}"
-    if status.unpromised:
-        yield f"note: not every directory has a file yet: {printable(status.unpromised)}"
-    if (nodes := nodes_of_job()) > 1 and not (status.partition or status.peers):
-        yield (
-            f"note: each of the {nodes} nodes fetches all files; --partition auto gives each its own"
-            " share, and --peers lets them share their caches"
-        )
-    for warning in status.warnings:
-        yield f"warning: {printable(warning)}"
+    start_daemon(url, mountpoint, given, foreground)
 
 
 def _call(mountpoint: Path, command: str, on_progress: Callable[[Any], None] | None = None, **arguments: Any) -> Any:
@@ -244,18 +174,6 @@ def umount(mountpoint: Path, lazy: bool) -> None:
         click.echo(f"{mountpoint}: its daemon was gone; removed the dead mount")
 
 
-@main.command()
-@click.argument("folder", type=MOUNTPOINT)
-def stop(folder: Path) -> None:
-    """Stop growfs fill; the files stay in the folder.
-
-    On a mount, stop does the same as umount.
-    """
-    from growfs.daemon import launch
-
-    launch.stop(folder)
-
-
 @main.command("next")
 @click.argument("path", type=MOUNTPOINT)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -283,7 +201,8 @@ def next_(path: Path, command: tuple[str, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(as_json: bool) -> None:
     """List the growfs mounts on this machine."""
-    from growfs.daemon.running import Running, running, state_of
+    from growfs.daemon.place import Running
+    from growfs.daemon.running import running, state_of
 
     states: dict[Running, str] = {}
 

@@ -44,7 +44,7 @@ def test_a_small_command_imports_little(words: list[str]) -> None:
 
 
 def test_a_command_imports_no_extension() -> None:
-    extensions = {f"growfs.extensions.{name}.command" for name in ALL}
+    extensions = {f"growfs.extensions.{extension}.command" for _, extension in ALL.values()}
     assert imported(SMALL.format(["status", "/"]) + "except SystemExit: pass", extensions) == []
 
 

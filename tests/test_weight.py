@@ -15,7 +15,7 @@ CEILINGS = {
     "constants in capitals": 708,
     "importers of exact": 2,
     "importers of peers": 2,
-    "importers of fill": 5,
+    "importers of fill": 0,
     "importers of links": 0,
     "importers of producers": 2,
     "importers of full disk": 3,

@@ -21,13 +21,13 @@ growfs.cli.main(["--help"])
 
 
 def delete(feature: Feature, checkout: Path) -> None:
-    """Delete the files of a feature, and its line in growfs.extensions.ALL."""
+    """Delete the files of a feature, and its lines in the registry of extensions."""
     for file in source_files(checkout):
         if owner(file) is feature:
             (checkout / "growfs" / file).unlink()
     registry = checkout / "growfs/extensions/__init__.py"
     lines = registry.read_text().splitlines(keepends=True)
-    registry.write_text("".join(line for line in lines if not line.startswith(f'    "{feature.name}": ')))
+    registry.write_text("".join(line for line in lines if f'"{feature.name}"' not in line))
 
 
 def main() -> None:

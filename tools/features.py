@@ -28,7 +28,7 @@ class Feature(NamedTuple):
 FEATURES = (
     Feature(
         "exact",
-        "extensions/exact rotation/parts.py simulation/exact.py client/epochs.py client/samples.py",
+        "extensions/exact rotation/parts.py simulation/exact.py",
         "exact part parts pass_position hidden_below is_read shown_once shows_once",
     ),
     Feature(
@@ -36,7 +36,7 @@ FEATURES = (
         "extensions/peers rotation/circle.py simulation/nodes.py",
         "peer peers hosts awaits other_source other_bytes from_other other_files open_other",
     ),
-    Feature("fill", "extensions/fill daemon/filled_folder.py client/generation.py", "fill fills filled mirrors"),
+    Feature("fill", "extensions/fill", "fill filled mirrors front_end front_ends"),
     Feature(
         "links",
         "fuse/links",
@@ -70,7 +70,7 @@ FEATURES = (
     Feature("open counter", "vfs/open_counter.py vfs/file_events.py"),  # links and fill need it
     Feature("latency", "fuse/latency.py"),
     Feature("namespaces", "fuse/users.py"),
-    Feature("python api", "client/mount.py client/wait.py"),
+    Feature("python api", "client/mount.py client/wait.py client/generation.py client/epochs.py client/samples.py"),
     Feature("completion", "client/completion.py"),
     Feature("fstab", "extensions/fstab"),
     Feature("cache", "extensions/cache"),

@@ -24,6 +24,7 @@ def _or_the_only_mount(ctx: click.Context, param: click.Parameter, given: Path |
     return given or only_mount().mountpoint
 
 
+URL = click.argument("url", shell_complete=completion.values, metavar="URL")
 A_MOUNT = click.argument("mountpoint", type=MOUNTPOINT, required=False, callback=_or_the_only_mount)
 
 
@@ -99,9 +100,9 @@ def _note_unread_variables(options: set[str]) -> None:
     """Name the variables that look like options and are not, but for those that Kubernetes sets for its services."""
     from difflib import get_close_matches
 
-    from growfs.client.generation import VARIABLE
+    from growfs.vfs.attributes import GENERATION_VARIABLE
 
-    for name in sorted(os.environ.keys() - options - {VARIABLE, "GROWFS_FAULT"}):
+    for name in sorted(os.environ.keys() - options - {GENERATION_VARIABLE, "GROWFS_FAULT"}):
         if name.startswith("GROWFS_") and not re.search(r"_SERVICE_(HOST|PORT)|_PORT($|_\d)", name):
             (similar,) = get_close_matches(name, options, 1) or [""]
             hint = similar and f"; did you mean {similar}?"

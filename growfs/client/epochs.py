@@ -16,7 +16,7 @@ from typing import Any
 
 from growfs.client.generation import hold_part, next_generation
 from growfs.daemon.control_client import call
-from growfs.daemon.filled_folder import cache_of
+from growfs.daemon.place import front_end_at
 from growfs.errors import GrowfsError, UsageError
 from growfs.paths import absolute_path
 from growfs.vfs.attributes import FOLDER_NAME, PARTS, PASSES
@@ -45,11 +45,11 @@ def epoch(path: Path, number: int | None, part: int, catalog: Mapping[str, Any] 
         check(path, number, catalog)
     while part <= describe(path, number)["parts"]:  # until the pass begins, this follows the remote
         folder = _passes(path) / str(number) / str(part)
-        cache = cache_of(path)
-        if not cache:
+        front_end = front_end_at(path)
+        if not front_end:
             _wait_for(path, folder)
         # Not while the next part is waited for: two ranks at different parts would wait for each other.
-        with hold_part(path, cache, number, part) if cache else nullcontext():
+        with hold_part(path, front_end.cache, number, part) if front_end else nullcontext():
             yield folder
         part += 1
 
@@ -78,13 +78,13 @@ def pass_number(path: Path, number: int | None) -> int:
 
 def _passes(path: Path) -> Path:
     """The folder of passes; there is none without --exact."""
-    return path / PASSES if cache_of(path) else path / FOLDER_NAME / PASSES
+    return path / PASSES if front_end_at(path) else path / FOLDER_NAME / PASSES
 
 
 def describe(path: Path, number: int) -> dict[str, Any]:
     """How many files each part of a pass has, and what decides which ones."""
-    if cache := cache_of(path):
-        return dict(call(cache, "describe", answer_s=None, number=number))
+    if front_end := front_end_at(path):
+        return dict(call(front_end.cache, "describe", answer_s=None, number=number))
     try:
         return dict(json.loads((_passes(path) / str(number) / PARTS).read_bytes()))
     except OSError as error:

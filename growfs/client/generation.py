@@ -11,23 +11,18 @@ import errno
 import fcntl
 import os
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from growfs.daemon.filled_folder import CURRENT, GENERATIONS, cache_of, name_of, newest, number_of
+from growfs.daemon.place import front_end_at
 from growfs.errors import GrowfsError
 from growfs.paths import absolute_path
 from growfs.proc import become
-from growfs.vfs.attributes import FOLDER_NAME
+from growfs.vfs.attributes import CURRENT, FOLDER_NAME, GENERATION_VARIABLE, GENERATIONS
 
-ANSWER_S = 10.0
-"""How long the daemon may be silent. While it makes a generation, it sends a line each second."""
-VARIABLE = "GROWFS_GENERATION"
-"""The path of the generation, for the command of `growfs next`."""
 ATTEMPTS = 10
 """A generation may end after it was chosen and before it is locked; then there is a newer one."""
 
@@ -96,7 +91,7 @@ def hold_part(folder: Path, cache: Path, number: int, part: int) -> Iterator[Non
 def _next_generation(folder: Path, after: int | None = None, number: int | None = None) -> Path:
     """after: the generation that was read; by default the one that this process holds. number: the one to begin."""
     if after is None:
-        after = number_of(_held[folder].tree) if folder in _held else 0
+        after = int(_held[folder].tree.name) if folder in _held else 0
     for _ in range(ATTEMPTS):
         tree = _ask(folder, after, number)
         if _hold(folder, tree):
@@ -128,44 +123,31 @@ def begin_generation(folder: Path) -> Path:
 def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
     """Replace this process by a command that runs in the next generation, and holds it until the command ends.
 
-    The command has the path of the generation in the variable VARIABLE, and as its working directory.
+    The command has the path of the generation in GENERATION_VARIABLE, and as its working directory.
     """
     folder = absolute_path(folder).resolve()
     tree = _next_generation(folder, _newest_number(folder))
     os.set_inheritable(_held[folder].lock, True)
     try:
         os.chdir(tree)
-        become(*command, env={**os.environ, VARIABLE: str(tree)})
+        become(*command, env={**os.environ, GENERATION_VARIABLE: str(tree)})
     except OSError as error:
         raise GrowfsError(f"{command[0]}: {error.strerror}; name a program that can be run") from None
 
 
 def _newest_number(folder: Path) -> int:
     """The number of the newest generation; 0 if there is none yet."""
-    top = folder if cache_of(folder) else folder / FOLDER_NAME
+    top = folder if front_end_at(folder) else folder / FOLDER_NAME
     try:
-        return number_of(newest(top))
+        return int(os.path.basename(os.readlink(top / CURRENT)))
     except OSError:
         return 0
 
 
 def _ask(folder: Path, after: int, number: int | None = None, holds: bool = True) -> Path:
-    """The next generation, or the one with that number. If the daemon of a folder does not answer: the newest existing
-    one, or the existing one with that number, with a warning. Raises GrowfsError.
-    """
-    cache = cache_of(folder)
-    if cache is None:
-        return _of_mount(folder, after, number)
-    from growfs.daemon.control_client import call
-
-    try:
-        return Path(call(cache, "next", answer_s=ANSWER_S, after=after, number=number, holds=holds)["path"])
-    except GrowfsError as error:
-        tree = folder / GENERATIONS / name_of(number) if number else (folder / CURRENT).resolve()
-        if not tree.is_dir():
-            raise
-        warnings.warn(f"{folder}: no new generation; training continues with {tree.name}: {error}", stacklevel=6)
-        return tree
+    """The next generation, or the one with that number. Raises GrowfsError."""
+    front_end = front_end_at(folder)
+    return front_end.next(after, number, holds) if front_end else _of_mount(folder, after, number)
 
 
 def _of_mount(mountpoint: Path, after: int, number: int | None) -> Path:

@@ -22,8 +22,8 @@ from growfs.cache.cache_folder import daemon_of, is_in_use
 from growfs.daemon.control_client import call, daemon_pid, status_of
 from growfs.daemon.option_parsers import remote_url
 from growfs.daemon.options import MountRequest, Options
+from growfs.daemon.place import FrontEnd, Running
 from growfs.daemon.running import (
-    Running,
     abort_if_killed,
     abort_killed,
     daemon_with,
@@ -47,7 +47,7 @@ from growfs.trust import resolve
 END_S = 60.0
 """How long a daemon may take to save its state after the unmount."""
 WAITING_S = 2.0
-"""How long a daemon may take to name the processes that wait for files."""
+"""How long a daemon may take to name the processes that wait for files, or to answer that it ends."""
 STATUS_EVERY_S = 10.0
 """How often systemd is notified of the state of a mount in the foreground."""
 POLL_S = 0.02
@@ -67,13 +67,13 @@ def start(
     mountpoint: Path,
     options: Options,
     on_progress: OnProgress | None = None,
-    fills: bool = False,
+    front_end: str | None = None,
     on_daemon: Callable[[subprocess.Popen[bytes]], None] | None = None,
 ) -> tuple[subprocess.Popen[bytes], MountStatus]:
     """Mount; returns (the daemon, its status) when training can start.
 
     A dead mount on the same mountpoint is removed first. Raises GrowfsError if the mount fails, and leaves nothing of
-    it behind. fills: keep a folder filled instead. on_daemon: called with the daemon before it mounts.
+    it behind. front_end: see MountRequest. on_daemon: called with the daemon before it mounts.
     """
     if (encoding := sys.getfilesystemencoding()) != "utf-8":
         raise GrowfsError(f"this Python decodes file names as {encoding}; start it with PYTHONUTF8=1")
@@ -81,7 +81,7 @@ def start(
     check_apart(url, mountpoint, options.cache_dir)
     check_function(options.members)
     abort_killed()  # one may have the cache
-    if not fills and is_dead(mountpoint):
+    if is_dead(mountpoint):
         unmount(mountpoint, lazy=True)
     scheme = url.partition("://")[0] if "://" in url else "file"
     daemon = daemon_process(scheme)
@@ -89,7 +89,7 @@ def start(
         try:
             if on_daemon:
                 on_daemon(daemon.process)
-            daemon.send(pickle.dumps(MountRequest(url, mountpoint, options, working_folder(), fills)))
+            daemon.send(pickle.dumps(MountRequest(url, mountpoint, options, working_folder(), front_end)))
             return daemon.process, _wait_until_ready(daemon.messages, on_progress, daemon.errors)
         except GrowfsError:
             if -daemon.process.wait() in ENDING:  # it could not report that yet
@@ -154,15 +154,17 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
     found = find(mountpoint)
     if os.geteuid() not in (0, found.owner):
         raise GrowfsError(f"{mountpoint}: belongs to another user; stop it as that user or as root")
-    if found.fills:
+    if isinstance(found, FrontEnd):
         find_living(mountpoint)
     with _end_of(found) as ended:
         if found.starting:
-            _interrupt(found)
+            with suppress(GrowfsError):  # one that is already ending does not answer
+                call(found.cache, "stop", answer_s=WAITING_S)
         dead = _unmount(found.mounted, lazy) if found.mounted else False
         if lazy:
             return dead
-        others = [] if found.fills else _lasting_mounts(found.cache, None)  # a dead mount may have had the cache before
+        # A dead mount may have had the cache before.
+        others = [] if isinstance(found, FrontEnd) else _lasting_mounts(found.cache, None)
         if others and not found.mounted:
             pid = _daemon(found.cache)
             remedy = f"stop it, or the daemon: kill {pid}" if pid else "stop it"
@@ -184,12 +186,6 @@ def stop_or_detach(mountpoint: Path) -> None:
         stop(mountpoint)
     except (GrowfsError, RuntimeError):  # Python 3.12.0 to 3.12.2 start no thread while the interpreter exits
         stop(mountpoint, lazy=True)
-
-
-def _interrupt(found: Running) -> None:
-    """End a daemon that has not mounted yet. One that is already ending does not answer."""
-    with suppress(GrowfsError):
-        call(found.cache, "stop", answer_s=WAITING_S)
 
 
 def _unmount(mounted: MountRow, lazy: bool) -> bool:

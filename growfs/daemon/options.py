@@ -407,8 +407,8 @@ class MountRequest(NamedTuple):
     options: Options
     folder: Path
     """The working directory of the caller."""
-    fills: bool = False
-    """The mountpoint is a folder to keep filled, without a mount."""
+    front_end: str | None = None
+    """The extension that shows the files at the mountpoint, instead of a mount."""
 
     def remote(self) -> RemoteSpec:
         """What is needed to open the remote. Raises UsageError as `Options.remote`."""

@@ -11,12 +11,11 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from growfs import proc
 from growfs.cache.cache_folder import DATABASE, daemon_of, is_in_use
 from growfs.daemon.control_client import daemon_pid, status_of
-from growfs.daemon.filled_folder import LINK, cache_of
+from growfs.daemon.place import FrontEnd, Running, front_end_at
 from growfs.daemon.spawn import TITLE
 from growfs.daemon.status_text import brief
 from growfs.errors import GrowfsError, UsageError
@@ -28,22 +27,8 @@ from growfs.trust import opened_for_its_owner, resolve
 from growfs.workers.guard import abort
 
 
-class Running(NamedTuple):
-    """A mount, or a daemon without one in the mount table."""
-
-    mountpoint: Path
-    cache: Path
-    owner: int
-    """The user who mounted, runs the daemon, or made the link in a filled folder."""
-    mounted: MountRow | None
-    starting: bool = False
-    """Whether it has not mounted yet; if not, it was unmounted."""
-    fills: bool = False
-    """Whether it needs no mount, because it keeps a folder filled."""
-
-
 def running() -> list[Running]:
-    """The growfs mounts of this machine, even dead ones (see `living`), and daemons before and after their mount."""
+    """The growfs mounts of this machine, even dead ones (see `is_served`), and daemons before and after their mount."""
     mounted = [_of_row(row) for row in mounts()]
     return mounted + list(_unmounted({mount.cache for mount in mounted}))
 
@@ -57,8 +42,9 @@ def _unmounted(mounted: set[Path]) -> Iterator[Running]:
         for cache in {Path(path).parent for path in held if path.endswith("/lock")} - mounted:
             if daemon := daemon_of(cache):
                 mountpoint = Path(daemon["mountpoint"])
-                fills = cache_of(mountpoint) == cache
-                yield Running(mountpoint, cache, owner, None, starting=str(DEVICE) not in held, fills=fills)
+                yield front_end_at(mountpoint, cache) or Running(
+                    mountpoint, cache, owner, starting=str(DEVICE) not in held
+                )
 
 
 def _daemons() -> Iterator[tuple[int, int, set[str]]]:
@@ -79,11 +65,9 @@ def check_owner(mount: Running) -> None:
     except OSError as error:
         is_believed = error.errno != errno.EPERM  # a user without access to the cache cannot affect it
     if not is_believed:
-        path = mount.mountpoint
-        remedy = f"rm {path / LINK}" if mount.fills else f"umount {path}"
         raise GrowfsError(
-            f"{path}: belongs to uid {mount.owner} and names the cache of another user, {mount.cache}; if you do not"
-            f" trust it, remove it: {remedy}"
+            f"{mount.mountpoint}: belongs to uid {mount.owner} and names the cache of another user, {mount.cache}; if"
+            f" you do not trust it, remove it: {mount.removal}"
         )
 
 
@@ -96,16 +80,9 @@ def daemon_with(cache: Path) -> int:
     return next((pid for _, pid, held in _daemons() if f"{cache}/lock" in held), 0)
 
 
-def in_mount_table(mountpoint: Path) -> Running | None:
-    """The growfs mount on a mountpoint, if there is one and its daemon lives. The mountpoint is not accessed."""
-    row = mounted_at(absolute_path(mountpoint))
-    found = _of_row(row) if row else None
-    return found if found and living(found) else None
-
-
-def living(mount: Running) -> bool:
-    """Whether the daemon of a mount is running. Does not read from the disk, which may be failing."""
-    return (is_in_use(mount.cache) or daemon_with(mount.cache) != 0) and not was_killed(mount.cache)
+def is_served(cache: Path) -> bool:
+    """Whether the daemon of a cache is running. Does not read from the disk, which may be failing."""
+    return (is_in_use(cache) or daemon_with(cache) != 0) and not was_killed(cache)
 
 
 def was_killed(cache: Path) -> bool:
@@ -142,10 +119,10 @@ def state_of(mount: Running) -> str:
     """The state that `growfs list` shows for a mount. Waits for its daemon."""
     try:
         check_owner(mount)
-        state = brief(status_of(mount.cache)) if living(mount) else "dead; remove it with growfs umount"
+        state = brief(status_of(mount.cache)) if is_served(mount.cache) else "dead; remove it with growfs umount"
     except GrowfsError as error:
         state = str(error).removeprefix(f"{mount.cache}: ")  # its row names the cache
-    if mount.mounted or mount.fills:
+    if mount.mounted or isinstance(mount, FrontEnd):
         return state
     return f"{'not mounted yet' if mount.starting else 'unmounted, but still in use'}: {state}"
 
@@ -153,13 +130,10 @@ def state_of(mount: Running) -> str:
 def find(mountpoint: Path) -> Running:
     """The growfs mount on a mountpoint, or a daemon before or after its mount. Raises GrowfsError."""
     mountpoint = resolve(absolute_path(mountpoint))
-    if row := mounted_at(mountpoint):
-        found = _of_row(row)
-    elif filled := _filled(mountpoint):
-        found = filled
-    elif other := next((mount for mount in running() if mount.mountpoint == mountpoint), None):
-        found = other
-    else:
+    row = mounted_at(mountpoint)
+    found = _of_row(row) if row else front_end_at(mountpoint)
+    found = found or next((mount for mount in running() if mount.mountpoint == mountpoint), None)
+    if not found:
         raise GrowfsError(f"{mountpoint}: growfs is not mounted there; growfs list shows all mounts")
     check_owner(found)
     return found
@@ -167,8 +141,7 @@ def find(mountpoint: Path) -> Running:
 
 def only_mount() -> Running:
     """The mount of this user, if there is exactly one. Raises UsageError."""
-    user = os.geteuid()
-    own = [mount for mount in running() if mount.owner == user]
+    own = [mount for mount in running() if mount.owner == os.geteuid()]
     if not own:
         raise UsageError("no mount of this user is running; name its MOUNTPOINT: growfs list shows all mounts")
     if len(own) > 1:
@@ -176,13 +149,6 @@ def only_mount() -> Running:
             f"{len(own)} mounts are running; name one: {', '.join(str(mount.mountpoint) for mount in own)}"
         )
     return own[0]
-
-
-def _filled(folder: Path) -> Running | None:
-    with suppress(OSError):  # it was removed meanwhile
-        if cache := cache_of(folder):
-            return Running(folder, cache, (folder / LINK).lstat().st_uid, None, starting=True, fills=True)
-    return None
 
 
 def find_cache(place: Path) -> Path:
@@ -221,10 +187,8 @@ def in_use(cache: Path) -> GrowfsError:
             f"mounted on {folder}; any number of programs may read it, and mount --bind {folder} or ln -s {folder}"
             " shows it at a second path; otherwise unmount that first"
         )
-    elif cache_of(Path(folder)) == cache:
-        use = (
-            f"which fills {folder}; any number of programs may read it; otherwise stop that first: growfs stop {folder}"
-        )
+    elif front_end := front_end_at(Path(folder), cache):
+        use = front_end.use
     elif any(mount.cache == cache and mount.starting for mount in running()):
         use = f"which is about to mount on {folder}; wait for it"
     else:
@@ -245,11 +209,6 @@ def _last_users(cache: Path) -> str:
 def find_living(mountpoint: Path) -> Running:
     """As `find`, but also raises GrowfsError if the daemon is gone."""
     mounted = find(mountpoint)
-    if not living(mounted) and mounted.fills:
-        raise GrowfsError(f"{mountpoint}: nothing is filling it; start growfs fill again: growfs fill URL {mountpoint}")
-    if not living(mounted):
-        remedy = f"remove the dead mount: growfs umount {mountpoint}"
-        if not mounted.cache.exists():
-            raise GrowfsError(f"{mountpoint}: its daemon has exited, because {mounted.cache} was deleted; {remedy}")
-        raise GrowfsError(f"{mountpoint}: its daemon is gone; {remedy}")
+    if not is_served(mounted.cache):
+        raise mounted.gone(mountpoint)
     return mounted

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from growfs.extensions import FRONT_ENDS
 from growfs.paths import working_folder
 from growfs.syscalls import memfd_create
 
@@ -73,10 +74,10 @@ class DaemonProcess:
 
 
 def start_early(arguments: Sequence[str]) -> None:
-    """Start the daemon that a command line will need, if it mounts or fills and an argument is a URL."""
+    """Start the daemon that a command line will need, if its command starts one and an argument is a URL."""
     global _early
     urls = [argument for argument in arguments if "://" in argument and not argument.startswith("-")]
-    if urls and arguments[0] in ("mount", "fill"):
+    if urls and arguments[0] in ("mount", *FRONT_ENDS):
         _early = DaemonProcess(urls[0].partition("://")[0])
 
 

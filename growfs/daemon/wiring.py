@@ -27,7 +27,7 @@ from growfs.daemon.snapshot import StatusSource
 from growfs.daemon.supervisor import EndingSteps, Service, Supervisor
 from growfs.daemon.virtual_files import virtual_files
 from growfs.errors import GrowfsError
-from growfs.extensions import MOUNT
+from growfs.extensions import FRONT_ENDS, MOUNT
 from growfs.fuse.engine_choice import Engine, EngineChoice
 from growfs.fuse.mounting import file_system, is_remote
 from growfs.remote.filter import PathFilter
@@ -90,11 +90,11 @@ class Holders(Protocol):
 
 def requested_features(request: MountRequest) -> list[type[Feature]]:
     """The features of a mount, in the order in which they are constructed."""
-    given = {"fill": request.fills, **request.options.by_name()}
+    given = request.options.by_name()
     return [
         getattr(import_module(f"growfs.extensions.{name}.mount"), f"{name.title()}Feature")
         for name in MOUNT
-        if given.get(name, True)
+        if name == request.front_end or given.get(name, name not in FRONT_ENDS)
     ]
 
 
@@ -162,7 +162,7 @@ class Wiring:
     def choose_engine(self) -> None:
         """The engine for the kernel, if there is a mount. Fails early."""
         request, options = self.request, self.options
-        self.choice = None if request.fills else EngineChoice(options.engine, self.folder.path, options.allow_other)
+        self.choice = None if request.front_end else EngineChoice(options.engine, self.folder.path, options.allow_other)
         if self.choice:
             log.info("%s engine: %s", self.choice.name, self.choice.reason)
 

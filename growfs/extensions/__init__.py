@@ -1,20 +1,23 @@
 """What growfs does beyond mounts: each extension is a folder here, and a line in ALL if it has a command.
 
-The module `command` in the folder has the command, under the extension's name. The module `mount` has what it adds to
-mounts, `options` its options, and `text` what it adds to the text of the status. An extension imports the core, but no
-other extension. The core imports none: it knows of them by ALL and MOUNT alone.
+The module `command` in the folder has the commands, under their names. The module `mount` has what it adds to mounts,
+`options` its options, `text` what it adds to the text of the status, and `front_end` finds the daemon of a folder that
+is not a mount. An extension imports the core, but no other extension. The core imports none: it knows of them by this
+registry alone.
 """
 
 ALL = {
-    "top": "Mount",
-    "report": "Mount",
-    "doctor": "Plan and check",
-    "plan": "Plan and check",
-    "verify": "Plan and check",
-    "cache": "Without a mount",
-    "csi": "Kubernetes",
+    "top": ("Mount", "top"),
+    "report": ("Mount", "report"),
+    "doctor": ("Plan and check", "doctor"),
+    "plan": ("Plan and check", "plan"),
+    "verify": ("Plan and check", "verify"),
+    "fill": ("Without a mount", "fill"),
+    "stop": ("Without a mount", "fill"),
+    "cache": ("Without a mount", "cache"),
+    "csi": ("Kubernetes", "csi"),
 }
-"""The section of `growfs --help` for the command of each extension, in the order there."""
+"""The section of `growfs --help` for each command of an extension, in the order there, and the extension."""
 
 MOUNT = {
     "fill": (),
@@ -24,5 +27,10 @@ MOUNT = {
     "history": (),
 }
 """The extensions of mounts, and the modules of each that are imported before workers are forked. One whose name is an
-option is there if that is given, fill with growfs fill, and the others always. Each may use what those before it have
-set."""
+option is there if that is given, a front end if its command is run, and the others always. Each may use what those
+before it have set."""
+
+FRONT_ENDS = [
+    "fill",
+]
+"""The extensions with a command of their name that shows files in a folder instead of a mount: see FrontEnd."""

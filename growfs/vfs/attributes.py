@@ -13,10 +13,14 @@ from growfs.remote.names import RESERVED
 
 FOLDER_NAME = RESERVED
 """The folder of growfs's own files in a mount."""
+GENERATIONS, CURRENT = "generations", "current"
+"""The folder there with the generations, and the link to the newest one; without a mount, both are in the front end."""
 PASSES = "passes"
-"""The folder there with the parts of passes (--exact), also in a folder of `growfs fill`."""
+"""The folder with the parts of passes (--exact), in the same place."""
 PARTS = "parts.json"
 """The file in the folder of a pass that says how many parts it has, and what decides their files."""
+GENERATION_VARIABLE = "GROWFS_GENERATION"
+"""The environment variable with the path of the generation, for the command of `growfs next`."""
 
 FILE_TIMEOUT_S = 86_400.0
 """How long the kernel may cache a file's name and attributes. They change only with the node id; the kernel is then

@@ -20,12 +20,19 @@ from growfs.errors import NoSuchName, NotBegun, Stale
 from growfs.rotation.generations import Generations
 from growfs.rotation.readers import Readers
 from growfs.rotation.rules import Generation
-from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, GENERATION_SHIFT, LINK_BIT, Attributes, Entry
+from growfs.vfs.attributes import (
+    CURRENT,
+    DIRECTORY_TIMEOUT_S,
+    GENERATION_SHIFT,
+    GENERATIONS,
+    LINK_BIT,
+    Attributes,
+    Entry,
+)
 from growfs.vfs.virtual import BeginListing, VirtualFile
 
 GENERATIONS_ID, CURRENT_ID, AFTER_ID = 3, 4, 5
 """Node ids of the folder `generations`, and of `current` and `after-N` without the number that theirs have."""
-GENERATIONS, CURRENT = "generations", "current"
 AFTER = re.compile(r"after-(\d+)", re.ASCII)
 NUMBERS = (1 << 20) - 1
 """How many numbers ids can have: the kernel's inode numbers have 64 bits, some programs take them as signed, and one

@@ -17,7 +17,7 @@ WITHOUT_A_LINE = {"fstab"}  # the package's entry point calls it
 
 def test_each_extension_has_a_line() -> None:
     folders = {path.parent.name for path in (PACKAGE / "extensions").glob("*/__init__.py")}
-    assert folders == {*ALL, *MOUNT} | WITHOUT_A_LINE
+    assert folders == {extension for _, extension in ALL.values()} | {*MOUNT, *WITHOUT_A_LINE}
 
 
 def test_growfs_mounts_without_any_extension(growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_growfs_mounts_without_any_extension(growfs: Growfs, tmp_path: Path, mon
     extensions = tmp_path / "code/growfs/extensions"
     shutil.rmtree(extensions)
     extensions.mkdir()
-    (extensions / "__init__.py").write_text("ALL: dict[str, str] = {}\nMOUNT: dict[str, tuple[str, ...]] = {}\n")
+    (extensions / "__init__.py").write_text("ALL, MOUNT, FRONT_ENDS = {}, {}, ()\n")
     monkeypatch.chdir(tmp_path / "code")  # where python -m looks first
     growfs.starts_python = True
     growfs.env["PYTHONPATH"] = str(tmp_path / "code")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def test_a_command_goes_to_the_only_mount_of_its_user(
     make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
     own = find(growfs.mountpoint)
-    of_another, second = own._replace(owner=NOBODY), own._replace(mountpoint=tmp_path)
+    of_another, second = replace(own, owner=NOBODY), replace(own, mountpoint=tmp_path)
     found = [of_another, own]
     monkeypatch.setattr(daemons, "running", lambda: found)  # without the mounts of other tests
     for command in ("status", "wait", "pause", "resume", "release"):

@@ -24,9 +24,9 @@ from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
-from growfs.daemon.filled_folder import GENERATIONS, LINK, name_of, number_of
 from growfs.errors import GrowfsError, Unreadable
 from growfs.extensions.fill import trees
+from growfs.extensions.fill.front_end import LINK, name_of
 from growfs.extensions.fill.trees import Tree
 from growfs.proc import users_of
 from growfs.rotation.generations import Generations, Planner
@@ -34,6 +34,7 @@ from growfs.rotation.jobs import EPOCH_SHARE
 from growfs.rotation.rules import Generation
 from growfs.signal import Signal
 from growfs.trust import OpenFolder
+from growfs.vfs.attributes import GENERATIONS
 from growfs.vfs.open_counter import OpenCounter
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class FolderEngine:
         inodes = BitMap64(ino % (1 << 64) for (ino,) in rows)
         for name in trees.existing(self._trees_folder):
             path = self._trees_folder.here / name
-            number = number_of(path)
+            number = int(name)
             is_kept = current - self._generations.keep < number <= current
             if not (is_kept or trees.is_locked(path) or self._is_open(path)):
                 disk.remove_tree("GENERATION", path)

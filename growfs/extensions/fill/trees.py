@@ -22,11 +22,11 @@ from growfs import disk, trust
 from growfs.bitmaps import BitMap64
 from growfs.cache.cache_folder import open_cache_dir
 from growfs.cache.schema import DirectoryPaths, Query
-from growfs.daemon.filled_folder import CURRENT, GENERATIONS, LINK, cache_of, number_of
 from growfs.errors import GrowfsError
+from growfs.extensions.fill.front_end import LINK, find
 from growfs.rotation.rules import Generation
 from growfs.trust import OpenFolder
-from growfs.vfs.attributes import PASSES
+from growfs.vfs.attributes import CURRENT, GENERATIONS, PASSES
 
 REMEDY = "choose another folder"
 SPARE = ".spare"
@@ -64,7 +64,7 @@ def check_folder(folder: Path, cache_dir: Path) -> None:
     try:
         with open_top(folder, makes=True) as top:
             names = [name for name in os.listdir(top.fd) if not name.startswith(".")]
-            if names and cache_of(top.here) is None:
+            if names and not find(top.here):
                 raise GrowfsError(f"{folder}: is not empty, and growfs did not fill it; choose an empty folder")
             with suppress(FileNotFoundError), trust.open_below(top, GENERATIONS, REMEDY):
                 pass
@@ -116,10 +116,10 @@ def claim(top: OpenFolder, cache: Path) -> None:
     """
     if not _lock_alone(top.fd):
         raise GrowfsError(f"{top.path}: another growfs is filling it; stop that one first: growfs stop {top.path}")
-    known = cache_of(top.here)
-    if known and known.exists() and not known.samefile(cache):
+    known = find(top.here)
+    if known and known.cache.exists() and not known.cache.samefile(cache):
         raise GrowfsError(
-            f"{top.path}: is filled from another cache, {known}; choose another folder, or remove this one"
+            f"{top.path}: is filled from another cache, {known.cache}; choose another folder, or remove this one"
         )
 
 
@@ -163,7 +163,7 @@ def withdraw_part(top: OpenFolder, part: str) -> None:
 def current_number(top: OpenFolder) -> int:
     """The number of the generation that the folder shows; 0 if there is none."""
     try:
-        return number_of(Path(os.readlink(top.here / CURRENT)))
+        return int(os.path.basename(os.readlink(top.here / CURRENT)))
     except (OSError, ValueError):
         return 0
 

@@ -18,9 +18,10 @@ import click
 from growfs.cache.cache_folder import daemon_of
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import all_rows, flag_name
-from growfs.daemon.running import in_mount_table
+from growfs.daemon.running import is_served
 from growfs.errors import UsageError
-from growfs.fuse.mounting import IGNORED
+from growfs.fuse.mounting import IGNORED, mounted_at
+from growfs.paths import absolute_path
 from growfs.remote.names import redact
 
 WRONG_USAGE, FAILED = 1, 32
@@ -49,8 +50,8 @@ def is_mounted(url: str, mountpoint: str) -> bool:
     Only the mount table is consulted: a daemon may live on after umount(8), and accessing the mountpoint of an
     automount would wait for this very mount.
     """
-    found = in_mount_table(Path(mountpoint))
-    return found is not None and daemon_of(found.cache).get("url") == redact(absolute(url))
+    row = mounted_at(absolute_path(Path(mountpoint)))
+    return row is not None and is_served(row.cache) and daemon_of(row.cache).get("url") == redact(absolute(url))
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:

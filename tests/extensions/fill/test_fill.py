@@ -613,6 +613,14 @@ def test_a_mount_takes_over_the_cache(growfs: Fill, tmp_path: Path) -> None:
         growfs.umount()
 
 
+def test_a_folder_with_a_dead_mount_is_filled_as_it_is_mounted(growfs: Fill, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    growfs.kill()
+    growfs.fill(tmp_path / "remote")
+    assert {name: (growfs.current / name).read_bytes() for name in files_below(growfs.current)} == tree
+
+
 def test_what_cannot_be_filled_is_refused(growfs: Fill, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     (growfs.mountpoint / "mine").write_text("")
