@@ -68,7 +68,7 @@ class _Walk:
         self.fresh = False
         self.rest = [*reversed(path.absolute().parts[1:])]
         self._given = path
-        self._links = 0
+        self._followed = 0
         self._check_above, self._check_link = check_above, check_link
 
     def __enter__(self) -> _Walk:
@@ -119,8 +119,8 @@ class _Walk:
             target = Path(os.readlink("", dir_fd=link))
         finally:
             os.close(link)
-        self._links += 1
-        if self._links > 40:  # the kernel follows as many (path_resolution(7))
+        self._followed += 1
+        if self._followed > 40:  # the kernel follows as many (path_resolution(7))
             raise GrowfsError(f"{self._given}: is a link that leads to itself; choose a folder")
         self.rest.pop()
         self.rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)

@@ -30,6 +30,7 @@ from growfs.daemon.running import (
     find,
     find_living,
     is_dead,
+    is_served,
 )
 from growfs.daemon.spawn import daemon_process
 from growfs.daemon.status_text import brief, state_text
@@ -154,8 +155,8 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
     found = find(mountpoint)
     if os.geteuid() not in (0, found.owner):
         raise GrowfsError(f"{mountpoint}: belongs to another user; stop it as that user or as root")
-    if isinstance(found, FrontEnd):
-        find_living(mountpoint)
+    if isinstance(found, FrontEnd) and not is_served(found.cache):
+        raise found.gone(mountpoint)
     with _end_of(found) as ended:
         if found.starting:
             with suppress(GrowfsError):  # one that is already ending does not answer

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from growfs.extensions.doctor.check import Level
+from growfs.extensions.doctor.machine import check_engine
 from growfs.fuse import engine_choice, protocol
 from growfs.fuse.engine_choice import PACKAGES, EngineChoice
 from growfs.fuse.probe import why_not_passthrough
@@ -161,6 +163,12 @@ def test_auto_without_passthrough_shows_links_to_the_user_who_mounts(
     choice = EngineChoice("auto", tmp_path, allow_other)
     assert choice.name == name
     assert choice.reason.startswith("no passthrough: a reason")
+
+
+def test_the_doctor_refuses_links_for_other_users_as_a_mount_does(tmp_path: Path) -> None:
+    check, name = check_engine("links", tmp_path, allow_other=True)
+    assert (check.level, name) == (Level.FAILURE, "")
+    assert "other users cannot follow links" in check.text
 
 
 @pytest.fixture
