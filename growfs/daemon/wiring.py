@@ -27,7 +27,7 @@ from growfs.daemon.snapshot import StatusSource
 from growfs.daemon.supervisor import EndingSteps, Service, Supervisor
 from growfs.daemon.virtual_files import virtual_files
 from growfs.errors import GrowfsError
-from growfs.extensions import FRONT_ENDS, MOUNT
+from growfs.extensions import MOUNT
 from growfs.fuse.engine_choice import Engine, EngineChoice
 from growfs.fuse.mounting import file_system, is_remote
 from growfs.remote.filter import PathFilter
@@ -93,8 +93,8 @@ def requested_features(request: MountRequest) -> list[type[Feature]]:
     given = request.options.by_name()
     return [
         getattr(import_module(f"growfs.extensions.{name}.mount"), f"{name.title()}Feature")
-        for name in MOUNT
-        if name == request.front_end or given.get(name, name not in FRONT_ENDS)
+        for name in (request.front_end, *MOUNT)
+        if name and given.get(name, True)
     ]
 
 

@@ -20,17 +20,16 @@ ALL = {
 """The section of `growfs --help` for each command of an extension, in the order there, and the extension."""
 
 MOUNT = {
-    "fill": (),
     "peers": ("client",),
     "exact": ("division",),
     "metrics": (),
     "history": (),
 }
 """The extensions of mounts, and the modules of each that are imported before workers are forked. One whose name is an
-option is there if that is given, a front end if its command is run, and the others always. Each may use what those
-before it have set."""
+option is there if that is given, the others always. Each may use what those before it have set."""
 
 FRONT_ENDS = [
     "fill",
 ]
-"""The extensions with a command of their name that shows files in a folder instead of a mount: see FrontEnd."""
+"""The extensions that show files in a folder instead of a mount, by the command of their name: see FrontEnd. Such a
+daemon has the front end first, and then those of MOUNT."""
