@@ -15,8 +15,8 @@ All downloads take the same path, whoever requests them (`in_flight.Priority`):
 Modules, from the outside in: `readiness` (when a mount is ready), `prefetcher` (draws group after group until a pass is
 complete, and requests new versions), `rotating` (which files are drawn in which order, and what a generation lists),
 `fetcher` (moves each download through its states), `admission` (in which order they are admitted), `dispatcher` (the
-workers), `stream_count` (how many requests run at a time), `refresh` (listings), `space` (room for each download),
-`in_flight` (the table of downloads), `outage`.
+workers), `stream_count` (how many requests run at a time, and how many files workers have ahead), `refresh` (listings),
+`space` (room for each download; `growfs.cache.room` estimates unknown sizes), `in_flight` (the downloads), `outage`.
 
 The concurrency protocol. All of this runs on trio's thread: code between two awaits is atomic, and the only lock is the
 one in `space`. A new `await` in one of these places would therefore break an invariant:
