@@ -88,7 +88,7 @@ class Problem:
         """Whether a link of the chain, without its causes, shows that a server is busy or cannot be reached."""
         words = {base.__name__ for base in type(link).__mro__} | {self._store.code_of(link)}
         status = self._store.status_of(link)
-        return _is_busy(status) or bool(words & (self._store.busy_codes | self._store.unreachable | _BUSY))
+        return is_busy(status) or bool(words & (self._store.busy_codes | self._store.unreachable | _BUSY))
 
     def denied(self, what: str, advice: str = "", kind: type[RemoteDenied] = RemoteDenied) -> RemoteDenied:
         """The error for a refusal by the store. what: the reason. advice: if not to give other credentials."""
@@ -124,12 +124,12 @@ def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:
             f" for your own server, set {store.ca_variable} to its certificate file"
         )
     if words & _PROXY or status == 407:
-        lasts = 400 <= status < 500 and not _is_busy(status)
+        lasts = 400 <= status < 500 and not is_busy(status)
         return (RemoteDenied if lasts else RemoteBusy)(
             f"{where}: cannot be reached through the proxy ({detail}); check HTTPS_PROXY and HTTP_PROXY"
             " (http://user:password@host:port), or name the host in NO_PROXY"
         )
-    if _is_busy(status) or words & store.busy_codes:
+    if is_busy(status) or words & store.busy_codes:
         kind = RemoteThrottled if status in (429, 503) else RemoteBusy
         busy = kind(f"{where}: the server is busy or failing ({status or ''} {detail}); try again later")
         busy.retry_after_s = max((getattr(link, "retry_after_s", 0.0) for link in problem.chain), default=0.0)
@@ -153,7 +153,8 @@ def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:
     return RemoteError(f"{where}: {type(problem.error).__name__}: {detail}; check the URL and the options")
 
 
-def _is_busy(status: int) -> bool:
+def is_busy(status: int) -> bool:
+    """Whether an HTTP status says that the same request may succeed later."""
     return status in (408, 425, 429) or (status >= 500 and status != 501)
 
 

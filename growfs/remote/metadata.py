@@ -36,7 +36,7 @@ def file_from_headers(path: str, size: int, headers: Mapping[str, str]) -> Remot
     return file_from_fields(path, size, headers.get("etag", ""), to_ns(headers.get("last-modified")))
 
 
-def file_from_fields(path: str, size: int, etag: str, mtime_ns: int | None) -> RemoteFile:
+def file_from_fields(path: str, size: int | None, etag: str, mtime_ns: int | None) -> RemoteFile:
     """A RemoteFile with these fields. Its version is the ETag, otherwise the time and size."""
     return RemoteFile(path, size, mtime_ns, etag.strip('"') or version_by_time(size, mtime_ns))
 

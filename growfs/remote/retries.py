@@ -1,5 +1,25 @@
 """When a failed request is repeated, and when its file fails: one rule for every request to a remote.
 
+Each layer does what it can about an error, and otherwise raises it to the next one:
+
+| layer, all below growfs/ | error | what follows |
+|---|---|---|
+| remote/http/connection.py | the server closed a connection that it kept | it is opened again, at once |
+| remote/http/download.py | the connection was cut, as it is slow | the rest of the segment, at once; twice at most |
+| | RemoteBusy | after a pause, the rest of the segment |
+| | 400, 401, 403 | the segment with a new signature, once |
+| | FallBack: an unusual response | after a pause, the segment once more, unless it is the first |
+| remote/stores/s3/bucket.py, `_has_learned` | RemoteDenied | once more, with other credentials |
+| | FallBack | once more, in the bucket's region or another manner |
+| | RemoteChanged | once more, in another manner, or regardless of ETags |
+| remote/stores/fsspec.py | FallBack | the store's library makes the request (remote/client_choice.py) |
+| remote/wrappers/retrying.py | RemoteBusy | after a pause, the call from its start |
+| | RemoteChanged, but the file is as it was listed | as RemoteBusy |
+| | RemoteUnavailable, after the first page of a listing | after a pause, the next page, however often |
+| workers/downloader.py | RemoteChanged, RemoteMissing | the file's current version is reported |
+| scheduler/outage.py | RemoteUnavailable | a probe, and in an outage the file once it has ended |
+| scheduler/fetcher.py | all others | the file fails, and is tried again later |
+
 A request that found the store busy, or the network down, is repeated after a pause that grows with each consecutive
 failure and is random by half, so that many requests do not return together
 (https://sre.google/sre-book/handling-overload/). A segment of a file continues from its last byte. The file fails when

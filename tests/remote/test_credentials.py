@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -213,18 +214,19 @@ def test_a_remote_that_is_opened_anew_does_not_ask_for_other_credentials_each_ti
     assert asked.read_text() == "\n\n", "the first ones, and others when those were denied"
 
 
-def test_a_signer_of_a_client_that_was_forgotten_meanwhile_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signer_of_a_client_that_is_forgotten_meanwhile_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = S3Remote(RemoteSpec("s3://bucket", {"key": "k", "secret": "s"}, "http://127.0.0.1:9"))
     make = remote._new_signer
+    forgetting = threading.Thread(target=remote._forget_client)
 
-    def forget_meanwhile(bucket: str) -> Signer:
-        signer = make(bucket)
-        remote._forget_client()
-        return signer
+    def make_meanwhile() -> Signer:
+        forgetting.start()
+        return make()
 
-    monkeypatch.setattr(remote, "_new_signer", forget_meanwhile)
-    old = remote._fresh_signer("bucket")
+    monkeypatch.setattr(remote, "_new_signer", make_meanwhile)
+    old = remote._fresh_signer()
+    forgetting.join()
     monkeypatch.setattr(remote, "_new_signer", make)
-    new = remote._fresh_signer("bucket")
+    new = remote._fresh_signer()
     assert new is not old
-    assert remote._fresh_signer("bucket") is new
+    assert remote._fresh_signer() is new

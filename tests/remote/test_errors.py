@@ -25,7 +25,7 @@ from growfs.errors import (
     UsageError,
 )
 from growfs.remote import open_remote
-from growfs.remote.http.download import BUSY_STATUSES
+from growfs.remote.errors import is_busy
 from growfs.remote.interface import FetchTask, RemoteSpec
 from growfs.remote.retries import TRIES_MAX, Retries
 from growfs.remote.stores.base import StoreRemote
@@ -173,6 +173,7 @@ def xml(code: str) -> bytes:
         (429, "TooManyRequests", RemoteThrottled),
         (500, "InternalError", RemoteBusy),
         (502, "", RemoteBusy),
+        (507, "", RemoteBusy),
         (400, "RequestTimeout", RemoteBusy),
         (400, "ExpiredToken", CredentialsRefused),
         (403, "AccessDenied", RemoteDenied),
@@ -187,7 +188,7 @@ def test_each_s3_error_is_translated(faulty: RemoteSpec, status: int, code: str,
     Faulty.answers[:] = [(status, xml(code))] * 3
     assert type(error_of(faulty)) is kind
     by_library = [agent for agent in Faulty.seen if "Botocore" in agent]
-    is_own = status in BUSY_STATUSES or code in S3Remote.wrong_credentials | {"AccessDenied"}
+    is_own = is_busy(status) or code in S3Remote.wrong_credentials | {"AccessDenied"}
     assert len(by_library) == (not is_own), "s3fs or botocore retried on its own"
     assert len(Faulty.seen) == len(by_library) + 1
 

@@ -158,7 +158,7 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         made.append(options)
         return plain_client(options)
 
-    monkeypatch.setattr("growfs.remote.stores.s3.bucket.plain_client", counted)
+    monkeypatch.setattr("growfs.remote.stores.s3.access.plain_client", counted)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "growfs-access")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "growfs-secret")
     return made

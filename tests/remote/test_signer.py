@@ -154,7 +154,7 @@ def assert_equal(signer: Signer, client: Client, bucket: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_signed_requests_equal_those_of_the_library(case: str) -> None:
     bucket, options, endpoint_url = CASES[case]
-    client = remote_of(options, endpoint_url)._client(bucket)
+    client = remote_of(options, endpoint_url)._client()
     assert_equal(signer_by_library(client, bucket), client, bucket)
 
 
@@ -234,7 +234,7 @@ def test_requests_with_simple_settings_equal_those_of_the_library(
     remote = S3Remote(RemoteSpec("s3://bucket/x", {} if anon else options, endpoint_url, anon=anon))
     settings = remote._static_settings
     assert settings
-    own, by_library = signer_with(settings), signer_by_library(remote._client("bucket"), "bucket")
+    own, by_library = signer_with(settings), signer_by_library(remote._client(), "bucket")
     for key in ODD_KEYS:
         assert own.request(key) == by_library.request(key)
         assert own.page({"Prefix": key, "MaxKeys": 7}) == by_library.page({"Prefix": key, "MaxKeys": 7})
@@ -301,7 +301,7 @@ def test_special_buckets_have_signatures_of_their_own(
 
 
 def test_anonymous_requests_are_not_signed() -> None:
-    client = remote_of({}, ENDPOINT, anon=True)._client("bucket")
+    client = remote_of({}, ENDPOINT, anon=True)._client()
     signer = signer_by_library(client, "bucket")
     parameters = wanted(client, "bucket")
     for key in ODD_KEYS:
@@ -311,7 +311,7 @@ def test_anonymous_requests_are_not_signed() -> None:
 
 
 def test_old_signature_versions_are_left_to_the_library() -> None:
-    client = remote_of({"config_kwargs": {"signature_version": "s3"}}, ENDPOINT)._client("bucket")
+    client = remote_of({"config_kwargs": {"signature_version": "s3"}}, ENDPOINT)._client()
     signer = signer_by_library(client, "bucket")
     assert signer.request("x").url.startswith(f"{ENDPOINT}/bucket/x?AWSAccessKeyId=")
     assert signer.page({"Bucket": "bucket"}).url.startswith(f"{ENDPOINT}/bucket?list-type=2&")
@@ -320,7 +320,7 @@ def test_old_signature_versions_are_left_to_the_library() -> None:
 def test_changed_credentials_are_used_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = remote_of({"requester_pays": True}, ENDPOINT)
     first = remote._request(FILE, "GET")
-    remote._client("bucket").boto._request_signer._credentials.access_key = "another"
+    remote._client().boto._request_signer._credentials.access_key = "another"
     assert remote._request(FILE, "GET") == first
     monkeypatch.setattr("growfs.remote.stores.s3.signer.FRESH_S", 0)
     assert "Credential=another/" in remote._request(FILE, "GET").headers["Authorization"]

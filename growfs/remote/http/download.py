@@ -23,6 +23,7 @@ from typing import Generic, TypeVar
 from growfs.errors import RemoteBusy
 from growfs.remote import digest
 from growfs.remote.digest import Digest
+from growfs.remote.errors import is_busy
 from growfs.remote.http.checksum import ExpectedChecksum, expected_checksum
 from growfs.remote.http.connection import (
     Connection,
@@ -49,7 +50,6 @@ CUTS_MAX = 2
 GOOD_STATUSES = (200, 206)
 MIXED = "segments of different versions"
 """Then the library fetches the file in one piece, if no version was listed: servers behind one name may differ."""
-BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 REFUSED_STATUSES = (400, 401, 403)  # what stores return for an expired signature
 MISSING_STATUSES = (404, 410, 416)  # 416: a range of an empty file
 
@@ -150,7 +150,7 @@ class RangeDownloader:
         Raises HttpError, ConnectionFailed, and FallBack if the library may do better.
         """
         response = connection.send(request, headers)
-        if response.status in BUSY_STATUSES:
+        if is_busy(response.status):
             raise _http_error(response)
         # The target of a redirect gets no credentials, but the library may have some.
         is_own = connection.sent is request
@@ -169,11 +169,10 @@ class RangeDownloader:
         if expected is None:
             return
         mismatch = expected.mismatch(total, task.target, task.progress)
-        wrong = self._wrong_checksums.setdefault(expected.name, set())
-        if wrong is not None and mismatch is None:
-            self._wrong_checksums[expected.name] = None
         if mismatch is None:
+            self._wrong_checksums[expected.name] = None
             return
+        wrong = self._wrong_checksums.setdefault(expected.name, set())
         if wrong is None or not (task.tries and task.tries.has_arrived(digest.of(task.target, task.progress))):
             raise ChecksumMismatch(mismatch)
         is_new = len(wrong) < WRONG_FILES_MIN

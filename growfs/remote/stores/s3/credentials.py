@@ -114,22 +114,18 @@ class Renewal:
 
     def served_also(self, at: float) -> bool:
         """Whether the credentials of a request made at this time have served a later one."""
-        return self._served_at > at and not self.was_done_after(at)
+        return self._served_at > at > self._at
 
     def is_due(self, since: float, refusal: RemoteDenied) -> bool:
         """Whether to renew the credentials, with which a request made at `since` was refused."""
         have_expired = isinstance(refusal, CredentialsRefused) and self._served_at > self._at
         pause_s = 0.0 if have_expired else self._pause_s
-        return not self.was_done_after(since) and time.monotonic() > self._at + pause_s
+        return since > self._at and time.monotonic() > self._at + pause_s
 
     def note(self) -> None:
         """Note that they were renewed now."""
         self._at = time.monotonic()
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
-
-    def was_done_after(self, at: float) -> bool:
-        """Whether they were renewed after this time."""
-        return self._at >= at
 
 
 class _Provider:

@@ -70,27 +70,36 @@ def static_settings(options: Mapping[str, Any], bucket: str) -> StaticSettings |
     files = _read_files(variables)
     if files is None:
         return None
-    given = {OPTION_KEYS[name]: options[name] for name in OPTION_KEYS if options.get(name) is not None}
     found = {name.lower(): value for name, value in variables.items() if name.lower() in _KEYS}
-    keys = next((each for each in (given, found, *files) if each.keys() & _KEYS), {})
-    is_signed = not options.get("anon")
-    if is_signed and not (keys.get("aws_access_key_id") and keys.get("aws_secret_access_key")):
+    keys = next((each for each in (keys_in(options), found, *files) if each.keys() & _KEYS), {})
+    if options.get("anon"):
+        keys = {}
+    elif not (keys.get("aws_access_key_id") and keys.get("aws_secret_access_key")):
         return None
-    in_files = [file["region"] for file in files if "region" in file]
-    regions = client.get("region_name"), variables.get("AWS_DEFAULT_REGION"), *in_files, DEFAULT_REGION
-    region = next(filter(None, regions))
-    servers = client.get("endpoint_url"), *map(variables.get, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
-    server = next(filter(None, servers), None)
+    configured = next((file["region"] for file in files if "region" in file), DEFAULT_REGION)
+    region = client.get("region_name") or variables.get("AWS_DEFAULT_REGION") or configured
+    server = server_in(client)
     if not _REGION.fullmatch(region) or (server and not _SERVER.fullmatch(server)):
         return None
     return StaticSettings(
         f"{server.rstrip('/')}/{bucket}/" if server else in_region(f"https://{bucket}.s3.amazonaws.com/", region),
         region,
-        keys["aws_access_key_id"] if is_signed else None,
-        keys["aws_secret_access_key"] if is_signed else "",
-        keys.get("aws_session_token") if is_signed else None,
+        keys.get("aws_access_key_id"),
+        keys.get("aws_secret_access_key", ""),
+        keys.get("aws_session_token"),
         variables.get("AWS_CA_BUNDLE"),
     )
+
+
+def keys_in(options: Mapping[str, Any]) -> dict[str, str]:
+    """The credentials among the options of s3fs, under the names that botocore has for them."""
+    return {OPTION_KEYS[name]: options[name] for name in OPTION_KEYS if options.get(name) is not None}
+
+
+def server_in(client_options: Mapping[str, Any]) -> str | None:
+    """The URL of the server, if the options of a client of botocore or the environment give one."""
+    given = client_options.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL_S3")
+    return given or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def in_region(url: str, region: str) -> str:
