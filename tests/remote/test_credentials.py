@@ -161,6 +161,45 @@ def test_credentials_that_cannot_be_had_are_an_outage(
             next(iter(remote.pages()))
 
 
+class RefusingService(QuietHandler):
+    """Security Token Service (STS), which refuses every request."""
+
+    def do_POST(self) -> None:
+        self.reply("<ErrorResponse><Error><Code>AccessDenied</Code><Message>no</Message></Error></ErrorResponse>", 403)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        (
+            "role_arn = arn:aws:iam::123456789012:role/growfs\nsource_profile = keys\n"
+            "[profile keys]\naws_access_key_id = a\naws_secret_access_key = s",
+            "no credentials from a role that ~/.aws/config assumes",
+        ),
+        (
+            "role_arn = arn:aws:iam::123456789012:role/growfs\nweb_identity_token_file = /proc/version",
+            "no credentials from a role by web identity",
+        ),
+        (
+            "sso_start_url = https://x\nsso_region = us-east-1\nsso_account_id = 1\nsso_role_name = r",
+            "no credentials from the single sign-on",
+        ),
+    ],
+    ids=["role", "web identity", "sign-on"],
+)
+def test_the_service_that_refuses_credentials_is_named(
+    profile: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text(f"[profile team]\n{profile}\n")
+    with serving(RefusingService) as url:
+        env = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_PROFILE": "team", "AWS_ENDPOINT_URL_STS": url}
+        for name, value in {**env, "AWS_DEFAULT_REGION": "us-east-1"}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(RemoteDenied, match=re.escape(message)):
+            S3Remote(RemoteSpec("s3://bucket", {}, "http://127.0.0.1:9"))._request(FILE, "GET")
+
+
 @pytest.mark.usefixtures("alone")
 def test_what_credentials_are_good_for_is_used_up_and_they_are_asked_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
