@@ -259,10 +259,10 @@ class Rotating(Cache):
     def listing(self, reader: Reader, directory: int, now: float) -> list[int]:
         """A reader lists a directory, which may begin a generation; returns what it is shown."""
         newest, settle_s = self.generation, self._settings.settle_s
-        is_past = newest is None or newest.is_past(self.counter)
-        view = None if newest is None or is_past else reader.next_view(directory, newest, now, settle_s, self.live)
-        if view is None:
-            view = self._begin(reader, now)
+        view: Generation | None = None
+        if newest and not newest.is_past(self.counter):
+            view = reader.next_view(directory, newest, now, settle_s, self.live)
+        view = view or self._begin(reader, now)
         reader.lists(directory, view, now, settle_s)
         reader.is_shown((self.cached[id].seq for id in self.folders[directory]), view)
         self.readers_changed()
