@@ -175,7 +175,7 @@ def open_folder(
 
     with _Walk(path, check_above, _link_check(remedy)) as walk:
         walk.run(makes)
-        check(walk.path, os.fstat(walk.fd), f"/proc/self/fd/{walk.fd}", remedy, shared)
+        check_open(walk.path, walk.fd, remedy, shared)
         for name in names:
             with suppress(FileNotFoundError):
                 owner = os.stat(name, dir_fd=walk.fd, follow_symlinks=False).st_uid
@@ -192,7 +192,7 @@ def open_below(folder: OpenFolder, name: str, remedy: str, makes: int | None = N
     try:
         fd, fresh = _enter(folder.fd, name, makes)
         try:
-            check(path, os.fstat(fd), f"/proc/self/fd/{fd}", remedy)
+            check_open(path, fd, remedy)
             if deep:
                 _check_folders(path, fd, remedy)
             return OpenFolder(path, _readable(fd), fresh)
@@ -271,6 +271,11 @@ def check(path: Path, stat: os.stat_result, place: str, remedy: str, shared: boo
         )
 
 
+def check_open(path: Path, fd: int, remedy: str, shared: bool = False) -> None:
+    """As `check`, for a folder that is open."""
+    check(path, os.fstat(fd), f"/proc/self/fd/{fd}", remedy, shared)
+
+
 def check_entries(folder: OpenFolder, remedy: str) -> None:
     """Raise GrowfsError unless everything directly in a folder is `check`ed, and none of it is a link."""
     with os.scandir(folder.fd) as entries:
@@ -289,7 +294,7 @@ def _check_folders(top: Path, top_fd: int, remedy: str) -> None:
 
     for root, folders, _, fd in os.fwalk(".", onerror=stop, dir_fd=top_fd):
         path = top / root
-        check(path, os.fstat(fd), f"/proc/self/fd/{fd}", remedy)
+        check_open(path, fd, remedy)
         for name in folders:
             if S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
                 raise _is_link(path / name)

@@ -22,7 +22,7 @@ from growfs.cache.cache_folder import daemon_of, is_in_use
 from growfs.daemon.control_client import call, daemon_pid, status_of
 from growfs.daemon.option_parsers import remote_url
 from growfs.daemon.options import MountRequest, Options
-from growfs.daemon.place import FrontEnd, Running
+from growfs.daemon.place import FrontEnd
 from growfs.daemon.running import (
     abort_if_killed,
     abort_killed,
@@ -157,7 +157,8 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
         raise GrowfsError(f"{mountpoint}: belongs to another user; stop it as that user or as root")
     if isinstance(found, FrontEnd) and not is_served(found.cache):
         raise found.gone(mountpoint)
-    with _end_of(found) as ended:
+    pid = daemon_pid(found.cache) or daemon_with(found.cache)  # 0 if there is none, or it is not visible from here
+    with _end_of(found.cache, pid) as ended:
         if found.starting:
             with suppress(GrowfsError):  # one that is already ending does not answer
                 call(found.cache, "stop", answer_s=WAITING_S)
@@ -167,7 +168,6 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
         # A dead mount may have had the cache before.
         others = [] if isinstance(found, FrontEnd) else _lasting_mounts(found.cache, None)
         if others and not found.mounted:
-            pid = _daemon(found.cache)
             remedy = f"stop it, or the daemon: kill {pid}" if pid else "stop it"
             raise GrowfsError(f"{mountpoint}: unmounted already, but still in use by {', '.join(others)}; {remedy}")
         if not others and not ended(END_S):
@@ -228,10 +228,13 @@ def _names(pids: Iterable[int]) -> Iterator[str]:
 
 
 @contextmanager
-def _end_of(found: Running) -> Iterator[Callable[[float], bool]]:
-    """A function that waits for a given number of seconds for the daemon to end, and returns whether it has ended."""
+def _end_of(cache: Path, pid: int) -> Iterator[Callable[[float], bool]]:
+    """A function that waits for a given number of seconds for the daemon to end, and returns whether it has ended.
+
+    pid: of the daemon; 0 if unknown.
+    """
     process: int | None = None
-    if pid := _daemon(found.cache):
+    if pid:
         with suppress(OSError):
             process = pidfd_open(pid)
 
@@ -239,7 +242,7 @@ def _end_of(found: Running) -> Iterator[Callable[[float], bool]]:
         deadline = time.monotonic() + timeout_s
         if process is not None:
             return _has_ended(process, timeout_s)
-        while is_in_use(found.cache):
+        while is_in_use(cache):
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_S)
@@ -250,11 +253,6 @@ def _end_of(found: Running) -> Iterator[Callable[[float], bool]]:
     finally:
         if process is not None:
             os.close(process)
-
-
-def _daemon(cache: Path) -> int:
-    """The process of the daemon of a cache; 0 if there is none, or it is not visible from here."""
-    return daemon_pid(cache) or daemon_with(cache)
 
 
 def _has_ended(process: int, timeout_s: float | None = None) -> bool:

@@ -159,10 +159,9 @@ class FolderEngine:
 
     def _is_in_place(self) -> bool:
         """Whether the folder is still at its path, and of this user. It may have been renamed."""
-        top = self._top
         try:
-            trust.check(top.path, os.fstat(top.fd), str(top.here), trees.REMEDY, shared=True)
-            if os.path.samestat(os.stat(self.folder), os.fstat(top.fd)):
+            trust.check_open(self._top.path, self._top.fd, trees.REMEDY, shared=True)
+            if os.path.samestat(os.stat(self.folder), os.fstat(self._top.fd)):
                 return True
         except GrowfsError as error:
             log.warning("growfs fill stops: %s", error)

@@ -30,7 +30,7 @@ def find(folder: Path) -> FilledFolder | None:
 
 
 class FilledFolder(FrontEnd):
-    """See FrontEnd. owner: of the link."""
+    """See FrontEnd. owner: of the link. starting: there is no mount to end its daemon with, but the command `stop`."""
 
     @property
     def removal(self) -> str:
