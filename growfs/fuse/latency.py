@@ -109,7 +109,7 @@ class RequestWaiter(trio.abc.Instrument):
 
 
 def _epoll_descriptors() -> Iterator[int]:
-    """Those of this process. One is trio's, which has no name; it is readable when trio has events to handle."""
+    """The epoll descriptors of this process. One is trio's, which is readable when trio has events to handle."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor of this listing is closed by now
             if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
