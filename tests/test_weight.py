@@ -12,7 +12,7 @@ CEILINGS = {
     "statements of the core": 11_721,
     "statements of all": 23_632,
     "statements of the largest function": 41,
-    "constants in capitals": 707,
+    "constants in capitals": 705,
     "importers of exact": 1,
     "importers of peers": 2,
     "importers of fill": 0,
