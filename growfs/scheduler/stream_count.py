@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import NamedTuple
 
 from growfs.workers.messages import REPORT_FILES
@@ -194,9 +193,9 @@ class WorkerCount:
 
     def update(self, cpu_shares: Sequence[float]) -> None:
         """End a period. cpu_shares: of each worker that had files, its CPU time over the elapsed time."""
-        # Workers that compute for most of the time may soon limit the rate, as Python runs one thread.
-        if len(cpu_shares) >= self.count and fmean(cpu_shares) > 0.6:
-            self.count = min(self.count + 1, self.most)
+        # Workers that compute for more than 0.6 of the time may soon limit the rate, as Python runs one thread.
+        if len(cpu_shares) >= self.count:
+            self.count = max(self.count, min(math.ceil(sum(cpu_shares) / 0.6), self.most))
 
 
 class FilesAhead(NamedTuple):

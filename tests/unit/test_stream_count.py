@@ -22,6 +22,7 @@ from growfs.scheduler.stream_count import (
     STREAMS_MAX,
     STREAMS_MIN,
     ConcurrencyController,
+    WorkerCount,
 )
 
 PERIODS = 60
@@ -243,3 +244,30 @@ def test_streams_stay_within_their_bounds(each: float) -> None:
         assert (
             STREAMS_MIN <= controller.update(rate, chance.random() < 0.9, chance.random() * STREAMS_MAX) <= STREAMS_MAX
         )
+
+
+WORKER_CORES = 1.2
+"""What a worker uses if the link could deliver more: one thread of Python, and system calls beside it."""
+
+
+@pytest.mark.parametrize(("link_cores", "periods"), [(0.5, 0), (1.2, 1), (4.0, 2), (8.0, 3)])
+def test_a_link_that_keeps_many_cores_busy_soon_has_workers_for_them(link_cores: float, periods: int) -> None:
+    """link_cores: how many cores are busy while the whole link is used. periods: those after which it is used."""
+    workers, used = WorkerCount(1, 16), []
+    for _ in range(10):
+        used.append(min(link_cores, workers.count * WORKER_CORES))
+        workers.update([used[-1] / workers.count] * workers.count)
+    assert used.index(link_cores) <= periods
+    assert workers.count == math.ceil(link_cores / 0.6)
+
+
+def test_there_are_no_more_workers_than_asked_for_and_none_for_what_is_idle() -> None:
+    workers = WorkerCount(1, 2)
+    workers.update([WORKER_CORES])
+    workers.update([WORKER_CORES, WORKER_CORES])
+    assert workers.count == 2
+    workers.update([0.1, 0.1])
+    assert workers.count == 2
+    few = WorkerCount(3, 8)
+    few.update([WORKER_CORES, WORKER_CORES])  # the third one had no files
+    assert few.count == 3
