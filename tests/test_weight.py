@@ -9,8 +9,8 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 111,
-    "statements of the core": 11_721,
-    "statements of all": 23_632,
+    "statements of the core": 11_720,
+    "statements of all": 23_654,
     "statements of the largest function": 41,
     "constants in capitals": 705,
     "importers of exact": 1,
