@@ -360,7 +360,7 @@ class Dispatcher:
                     failed = message  # it can fetch nothing; closing the channel also ends files that it has begun
                 else:
                     await self._process(slot, message)
-        self._slots.remove(slot)
+        self._slots = [other for other in self._slots if other is not slot]  # `run`, if it ends, has dropped them all
         await slot.channel.aclose()
         if slot.downloads and not failed:
             oldest, *others = slot.downloads.values()

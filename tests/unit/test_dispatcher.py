@@ -343,6 +343,15 @@ async def test_a_worker_is_sent_only_a_few_files_ahead() -> None:
         assert len(scene.pool.all) == 1
 
 
+async def test_a_report_that_arrives_just_when_it_stops_is_no_error() -> None:
+    """Which task runs first is random."""
+    for _ in range(20):
+        async with start_scene(1) as scene:
+            scene.enqueue("a", "b")
+            await quiet()
+            scene.pool.all[0].report_fetched("a")
+
+
 async def test_a_reader_moves_only_the_files_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups may have a thousand files each, and a thousand groups be queued."""
     async with start_scene(1) as scene:
