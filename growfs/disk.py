@@ -145,16 +145,16 @@ def prune_folders(label: str, folder: Path, top: Path) -> None:
 
 def fresh_folder(label: str, folder: Path) -> None:
     """Create an empty folder, replacing an existing one."""
-    fault_point(label)
     remove_tree(label, folder)
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)  # a running daemon restores one of its folders
 
 
 def remove_tree(label: str, folder: Path) -> None:
-    """Remove a folder with all its contents, if it exists."""
+    """Remove a folder with all its contents, if it exists. Another thread may remove some of them meanwhile."""
     fault_point(label)
-    if folder.exists():
-        shutil.rmtree(folder)
+    while folder.exists():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
 
 
 def write_text(label: str, path: Path, text: str) -> None:

@@ -254,7 +254,7 @@ def _end_if_deleted(folder: CacheFolder, ended: threading.Event) -> None:
         if ended.wait(1.0):
             return
     if not ended.is_set():
-        log.error("%s was deleted", folder.path)
+        log.error("%s was deleted or moved", folder.path)
         os._exit(1)
 
 
