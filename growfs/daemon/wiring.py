@@ -61,6 +61,7 @@ class Feature:
     """What an extension adds to a mount: ExactFeature in growfs.extensions.exact.mount, for example."""
 
     def __init__(self, mount: Wiring) -> None:
+        """Open the ports that its options name. Nothing in the cache has been changed yet, and no component exists."""
         self.mount = mount
 
     @staticmethod
@@ -111,10 +112,10 @@ def build(
     spec: of the remote. url: without secrets.
     """
     with EndingSteps() as ending:
-        wiring = Wiring(request, spec, url, folder, workers, ending)
+        wiring = Wiring(request, features, spec, url, folder, workers, ending)
         wiring.choose_engine()
         wiring.build_cache()
-        wiring.build_listing(features)
+        wiring.build_listing()
         wiring.build_fetching()
         wiring.build_drawing()
         wiring.build_view()
@@ -133,6 +134,7 @@ class Wiring:
     def __init__(
         self,
         request: MountRequest,
+        features: Sequence[type[Feature]],
         spec: RemoteSpec,
         url: str,
         folder: CacheFolder,
@@ -158,12 +160,12 @@ class Wiring:
         self.sections = dict[str, Callable[[], Any]]()
         self.warnings = list[Callable[[list[Reader]], Iterable[str | None]]]()
         self.commands = list[Command]()
+        self.features = [feature(self) for feature in features]
 
     def choose_engine(self) -> None:
         """The engine for the kernel, if there is a mount. Fails early."""
-        request, options = self.request, self.options
-        self.choice = None if request.front_end else EngineChoice(options.engine, self.folder.path, options.allow_other)
-        if self.choice:
+        if not self.request.front_end:
+            self.choice = EngineChoice(self.options.engine, self.folder.path, self.options.allow_other)
             log.info("%s engine: %s", self.choice.name, self.choice.reason)
 
     async def snapshot(self) -> MountStatus:
@@ -188,11 +190,10 @@ class Wiring:
         self.store.admitted.connect(self.usage.mark_changed)
         self.budget.changed.connect(self.store.room.freed.notify)
 
-    def build_listing(self, features: Sequence[type[Feature]]) -> None:
+    def build_listing(self) -> None:
         """Listed and held files."""
         options = self.options
         self.first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
-        self.features = [feature(self) for feature in features]
         for feature in self.features:
             feature.build()
         self.selection = self.select()
@@ -284,7 +285,6 @@ class Wiring:
         self.engine = self.make_engine()
 
     def _kernel_engine(self) -> Engine:
-        assert self.choice
         vfs = self.choice.view(
             self.catalog,
             self.store,
@@ -401,9 +401,8 @@ def _refuse(name: str, _: object) -> None:
 
 def _cache_warning(cache_dir: Path) -> str | None:
     kind, mountpoint = file_system(cache_dir)
-    if not is_remote(kind):
-        return None
-    return f"{cache_dir}: is on {mountpoint} ({kind}), which is not a local disk; pass a --cache-dir on one"
+    text = f"{cache_dir}: is on {mountpoint} ({kind}), which is not a local disk; pass a --cache-dir on one"
+    return text if is_remote(kind) else None
 
 
 def _limit_warning() -> str | None:

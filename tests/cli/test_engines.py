@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from growfs import disk
 from growfs.extensions.doctor.check import Level
 from growfs.extensions.doctor.machine import check_engine
 from growfs.fuse import engine_choice, protocol
@@ -229,8 +230,10 @@ def test_a_mount_that_is_refused_leaves_the_cache_as_it_was(without_pyfuse3: Gro
                 ["--peers", address, "--peer-addr", address, "--peer-token-file", tmp_path / "token"],
                 "--peer-addr: cannot listen",
             ),
+            (["--metrics-addr", address], "--metrics-addr: cannot listen"),
         ):
-            assert why in growfs.mount(tmp_path / "remote", *flags, check=False).stderr
+            assert why in growfs.mount(tmp_path / "remote", "--exclude", "*", *flags, check=False).stderr
+            assert len([*disk.walk_files(growfs.cache / "files")]) == len(tree)
     growfs.mount(tmp_path / "remote", "--engine", "links")
     growfs.umount()
     assert "did not stop cleanly" not in growfs.log()

@@ -9,7 +9,7 @@ from typing import Any
 
 from growfs.daemon.option_parsers import listening
 from growfs.daemon.options import MountRequest
-from growfs.daemon.wiring import Feature
+from growfs.daemon.wiring import Feature, Wiring
 from growfs.errors import UsageError
 from growfs.extensions.peers.messages import Token
 from growfs.extensions.peers.options import PeersOptions
@@ -19,6 +19,13 @@ from growfs.rotation.circle import owner
 
 class PeersFeature(Feature):
     """See Feature."""
+
+    def __init__(self, mount: Wiring) -> None:
+        """See Feature. The port is only tried: a worker does the listening."""
+        super().__init__(mount)
+        address = mount.options.of(PeersOptions).peer_addr
+        assert address
+        listening("--peer-addr", *address).close()
 
     @staticmethod
     def check(request: MountRequest) -> None:
@@ -30,15 +37,13 @@ class PeersFeature(Feature):
         mount, first, options = self.mount, self.mount.first, self.mount.options.of(PeersOptions)
         assert options.peers
         assert options.peer_addr
-        listening("--peer-addr", *options.peer_addr).close()  # fails early; a worker does the listening
         self._token = _token(options)
-        # With --exact, all nodes fetch the same part.
-        owns = partial(owner, first.seed, first.group) if mount.options.by_name().get("exact") else None
-        self._peers = peers = Peers(
+        mount.other_source = self._peers = Peers(
             options.peers, options.peer_addr, self._token, options.peer_bandwidth,
-            mount.workers, mount.database, mount.catalog, mount.store, first.place, owns,
+            mount.workers, mount.database, mount.catalog, mount.store, first.place,
+            # With --exact, all nodes fetch the same part.
+            partial(owner, first.seed, first.group) if mount.options.by_name().get("exact") else None,
         )  # fmt: skip
-        mount.other_source = peers
 
     def connect(self) -> None:
         """See Feature."""
