@@ -60,7 +60,7 @@ class FilledFolder(FrontEnd):
             return Path(call(self.cache, "next", answer_s=ANSWER_S, after=after, number=number, holds=holds)["path"])
         except GrowfsError as error:
             tree = folder / GENERATIONS / name_of(number) if number else (folder / CURRENT).resolve()
-            if not tree.is_dir():
+            if not os.path.isdir(tree):  # or this user may not enter the folder
                 raise
             warnings.warn(f"{folder}: no new generation; training continues with {tree.name}: {error}", stacklevel=6)
             return tree

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.support import NOBODY, OtherUser, other_user
+from tests.cli.support import NOBODY, OtherUser, assert_refused, other_user
 from tests.crash.scene import alive
 from tests.extensions.fill.conftest import Fill
 from tests.harness import files_below, make_tree, until
@@ -37,6 +38,16 @@ def content(folder: Path) -> dict[str, int]:
 def give(user: OtherUser, *paths: Path) -> None:
     for path in paths:
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+
+
+def test_another_user_begins_no_generation(growfs: Fill, user: OtherUser, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        growfs.mountpoint = Path(folder)
+        growfs.fill(tmp_path / "remote")
+        assert_refused(user.run("next", growfs.mountpoint), "this mount belongs to another user; run the command as")
+        growfs.run("stop", folder)
 
 
 @pytest.mark.promise(31)
