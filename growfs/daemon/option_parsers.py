@@ -57,10 +57,10 @@ def partition(text: str) -> tuple[int, int]:
     """(number of this node, from 0; number of nodes), from I/N or the environment of the job."""
     if text == "auto":
         text = _partition_of_job()
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+    if not match or int(match[1]) >= int(match[2]):
         raise UsageError(f"{text!r} is not a partition; use 0/8 to 7/8 for eight nodes, or 'auto'")
-    return int(number), int(count)
+    return int(match[1]), int(match[2])
 
 
 def nodes_of_job() -> int:
@@ -73,8 +73,7 @@ def nodes_of_job() -> int:
 
 def _partition_of_job() -> str:
     """I/N: the number of this node, and the number of nodes. Raises UsageError if no launcher provides them."""
-    launchers = [TORCHRUN, *([OPEN_MPI] if os.environ.get(OPEN_MPI_LOCAL) == "1" else []), SLURM]
-    for number, count in launchers:
+    for number, count in (TORCHRUN, *([OPEN_MPI] if os.environ.get(OPEN_MPI_LOCAL) == "1" else []), SLURM):
         if number in os.environ and count in os.environ:
             return f"{os.environ[number]}/{os.environ[count]}"
     names = ", or ".join(" and ".join(pair) for pair in (TORCHRUN, SLURM, OPEN_MPI))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from growfs.daemon.option_parsers import PYTHON_SCHEME, size_or_percentage
@@ -12,10 +13,10 @@ from growfs.units import CacheSize
 
 def position(text: str) -> tuple[int, int]:
     """(number of a pass, number of its part), both from 1, with 9 digits at most, as in the names of parts."""
-    number, _, part = text.partition("/")
-    if not all(each.isdecimal() and 0 < int(each) < 10**9 for each in (number, part)):
+    match = re.fullmatch(r"0*([1-9]\d{0,8})/0*([1-9]\d{0,8})", text, re.ASCII)
+    if not match:
         raise UsageError(f"{text!r} is not a part; use PASS/PART, such as 3/1 for the first part of pass 3")
-    return int(number), int(part)
+    return int(match[1]), int(match[2])
 
 
 @dataclass(frozen=True, kw_only=True)
