@@ -142,11 +142,16 @@ class CatalogSync:
 
     async def update_file(self, node: Node, found: RemoteFile | None) -> None:
         """Apply the result of a fetch: a file has a different version now, or none."""
-        changed = [(node.id, found)] if found else []
         try:
             if self._catalog.node(node.id) is None or (found and found.version == node.version):
                 return
-            await self._apply(ListingDiff(self._catalog.listing, changed=changed, gone=[] if found else [node.id]))
+            await self._apply(
+                ListingDiff(
+                    self._catalog.listing,
+                    changed=[(node.id, found)] if found else [],
+                    gone=[] if found else [node.id],
+                )
+            )
         except (Unreadable, sqlite3.DatabaseError) as error:  # the next listing finds it again
             log.warning("%s changed, but the database cannot be written: %s", node.name, error)
             return
@@ -154,8 +159,9 @@ class CatalogSync:
 
     def add_update(self, id: int, file: RemoteFile) -> None:
         """Let a new version be fetched. id: of the old one."""
-        self._updates[id] = file
-        heappush(self._smallest, (file.size or 0, id))
+        if self._updates.get(id) != file:  # otherwise an earlier listing found the same
+            self._updates[id] = file
+            heappush(self._smallest, (file.size or 0, id))
 
     def next_update(self) -> AbstractContextManager[tuple[int, RemoteFile]] | None:
         """Take the smallest new version: (id of the old one, new one). Listings skip it within the block."""

@@ -354,6 +354,19 @@ async def test_an_evicted_file_is_not_kept_from_its_new_version(tmp_path: Path) 
     cache.close()
 
 
+async def test_a_version_that_waits_while_listings_find_it_again_is_noted_once(tmp_path: Path) -> None:
+    """As each listing does while the mount is paused: what is noted would grow, and larger ones give way to nothing."""
+    cache = await full_cache(tmp_path)
+    sync = CatalogSync(RefusingPool(), cache.catalog, cache.store, Outage(answers), 0)  # type: ignore[arg-type]
+    for _ in range(3):
+        await sync.update_file(cache.node("d/000.bin"), file("d/000.bin", SIZE, "v2"))
+    update = sync.next_update()
+    assert update
+    with update:
+        assert not sync.has_smaller_update(file("d/001.bin", 2 * SIZE, "v2"))
+    cache.close()
+
+
 async def test_a_group_may_fail_while_one_of_its_files_waits_for_an_eviction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
