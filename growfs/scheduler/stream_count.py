@@ -193,9 +193,10 @@ class WorkerCount:
 
     def update(self, cpu_shares: Sequence[float]) -> None:
         """End a period. cpu_shares: of each worker that had files, its CPU time over the elapsed time."""
-        # Workers that compute for more than 0.6 of the time may soon limit the rate, as Python runs one thread.
+        # Workers that compute for more than 0.6 of the time may soon limit the rate, as Python runs one thread. A share
+        # above 1 is mostly of earlier periods: a worker that imports its store's library reports nothing for a second.
         if len(cpu_shares) >= self.count:
-            self.count = max(self.count, min(math.ceil(sum(cpu_shares) / 0.6), self.most))
+            self.count = max(self.count, min(math.ceil(sum(min(share, 1.0) for share in cpu_shares) / 0.6), self.most))
 
 
 class FilesAhead(NamedTuple):

@@ -271,3 +271,12 @@ def test_there_are_no_more_workers_than_asked_for_and_none_for_what_is_idle() ->
     few = WorkerCount(3, 8)
     few.update([WORKER_CORES, WORKER_CORES])  # the third one had no files
     assert few.count == 3
+
+
+def test_cpu_time_of_several_periods_that_is_reported_at_once_is_taken_for_that_of_one() -> None:
+    """A worker whose store's library was imported began five others, each of which imported it, too."""
+    workers = WorkerCount(1, 8)
+    workers.update([0.0])
+    workers.update([3.1])
+    workers.update([0.2, 3.1])
+    assert workers.count == 2
