@@ -9,7 +9,7 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 111,
-    "statements of the core": 11_720,
+    "statements of the core": 11_716,
     "statements of all": 23_654,
     "statements of the largest function": 41,
     "constants in capitals": 705,
