@@ -54,7 +54,7 @@ FEATURES = (
         "remote/wrappers/members.py remote/wrappers/member_index.py producers/archives.py",
         "archive archives member members",
     ),
-    Feature("manifests", "remote/manifests", "manifest"),
+    Feature("manifests", "extensions/manifests", "manifest"),
     Feature("metrics", "extensions/metrics", "metrics"),
     Feature("libfuse", "fuse/libfuse.py", "libfuse"),
     Feature("csi", "extensions/csi"),

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,7 +22,6 @@ from platformdirs import user_cache_path
 
 from growfs.daemon.option_parsers import (
     PYTHON_SCHEME,
-    absolute,
     function,
     group,
     one_of,
@@ -33,7 +32,7 @@ from growfs.daemon.option_parsers import (
     web_url,
 )
 from growfs.errors import UsageError
-from growfs.extensions import MOUNT
+from growfs.extensions import MOUNT, REMOTE
 from growfs.paths import absolute_path, shown_path
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
@@ -106,6 +105,10 @@ class FeatureOptions:
     def check(self, options: Options, url: str) -> None:
         """Raise UsageError if they contradict one another, other options or the URL."""
 
+    def remote(self, spec: RemoteSpec, options: Options, folder: Path) -> RemoteSpec:
+        """The remote as they change it. folder: as for `Options.remote`."""
+        return spec
+
 
 F = TypeVar("F", bound=FeatureOptions)
 
@@ -154,13 +157,6 @@ class Options:
         "auto|growfs|library",
         "Client that requests the files: growfs itself (faster) or the store's library, such as s3fs. auto: growfs"
         " if it supports the store.",
-    )
-    manifest: str | None = option(
-        None,
-        absolute,
-        "FILE",
-        "Read the list of files from a text, CSV or Parquet file or an S3 Inventory, instead of listing the remote.",
-        affects_node=True,
     )
 
     rotation: str = choice(
@@ -313,18 +309,22 @@ class Options:
         """
         for feature in self.features:
             feature.check(self, url)
-        return RemoteSpec(
+        spec = RemoteSpec(
             url=url,
             storage_options=nested(self.storage_option),
             endpoint_url=self.endpoint_url,
             anon=self.anon,
             client=self.client,
-            manifest=self.manifest,
             include=self.include,
             exclude=self.exclude,
-            members=self.members,
-            maker=self._producer(url, folder),
+            identity=(self.endpoint_url, None),
         )
+        for feature in self.features:
+            spec = feature.remote(spec, self, folder)
+        members = (str(self.members),) if self.members else ()
+        maker = self._producer(url, folder)
+        made = (str(maker.function), maker.rename, maker.seed) if maker else ()
+        return replace(spec, members=self.members, maker=maker, identity=(*spec.identity, *members, *made))
 
     @property
     def workers_max(self) -> int:
@@ -338,10 +338,11 @@ class Options:
         names = {name for _, name, _, _ in Formatter().parse(self.rename or "") if name is not None}
         by_index = "index" in names
         store = self.endpoint_url or self.anon or self.storage_option
+        given = self.changed()
         refuse(
             "",
             (no_remote and self.producer, "--producer cannot be used with py:, which names a producer itself"),
-            (no_remote and self.manifest, "--manifest cannot be used with py:, which has no remote files"),
+            (no_remote and "--manifest" in given, "--manifest cannot be used with py:, which has no remote files"),
             (self.members and self.producer, "--members and --producer cannot be used together"),
             (no_remote and self.members, "--members cannot be used with py:, which has no remote archives"),
             (no_remote and (self.include or self.exclude), "--include and --exclude cannot be used with py:"),
@@ -381,7 +382,7 @@ def _of_features() -> tuple[type[FeatureOptions], ...]:
     """The options of the extensions that have any."""
     return tuple(
         getattr(import_module(module), f"{name.title()}Options")
-        for name in MOUNT
+        for name in (*MOUNT, *REMOTE)
         if find_spec(module := f"growfs.extensions.{name}.options")
     )
 

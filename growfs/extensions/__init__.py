@@ -28,6 +28,11 @@ MOUNT = {
 """The extensions of mounts, and the modules of each that are imported before workers are forked. One whose name is an
 option is there if that is given, the others always. Each may use what those before it have set."""
 
+REMOTE = [
+    "manifests",
+]
+"""The extensions that change the files of a remote, from the store on: see FeatureOptions.remote and Layer."""
+
 FRONT_ENDS = [
     "fill",
 ]

@@ -39,14 +39,12 @@ def open_remote(
 
 
 def _open_source(spec: RemoteSpec, threads: TransferThreads | None) -> Remote:
-    from growfs.remote.stores.registry import open_store, store_class
+    from growfs.remote.stores.registry import open_folder
 
-    spec = store_class(spec.url).of_folder(spec)
-    remote: Remote = open_store(spec, threads)
-    if spec.manifest:
-        from growfs.remote.manifests.manifest import ManifestRemote
-
-        remote = ManifestRemote(remote, spec, spec.manifest)
+    open_source: Callable[[RemoteSpec], Remote] = partial(open_folder, threads=threads)
+    for layer in spec.layers:
+        open_source = partial(layer.open, open_source)
+    remote = open_source(spec)
     if spec.members:
         from growfs.remote.wrappers.members import ArchiveRemote
 

@@ -37,8 +37,6 @@ class Traits(NamedTuple):
     """Whether it has no last file: a listing returns as many files as requested."""
     keeps_names: bool = True
     """Whether files have the same names as in the store."""
-    identity: tuple[object, ...] = ()
-    """What else distinguishes the content of one cache from another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,8 @@ class RemoteSpec:
     anon: bool = False
     client: str = "auto"
     """The client to read the store with: `auto`, `growfs` or `library`."""
-    manifest: str | None = None
+    layers: tuple[Layer, ...] = ()
+    """What changes the files of the store, from the store on."""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     members: Function | None = None
@@ -62,21 +61,13 @@ class RemoteSpec:
     """Makes the files, if they are not those of the store."""
     extent: int | None = None
     """How many files to list, if the remote is endless."""
+    identity: tuple[object, ...] = ()
+    """What distinguishes remotes at the same URL. It is a part of the names of caches, so it never changes."""
 
     @property
     def traits(self) -> Traits:
         """Those of the files that it lists."""
         return self.maker.traits if self.maker else Traits()
-
-    @property
-    def identity(self) -> list[object]:
-        """What distinguishes remotes at the same URL. It is a part of the names of caches, so it never changes."""
-        return [
-            self.endpoint_url,
-            self.manifest,
-            *([str(self.members)] if self.members else []),
-            *self.traits.identity,
-        ]
 
 
 class RemoteFile(NamedTuple):
@@ -228,6 +219,17 @@ class Maker(Protocol):
     def check(self, spec: RemoteSpec) -> bool:
         """Whether the kernel confines the writes of the function. Raises UsageError if it cannot be imported."""
         ...
+
+
+class Layer:
+    """Changes which files a remote lists. It is sent to the workers, so its module imports what it needs only there."""
+
+    def open(self, open_source: Callable[[RemoteSpec], Remote], spec: RemoteSpec) -> Remote:
+        """The remote at spec, as it changes it. open_source: opens the one that it changes, at the same or another URL.
+
+        Raises as `growfs.remote.open_remote`.
+        """
+        return open_source(spec)
 
 
 class OtherFetcher(Protocol):

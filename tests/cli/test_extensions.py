@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import growfs as api
-from growfs.extensions import ALL, MOUNT
+from growfs.extensions import ALL, MOUNT, REMOTE
 from tests.harness import Growfs, make_tree, usable_engine
 
 PACKAGE = Path(api.__file__).parent
@@ -17,7 +17,7 @@ WITHOUT_A_LINE = {"fstab"}  # the package's entry point calls it
 
 def test_each_extension_has_a_line() -> None:
     folders = {path.parent.name for path in (PACKAGE / "extensions").glob("*/__init__.py")}
-    assert folders == {extension for _, extension in ALL.values()} | {*MOUNT, *WITHOUT_A_LINE}
+    assert folders == {extension for _, extension in ALL.values()} | {*MOUNT, *REMOTE, *WITHOUT_A_LINE}
 
 
 def test_growfs_mounts_without_any_extension_or_other_engine(
@@ -28,7 +28,7 @@ def test_growfs_mounts_without_any_extension_or_other_engine(
     extensions = tmp_path / "code/growfs/extensions"
     shutil.rmtree(extensions)
     extensions.mkdir()
-    (extensions / "__init__.py").write_text("ALL, MOUNT, FRONT_ENDS = {}, {}, ()\n")
+    (extensions / "__init__.py").write_text("ALL, MOUNT, REMOTE, FRONT_ENDS = {}, {}, (), ()\n")
     engine = usable_engine("either", tmp_path)
     shutil.rmtree(tmp_path / "code/growfs/fuse/links")
     others = ["fuse/libfuse.py"] if engine == "passthrough" else []
@@ -47,6 +47,7 @@ def test_growfs_mounts_without_any_extension_or_other_engine(
     shown = growfs.run("--help").stdout
     assert "umount" in shown
     assert not any(f"  {name} " in shown for name in ALL)
-    refused = growfs.run("mount", "s3://bucket", "mnt", "--exact", check=False).stderr
-    assert "No such option" in refused
-    assert "--exact" in refused
+    for flag in ("--exact", "--manifest"):
+        refused = growfs.run("mount", "s3://bucket", "mnt", flag, check=False).stderr
+        assert "No such option" in refused
+        assert flag in refused

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from growfs.daemon.options import Options
 from growfs.errors import RemoteChanged, RemoteError, RemoteMissing
 from growfs.remote import digest, open_remote, preload
 from growfs.remote.digest import Digest
 from growfs.remote.file import open_seekable
-from growfs.remote.interface import ByteRange, FetchTask, Page, Remote, RemoteFile, RemoteSpec
+from growfs.remote.interface import ByteRange, FetchTask, Page, Remote, RemoteFile
 from growfs.remote.stores.registry import STORES
 from tests.remote.places import BY_LIBRARY, KINDS, Kind, Place, kinds
 
@@ -237,8 +238,9 @@ def test_preload_starts_no_thread(url: str) -> None:
     import threading
 
     before = set(threading.enumerate())
-    preload(RemoteSpec(url))
-    open_remote(RemoteSpec(url))
+    spec = Options.parse({}).remote(url)
+    preload(spec)
+    open_remote(spec)
     assert set(threading.enumerate()) <= before  # a server thread of the last test may end in between
 
 

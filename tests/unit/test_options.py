@@ -303,7 +303,7 @@ def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monke
     assert absolute("~/data") == str(Path.home() / "data")
     assert absolute("s3://bucket/x") == "s3://bucket/x"
     assert absolute("zip::s3://bucket/x") == "zip::s3://bucket/x"
-    assert Options.parse({"manifest": "list.txt"}).remote("data").manifest == str(Path.cwd() / "list.txt")
+    assert Options.parse({"manifest": "list.txt"}).by_name()["manifest"] == str(Path.cwd() / "list.txt")
 
 
 def test_a_producer_is_looked_for_in_the_working_directory() -> None:

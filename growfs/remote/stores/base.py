@@ -109,10 +109,9 @@ class StoreRemote(ABC):
         """
         return ClientChoice("", False, "the files are local")
 
-    @classmethod
-    def of_folder(cls, spec: RemoteSpec) -> RemoteSpec:
-        """The spec as one of a folder of files. Raises UsageError if its URL cannot be one."""
-        return spec
+    @classmethod  # noqa: B027 - most accept all
+    def check_folder(cls, url: str) -> None:
+        """Raise UsageError if it cannot be the URL of a folder of files."""
 
     def preload(self) -> None:  # noqa: B027 - most need nothing else
         """Import the modules for its first use, in a process that forks afterwards. Starts no threads."""

@@ -50,6 +50,12 @@ def choose_client(spec: RemoteSpec) -> ClientChoice:
     )
 
 
+def open_folder(spec: RemoteSpec, threads: TransferThreads | None = None) -> StoreRemote:
+    """The folder of files at the URL of spec. As `open_store`."""
+    store_class(spec.url).check_folder(spec.url)
+    return open_store(spec, threads)
+
+
 def open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> StoreRemote:
     """The store behind a remote, without its wrappers. Does not touch the network.
 

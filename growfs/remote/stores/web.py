@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from growfs.errors import RemoteError, UsageError
 from growfs.remote.http.connection import REDIRECTS_MAX, Headers, HttpRequest
-from growfs.remote.interface import RemoteFile, RemoteSpec
+from growfs.remote.interface import RemoteFile
 from growfs.remote.metadata import file_from_headers
 from growfs.remote.names import redact
 from growfs.remote.stores.base import Entry
@@ -30,15 +29,9 @@ class HttpRemote(FsspecRemote):
     sequential_options = {"block_size": 0}  # noqa: RUF012
 
     @classmethod
-    def of_folder(cls, spec: RemoteSpec) -> RemoteSpec:
-        """The URL of a table becomes that of its folder, with the table as the manifest."""
-        from growfs.remote.manifests.tables import SUFFIXES, suffix_of
-
-        if not spec.manifest and suffix_of(spec.url) in SUFFIXES:
-            spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
-        if "?" in spec.url or "#" in spec.url:
-            raise UsageError(f"{redact(spec.url)}: use the URL of a folder, without ? or #")
-        return spec
+    def check_folder(cls, url: str) -> None:
+        if "?" in url or "#" in url:
+            raise UsageError(f"{redact(url)}: use the URL of a folder, without ? or #")
 
     def _library_options(self) -> dict[str, Any]:
         options = super()._library_options()

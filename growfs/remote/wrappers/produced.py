@@ -53,7 +53,6 @@ class Producer:
             has_store=self.seed is None,
             is_endless=self.seed is not None and self.count is None,
             keeps_names=self.rename is None,
-            identity=(str(self.function), self.rename, self.seed),
         )
 
     def open(self, open_source: Callable[[], Remote], spec: RemoteSpec, limits: SharedLimits | None) -> Remote:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from growfs.daemon.options import Options
 from growfs.errors import RemoteError, RemoteMissing
+from growfs.extensions.manifests.layer import ManifestLayer
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from tests.servers import S3Server, WebFolder
@@ -22,14 +24,14 @@ def data(tmp_path: Path) -> Path:
 
 def listed(root: Path, manifest: Path, text: str) -> list[RemoteFile]:
     manifest.write_text(text)
-    remote = open_remote(RemoteSpec(str(root), manifest=str(manifest)))
+    remote = open_remote(RemoteSpec(str(root), layers=(ManifestLayer(str(manifest)),)))
     return [file for page in remote.pages() for file in page.files]
 
 
 def test_a_text_manifest_is_read(data: Path, tmp_path: Path) -> None:
     text = f"\ufeff# comment\n\na.bin\r\n./sub/b c.bin\n{data}/x\n"
     assert [file.path for file in listed(data, tmp_path / "list", text)] == ["a.bin", "sub/b c.bin", "x"]
-    remote = open_remote(RemoteSpec(str(data), manifest=str(tmp_path / "list")))
+    remote = open_remote(RemoteSpec(str(data), layers=(ManifestLayer(str(tmp_path / "list")),)))
     file = next(remote.pages()).files[0]
     assert file == RemoteFile("a.bin", None, None, "")
     reported: list[int] = []
@@ -48,7 +50,7 @@ def test_a_table_manifest_is_read(data: Path, tmp_path: Path) -> None:
 
 def test_bad_names_are_skipped_and_counted(data: Path, tmp_path: Path) -> None:
     (tmp_path / "list").write_bytes(b"ok\n../up\na//b\n\xff\n")
-    (page,) = open_remote(RemoteSpec(str(data), manifest=str(tmp_path / "list"))).pages()
+    (page,) = open_remote(RemoteSpec(str(data), layers=(ManifestLayer(str(tmp_path / "list")),))).pages()
     assert [file.path for file in page.files] == ["ok"]
     assert {skipped.reason for skipped in page.skipped} == {
         "'.' or '..' in path",
@@ -61,10 +63,10 @@ def test_bad_names_are_skipped_and_counted(data: Path, tmp_path: Path) -> None:
 def test_a_listing_resumes_from_each_cursor(
     data: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 7)
+    monkeypatch.setattr("growfs.extensions.manifests.manifest.PAGE_FILES_MAX", 7)
     paths = [f"{number}.bin" for number in range(50)]
     (tmp_path / name).write_text("\n".join(["path", *paths]))
-    remote = open_remote(RemoteSpec(str(data), manifest=str(tmp_path / name)))
+    remote = open_remote(RemoteSpec(str(data), layers=(ManifestLayer(str(tmp_path / name)),)))
     pages = list(remote.pages())
     assert len(pages) > 6
     every = [file.path for page in pages for file in page.files]
@@ -94,13 +96,13 @@ def test_errors_name_the_line(data: Path, tmp_path: Path, name: str, text: str, 
 
 def test_a_missing_manifest_is_named(data: Path, tmp_path: Path) -> None:
     with pytest.raises(RemoteMissing, match=r"nope\.csv"):
-        list(open_remote(RemoteSpec(str(data), manifest=f"{tmp_path}/nope.csv")).pages())
+        list(open_remote(RemoteSpec(str(data), layers=(ManifestLayer(f"{tmp_path}/nope.csv"),))).pages())
 
 
 def test_a_manifest_may_be_in_the_store_itself(moto_s3: S3Server, tmp_path: Path) -> None:
     moto_s3.put("m/list.csv", b"path\ndata/1.bin\n")
     moto_s3.put("m/data/1.bin", b"one")
-    remote = open_remote(moto_s3.spec("m", manifest=f"s3://{moto_s3.bucket}/m/list.csv"))
+    remote = open_remote(moto_s3.spec("m", layers=(ManifestLayer(f"s3://{moto_s3.bucket}/m/list.csv"),)))
     ((file,),) = [page.files for page in remote.pages()]
     assert remote.fetch(FetchTask(file, tmp_path / "target")).size == 3
 
@@ -114,7 +116,7 @@ def test_the_url_of_a_list_is_read_as_a_manifest(http_folder: WebFolder, tmp_pat
     (folder / "sub/b c").write_bytes(b"bc")
     (folder / "x y").write_bytes(b"xy")
     (folder / name).write_text(text.format(url=f"{http_folder.url}listed/"))
-    remote = open_remote(RemoteSpec(f"{http_folder.url}listed/{name}"))
+    remote = open_remote(Options.parse({}).remote(f"{http_folder.url}listed/{name}"))
     (page,) = remote.pages()
     assert [file.path for file in page.files] == ["sub/b c", "x y"]
     for file in page.files:

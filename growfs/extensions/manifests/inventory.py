@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from growfs.errors import RemoteError, RemoteMissing, UsageError
+from growfs.extensions.manifests.tables import Csv, Parquet, Table
 from growfs.remote.interface import RemoteFile, RemoteSpec, Skipped
-from growfs.remote.manifests.tables import Csv, Parquet, Table
 from growfs.remote.metadata import SECOND_NS
 from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.registry import open_store, store_class

@@ -15,10 +15,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from growfs.errors import RemoteError, UsageError, pip_install
+from growfs.extensions.manifests.layer import SUFFIXES, suffix_of
 from growfs.remote.metadata import to_ns
 from growfs.remote.stores.base import StoreRemote
 
@@ -26,7 +26,6 @@ Row = tuple[Any, ...]
 
 LINE_CHARS_MAX = 65_536
 READ_BYTES = 4 << 20  # for each request; a Parquet file has one such buffer for each column read
-SUFFIXES = {".txt": None, ".csv": ",", ".tsv": "\t", ".parquet": None}  # with the column delimiter
 
 
 class Table:
@@ -197,11 +196,6 @@ def open_table(store: StoreRemote) -> Table:
         return Parquet(store)
     delimiter = SUFFIXES.get(suffix)
     return Csv(store, delimiter=delimiter) if delimiter else Text(store)
-
-
-def suffix_of(url: str) -> str:
-    """The suffix of url's path, in lower case and without .gz."""
-    return Path(url.split("?")[0].lower().removesuffix(".gz")).suffix
 
 
 def normalize(name: str) -> str:

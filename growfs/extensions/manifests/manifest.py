@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
+from growfs.extensions.manifests.inventory import Inventory
+from growfs.extensions.manifests.layer import suffix_of
+from growfs.extensions.manifests.tables import Table, open_table
 from growfs.remote.interface import Page, Remote, RemoteFile, RemoteSpec, RemoteWrapper, Skipped
-from growfs.remote.manifests.inventory import Inventory
-from growfs.remote.manifests.tables import Table, open_table, suffix_of
 from growfs.remote.names import reason_to_skip
 from growfs.remote.stores.registry import open_store, store_class, store_name
 
 PAGE_FILES_MAX = 10_000
 
 _COLUMNS = ("path", "size", "mtime", "version", "etag")
-
-
-class Manifest(Protocol):
-    """Reads the list of files from a manifest."""
-
-    def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile | Skipped]]:
-        """Each file, whatever its name, or one that is left out, with the cursor that continues after it."""
-        ...
 
 
 class ManifestRemote(RemoteWrapper):
@@ -34,9 +27,11 @@ class ManifestRemote(RemoteWrapper):
     the first.
     """
 
-    def __init__(self, remote: Remote, spec: RemoteSpec, url: str) -> None:
-        """remote: of spec. url: of the manifest."""
-        super().__init__(remote)
+    def __init__(self, open_source: Callable[[RemoteSpec], Remote], spec: RemoteSpec, url: str) -> None:
+        """open_source, spec: as for a Layer. url: of the manifest, which may be spec.url: its folder is the remote."""
+        if url == spec.url:
+            spec = replace(spec, url=url.split("?")[0].rsplit("/", 1)[0] + "/")
+        super().__init__(open_source(spec))
         self._manifest = _open(spec, url)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
@@ -57,7 +52,7 @@ class ManifestRemote(RemoteWrapper):
         return False
 
 
-def _open(spec: RemoteSpec, url: str) -> Manifest:
+def _open(spec: RemoteSpec, url: str) -> Inventory | PathTable:
     """The manifest at url. If it is in the same store as the files, it is read with their options, else with none."""
     manifest = open_store(replace(spec, url=url) if store_name(url) == store_name(spec.url) else RemoteSpec(url))
     manifest.load_library()
@@ -67,7 +62,10 @@ def _open(spec: RemoteSpec, url: str) -> Manifest:
 
 
 class PathTable:
-    """The rows of a table with a column of paths. A cursor: the number of a row."""
+    """The rows of a table with a column of paths. A cursor: the number of a row.
+
+    As `Inventory`, it yields each file, whatever its name, with the cursor that continues after it.
+    """
 
     def __init__(self, table: Table, root: str, is_percent_encoded: bool) -> None:
         """root: the URL that the paths are relative to. is_percent_encoded: whether URLs below it are encoded."""

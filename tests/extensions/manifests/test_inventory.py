@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from growfs.errors import RemoteChanged, RemoteError, RemoteMissing, UsageError
+from growfs.extensions.manifests.layer import ManifestLayer
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.retries import Retries
@@ -43,7 +44,7 @@ def row(key: str, **more: Any) -> dict[str, Any]:
 
 
 def listed(bucket: InventoryBucket, manifest: str, prefix: str = "") -> list[RemoteFile]:
-    remote = open_remote(bucket.source.spec(prefix, manifest=manifest), retries=Retries())
+    remote = open_remote(bucket.source.spec(prefix, layers=(ManifestLayer(manifest),)), retries=Retries())
     return sorted((file for page in remote.pages() for file in page.files), key=lambda file: file.path)
 
 
@@ -59,7 +60,7 @@ def test_an_inventory_agrees_with_a_listing(
     files = sorted((file for page in remote.pages() for file in page.files), key=lambda file: file.path)
     assert len(files) == 3
     assert listed(inventories, manifest, prefix) == files
-    by_manifest = open_remote(inventories.source.spec(prefix, manifest=manifest), retries=Retries())
+    by_manifest = open_remote(inventories.source.spec(prefix, layers=(ManifestLayer(manifest),)), retries=Retries())
     assert [skipped.path for page in by_manifest.pages() for skipped in page.skipped] == [".growfs/x"]
     for file in files:
         assert by_manifest.fetch(FetchTask(file, tmp_path / "target")) == file
@@ -70,7 +71,7 @@ def test_old_versions_and_deleted_and_archived_files_are_omitted(bucket: Invento
     rows = [row("a"), row("a", is_latest=False, e_tag="old"), row("b", is_delete_marker=True, size=None)]
     rows += [row("folder/", size=0), row("c", is_latest=None, is_delete_marker=None)]
     rows += [row("d", storage_class="GLACIER"), row("e", storage_class="DEEP_ARCHIVE")]
-    pages = list(open_remote(bucket.source.spec("", manifest=bucket.write(rows, kind))).pages())
+    pages = list(open_remote(bucket.source.spec("", layers=(ManifestLayer(bucket.write(rows, kind)),))).pages())
     files = sorted((file for page in pages for file in page.files), key=lambda file: file.path)
     second = int(WHEN.timestamp()) * 10**9
     assert files == [RemoteFile("a", 7, second, "abc"), RemoteFile("c", 7, second, "abc")]
@@ -85,7 +86,7 @@ def test_a_stale_row_is_detected_by_the_fetch(
     inventories.source.put(f"{prefix}/a", b"old")
     manifest = inventories.write(inventories.objects(prefix), kind)
     inventories.source.put(f"{prefix}/a", b"new")
-    remote = open_remote(inventories.source.spec(prefix, manifest=manifest), retries=Retries())
+    remote = open_remote(inventories.source.spec(prefix, layers=(ManifestLayer(manifest),)), retries=Retries())
     ((file,),) = (page.files for page in remote.pages())
     with pytest.raises(RemoteChanged, match="no longer the version"):
         remote.fetch(FetchTask(file, tmp_path / "target"))
@@ -112,9 +113,9 @@ def test_any_key_is_decoded(bucket: InventoryBucket, kind: str, keys: set[str]) 
 def test_a_listing_resumes_from_each_cursor(
     bucket: InventoryBucket, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 7)
+    monkeypatch.setattr("growfs.extensions.manifests.manifest.PAGE_FILES_MAX", 7)
     manifest = bucket.write([row(f"{number}.bin") for number in range(26)], kind, parts=3)
-    remote = open_remote(bucket.source.spec(manifest=manifest), retries=Retries())
+    remote = open_remote(bucket.source.spec(layers=(ManifestLayer(manifest),)), retries=Retries())
     pages = list(remote.pages())
     assert len(pages) == 4
     assert len({file.path for page in pages for file in page.files}) == 26
@@ -127,7 +128,7 @@ def test_a_listing_resumes_from_each_cursor(
 def test_an_error_midway_loses_no_file_and_rereads_no_finished_data_file(
     bucket: InventoryBucket, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 7)
+    monkeypatch.setattr("growfs.extensions.manifests.manifest.PAGE_FILES_MAX", 7)
     monkeypatch.setattr("growfs.remote.retries.DELAY_S_MIN", 0.0)
     manifest = bucket.write([row(f"{number}.bin") for number in range(30)], kind, parts=3)
     real = FsspecRemote.as_file
@@ -210,4 +211,4 @@ def test_an_inventory_with_nothing_below_the_prefix_is_refused(bucket: Inventory
 
 def test_an_inventory_is_accepted_only_for_a_bucket(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is an inventory of a bucket; mount the bucket: s3://bucket/prefix"):
-        open_remote(RemoteSpec(str(tmp_path), manifest="s3://inv/manifest.json"))
+        open_remote(RemoteSpec(str(tmp_path), layers=(ManifestLayer("s3://inv/manifest.json"),)))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from growfs.errors import RemoteError, UsageError
+from growfs.extensions.manifests.layer import ManifestLayer
 from growfs.remote import open_remote
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.stores.local import LocalRemote
@@ -22,7 +23,7 @@ WHEN = datetime(2024, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
 
 def listed(manifest: Path) -> list[RemoteFile]:
-    remote = open_remote(RemoteSpec(str(manifest.parent), manifest=str(manifest)))
+    remote = open_remote(RemoteSpec(str(manifest.parent), layers=(ManifestLayer(str(manifest)),)))
     return [file for page in remote.pages() for file in page.files]
 
 
@@ -109,13 +110,13 @@ def test_errors_in_parquet_name_the_row(tmp_path: Path, columns: dict[str, Any] 
 
 
 def test_parquet_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.manifests.tables.find_spec", lambda _: None)
+    monkeypatch.setattr("growfs.extensions.manifests.tables.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"l\.parquet: Parquet needs a package .* pip install 'growfs\[inventory\]'"):
-        open_remote(RemoteSpec(str(tmp_path), manifest=str(tmp_path / "l.parquet")))
+        open_remote(RemoteSpec(str(tmp_path), layers=(ManifestLayer(str(tmp_path / "l.parquet")),)))
 
 
 def test_only_the_needed_columns_and_rows_of_parquet_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 100)
+    monkeypatch.setattr("growfs.extensions.manifests.manifest.PAGE_FILES_MAX", 100)
     paths = [f"{number:05}.bin" for number in range(1000)]
     columns = {"path": paths, "picture": [path.encode() * 1000 for path in paths]}
     write_parquet(tmp_path / "l.parquet", columns, row_group_size=150, compression="none", use_dictionary=False)
@@ -128,7 +129,7 @@ def test_only_the_needed_columns_and_rows_of_parquet_are_read(tmp_path: Path, mo
             return data
 
     monkeypatch.setattr(LocalRemote, "as_file", lambda self, *_, **__: Counted(self.spec.url))
-    remote = open_remote(RemoteSpec(str(tmp_path), manifest=str(tmp_path / "l.parquet")))
+    remote = open_remote(RemoteSpec(str(tmp_path), layers=(ManifestLayer(str(tmp_path / "l.parquet")),)))
     pages = list(remote.pages())
     whole = sum(read)
     assert [file.path for page in pages for file in page.files] == paths
