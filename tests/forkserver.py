@@ -64,7 +64,7 @@ PRELOADED = (
     "growfs.remote.stores.registry",
     "growfs.extensions.manifests.inventory",
     "growfs.extensions.manifests.manifest",
-    "growfs.remote.wrappers.members",
+    "growfs.extensions.members.members",
     "growfs.remote.wrappers.produced",
     "growfs.remote.wrappers.retrying",
     "growfs.client.wait",

@@ -119,12 +119,12 @@ FAULTS = {
     35: ("broken archives", MEMBERS, "test_broken_shards_and_odd_names_are_reported_and_the_others_served"),
     36: (
         "an archive that changes while it is read",
-        "tests/remote/test_archives.py",
+        "tests/extensions/members/test_members.py",
         "test_an_archive_that_changes_while_it_is_read_is_read_again",
     ),
     37: (
         "an archive that cannot be read",
-        "tests/remote/test_archives.py",
+        "tests/extensions/members/test_members.py",
         "test_an_unreadable_archive_is_skipped_and_retried_by_the_next_listing",
     ),
     38: ("a function that crashes", MEMBERS, "test_a_function_that_crashes_does_not_end_the_daemon"),

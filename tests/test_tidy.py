@@ -40,9 +40,9 @@ DISK_METHODS = {"rename", "unlink", "rmdir", "mkdir", "touch", "symlink_to", "ha
 MAY_TOUCH_DISK = {
     ("growfs.workers.downloader", "unlink"): "a worker removes its own staged file",
     ("growfs.workers.worker", "unlink"): "a worker removes the byte that a probe wrote",
-    ("growfs.remote.wrappers.member_index", "mkdir"): "the folder of the indexes, which only workers use",
-    ("growfs.remote.wrappers.member_index", "replace"): "an index is whole or absent, whichever worker writes it",
-    ("growfs.remote.wrappers.member_index", "unlink"): "indexes and their temporary files, which only workers use",
+    ("growfs.extensions.members.member_index", "mkdir"): "the folder of the indexes, which only workers use",
+    ("growfs.extensions.members.member_index", "replace"): "an index is whole or absent, whichever worker writes it",
+    ("growfs.extensions.members.member_index", "unlink"): "indexes and their temporary files, which only workers use",
     ("growfs.remote.wrappers.producer_pool", "rename"): "a worker moves a produced file to its staging path",
     ("growfs.remote.wrappers.producer_pool", "unlink"): "a worker clears a scratch folder of its own, below partial/",
     ("growfs.remote.wrappers.producer_pool", "rmtree"): "the same",

@@ -51,7 +51,7 @@ FEATURES = (
     Feature("full disk", "btrfs.py cache/full_disk.py", "btrfs full lacking quota refusal spare"),
     Feature(
         "members",
-        "remote/wrappers/members.py remote/wrappers/member_index.py producers/archives.py",
+        "extensions/members producers/archives.py",
         "archive archives member members",
     ),
     Feature("manifests", "extensions/manifests", "manifest"),

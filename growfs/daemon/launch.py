@@ -40,7 +40,6 @@ from growfs.fuse.users import other_mounts
 from growfs.paths import absolute_path, working_folder
 from growfs.proc import name_of, not_ignored, set_title, users_of
 from growfs.remote.names import redact
-from growfs.remote.user_functions import Function
 from growfs.status_and_metrics import MountStatus
 from growfs.syscalls import pidfd_open
 from growfs.trust import resolve
@@ -80,7 +79,6 @@ def start(
         raise GrowfsError(f"this Python decodes file names as {encoding}; start it with PYTHONUTF8=1")
     url, mountpoint = remote_url(url), resolve(absolute_path(mountpoint))
     check_apart(url, mountpoint, options.cache_dir)
-    check_function(options.members)
     abort_killed()  # one may have the cache
     if is_dead(mountpoint):
         unmount(mountpoint, lazy=True)
@@ -109,16 +107,6 @@ def check_apart(url: str, *folders: Path) -> None:
         for folder in folders:
             if remote in (real := folder.parent.resolve() / folder.name, *real.parents):
                 raise GrowfsError(f"{folder}: is inside the remote, {remote}; choose a folder outside it")
-
-
-def check_function(function: Function | None) -> None:
-    """Raise UsageError if a worker could not import the function; tried in a separate process, as in workers."""
-    if function:
-        command = [sys.executable, "-m", "growfs.remote.user_functions", str(function), function.folder]
-        done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines()
-            raise UsageError(lines[-1] if lines else f"{function}: importing it made Python exit ({done.returncode})")
 
 
 def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, errors: IO[str]) -> MountStatus:

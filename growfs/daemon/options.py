@@ -210,19 +210,12 @@ class Options:
         None, positive, "N", "List exactly N files in every generation, so that all nodes list the same number."
     )
 
-    members: Function | None = option(
-        None,
-        function,
-        "FUNCTION",
-        "Mount the members of archives as files: tar, webdataset, zip_stored, or module:function.",
-        group="Producers and archives",
-        affects_node=True,
-    )
     producer: Function | None = option(
         None,
         function,
         "FUNCTION",
         "Create each file with your own function: mypkg.shards:make or shards.py:make.",
+        group="Producers and archives",
         affects_node=True,
     )
     rename: str | None = option(
@@ -321,10 +314,9 @@ class Options:
         )
         for feature in self.features:
             spec = feature.remote(spec, self, folder)
-        members = (str(self.members),) if self.members else ()
         maker = self._producer(url, folder)
         made = (str(maker.function), maker.rename, maker.seed) if maker else ()
-        return replace(spec, members=self.members, maker=maker, identity=(*spec.identity, *members, *made))
+        return replace(spec, maker=maker, identity=(*spec.identity, *made))
 
     @property
     def workers_max(self) -> int:
@@ -343,8 +335,8 @@ class Options:
             "",
             (no_remote and self.producer, "--producer cannot be used with py:, which names a producer itself"),
             (no_remote and "--manifest" in given, "--manifest cannot be used with py:, which has no remote files"),
-            (self.members and self.producer, "--members and --producer cannot be used together"),
-            (no_remote and self.members, "--members cannot be used with py:, which has no remote archives"),
+            ("--members" in given and self.producer, "--members and --producer cannot be used together"),
+            (no_remote and "--members" in given, "--members cannot be used with py:, which has no remote archives"),
             (no_remote and (self.include or self.exclude), "--include and --exclude cannot be used with py:"),
             (no_remote and store, "--endpoint-url, --anon and --storage-option cannot be used with py:"),
             (no_remote and names - {"index"}, "--rename with py: can use only {index}, as in 'shard-{index:06d}'"),

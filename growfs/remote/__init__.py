@@ -45,11 +45,6 @@ def _open_source(spec: RemoteSpec, threads: TransferThreads | None) -> Remote:
     for layer in spec.layers:
         open_source = partial(layer.open, open_source)
     remote = open_source(spec)
-    if spec.members:
-        from growfs.remote.wrappers.members import ArchiveRemote
-
-        assert spec.cache
-        remote = ArchiveRemote(remote, spec.members, spec.cache)
     if spec.include or spec.exclude:
         from growfs.remote.filter import FilteredRemote, PathFilter
 
@@ -69,8 +64,6 @@ def preload(spec: RemoteSpec) -> None:
         open_store(spec).preload()
 
 
-def is_within(containers: Collection[str]) -> Callable[[str], bool]:
+def is_within(spec: RemoteSpec, containers: Collection[str]) -> Callable[[str], bool]:
     """A function that tells, by the version of a file, whether it is in one of these containers."""
-    from growfs.remote.wrappers.members import MemberLocation
-
-    return lambda version: MemberLocation.parse(version).archive in containers
+    return lambda version: any(layer.container(version) in containers for layer in spec.layers)

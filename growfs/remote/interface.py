@@ -53,10 +53,8 @@ class RemoteSpec:
     """What changes the files of the store, from the store on."""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    members: Function | None = None
-    """Finds the members of an archive, if the files are to be members."""
     cache: Path | None = None
-    """The cache folder, which holds the indexes of archives."""
+    """The cache folder, where a layer may keep what it has read."""
     maker: Maker | None = None
     """Makes the files, if they are not those of the store."""
     extent: int | None = None
@@ -68,6 +66,12 @@ class RemoteSpec:
     def traits(self) -> Traits:
         """Those of the files that it lists."""
         return self.maker.traits if self.maker else Traits()
+
+    def check(self) -> bool | None:
+        """See Maker.check; None if there is no maker. Raises UsageError if a layer cannot be opened, either."""
+        for layer in self.layers:
+            layer.check()
+        return self.maker.check(self) if self.maker else None
 
 
 class RemoteFile(NamedTuple):
@@ -230,6 +234,13 @@ class Layer:
         Raises as `growfs.remote.open_remote`.
         """
         return open_source(spec)
+
+    def check(self) -> None:
+        """Raise UsageError if a worker could not open it."""
+
+    def container(self, version: str) -> str:
+        """The path of the container that a file is in, by the version of the file; empty if it is in none."""
+        return ""
 
 
 class OtherFetcher(Protocol):

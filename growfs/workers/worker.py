@@ -166,7 +166,7 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
     if isinstance(request, ListRemote):
         heartbeat = ListingHeartbeat(send)
         remote = open_remote(replace(spec, extent=request.extent), retries=Retries(on_failure=heartbeat.note_failure))
-        return _list(remote, redact(spec.url), request, send, heartbeat)
+        return _list(remote, spec, request, send, heartbeat)
     if isinstance(request, Probe):
         remote = open_remote(spec, retries=Retries(tries_max=PROBE_TRIES_MAX) if request.repeats else None)
         return _probe(remote, request, spec.traits.is_computed)
@@ -192,7 +192,7 @@ def _compute(request: Compute, send: Send) -> Any:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def _list(remote: Remote, url: str, request: ListRemote, send: Send, heartbeat: ListingHeartbeat) -> int:
+def _list(remote: Remote, spec: RemoteSpec, request: ListRemote, send: Send, heartbeat: ListingHeartbeat) -> int:
     connection = read_only(request.catalog)
     comparison = Comparison(connection)
     files = 0
@@ -204,11 +204,11 @@ def _list(remote: Remote, url: str, request: ListRemote, send: Send, heartbeat: 
         unread |= {skip.path for skip in page.skipped if skip.unread}
         send(ListingDiff(request.listing, new=new, changed=changed, skipped=page.skipped + comparison.duplicates))
     if files:
-        gone = list(comparison.gone(is_within(unread)) if unread else comparison.gone())
+        gone = list(comparison.gone(is_within(spec, unread)) if unread else comparison.gone())
         if gone:
             # As many as S3 lists in a page. If one in a hundred of those that a listing lacks is still there, 1000 of
             # them do not show it once in 20,000 times.
-            _require_gone(remote, url, len(gone), comparison.to_ask(gone, 1000), heartbeat)
+            _require_gone(remote, redact(spec.url), len(gone), comparison.to_ask(gone, 1000), heartbeat)
         for start in range(0, len(gone), GONE_PER_MESSAGE):
             send(ListingDiff(request.listing, gone=gone[start : start + GONE_PER_MESSAGE]))
         if comparison.late:

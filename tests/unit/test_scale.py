@@ -31,7 +31,7 @@ from growfs.cache.usage import RATE_STEP_S, RATE_WINDOW_S, Budget, Traffic, Usag
 from growfs.daemon.commands import FETCHES_MAX
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NotMade, RemoteError, Unreadable
-from growfs.remote.interface import Page
+from growfs.remote.interface import Page, RemoteSpec
 from growfs.rotation import order_file, queries
 from growfs.rotation import readers as readers_module
 from growfs.rotation.eviction import pick_victims
@@ -582,7 +582,8 @@ async def test_a_worker_sends_heartbeats_while_a_listing_computes(
             yield from super().pages(cursor)
 
     beats = heartbeat.ListingHeartbeat(sent.append)
-    assert worker._list(Computing(), "fake://", ListRemote(cache.database.path, 1), sent.append, beats) == 0
+    request = ListRemote(cache.database.path, 1)
+    assert worker._list(Computing(), RemoteSpec("fake://"), request, sent.append, beats) == 0
     assert StillWorking() in sent
     cache.close()
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from growfs.cache.cache_folder import folder_name
-from growfs.daemon.launch import check_apart, check_function
+from growfs.daemon.launch import check_apart
 from growfs.daemon.option_parsers import remote_url
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.running import is_dead
@@ -200,7 +200,8 @@ class Examination:
         cache, measure_s = self._cache, self._measure_s
         try:
             check_apart(spec.url, self._options.cache_dir, *([self._mountpoint] if self._mountpoint else []))
-            check_function(self._options.members)
+            for layer in spec.layers:
+                layer.check()
             scratch = tempfile.TemporaryDirectory(prefix=SCRATCH, dir=cache.folder if cache.usable else None)
         except GrowfsError as error:
             yield Check.failed("remote", error)

@@ -22,13 +22,13 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
+from growfs.extensions.members.member_index import IndexCache, UnreadableArchive
 from growfs.producers.archives import Member
 from growfs.remote.file import open_seekable
 from growfs.remote.interface import ByteRange, FetchTask, Page, Remote, RemoteFile, RemoteStream, Skipped
 from growfs.remote.names import reason_to_skip
 from growfs.remote.retries import TRIES_MAX
 from growfs.remote.user_functions import Function
-from growfs.remote.wrappers.member_index import IndexCache, UnreadableArchive
 
 PAGE_FILES_MAX = 5000
 BUSY_MAX = TRIES_MAX - 1
@@ -36,7 +36,6 @@ BUSY_MAX = TRIES_MAX - 1
 the store answers otherwise. The listing itself is tried TRIES_MAX times."""
 KEEPALIVE_S = 10.0
 """An empty page is yielded this often while archives arrive: a listing without pages waits for its server."""
-REASON_CHARS_MAX = 160
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +218,7 @@ class ArchiveRemote:
             except Exception as error:  # noqa: BLE001 - any error of the user's function, or from a broken archive
                 if not source.raw.error:
                     detail = " ".join(str(error).split()) or type(error).__name__
-                    raise UnreadableArchive(f"not readable by {self._function}: {detail[:REASON_CHARS_MAX]}") from None
+                    raise UnreadableArchive(f"not readable by {self._function}: {detail[:160]}") from None
             if source.raw.error:  # the function may have caught it
                 raise source.raw.error from None
         if self._remote.stat(archive.path).version != archive.version:

@@ -14,14 +14,16 @@ from typing import Any, BinaryIO
 import pytest
 
 from growfs.cache.cache_folder import folder_name
+from growfs.daemon.options import Options
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing
+from growfs.extensions.members.layer import MembersLayer
+from growfs.extensions.members.members import BUSY_MAX, ArchiveRemote, MemberLocation, path_of
 from growfs.remote import open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.file import open_seekable
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream
 from growfs.remote.retries import Retries
 from growfs.remote.user_functions import Function
-from growfs.remote.wrappers.members import BUSY_MAX, ArchiveRemote, MemberLocation, path_of
 from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.archives import by_tarfile, samples, tar_of
 from tests.remote.fake_remote import FakeRemote
@@ -61,7 +63,7 @@ def shards(tmp_path: Path) -> Shards:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.wrappers.members.PAGE_FILES_MAX", 5)
+    monkeypatch.setattr("growfs.extensions.members.members.PAGE_FILES_MAX", 5)
 
 
 def listed(remote: Any) -> dict[str, RemoteFile]:
@@ -252,7 +254,7 @@ def test_a_listing_yields_pages_while_an_archive_arrives(tmp_path: Path, monkeyp
         def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
             return Slow(super().open(file, start))
 
-    monkeypatch.setattr("growfs.remote.wrappers.members.KEEPALIVE_S", 0.1)
+    monkeypatch.setattr("growfs.extensions.members.members.KEEPALIVE_S", 0.1)
     content = {"a.tar": tar_of({"member": bytes(5000)})}
     pages = list(Trickling(tmp_path / "cache", content).members().pages())
     assert pages[0].files == []
@@ -336,10 +338,8 @@ def test_an_archive_that_changes_while_it_is_read_is_read_again(tmp_path: Path, 
 
 
 def test_each_members_function_has_its_own_cache_folder() -> None:
-    specs = [
-        RemoteSpec("s3://bucket"),
-        *(RemoteSpec("s3://bucket", members=Function.parse(f, "/")) for f in ("tar", "a:b")),
-    ]
+    options: list[dict[str, str]] = [{}, {"members": "tar"}, {"members": "a:b"}]
+    specs = [Options.parse(given).remote("s3://bucket") for given in options]
     assert len({folder_name(spec, spec.url) for spec in specs}) == 3
 
 
@@ -457,7 +457,7 @@ def test_members_are_fetched_from_a_store(
         (web.folder / "members").mkdir(exist_ok=True)
         (web.folder / "members/x.tar").write_bytes(archive)
         spec = RemoteSpec(f"{web.url}members/")
-    remote = open_remote(replace(spec, members=TAR, cache=tmp_path / "cache"), retries=Retries())
+    remote = open_remote(replace(spec, layers=(MembersLayer(TAR),), cache=tmp_path / "cache"), retries=Retries())
     files = listed(remote)
     if kind == "http":  # this server sends whole files only
         with pytest.raises(RemoteError, match="sends only whole files; use one that supports byte ranges"):
