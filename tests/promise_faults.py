@@ -5,7 +5,7 @@ from __future__ import annotations
 TROUBLES, S3_FAULTS = "tests/s3/test_troubles.py", "tests/s3/test_faults.py"
 LABELS, DISKS, MODEL = "tests/crash/test_labels.py", "tests/disks/test_failing_disks.py", "tests/model/test_model.py"
 UNMOUNT, SELECTION = "tests/fuse/test_unmount_while_open.py", "tests/fuse/test_selection_options.py"
-PRODUCERS, MEMBERS = "tests/fuse/test_producers.py", "tests/s3/test_members.py"
+PRODUCERS, MEMBERS = "tests/extensions/producers/test_producers.py", "tests/s3/test_members.py"
 FILL, NAMED = "tests/extensions/fill/test_fill.py", "tests/fuse/test_named_generations.py"
 ALL = "(all)"
 

@@ -44,8 +44,7 @@ FEATURES = (
     ),
     Feature(
         "producers",
-        "remote/wrappers/produced.py remote/wrappers/producer_pool.py workers/producer.py workers/sandbox.py"
-        " producers/compressed.py producers/images.py",
+        "extensions/producers producers/compressed.py producers/images.py",
         "producer produced made endless",
     ),
     Feature("full disk", "btrfs.py cache/full_disk.py", "btrfs full lacking quota refusal spare"),

@@ -7,13 +7,12 @@ import os
 import re
 import socket
 from collections.abc import Callable
-from string import Formatter
 from typing import Any
 
 from growfs.errors import GrowfsError, UsageError
 from growfs.paths import absolute_path, working_folder
 from growfs.remote.groups import grouping
-from growfs.remote.names import redact, template_fields
+from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
 from growfs.units import CacheSize, size
 
@@ -86,19 +85,6 @@ def _partition_of_job() -> str:
 def group(text: str) -> str:
     """What decides which files belong together."""
     grouping(text)
-    return text
-
-
-def rename(text: str) -> str:
-    """A template of the names of the files that a producer creates."""
-    try:
-        fields = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
-        text.format(index=0, **template_fields("x/y.z"))
-    except (ValueError, KeyError, IndexError, AttributeError):
-        fields = set()
-    if not fields:
-        known = ", ".join(f"{{{name}}}" for name in template_fields("x"))
-        raise UsageError(f"{text!r} does not name files; use {known} or {{index}}, such as '{{stem}}.tfrecord'")
     return text
 
 

@@ -10,23 +10,19 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from string import Formatter
 from typing import Any, NamedTuple, TypeVar
 
 from platformdirs import user_cache_path
 
 from growfs.daemon.option_parsers import (
-    PYTHON_SCHEME,
-    function,
     group,
     one_of,
     partition,
-    rename,
     size_or_percentage,
     storage_option,
     web_url,
@@ -36,8 +32,6 @@ from growfs.extensions import MOUNT, REMOTE
 from growfs.paths import absolute_path, shown_path
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
-from growfs.remote.user_functions import Function
-from growfs.remote.wrappers.produced import Producer
 from growfs.units import CacheSize, format_size, format_timespan, fraction_of, parsed, positive, rate, seconds, size
 from growfs.units import count as whole
 
@@ -210,30 +204,6 @@ class Options:
         None, positive, "N", "List exactly N files in every generation, so that all nodes list the same number."
     )
 
-    producer: Function | None = option(
-        None,
-        function,
-        "FUNCTION",
-        "Create each file with your own function: mypkg.shards:make or shards.py:make.",
-        group="Producers and archives",
-        affects_node=True,
-    )
-    rename: str | None = option(
-        None,
-        rename,
-        "TEMPLATE",
-        "Template for the names of created files: '{stem}.tfrecord'; also {name}, {parent}, {suffix}, {index}.",
-    )
-    count: int | None = option(None, positive, "N", "Create N files with py:FUNCTION instead of an endless sequence.")
-    producer_timeout: float = option("10m", seconds, "TIME", "Time limit for creating one file; 0: no limit.")
-    producer_memory: int = option("4GiB", size, "SIZE", "Memory limit for each producer process.")
-    producer_retries: int = option(
-        "2",
-        whole,
-        "N",
-        "Retries if the producer fails on a file; after the last one, the file is skipped for this pass.",
-    )
-
     engine: str = choice(
         "auto|passthrough|links|libfuse",
         "How files are read: by the kernel (passthrough; root, Linux 6.9), through links into the cache (links; no"
@@ -314,52 +284,12 @@ class Options:
         )
         for feature in self.features:
             spec = feature.remote(spec, self, folder)
-        maker = self._producer(url, folder)
-        made = (str(maker.function), maker.rename, maker.seed) if maker else ()
-        return replace(spec, maker=maker, identity=(*spec.identity, *made))
+        return spec
 
     @property
     def workers_max(self) -> int:
         """The maximum number of worker processes that fetch."""
         return self.workers or len(os.sched_getaffinity(0))
-
-    def _producer(self, url: str, folder: Path) -> Producer | None:
-        """The producer of the files, if any. Raises UsageError if options contradict each other."""
-        no_remote = url.startswith(PYTHON_SCHEME)
-        function = Function.parse(url.removeprefix(PYTHON_SCHEME), str(folder)) if no_remote else self.producer
-        names = {name for _, name, _, _ in Formatter().parse(self.rename or "") if name is not None}
-        by_index = "index" in names
-        store = self.endpoint_url or self.anon or self.storage_option
-        given = self.changed()
-        refuse(
-            "",
-            (no_remote and self.producer, "--producer cannot be used with py:, which names a producer itself"),
-            (no_remote and "--manifest" in given, "--manifest cannot be used with py:, which has no remote files"),
-            ("--members" in given and self.producer, "--members and --producer cannot be used together"),
-            (no_remote and "--members" in given, "--members cannot be used with py:, which has no remote archives"),
-            (no_remote and (self.include or self.exclude), "--include and --exclude cannot be used with py:"),
-            (no_remote and store, "--endpoint-url, --anon and --storage-option cannot be used with py:"),
-            (no_remote and names - {"index"}, "--rename with py: can use only {index}, as in 'shard-{index:06d}'"),
-            (no_remote and self.group, "--group cannot be used with py:, which creates each file separately"),
-            (no_remote and self.rename and not by_index, "--rename with py: needs {index}, as in 'shard-{index:06d}'"),
-            (
-                not no_remote and by_index,
-                "--rename can use {index} only with py:; for remote files, use {stem} and others",
-            ),
-            (not no_remote and self.count, "--count needs py:FUNCTION as the URL"),
-            (not function and self.rename, "--rename needs --producer"),
-        )
-        if function is None:
-            return None
-        return Producer(
-            function=function,
-            rename=self.rename,
-            timeout_s=self.producer_timeout,
-            memory_bytes=self.producer_memory,
-            retries=self.producer_retries,
-            seed=self.seed if no_remote else None,
-            count=self.count,
-        )
 
 
 def refuse(see: str, *rows: tuple[object, str]) -> None:

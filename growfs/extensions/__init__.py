@@ -31,6 +31,7 @@ option is there if that is given, the others always. Each may use what those bef
 REMOTE = [
     "manifests",
     "members",
+    "producers",
 ]
 """The extensions that change the files of a remote, from the store on: see FeatureOptions.remote and Layer."""
 

@@ -32,7 +32,7 @@ def open_remote(
     """
     open_source: Callable[[], Remote] = partial(_open_source, spec, threads)
     if retries:
-        from growfs.remote.wrappers.retrying import RetryingRemote
+        from growfs.remote.retrying import RetryingRemote
 
         open_source = partial(RetryingRemote, open_source, retries)
     return spec.maker.open(open_source, spec, limits) if spec.maker else open_source()

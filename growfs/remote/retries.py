@@ -13,7 +13,7 @@ Each layer does what it can about an error, and otherwise raises it to the next 
 | | FallBack | once more, in the bucket's region or another manner |
 | | RemoteChanged | once more, in another manner, or regardless of ETags |
 | remote/stores/fsspec.py | FallBack | the store's library makes the request (remote/client_choice.py) |
-| remote/wrappers/retrying.py | RemoteBusy | after a pause, the call from its start |
+| remote/retrying.py | RemoteBusy | after a pause, the call from its start |
 | | RemoteChanged, but the file is as it was listed | as RemoteBusy |
 | | RemoteUnavailable, after the first page of a listing | after a pause, the next page, however often |
 | workers/downloader.py | RemoteChanged, RemoteMissing | the file's current version is reported |

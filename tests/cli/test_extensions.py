@@ -47,7 +47,7 @@ def test_growfs_mounts_without_any_extension_or_other_engine(
     shown = growfs.run("--help").stdout
     assert "umount" in shown
     assert not any(f"  {name} " in shown for name in ALL)
-    for flag in ("--exact", "--manifest", "--members"):
+    for flag in ("--exact", "--manifest", "--members", "--producer"):
         refused = growfs.run("mount", "s3://bucket", "mnt", flag, check=False).stderr
         assert "No such option" in refused
         assert flag in refused

@@ -11,10 +11,10 @@ from growfs.errors import UsageError
 from growfs.remote.client_choice import LEFT_MAX, LibraryUse
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.retries import Retries
+from growfs.remote.retrying import RetryingRemote
 from growfs.remote.stores.registry import choose_client
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.web import HttpRemote
-from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.remote.fake_store import KEYS, SMALL, FakeStore, Serve, fetched
 
 pytestmark = pytest.mark.usefixtures("small_parts")

@@ -26,10 +26,10 @@ from growfs.remote.http.download import USELESS_HEADS_MAX, RangeDownloader
 from growfs.remote.http.threads import THREADS_DEFAULT, TransferJob, TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.retries import RETRY_AFTER_S_MAX, TRIES_MAX, Retries
+from growfs.remote.retrying import RetryingRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.web import HttpRemote
-from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.remote.fake_store import DATA, FILE, KEYS, PART, SMALL, FakeStore, Request, Serve, fetched, part_starts, s3
 from tests.servers import S3Server
 

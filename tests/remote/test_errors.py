@@ -28,11 +28,11 @@ from growfs.remote import open_remote
 from growfs.remote.errors import is_busy
 from growfs.remote.interface import FetchTask, RemoteSpec
 from growfs.remote.retries import TRIES_MAX, Retries
+from growfs.remote.retrying import RetryingRemote
 from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.registry import open_store, store_name
 from growfs.remote.stores.s3.bucket import S3Remote
-from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.remote.fake_remote import FakeRemote
 from tests.servers import QuietHandler, S3Server, free_port, serving
 

@@ -18,10 +18,10 @@ from growfs.errors import RemoteBusy, RemoteDenied
 from growfs.remote.client_choice import LEFT_MAX
 from growfs.remote.interface import Page
 from growfs.remote.retries import Retries
+from growfs.remote.retrying import RetryingRemote
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.s3.listing import LOST
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit
-from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.harness import until
 from tests.remote.fake_store import s3
 from tests.s3.proxy import proxy_to

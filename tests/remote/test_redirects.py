@@ -14,10 +14,10 @@ from growfs.remote.http.connection import REDIRECT_STATUSES, REDIRECTS_MAX
 from growfs.remote.http.threads import THREADS_DEFAULT
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.retries import Retries
+from growfs.remote.retrying import RetryingRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.gs import GoogleRemote
 from growfs.remote.stores.web import HttpRemote
-from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.forward_proxy import AWAY
 from tests.remote.fake_store import DATA, FILE, SMALL, FakeStore, Request, Serve, fetched, part_starts, s3
 

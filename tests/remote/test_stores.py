@@ -28,12 +28,12 @@ from growfs.remote.digest import Digest
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.metadata import SECOND_NS, file_from_info
 from growfs.remote.retries import Retries
+from growfs.remote.retrying import RetryingRemote
 from growfs.remote.stores.base import Entry, walk
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.gs import GoogleRemote
 from growfs.remote.stores.hf import RepositoryRemote
 from growfs.remote.stores.web import HttpRemote
-from growfs.remote.wrappers.retrying import RetryingRemote
 from growfs.workers.messages import SizeExceeded
 from tests.needs import need
 from tests.remote.fake_store import DATA, FakeStore, Serve, part_starts

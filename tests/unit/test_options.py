@@ -28,8 +28,8 @@ from growfs.daemon.option_parsers import (
 from growfs.daemon.options import Options, all_rows, flag_name, nested, parse_value, read_file
 from growfs.errors import GrowfsError, UsageError
 from growfs.extensions.peers.options import SLURM_NODES, peers
+from growfs.extensions.producers.produced import Producer
 from growfs.remote.user_functions import Function
-from growfs.remote.wrappers.produced import Producer
 from growfs.units import CacheSize, count, flag_size, fraction_of, rate, seconds, size
 
 ROWS = all_rows()

@@ -58,6 +58,9 @@ class ExactOptions(FeatureOptions):
                 self.exact and options.show_files,
                 "--show-files cannot be used with --exact, which decides how many files are listed",
             ),
-            (self.exact and options.producer, "--exact cannot be used with --producer: it needs the size of each file"),
+            (
+                self.exact and "--producer" in given,
+                "--exact cannot be used with --producer: it needs the size of each file",
+            ),
             (self.exact and url.startswith(PYTHON_SCHEME), "--exact cannot be used with py:, which has no catalog"),
         )

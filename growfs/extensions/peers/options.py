@@ -104,7 +104,7 @@ class PeersOptions(FeatureOptions):
             (bool(self.peers) != bool(self.peer_token_file), "--peers and --peer-token-file must be used together"),
             (self.peers and options.partition, "--partition cannot be used with --peers: every node fetches all files"),
             (
-                self.peers and options.producer,
+                self.peers and "--producer" in options.changed(),
                 "--peers cannot be used with --producer: nodes may create different files",
             ),
         )

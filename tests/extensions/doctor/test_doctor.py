@@ -18,7 +18,7 @@ import pytest
 
 from growfs.daemon.options import Options
 from growfs.extensions.doctor.cache_disk import BLOCK_BYTES, CacheDisk
-from growfs.workers import sandbox
+from growfs.extensions.producers import sandbox
 from tests.blocking_server import blocking_server
 from tests.cli.support import (
     Done,
@@ -171,7 +171,8 @@ def test_a_sandbox_that_forbids_mounting(growfs: Growfs) -> None:
     if not sandbox.version():
         pytest.skip("the kernel has no Landlock")
     with namespace("mount --make-rprivate /") as inside:
-        done = doctor_inside(growfs, inside, "from growfs.workers import sandbox; sandbox.allow_writes(['/'], [])")
+        confine = "from growfs.extensions.producers.sandbox import allow_writes; allow_writes(['/'], [])"
+        done = doctor_inside(growfs, inside, confine)
     assert_failed(done, "mounting", "the kernel refuses the mount", "--security-opt apparmor=unconfined")
 
 

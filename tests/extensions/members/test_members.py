@@ -23,8 +23,8 @@ from growfs.remote.digest import Digest
 from growfs.remote.file import open_seekable
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream
 from growfs.remote.retries import Retries
+from growfs.remote.retrying import RetryingRemote
 from growfs.remote.user_functions import Function
-from growfs.remote.wrappers.retrying import RetryingRemote
 from tests.archives import by_tarfile, samples, tar_of
 from tests.remote.fake_remote import FakeRemote
 from tests.servers import S3Server, WebFolder

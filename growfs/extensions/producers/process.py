@@ -1,8 +1,8 @@
-"""The producer process, `python -m growfs.workers.producer FD`: calls the user's function, for one file at a time.
+"""The producer process: calls the user's function, for one file at a time.
 
-Its working folder is a scratch folder; if the kernel has Landlock, it can write nowhere else. Whatever the function
-prints goes to the daemon's log. The process ends with the worker that started it, and so do all processes that the
-function started.
+`python -m growfs.extensions.producers.process FD` starts it. Its working folder is a scratch folder; if the kernel has
+Landlock, it can write nowhere else. Whatever the function prints goes to the daemon's log. The process ends with the
+worker that started it, and so do all processes that the function started.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from growfs.errors import DiskFull, GrowfsError, UsageError
+from growfs.extensions.producers import sandbox
+from growfs.extensions.producers.pool import OUTPUT_NAME, ProducerFailed, StartProducer
 from growfs.remote import open_remote
 from growfs.remote.file import SeekableStream, open_seekable
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import Remote, RemoteFile
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
 from growfs.remote.retries import Retries
-from growfs.remote.wrappers.producer_pool import OUTPUT_NAME, ProducerFailed, StartProducer
-from growfs.workers import sandbox
 from growfs.workers.process import lower_priority
 
 REASON_CHARS_MAX = 300

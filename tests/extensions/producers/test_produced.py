@@ -19,14 +19,14 @@ import pytest
 
 from growfs import producers
 from growfs.errors import NotMade, RemoteChanged, RemoteMissing, UsageError
+from growfs.extensions.producers import pool
+from growfs.extensions.producers.pool import StartProducer
+from growfs.extensions.producers.process import _FunctionRunner
+from growfs.extensions.producers.produced import ProducedRemote, Producer
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, Remote, RemoteFile, RemoteSpec
 from growfs.remote.user_functions import Function
-from growfs.remote.wrappers import producer_pool
-from growfs.remote.wrappers.produced import ProducedRemote, Producer
-from growfs.remote.wrappers.producer_pool import StartProducer
-from growfs.workers.producer import _FunctionRunner
-from tests.fuse import producer_functions
+from tests.extensions.producers import producer_functions
 from tests.needs import use
 from tests.remote.fake_remote import FakeRemote
 
@@ -115,7 +115,7 @@ def test_an_error_of_the_source_counts_though_the_function_catches_it(
     remote = FakeRemote()
     remote.put("x", bytes(400_000))
     remote.fail("chunk", None, None, RemoteChanged("x: is no longer the version that was listed"))
-    monkeypatch.setattr("growfs.workers.producer.open_remote", lambda *_: remote)
+    monkeypatch.setattr("growfs.extensions.producers.process.open_remote", lambda *_: remote)
 
     def make(source: BinaryIO, out: BinaryIO) -> None:
         with suppress(Exception):
@@ -165,7 +165,7 @@ def test_a_failing_function_is_retried_and_reported(
 def test_a_module_that_is_not_imported_in_time_is_reported(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(producer_pool, "START_S_MAX", 0.5)
+    monkeypatch.setattr(pool, "START_S_MAX", 0.5)
     module = tmp_path / "slow.py"
     module.write_text("import time\ntime.sleep(60)\n\n\ndef make(source, out): ...\n")
     producer = Producer(Function.parse(f"{module}:make", "/"), None, 20.0, 1 << 30, 0)

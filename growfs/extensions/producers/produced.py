@@ -22,7 +22,7 @@ from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.user_functions import Function
 
 if TYPE_CHECKING:  # it is slow to import, and every command knows the options of a producer
-    from growfs.remote.wrappers.producer_pool import ProducerPool
+    from growfs.extensions.producers.pool import ProducerPool
 
 PAGE_FILES_MAX = 1000
 SAME_NAME = "--rename gives another file the same name"
@@ -65,7 +65,7 @@ class Producer:
         return self._pool(spec).check()
 
     def _pool(self, spec: RemoteSpec, limits: SharedLimits | None = None) -> ProducerPool:
-        from growfs.remote.wrappers.producer_pool import ProducerPool
+        from growfs.extensions.producers.pool import ProducerPool
 
         return ProducerPool(spec, self, limits)
 

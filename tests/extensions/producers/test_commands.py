@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuse import producer_functions
-from tests.fuse.test_producers import complete
+from tests.extensions.producers import producer_functions
+from tests.extensions.producers.test_producers import complete
 from tests.harness import Growfs, make_tree, until
 
 FUNCTIONS = producer_functions.__file__

@@ -1,8 +1,7 @@
 """`ProducerPool`: the processes that run the user's function, as seen from the worker that starts them.
 
 A process is started with exec, makes one file after the other, is watched, and is killed along with all processes it
-started. It writes into its own scratch folder, below partial/, until a file is complete. `growfs.workers.producer` is
-the other side.
+started. It writes into its own scratch folder, below partial/, until a file is complete. process.py is the other side.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from typing import Any, NamedTuple
 
 from growfs import own_code
 from growfs.errors import GrowfsError, NotMade, UsageError
+from growfs.extensions.producers.produced import Producer
 from growfs.paths import StrPath
 from growfs.remote.interface import START_S_MAX, Progress, RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
-from growfs.remote.wrappers.produced import Producer
 from growfs.units import format_size, format_timespan
 
 CHECK_INTERVAL_S = 0.1
@@ -129,7 +128,7 @@ class ProducerProcess:
         self._folder = folder = Path(tempfile.mkdtemp(prefix="producer-", dir=partial))
         self._connection, theirs = Pipe()
         fds = [theirs.fileno(), *([] if start.limits is None else [start.limits])]
-        command, code = own_code.command("growfs.workers.producer", str(theirs.fileno()))
+        command, code = own_code.command("growfs.extensions.producers.process", str(theirs.fileno()))
         with theirs:
             self._process = subprocess.Popen(
                 command,

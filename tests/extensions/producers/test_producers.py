@@ -10,10 +10,10 @@ from uuid import uuid4
 import pytest
 
 from growfs.disk import BLOCK
-from growfs.workers import sandbox
-from growfs.workers.producer import sample_rng
+from growfs.extensions.producers import sandbox
+from growfs.extensions.producers.process import sample_rng
+from tests.extensions.producers import producer_functions
 from tests.forkserver import SETUP_VARIABLE
-from tests.fuse import producer_functions
 from tests.fuse.conftest import only
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import epoch

@@ -1,1 +1,0 @@
-"""Remotes around another remote: retries, members of archives, files made by a producer."""
