@@ -57,15 +57,12 @@ class RemoteSpec:
     """The cache folder, where a layer may keep what it has read."""
     maker: Maker | None = None
     """Makes the files, if they are not those of the store."""
+    traits: Traits = Traits()
+    """Those of the files that it lists."""
     extent: int | None = None
     """How many files to list, if the remote is endless."""
     identity: tuple[object, ...] = ()
     """What distinguishes remotes at the same URL. It is a part of the names of caches, so it never changes."""
-
-    @property
-    def traits(self) -> Traits:
-        """Those of the files that it lists."""
-        return self.maker.traits if self.maker else Traits()
 
     def check(self) -> bool | None:
         """See Maker.check; None if there is no maker. Raises UsageError if a layer cannot be opened, either."""
@@ -212,9 +209,6 @@ class Maker(Protocol):
     def function(self) -> Function:
         """The user's function that it calls."""
         ...
-
-    @property
-    def traits(self) -> Traits: ...
 
     def open(self, open_source: Callable[[], Remote], spec: RemoteSpec, limits: SharedLimits | None) -> Remote:
         """The remote that has the made files. open_source: opens the one with their sources."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from growfs.daemon.option_parsers import PYTHON_SCHEME, size_or_percentage
 from growfs.daemon.options import FeatureOptions, Options, flag, option, refuse
 from growfs.errors import UsageError
+from growfs.remote.interface import RemoteSpec
 from growfs.units import CacheSize
 
 
@@ -41,7 +43,7 @@ class ExactOptions(FeatureOptions):
         "With --exact: the part that the root lists first; by default, the one after the last part listed.",
     )
 
-    def check(self, options: Options, url: str) -> None:
+    def remote(self, spec: RemoteSpec, options: Options, folder: Path) -> RemoteSpec:
         """See FeatureOptions."""
         given = options.changed()
         refuse(
@@ -62,5 +64,9 @@ class ExactOptions(FeatureOptions):
                 self.exact and "--producer" in given,
                 "--exact cannot be used with --producer: it needs the size of each file",
             ),
-            (self.exact and url.startswith(PYTHON_SCHEME), "--exact cannot be used with py:, which has no catalog"),
+            (
+                self.exact and spec.url.startswith(PYTHON_SCHEME),
+                "--exact cannot be used with py:, which has no catalog",
+            ),
         )
+        return spec

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import FeatureOptions, Options, option
-from growfs.extensions.manifests.layer import ManifestLayer, is_web_table
 from growfs.remote.interface import RemoteSpec
 
 
@@ -26,6 +25,8 @@ class ManifestsOptions(FeatureOptions):
 
     def remote(self, spec: RemoteSpec, options: Options, folder: Path) -> RemoteSpec:
         """See FeatureOptions. The URL of a table is that of its folder, with the table as the manifest."""
+        from growfs.extensions.manifests.layer import ManifestLayer, is_web_table
+
         table = self.manifest or (spec.url if is_web_table(spec.url) else None)
         if table is None:
             return spec

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from growfs.daemon.option_parsers import function
 from growfs.daemon.options import FeatureOptions, Options, option
-from growfs.extensions.members.layer import MembersLayer
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.user_functions import Function
 
@@ -29,5 +28,7 @@ class MembersOptions(FeatureOptions):
         """See FeatureOptions."""
         if not self.members:
             return spec
+        from growfs.extensions.members.layer import MembersLayer
+
         layers = (*spec.layers, MembersLayer(self.members))
         return replace(spec, layers=layers, identity=(*spec.identity, str(self.members)))

@@ -9,8 +9,7 @@ from string import Formatter
 from growfs.daemon.option_parsers import PYTHON_SCHEME, function
 from growfs.daemon.options import FeatureOptions, Options, option, refuse
 from growfs.errors import UsageError
-from growfs.extensions.producers.produced import Producer
-from growfs.remote.interface import RemoteSpec
+from growfs.remote.interface import RemoteSpec, Traits
 from growfs.remote.names import template_fields
 from growfs.remote.user_functions import Function
 from growfs.units import count as whole
@@ -85,6 +84,8 @@ class ProducersOptions(FeatureOptions):
         )
         if function is None:
             return spec
+        from growfs.extensions.producers.produced import Producer
+
         maker = Producer(
             function=function,
             rename=self.rename,
@@ -94,4 +95,11 @@ class ProducersOptions(FeatureOptions):
             seed=options.seed if no_remote else None,
             count=self.count,
         )
-        return replace(spec, maker=maker, identity=(*spec.identity, str(function), maker.rename, maker.seed))
+        traits = Traits(
+            is_computed=True,
+            has_store=not no_remote,
+            is_endless=no_remote and self.count is None,
+            keeps_names=self.rename is None,
+        )
+        identity = (*spec.identity, str(function), maker.rename, maker.seed)
+        return replace(spec, maker=maker, traits=traits, identity=identity)

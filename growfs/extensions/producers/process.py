@@ -136,12 +136,8 @@ def _failure(error: BaseException, stream: SeekableStream | None) -> GrowfsError
     traceback.print_exception(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"the disk of the cache is full ({error.strerror}); see --min-free")
-    return ProducerFailed(_last_line(error))
-
-
-def _last_line(error: BaseException) -> str:
     text = " ".join(traceback.format_exception_only(error)[-1].split())
-    return text if len(text) <= REASON_CHARS_MAX else text[:REASON_CHARS_MAX] + "..."
+    return ProducerFailed(text if len(text) <= REASON_CHARS_MAX else text[:REASON_CHARS_MAX] + "...")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from growfs.errors import RemoteError, RemoteMissing, UsageError
-from growfs.remote.interface import FetchTask, Page, Remote, RemoteFile, RemoteSpec, RemoteStream, Skipped, Traits
+from growfs.remote.interface import FetchTask, Page, Remote, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.names import reason_to_skip, template_fields
 from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.user_functions import Function
@@ -45,15 +45,6 @@ class Producer:
     """Given if files are made from numbers, 0 to `count` - 1."""
     count: int | None = None
     """None if unlimited."""
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(
-            is_computed=True,
-            has_store=self.seed is None,
-            is_endless=self.seed is not None and self.count is None,
-            keeps_names=self.rename is None,
-        )
 
     def open(self, open_source: Callable[[], Remote], spec: RemoteSpec, limits: SharedLimits | None) -> Remote:
         pool = self._pool(spec, limits)
