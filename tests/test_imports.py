@@ -48,6 +48,13 @@ def test_a_command_imports_no_extension() -> None:
     assert imported(SMALL.format(["status", "/"]) + "except SystemExit: pass", extensions) == []
 
 
+def test_what_changes_a_remote_is_imported_where_it_is_opened() -> None:
+    opened = {f"growfs.extensions.{name}" for name in ("manifests.manifest", "members.members", "producers.pool")}
+    given = {"manifest": "/list.csv", "members": "tar"}
+    script = f"import sys; from growfs.daemon.options import Options; Options.parse({given}).remote('s3://bucket')"
+    assert imported(script, opened) == []
+
+
 def test_completion_imports_little() -> None:
     line = {"_GROWFS_COMPLETE": "bash_complete", "COMP_WORDS": "growfs status ", "COMP_CWORD": "2"}
     assert imported(SMALL.format([]) + "except SystemExit: pass", COMMANDS, **line) == []

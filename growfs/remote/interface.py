@@ -6,6 +6,7 @@ block, so they are made only in worker processes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,17 +220,17 @@ class Maker(Protocol):
         ...
 
 
-class Layer:
+class Layer(ABC):
     """Changes which files a remote lists. It is sent to the workers, so its module imports what it needs only there."""
 
+    @abstractmethod
     def open(self, open_source: Callable[[RemoteSpec], Remote], spec: RemoteSpec) -> Remote:
         """The remote at spec, as it changes it. open_source: opens the one that it changes, at the same or another URL.
 
         Raises as `growfs.remote.open_remote`.
         """
-        return open_source(spec)
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - most need none
         """Raise UsageError if a worker could not open it."""
 
     def container(self, version: str) -> str:

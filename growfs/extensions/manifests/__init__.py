@@ -1,4 +1,5 @@
 """Listings from files instead of a store's own: tables of paths, and S3 Inventory.
 
-Public modules: `manifest` (a remote listed by such a file), `tables` and `inventory` (which read the files).
+Public modules: `options` and `layer`. Workers import `manifest` (a remote listed by such a file), `tables` and
+`inventory` (which read the files).
 """

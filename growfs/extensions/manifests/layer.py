@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,4 +31,4 @@ def suffix_of(url: str) -> str:
 
 def is_web_table(url: str) -> bool:
     """Whether it is the URL of a table on a web server, so that the remote is its folder."""
-    return suffix_of(url) in SUFFIXES and bool(re.match("https?://", url, re.IGNORECASE))
+    return url.lower().startswith(("http://", "https://")) and suffix_of(url) in SUFFIXES
