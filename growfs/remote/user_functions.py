@@ -6,10 +6,8 @@ growfs.remote.user_functions NAME FOLDER` prints the problem if it cannot be imp
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -83,16 +81,6 @@ class Function:
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
-
-    def code(self) -> str:
-        """The hash of the function's file, which changes with the function; empty for growfs's own functions."""
-        if self.is_growfs_own:
-            return ""
-        function = self.load()
-        try:
-            return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()
-        except (TypeError, OSError):  # it is not in a Python file
-            return ""
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ before a member is fetched. The version of a member gives the position of its by
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import logging
 import math
 import threading
@@ -207,8 +209,7 @@ class ArchiveRemote:
 
     def _find_members(self, archive: RemoteFile) -> Iterator[Member]:
         """The results of the index function. Raises UnreadableArchive if it fails, and RemoteErrors if reading does."""
-        with self._import_lock:
-            function = self._loaded_function
+        function = self._load()
         with open_seekable(self._remote, archive, self._note_arrival) as source:
             try:
                 for member in map(_checked, function(source)):
@@ -227,13 +228,27 @@ class ArchiveRemote:
     def _note_arrival(self) -> None:
         self._arrived_at = time.monotonic()
 
+    def _load(self) -> Callable[..., Any]:
+        """The index function. Several threads may ask for it, and its module is executed once."""
+        with self._import_lock:
+            return self._loaded_function
+
     @cached_property
     def _loaded_function(self) -> Callable[..., Any]:
         return self._function.load()
 
     @cached_property
     def _indexes(self) -> IndexCache:
-        return IndexCache(self._cache, f"{self._function} {self._function.code()}")
+        code = "" if self._function.is_growfs_own else code_of(self._load())
+        return IndexCache(self._cache, f"{self._function} {code}")
+
+
+def code_of(function: Callable[..., Any]) -> str:
+    """The hash of the function's file, which changes with the function; empty if it is not in a Python file."""
+    try:
+        return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()
+    except (TypeError, OSError):
+        return ""
 
 
 def path_of(archive: str, name: str) -> str:

@@ -34,6 +34,10 @@ SHARDS = {f"shards/{number}.tar": tar_of(samples(number)) for number in range(5)
 NAMES = {f"shards/{number}/{name}": data for number in range(5) for name, data in samples(number).items()}
 
 
+INDEX = "from growfs import producers\ndef find(source):\n    return producers.tar(source)\n"
+"""A module of a user, with an index function."""
+
+
 class Shards(FakeRemote):
     """A remote of archives. read: those that were read, in order. held: reads of these wait until they are removed."""
 
@@ -422,13 +426,20 @@ def test_a_member_of_a_changed_archive_is_looked_up_again(shards: Shards, tmp_pa
 
 
 @pytest.mark.promise(35)
-def test_an_edited_function_reads_all_archives_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_function_reads_all_archives_again(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
-    codes = iter("aab")
-    monkeypatch.setattr(Function, "code", lambda _: next(codes))
-    for times in (5, 5, 10):
-        list(shards.members().pages())
+    for last_line, times in (("", 5), ("", 5), ("# edited", 10)):
+        (tmp_path / "users_index.py").write_text(INDEX + last_line)
+        list(shards.members(Function.parse("./users_index.py:find", str(tmp_path))).pages())
         assert len(shards.read) == times
+
+
+def test_the_module_of_a_function_is_executed_once(tmp_path: Path) -> None:
+    note = f"with open({str(tmp_path / 'log')!r}, 'a') as log:\n    log.write('executed ')\n"
+    (tmp_path / "users_index.py").write_text(note + INDEX)
+    function = Function.parse("./users_index.py:find", str(tmp_path))
+    assert listed(Shards(tmp_path).members(function)).keys() == NAMES.keys()
+    assert (tmp_path / "log").read_text() == "executed "
 
 
 @pytest.mark.promise(35)
