@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TERMINATING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """Signals that mean that the process should end, even if it has a handler (Python has one for SIGINT)."""
 HARMLESS_BY_DEFAULT = (
@@ -39,7 +38,7 @@ class Process(NamedTuple):
     @property
     def started_s(self) -> float:
         """When it started, in seconds after boot."""
-        return int(self.start) / TICKS_PER_S
+        return int(self.start) / os.sysconf("SC_CLK_TCK")
 
     @property
     def age_s(self) -> float:

@@ -21,8 +21,6 @@ _ENDING_LIMITS = {
     resource.RLIMIT_AS: ("-v", 1024),
 }
 """Limits that end a daemon or its downloads: (option, unit) of the command ulimit of bash."""
-_PIDFD_OPEN = 434
-"""The same on every architecture."""
 _MEMFD_CREATE = {"x86_64": 319, "ppc64le": 360, "s390x": 350}
 _PREADV2 = {"x86_64": 327, "ppc64le": 380, "s390x": 376}
 """The numbers of the others are from include/uapi/asm-generic/unistd.h."""
@@ -43,7 +41,7 @@ def pidfd_open(pid: int) -> int:
     """A descriptor that becomes readable when a process ends (pidfd_open(2)). Raises OSError."""
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
-    return _call(_PIDFD_OPEN, pid, 0)
+    return _call(434, pid, 0)  # the same on every architecture
 
 
 def memfd_create(name: str) -> int:

@@ -45,7 +45,6 @@ PAGE_FILES = 10_000
 
 NODE = "n.id, n.parent, n.name, n.is_dir, n.size, n.mtime_ns, n.version, n.drawn, n.pinned, r.seq"
 """The columns of a Node in `node AS n` and `resident AS r`."""
-VALIDATION_NAMES = ("val", "valid", "validation", "test")
 NODES = f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE"
 FILES_OF_IDS = (
     "SELECT n.id, n.parent, n.name, n.size, r.bytes FROM json_each(?) wanted CROSS JOIN node n ON n.id = wanted.value"
@@ -213,7 +212,8 @@ class Catalog:
 
     def validation_folder(self) -> str | None:
         """A folder at the top whose name says that it has a validation set."""
-        query = f"SELECT name FROM node WHERE parent = ? AND is_dir = 1 AND name IN {VALIDATION_NAMES} LIMIT 1"
+        names = "('val', 'valid', 'validation', 'test')"
+        query = f"SELECT name FROM node WHERE parent = ? AND is_dir = 1 AND name IN {names} LIMIT 1"
         return next((name for (name,) in self._db.rows(query, ROOT)), None)
 
     async def has_unseeded(self) -> bool:

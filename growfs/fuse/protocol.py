@@ -207,13 +207,9 @@ BackingMap = Structure("BackingMap", "iI8x", "fd flags")
 """The argument of the ioctl BACKING_OPEN."""
 
 
-IOC_MAGIC = 229
-"""FUSE_DEV_IOC_MAGIC."""
-
-
 def _iow(number: int, size: int) -> int:
     """_IOW of asm-generic/ioctl.h: direction, size of the argument, magic, number."""
-    return 1 << 30 | size << 16 | IOC_MAGIC << 8 | number
+    return 1 << 30 | size << 16 | 229 << 8 | number  # 229: FUSE_DEV_IOC_MAGIC
 
 
 BACKING_OPEN = _iow(1, BackingMap.size)

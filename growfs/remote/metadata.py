@@ -15,8 +15,6 @@ from growfs.remote.interface import RemoteFile
 _VERSION_KEYS = ("generation", "ETag", "etag", "md5Hash", "md5", "blob_id", "xet_hash", "Content-MD5", "Digest")
 _MTIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "modified", "created", "modify")
 """The last one is of FTP (RFC 3659, 7.5.3)."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_MICROSECOND = timedelta(microseconds=1)
 SECOND_NS = 10**9
 
 
@@ -59,7 +57,8 @@ def to_ns(when: Any) -> int | None:
     if not isinstance(when, datetime):
         return None
     moment = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-    return fitting((moment - _EPOCH) // _MICROSECOND * 1000)
+    since_1970 = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return fitting(since_1970 // timedelta(microseconds=1) * 1000)
 
 
 def fitting(ns: int) -> int | None:

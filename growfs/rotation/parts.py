@@ -29,15 +29,13 @@ from growfs.rotation.pass_order import Keyed, draw_key, share_number
 from growfs.rotation.rules import Generation, keeps_last
 from growfs.units import format_size
 
-KEPT = -1
-"""Used instead of a pass number in the hash that decides which files are kept; passes count from 1."""
 SPARE_SHARE = 100
 """One part in 100 of the cache is left free: for files that take more of the disk than their size, or are opened by
 name."""
-PART_FILES_MIN = 300
-"""Of fewer, a batch takes a large share, and drop_last drops as much."""
 ALWAYS = "\0always"
 """Added to a file in the digest of the catalog if each part lists it, because that decides which others are kept."""
+PART_FILES_MIN = 300
+"""Of fewer, a batch takes a large share, and drop_last drops as much."""
 
 
 class PassPosition(NamedTuple):
@@ -194,7 +192,7 @@ class _Dividing:
         folder, _, name = file.path.rpartition("/")
         self._kind_of.append(self._kinds.setdefault((folder, extension(name)), len(self._kinds)))
         pass_, text_of_group = self._pass, group_of(self._pass.group, file.path)
-        choice = draw_key(pass_.seed, KEPT, text_of_group)
+        choice = draw_key(pass_.seed, -1, text_of_group)  # no pass: these count from 1
         group = self._by_key.get(choice)
         if group is not None:
             self._bytes[group] += file.bytes

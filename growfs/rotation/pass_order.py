@@ -27,8 +27,6 @@ SHARES = 0
 """Used instead of a pass number in the hash that decides which node's share a file is in; passes count from 1."""
 DEFERRED = 1 << 64
 """Added to the keys of files that come after all others."""
-BUCKET_BITS = 8
-"""Keys are sorted in 2**BUCKET_BITS buckets, by their first bits, because sorting makes a Python object of each key."""
 
 
 class Candidate(NamedTuple):
@@ -193,7 +191,7 @@ class Keyed:
 
     def add(self, key: int, id: int) -> None:
         """Add an id."""
-        number = key >> (64 - BUCKET_BITS)
+        number = key >> (64 - 8)  # 256 buckets: sorting makes a Python object of each key of one
         bucket = self._buckets.get(number)
         if bucket is None:
             bucket = self._buckets[number] = array("Q")

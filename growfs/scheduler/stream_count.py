@@ -45,8 +45,6 @@ REST_PERIODS = 10
 FIRST_REST_PERIODS = 4
 """Periods before the first experiment: new connections become faster by themselves. The experiment tries fewer streams:
 more would be newer connections still, and if the link has a queue, their parts take seconds."""
-THROTTLED_SHARE_MAX = 0.1
-"""The store wants fewer requests if it refuses more than this share of them."""
 MEMORY = 0.7
 """The weight of a request after another period: those of the last two seconds dominate."""
 AHEAD_FILES = 4 * REPORT_FILES
@@ -112,7 +110,7 @@ class ConcurrencyController:
         """Note the outcome of a period's requests: how many were answered, and how many refused with 503 or 429."""
         self._answered = MEMORY * self._answered + answered
         self._throttled = MEMORY * self._throttled + throttled
-        count, share = self._answered + self._throttled, THROTTLED_SHARE_MAX
+        count, share = self._answered + self._throttled, 0.1  # more refusals mean that the store wants fewer requests
         # By three standard deviations: of few requests, more may be refused by chance.
         if throttled and self._throttled > share * count + 3 * math.sqrt(share * (1 - share) * count):
             self._allowed = max(STREAMS_MIN, 0.75 * min(self._allowed, self._wanted))

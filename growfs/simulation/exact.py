@@ -19,8 +19,6 @@ from growfs.units import CacheSize, flag_size, format_size
 
 MODEL_FILES = 12_000
 """At most about how many files a simulated dataset has."""
-PARTS_MAX = 4000
-"""A pass of more parts is simulated with this many, which are larger."""
 HARDLY_WAITS = 0.99
 """The utilization from which on a reader counts as one that hardly waits."""
 GROWTH, CLOSE = 1.25, 1.02
@@ -65,7 +63,7 @@ def simulate_exact(workload: Workload, part_size: CacheSize) -> ExactResult:
     data = min(whole, 100 * cache)
     real_file = whole / workload.files
     wanted = max(part_size.of(cache) / 2, real_file)
-    largest = max(wanted, data / PARTS_MAX)
+    largest = max(wanted, data / 4000)  # more parts are simulated as so many, which are larger
     part_files = min(50, int(MODEL_FILES * largest / data))
     count = math.ceil(data / max(real_file, largest / part_files) - 1e-6)
     size = data // count

@@ -21,7 +21,6 @@ REPEATS_MAX = 4.0
 """With more opens of each fetched file, accuracy falls off, both in published results and in simulations."""
 SEEN = 0.99
 UNITS_S = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
-FOREVER_S = 1e4 * 365 * 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ def _all_seen_days(points: list[Point], half: Point) -> float | None:
     if last.seen <= half.seen:
         return None
     left_s = (SEEN - last.seen) / (last.seen - half.seen) * (last.s - half.s)
-    return (last.s + left_s) / 86400 if left_s < FOREVER_S else None
+    return (last.s + left_s) / 86400 if left_s < 1e4 * 365 * 86400 else None
 
 
 def simulate_policies(workload: Workload) -> list[PolicyResult]:

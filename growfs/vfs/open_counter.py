@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 NOWHERE = (-1, -1)
 CHANGES = MODIFY | CLOSE_WRITE | DELETE | MOVED_FROM | MOVED_TO
-WARN_EVERY_S = 60.0
 EVENTS_MAX = 32
 """Events counted in one step, which takes a millisecond or two."""
 
@@ -114,7 +113,7 @@ class OpenCounter:
 
     def _count(self, event: FileEvent) -> None:
         if event.mask & OVERFLOW:
-            if trio.current_time() > self._warned_at + WARN_EVERY_S:
+            if trio.current_time() > self._warned_at + 60.0:
                 self._warned_at = trio.current_time()
                 log.warning("some opens were not counted: more files are opened than inotify(7) can report")
         elif event.mask & GONE:

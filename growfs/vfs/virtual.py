@@ -26,8 +26,6 @@ from growfs.vfs.attributes import FOLDER_NAME, Attributes, Entry
 
 FOLDER_ID = 2
 """Node id of the folder."""
-FILES_FROM = 8
-"""Node id of its first file. Those between are of the names of generations and passes."""
 HANDLES_FROM = 1 << 62
 """Handles of virtual files start here, far above those of cached files."""
 CONTENTS_MAX = 128
@@ -103,7 +101,7 @@ class VirtualFolder:
     """Owns the open contents. scratch: the folder for the temporary files."""
 
     def __init__(self, files: Iterable[VirtualFile], scratch: Path) -> None:
-        self._files = dict(enumerate(files, FILES_FROM))
+        self._files = dict(enumerate(files, 8))  # ids before are of the names of generations and passes
         self._scratch = scratch
         self._contents: list[_Content] = []  # in the order begun
         self._open: dict[int, _Content] = {}

@@ -56,8 +56,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """How often the other nodes are asked for their positions."""
-FIRST_LOOK_S = 5.0
-"""How long the first draw waits to learn the other nodes' positions."""
 PATIENCE_S = 30.0
 """How long a draw waits before evicting files that the next node may still draw; then no draw waits for as long."""
 START = "peer_start"
@@ -166,8 +164,8 @@ class Peers(OtherSource):
         return partial(is_own, self._owner, self._answering, self._own_name())
 
     async def _look(self) -> None:
-        """Return once the other nodes were asked for their positions, or after FIRST_LOOK_S."""
-        with trio.move_on_after(FIRST_LOOK_S):
+        """Return once the other nodes were asked for their positions, or after 5 s: the first draw waits for that."""
+        with trio.move_on_after(5.0):
             while not self._is_serving:
                 await self._looked.wait()
 

@@ -34,7 +34,6 @@ from growfs.remote.retries import Retries
 from growfs.workers.process import lower_priority
 
 REASON_CHARS_MAX = 300
-_DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
 def main() -> None:
@@ -73,7 +72,7 @@ def _receive(connection: Connection, requests: queue.SimpleQueue[RemoteFile | in
 
 
 def _confine(scratch: Path) -> bool:
-    devices = [Path("/dev", name) for name in _DEVICES]
+    devices = [Path("/dev", name) for name in ("null", "zero", "full", "random", "urandom")]
     for pattern in ("nvidia*", "dri/*", "kfd"):  # decoders may use a GPU, which requires write access to its device
         devices += [path for path in Path("/dev").glob(pattern) if not path.is_dir()]
     return sandbox.allow_writes([scratch, Path("/dev/shm")], devices)  # multiprocessing has its locks there

@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # it is slow to import, and every command knows the options o
     from growfs.extensions.producers.pool import ProducerPool
 
 PAGE_FILES_MAX = 1000
-SAME_NAME = "--rename gives another file the same name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class ProducedRemote(_ProducerRemote):
                 if reason := reason_to_skip(file.path) if self._rename else None:
                     skipped.append(Skipped(reason, file.path))
                 elif self._rename and (key := hash(file.path)) in names:
-                    skipped.append(Skipped(SAME_NAME, source.path))
+                    skipped.append(Skipped("--rename gives another file the same name", source.path))
                 else:
                     names.update([key] if self._rename else [])
                     files.append(file)

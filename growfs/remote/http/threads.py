@@ -16,8 +16,6 @@ from functools import partial
 
 from growfs.remote.client_choice import LibraryUse
 
-THREADS_MAX = 320
-"""More than the limit on streams, so that an urgent file always finds a thread."""
 SLEEPING_MAX = 32
 """Transfers that wait before repeating a request while others take their place. With more, an overloaded store would
 get more requests."""
@@ -315,7 +313,7 @@ class TransferThreads:
             return  # it could not begin, and waking it costs a tenth of a small file's time
         if self._idle:
             self._work_arrived.notify()
-        elif self.busy < THREADS_MAX:
+        elif self.busy < 320:  # more than the limit on streams, so that an urgent file always finds a thread
             with suppress(RuntimeError) if self.busy else nullcontext():  # the system allows no more threads
                 threading.Thread(target=self._run, daemon=True).start()
                 self._idle += 1

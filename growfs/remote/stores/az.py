@@ -16,9 +16,6 @@ from growfs.remote.interface import RemoteFile
 from growfs.remote.metadata import file_from_headers
 from growfs.remote.stores.fsspec import PAGE_READ_S, SIGNED_S, FsspecRemote
 
-ACCOUNT = ("account_name", "connection_string")
-"""Options and, in capitals after AZURE_STORAGE_, variables that identify the storage account."""
-
 
 class AzureRemote(FsspecRemote):
     """A container; its storage account is in the URL or in ACCOUNT."""
@@ -60,7 +57,10 @@ class AzureRemote(FsspecRemote):
         return options
 
     def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:
-        named = any(options.get(name) or os.environ.get(f"AZURE_STORAGE_{name.upper()}") for name in ACCOUNT)
+        named = any(
+            options.get(name) or os.environ.get(f"AZURE_STORAGE_{name.upper()}")
+            for name in ("account_name", "connection_string")
+        )
         if not named and ".core.windows.net" not in self.spec.url:
             raise UsageError(
                 f"{self.safe_url()}: names no storage account;"

@@ -36,12 +36,10 @@ REGION_TRIES_MAX = 3
 """How often a process asks a bucket for its region: the answer may be lost."""
 NEEDS_HOST = frozenset({"SecondLevelDomainForbidden", "PathStyleDomainForbidden", "VirtualHostDomainRequired"})
 """Codes of stores that refuse requests with the bucket in the path."""
-IN_HOST = "--storage-option config_kwargs.s3.addressing_style=virtual"
 DIRECTORY_SUFFIXES = ("--x-s3", "--xa-s3")
 """Of directory buckets (S3 Express), and of access points to them: they have no order and no StartAfter."""
 TENANT = r"((?!arn:)\w+:(?!\d+(/|$)))"
 """Before the bucket, in Ceph. A server and its port are no tenant and bucket."""
-_CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # connection options of botocore
 _OWN_PARAMETERS = {"RequestPayer", "ACL", "ServerSideEncryption", "SSEKMSKeyId", "StorageClass"}
 """Parameters of requests that growfs sends, or that are only for uploads."""
 _CREDENTIAL_FILES = {"shared-credentials-file": "credentials_file", "config-file": "config_file"}
@@ -98,7 +96,7 @@ class BucketAccess(FsspecRemote):
     @classmethod
     def _why_library(cls, spec: RemoteSpec) -> str:
         parameters = spec.storage_options.get("s3_additional_kwargs", {}).keys() - _OWN_PARAMETERS
-        options = spec.storage_options.get("config_kwargs", {}).keys() & _CONNECTION_OPTIONS
+        options = spec.storage_options.get("config_kwargs", {}).keys() & {"proxies", "proxies_config", "client_cert"}
         if found := sorted(parameters) + sorted(options):
             return f"knows the option {found[0]}"
         return super()._why_library(spec)
@@ -181,7 +179,10 @@ class BucketAccess(FsspecRemote):
                 f"the store's clock shows a different time ({problem.detail})", "set this machine's clock"
             )
         if problem.words & NEEDS_HOST:
-            return problem.denied(f"the bucket must be in the host's name ({problem.detail})", f"pass {IN_HOST}")
+            return problem.denied(
+                f"the bucket must be in the host's name ({problem.detail})",
+                "pass --storage-option config_kwargs.s3.addressing_style=virtual",
+            )
         if any(word.startswith("KMS.") for word in problem.words):
             return problem.denied(f"its key cannot be used ({problem.detail})", "check the KMS key of the object")
         failed = failed_credentials(problem.chain)
