@@ -96,11 +96,11 @@ GROUPS = ("Basics", "Start", "Store", "Rotation", "Whole epochs", "Several nodes
 class FeatureOptions:
     """The rows of an extension: ExactOptions in growfs.extensions.exact.options, for example. That imports little."""
 
-    def remote(self, spec: RemoteSpec, options: Options, folder: Path) -> RemoteSpec:
-        """The remote as they change it. folder: as for `Options.remote`.
+    def check(self, options: Options, url: str) -> None:
+        """Raise UsageError if they contradict one another, other options or the URL."""
 
-        Raises UsageError if they contradict one another, other options or the URL.
-        """
+    def remote(self, spec: RemoteSpec, options: Options, folder: Path) -> RemoteSpec:
+        """The remote as they change it, once all are checked. folder: as for `Options.remote`."""
         return spec
 
 
@@ -270,6 +270,8 @@ class Options:
 
         Raises UsageError if the options contradict the URL, or one another.
         """
+        for feature in self.features:
+            feature.check(self, url)
         spec = RemoteSpec(
             url=url,
             storage_options=nested(self.storage_option),

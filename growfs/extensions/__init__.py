@@ -1,9 +1,9 @@
 """What growfs does beyond mounts: each extension is a folder here, and a line in ALL if it has a command.
 
 The module `command` in the folder has the commands, under their names. The module `mount` has what it adds to mounts,
-`options` its options, `text` what it adds to the text of the status, and `front_end` finds the daemon of a folder that
-is not a mount. An extension imports the core, but no other extension. The core imports none: it knows of them by this
-registry alone.
+`options` its options, `layer` what changes the files of a remote, `text` what it adds to the text of the status, and
+`front_end` finds the daemon of a folder that is not a mount. An extension imports the core, but no other extension. The
+core imports none: it knows of them by this registry alone.
 """
 
 ALL = {

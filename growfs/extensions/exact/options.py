@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from growfs.daemon.option_parsers import PYTHON_SCHEME, size_or_percentage
 from growfs.daemon.options import FeatureOptions, Options, flag, option, refuse
 from growfs.errors import UsageError
-from growfs.remote.interface import RemoteSpec
 from growfs.units import CacheSize
 
 
@@ -43,7 +41,7 @@ class ExactOptions(FeatureOptions):
         "With --exact: the part that the root lists first; by default, the one after the last part listed.",
     )
 
-    def remote(self, spec: RemoteSpec, options: Options, folder: Path) -> RemoteSpec:
+    def check(self, options: Options, url: str) -> None:
         """See FeatureOptions."""
         given = options.changed()
         refuse(
@@ -64,9 +62,5 @@ class ExactOptions(FeatureOptions):
                 self.exact and "--producer" in given,
                 "--exact cannot be used with --producer: it needs the size of each file",
             ),
-            (
-                self.exact and spec.url.startswith(PYTHON_SCHEME),
-                "--exact cannot be used with py:, which has no catalog",
-            ),
+            (self.exact and url.startswith(PYTHON_SCHEME), "--exact cannot be used with py:, which has no catalog"),
         )
-        return spec

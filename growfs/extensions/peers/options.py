@@ -12,7 +12,6 @@ from growfs.daemon.option_parsers import PORT_MAX, PYTHON_SCHEME, address
 from growfs.daemon.options import FeatureOptions, Options, option, refuse
 from growfs.errors import UsageError
 from growfs.paths import absolute_path
-from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import DNS_SCHEME, join_address
 from growfs.units import rate
 
@@ -97,7 +96,7 @@ class PeersOptions(FeatureOptions):
     )
     peer_bandwidth: int = option("0", rate, "RATE", "Maximum rate at which this node serves its peers; 0: no limit.")
 
-    def remote(self, spec: RemoteSpec, options: Options, folder: Path) -> RemoteSpec:
+    def check(self, options: Options, url: str) -> None:
         """See FeatureOptions."""
         refuse(
             "; see docs/many-nodes.md",
@@ -112,8 +111,7 @@ class PeersOptions(FeatureOptions):
         refuse(
             "",
             (
-                self.peers and spec.url.startswith(PYTHON_SCHEME),
+                self.peers and url.startswith(PYTHON_SCHEME),
                 "--peers cannot be used with py:, which creates files on each node",
             ),
         )
-        return spec

@@ -57,10 +57,9 @@ class ProducersOptions(FeatureOptions):
         "Retries if the producer fails on a file; after the last one, the file is skipped for this pass.",
     )
 
-    def remote(self, spec: RemoteSpec, options: Options, folder: Path) -> RemoteSpec:
-        """See FeatureOptions. A function in the URL is looked for in folder."""
-        no_remote, given = spec.url.startswith(PYTHON_SCHEME), options.changed()
-        function = Function.parse(spec.url.removeprefix(PYTHON_SCHEME), str(folder)) if no_remote else self.producer
+    def check(self, options: Options, url: str) -> None:
+        """See FeatureOptions."""
+        no_remote, given = url.startswith(PYTHON_SCHEME), options.changed()
         names = {name for _, name, _, _ in Formatter().parse(self.rename or "") if name is not None}
         by_index = "index" in names
         store = options.endpoint_url or options.anon or options.storage_option
@@ -80,8 +79,13 @@ class ProducersOptions(FeatureOptions):
                 "--rename can use {index} only with py:; for remote files, use {stem} and others",
             ),
             (not no_remote and self.count, "--count needs py:FUNCTION as the URL"),
-            (not function and self.rename, "--rename needs --producer"),
+            (not (no_remote or self.producer) and self.rename, "--rename needs --producer"),
         )
+
+    def remote(self, spec: RemoteSpec, options: Options, folder: Path) -> RemoteSpec:
+        """See FeatureOptions. A function in the URL is looked for in folder."""
+        no_remote = spec.url.startswith(PYTHON_SCHEME)
+        function = Function.parse(spec.url.removeprefix(PYTHON_SCHEME), str(folder)) if no_remote else self.producer
         if function is None:
             return spec
         from growfs.extensions.producers.produced import Producer
