@@ -478,6 +478,12 @@ def test_a_function_that_makes_the_files(growfs: Growfs, tmp_path: Path) -> None
     assert processes_of(tmp_path) == []
 
 
+def test_a_function_that_finds_no_members(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", 1, 1)
+    done = doctor(growfs, tmp_path / "remote", "--members", "tarr")
+    assert_failed(done, "remote", "has no function tarr; check the name")
+
+
 def test_wrong_options_are_wrong_usage(growfs: Growfs) -> None:
     done = doctor(growfs, "s3://bucket", "--cache-size", "much")
     assert done.returncode == 2
