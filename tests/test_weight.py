@@ -8,11 +8,11 @@ from tools.coupling import Weight
 from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
-    "files of the core": 110,
-    "statements of the core": 11_662,
-    "statements of all": 23_654,
+    "files of the core": 109,
+    "statements of the core": 11_654,
+    "statements of all": 23_682,
     "statements of the largest function": 41,
-    "constants in capitals": 685,
+    "constants in capitals": 676,
     "importers of exact": 1,
     "importers of peers": 2,
     "importers of fill": 0,

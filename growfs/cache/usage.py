@@ -27,8 +27,6 @@ SAVE_EVERY_S = 5.0
 RATE_WINDOW_S = 5.0
 RATE_STEP_S = 0.1
 """Bytes that arrive within this time are counted together, so that few counts are kept at any rate."""
-UNREAD_SHARE = 0.9
-"""An extension is reported as unread if it has at least 10 cached files, and this share of them was not opened."""
 
 
 class Summary(NamedTuple):
@@ -253,8 +251,7 @@ def summarize(ask: Query) -> Summary:
     )
     unread = ask(
         "SELECT suffix FROM resident WHERE suffix != '' GROUP BY suffix"
-        " HAVING count(*) >= 10 AND sum(opened = 0) >= ? * count(*) ORDER BY count(*) DESC",
-        UNREAD_SHARE,
+        " HAVING count(*) >= 10 AND sum(opened = 0) >= 0.9 * count(*) ORDER BY count(*) DESC"
     )  # fmt: skip
     mean = opens / files if files else 0.0
     dispersion = (squares / files - mean * mean) / mean if mean else 0.0

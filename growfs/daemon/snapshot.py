@@ -77,8 +77,7 @@ class StatusSource:
         """The current status."""
         readers = self.readers.active()
         held = list(map(self.readers.held_by, readers))
-        totals = await self.database.query_in_thread(partial(self._totals, held))
-        return self._assemble(readers, totals)
+        return self._assemble(readers, await self.database.query_in_thread(partial(self._totals, held)))
 
     def _totals(self, held: list[BitMap64], query: Query) -> Totals:
         hidden = self.generations.hidden(query)

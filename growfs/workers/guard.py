@@ -17,8 +17,6 @@ from pathlib import Path
 from growfs.errors import GrowfsError
 from growfs.syscalls import create_file_system, detached_root
 
-CONNECTIONS = Path("/sys/fs/fuse/connections")
-"""Where fusectl is usually mounted: a folder for each connection (Documentation/filesystems/fuse/fuse.rst)."""
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal to get when the thread that started this process ends, which is the daemon's main thread."""
 DAEMON_ENDED = signal.SIGRTMAX
@@ -32,7 +30,8 @@ def abort_switch(device: str) -> int:
     """
     name = f"{device.partition(':')[2]}/abort"
     try:
-        return os.open(CONNECTIONS / name, os.O_WRONLY | os.O_CLOEXEC)
+        # Where fusectl is usually mounted: a folder for each connection (Documentation/filesystems/fuse/fuse.rst).
+        return os.open(f"/sys/fs/fuse/connections/{name}", os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:  # fusectl is not mounted
         with ExitStack() as stack:
             stack.callback(os.close, file_system := create_file_system("fusectl"))

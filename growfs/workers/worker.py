@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
@@ -37,10 +38,9 @@ from growfs.remote.names import redact
 from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.retries import PROBE_TRIES_MAX, Retries
 from growfs.workers import messages, process
-from growfs.workers.downloader import Downloader
+from growfs.workers.downloader import HEARTBEAT_S, Downloader
 from growfs.workers.fork_server import GUARD
 from growfs.workers.guard import guard
-from growfs.workers.heartbeat import ListingHeartbeat
 from growfs.workers.messages import (
     COMPUTE_S_MAX,
     Compute,
@@ -51,6 +51,7 @@ from growfs.workers.messages import (
     Probe,
     Send,
     Serve,
+    ServerSilent,
     StillWorking,
 )
 from growfs.workers.process import lower_priority
@@ -190,6 +191,40 @@ def _compute(request: Compute, send: Send) -> Any:
         return request.function(beat)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+class ListingHeartbeat:
+    """Reports what this process does while it lists, from its own thread, so that the daemon does not give up on it.
+
+    It may be computing (the library may read a million names before it returns a page), or waiting for the server or
+    the next attempt.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._page_at = self._tried_at = time.monotonic()
+        self._why: RemoteError | None = None
+        threading.Thread(target=self._run, args=(send,), daemon=True).start()
+
+    def note_page(self) -> None:
+        """Note that a page has arrived."""
+        self._page_at = self._tried_at = time.monotonic()
+        self._why = None
+
+    def note_failure(self, error: RemoteError) -> None:
+        """Note that a page has to be requested again."""
+        self._tried_at = time.monotonic()
+        self._why = error
+
+    def _run(self, send: Send) -> None:
+        computed_s = time.process_time()
+        while True:
+            time.sleep(HEARTBEAT_S)
+            now, why = time.monotonic(), self._why
+            if why is None and time.process_time() - computed_s > 0.005:  # it reads names; waiting takes less CPU time
+                send(StillWorking())
+            elif now - self._page_at >= HEARTBEAT_S and now - self._tried_at < 960.0:  # otherwise it hangs
+                send(ServerSilent(now - self._page_at, why))
+            computed_s = time.process_time()
 
 
 def _list(remote: Remote, spec: RemoteSpec, request: ListRemote, send: Send, heartbeat: ListingHeartbeat) -> int:

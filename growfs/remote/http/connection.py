@@ -34,8 +34,7 @@ WRITE_BYTES = 1 << 20
 """A file is written in aligned blocks of this size: the page cache then holds it in large folios, and reads of it are
 half as fast again as if it were written in pieces as they arrive."""
 PIECE_BYTES = 1 << 17
-PIECE_S = 0.03
-"""Received bytes are counted when they are so many, or after so long. The rate of slow connections is judged every half
+"""Received bytes are counted when they are so many, or after 0.03 s. The rate of slow connections is judged every half
 second, and would seem to vary if they all delivered whole pieces at about the same times."""
 HEAD_BYTES_MAX = 1 << 16
 BUFFER_BYTES = HEAD_BYTES_MAX + WRITE_BYTES
@@ -59,10 +58,6 @@ class Timeouts(NamedTuple):
     connect_s: float
     read_s: float
     piece_s: float = math.inf
-
-    def doubled(self) -> Timeouts:
-        """With twice as long for each read."""
-        return self._replace(read_s=2 * self.read_s)
 
 
 TIMEOUTS = Timeouts(connect_s=5, read_s=30)
@@ -334,12 +329,12 @@ class Connection:
         self._channel.used_at = time.monotonic()
 
     def _receive_piece(self, counted: int, least: int, most: int, left: int, waited_s_max: float) -> None:
-        """Receive the body up to `least`, a place in the buffer, or, after PIECE_S, some bytes beyond `counted`.
+        """Receive the body up to `least`, a place in the buffer, or, after 0.03 s, some bytes beyond `counted`.
 
         most: the place up to which there is room. left: bytes of the body that follow its start in the buffer.
         """
         start, end = self._body
-        due_at = time.monotonic() + PIECE_S
+        due_at = time.monotonic() + 0.03
         while end < least and (end <= counted or time.monotonic() < due_at):
             end += self._receive_body(self._buffer[end:most], waited_s_max, left - (end - start))
             self._body = start, end

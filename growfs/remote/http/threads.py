@@ -21,12 +21,6 @@ SLEEPING_MAX = 32
 get more requests."""
 THREADS_DEFAULT = 4
 """The limit of a process that does not get one."""
-SEGMENTS_MIN = 16
-SEGMENTS_MAX = 64
-"""The number of segments of a large file: four for each of the initial streams. So while the last ones are under way,
-few streams are left without one, and a miss waits only for a small share of a file. It has fewer segments, one for each
-stream, if a stream fetches them within SEGMENT_S."""
-SEGMENT_S = 0.1
 SEGMENT_BYTES_MIN = 256 << 10
 SEGMENT_BYTES_MAX = 16 << 20
 SEGMENT_BYTES_UNKNOWN = 1 << 20
@@ -159,10 +153,15 @@ class TransferThreads:
         self._throttle(count, lambda: job.urgent)
 
     def segment_bytes(self, size: int | None) -> int:
-        """The size of the segments of a file of this size; the last one may be smaller."""
+        """The size of the segments of a file of this size; the last one may be smaller.
+
+        A large file has 64, four for each of the initial streams. So while the last ones are under way, few streams are
+        left without one, and a miss waits only for a small share of a file. It has fewer, down to one for each stream,
+        if a stream fetches them within 0.1 s.
+        """
         if size is None:
             return SEGMENT_BYTES_UNKNOWN
-        least = min(max(size // SEGMENTS_MAX, round(self.stream_bytes_per_s * SEGMENT_S)), size // SEGMENTS_MIN)
+        least = min(max(size // 64, round(self.stream_bytes_per_s * 0.1)), size // 16)
         least = min(max(least, SEGMENT_BYTES_MIN), SEGMENT_BYTES_MAX)
         return -(-size // max(1, size // least, -(-size // SEGMENT_BYTES_MAX)))
 

@@ -144,8 +144,7 @@ class StoreRemote(ABC):
         """Whether several threads may use its library at a time."""
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        parallel = 16 if self._is_thread_safe else 1
-        return walk(self.read_folder, parallel, cursor)
+        return walk(self.read_folder, 16 if self._is_thread_safe else 1, cursor)
 
     def read_folder(self, folder: str) -> list[Entry]:
         """The entries of a folder, with names skipped that cannot be local. A folder that has disappeared is empty."""

@@ -83,8 +83,7 @@ class GoogleRemote(FsspecRemote):
         fs.credentials.apply(headers)  # gets a new token if it is about to expire
         if fs.requester_pays:
             headers["x-goog-user-project"] = fs.requester_pays if isinstance(fs.requester_pays, str) else fs.project
-        server = fs.url(key).partition("/download/")[0]
-        return HttpRequest(f"{server}/{quote(key)}", headers)
+        return HttpRequest(f"{fs.url(key).partition('/download/')[0]}/{quote(key)}", headers)
 
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
         generation = headers.get("x-goog-generation")

@@ -217,7 +217,7 @@ class S3Remote(BucketAccess):
                 return page
             except (HttpError, ConnectionFailed) as error:
                 if isinstance(error, ConnectionTimedOut) and connection.timeouts.read_s < PAGE_READ_S:
-                    longer = connection.timeouts.doubled()
+                    longer = connection.timeouts._replace(read_s=2 * connection.timeouts.read_s)
                     self._page_timeouts = max(self._page_timeouts, longer, key=lambda timeouts: timeouts.read_s)
                 translated = self.translated(error)
                 if not self._has_learned(translated, sent):

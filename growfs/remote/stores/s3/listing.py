@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from growfs.errors import RemoteError
 from growfs.remote.interface import RemoteFile, Skipped
@@ -23,7 +23,6 @@ ENCODED = {"EncodingType": "url"}
 """A parameter that makes a listing encode its keys, as XML cannot carry all characters."""
 LOST = "the listing cannot show its name: it is not UTF-8, or contains a control character"
 LOST_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-LOST_ENCODED = "%EF%BF%BD"
 _CONTROLS = re.compile(
     "[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\ufffe\\uffff]|&#(x0*([0-8bcef]|1[0-9a-f])|0*([0-8]|1[124-9]|2[0-9]|3[01]));",
     re.IGNORECASE,
@@ -137,7 +136,7 @@ def _key_page(
         name = _decoded(sent, plus or " ") if is_encoded else sent
         path = name[begin:]
         found.append(file_from_fields(path, int(item[size]), item.get(etag, ""), seconds_ns(item.get(time))))
-        if LOST_CHARACTER in name and LOST_ENCODED not in sent.upper():
+        if LOST_CHARACTER in name and quote(LOST_CHARACTER) not in sent.upper():
             reasons[path] = LOST
         elif item.get(storage) in ARCHIVES:
             reasons[path] = ARCHIVED

@@ -98,8 +98,8 @@ def keys_in(options: Mapping[str, Any]) -> dict[str, str]:
 
 def server_in(client_options: Mapping[str, Any]) -> str | None:
     """The URL of the server, if the options of a client of botocore or the environment give one."""
-    given = client_options.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL_S3")
-    return given or os.environ.get("AWS_ENDPOINT_URL")
+    variables = map(os.environ.get, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
+    return client_options.get("endpoint_url") or next(filter(None, variables), None)
 
 
 def in_region(url: str, region: str) -> str:
