@@ -232,8 +232,7 @@ def log(mountpoint: Path, follow: bool) -> None:
     """Print the log of a mount."""
     from growfs.daemon.running import find
 
-    file = find(mountpoint).cache / "log"
-    become("tail", "-n", "+1", *(["-F"] if follow else []), "--", file)
+    become("tail", "-n", "+1", *(["-F"] if follow else []), "--", find(mountpoint).cache / "log")
 
 
 @main.command("completion")
@@ -263,8 +262,7 @@ def _with_globs(run: Callable[[Path, tuple[str, ...]], None]) -> click.Command:
         run(mountpoint, tuple(_pattern(mountpoint, glob) for glob in globs))
 
     globs = click.argument("globs", nargs=-1, required=True, metavar="GLOB...", shell_complete=completion.paths)
-    command = globs(with_patterns)
-    return main.command()(click.argument("mountpoint", type=MOUNTPOINT)(command))
+    return main.command()(click.argument("mountpoint", type=MOUNTPOINT)(globs(with_patterns)))
 
 
 def _fetch(mountpoint: Path, command: str, globs: tuple[str, ...]) -> None:
@@ -292,8 +290,7 @@ def pin(mountpoint: Path, globs: tuple[str, ...]) -> None:
 @_with_globs
 def unpin(mountpoint: Path, globs: tuple[str, ...]) -> None:
     """Allow matching files to be evicted again."""
-    result = _call(mountpoint, "unpin", globs=globs)
-    click.echo(f"{files(result['files'])} unpinned")
+    click.echo(f"{files(_call(mountpoint, 'unpin', globs=globs)['files'])} unpinned")
 
 
 @_with_globs

@@ -249,8 +249,7 @@ class Publisher:
             ).fetchone()
             if row:
                 parent, name, size, bytes, delisted = row
-                path = join(self._paths.of(ask, parent), name)
-                evicted.append(Removed(id, parent, name, path, size, bytes))
+                evicted.append(Removed(id, parent, name, join(self._paths.of(ask, parent), name), size, bytes))
                 _record_generations(writer, id)
                 writer.execute("DELETE FROM resident WHERE id = ?", (id,))
                 if return_to_pass and delisted is None:  # a delisted file was shown in this pass

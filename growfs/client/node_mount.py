@@ -43,8 +43,7 @@ class ClusterMountRequest:
     def of(cls, url: str, mountpoint: str, options: Mapping[str, Any], token: str) -> ClusterMountRequest:
         """options: by field name, as in `growfs.mount`. Raises UsageError."""
         given = {name: value for name, value in options.items() if value is not None}
-        storage_options = given.pop("storage_options", None) or {}
-        given["storage_option"] = storage_option_texts(storage_options)
+        given["storage_option"] = storage_option_texts(given.pop("storage_options", None) or {})
         Options.parse(given)
         return cls(url, mountpoint, config_text(given), token)
 

@@ -52,8 +52,8 @@ class Bar:
             progress.update(task, text=text, completed=done, total=total)
         elif time.monotonic() - self._said_at >= LINE_EVERY_S:
             self._said_at = time.monotonic()
-            waited_s = self._said_at - self._began
-            click.echo(f"growfs: {self._title} for {waited_s:.0f} s: {text}", err=True)  # stderr may be closed
+            # Standard error may be closed.
+            click.echo(f"growfs: {self._title} for {self._said_at - self._began:.0f} s: {text}", err=True)
 
     def show_start(self, status: MountStatus) -> None:
         """Update the bar of a mount that is starting."""

@@ -231,12 +231,10 @@ class PassthroughEngine:
         self._reply(request, replies.entry_out(attributes))
 
     def _getattr(self, request: FuseRequest) -> None:
-        attributes = self._vfs.attributes(request.nodeid)
-        self._reply(request, replies.attr_out(attributes))
+        self._reply(request, replies.attr_out(self._vfs.attributes(request.nodeid)))
 
     def _statx(self, request: FuseRequest) -> None:
-        attributes = self._vfs.attributes(request.nodeid)
-        self._reply(request, replies.statx_out(attributes))
+        self._reply(request, replies.statx_out(self._vfs.attributes(request.nodeid)))
 
     def _read_link(self, request: FuseRequest) -> None:
         self._reply(request, self._vfs.generation_names.target(request.nodeid).encode())

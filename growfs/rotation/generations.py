@@ -187,8 +187,7 @@ class Generations:
             writer.execute(FORGET_GENERATIONS)
             values = generation.number, generation.last_seq, time.time()
             writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
-            listed = generation.listed.serialize()
-            kept = generation.number, generation.last_seq, generation.files, listed
+            kept = generation.number, generation.last_seq, generation.files, generation.listed.serialize()
             writer.execute("INSERT INTO kept_generation VALUES (?, ?, ?, ?)", kept)
             writer.execute("DELETE FROM kept_generation WHERE number <= ?", (generation.number - self.keep,))
             for seqs, delisted in ((plan.delisted, generation.number), (plan.relisted, None)):

@@ -117,8 +117,7 @@ class NodesResult:
 def simulate_nodes(count: int, data_bytes: int, cache_bytes: int, all_seen_days: float | None) -> NodesResult:
     """Simulate two passes of nodes with such a cache each. all_seen_days: of a single node."""
     modelled = min(count, MODEL_NODES)
-    share = min(1.0, cache_bytes / data_bytes * count / modelled)
-    nodes = cluster(modelled, share)
+    nodes = cluster(modelled, min(1.0, cache_bytes / data_bytes * count / modelled))
     first, later = (round(walk(nodes, 1) * data_bytes) for _ in range(2))
     drawn = count * data_bytes
     keeps_all = cache_bytes >= data_bytes  # then there is no second pass

@@ -123,8 +123,7 @@ class Parts(Selection):
             self.failure = _no_such_part(division, coming)
             await trio.sleep(RETRY_S)
             return None
-        is_own = await mount.other_source.find_owned()
-        function = partial(find_due, mount.database.path, *window, is_own)
+        function = partial(find_due, mount.database.path, *window, await mount.other_source.find_owned())
         self._to_come.look_up()
         try:
             due = await compute_soon(mount.workers, function, mount.store.resident_files, mount.database.path)

@@ -165,8 +165,7 @@ class LinksEngine(PassthroughEngine):
             self._start_task(request, partial(self._read_link_later, request))
 
     async def _read_link_later(self, request: FuseRequest) -> None:
-        link = await self._vfs.settled_link(request.nodeid)
-        self._reply_link(request, link.target)
+        self._reply_link(request, (await self._vfs.settled_link(request.nodeid)).target)
 
     def _reply_link(self, request: FuseRequest, target: str) -> None:
         self._followed.add(request.nodeid & ~LINK_BIT)
