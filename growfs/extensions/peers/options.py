@@ -102,6 +102,7 @@ class PeersOptions(FeatureOptions):
             "; see docs/many-nodes.md",
             (bool(self.peers) != bool(self.peer_addr), "--peers and --peer-addr must be used together"),
             (bool(self.peers) != bool(self.peer_token_file), "--peers and --peer-token-file must be used together"),
+            (self.peer_bandwidth and not self.peers, "--peer-bandwidth needs --peers"),
             (self.peers and options.partition, "--partition cannot be used with --peers: every node fetches all files"),
             (
                 self.peers and "--producer" in options.changed(),
