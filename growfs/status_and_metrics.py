@@ -145,15 +145,15 @@ def _parsed(type_: Any, value: Any, most: int) -> Any:
 
 def _check_type(type_: Any, value: Any, most: int) -> None:
     """Raise TypeError if a value is not of the type of its field, or a number is larger than most."""
-    of, parts = get_origin(type_) or type_, get_args(type_)
-    accepted = [*parts] if of in (Union, UnionType) else [of]
+    of, arguments = get_origin(type_) or type_, get_args(type_)
+    accepted = [*arguments] if of in (Union, UnionType) else [of]
     if type(value) in (int, float) and (int in accepted or float in accepted):
         if abs(value) <= most:
             return
     elif isinstance(value, tuple(accepted)):
-        if isinstance(value, (dict, list)) and parts:
+        if isinstance(value, (dict, list)) and arguments:
             for each in value.values() if isinstance(value, dict) else value:
-                _check_type(parts[-1], each, most)
+                _check_type(arguments[-1], each, most)
         return
     raise TypeError(f"{value!r:.100} is not of the type {type_}")
 

@@ -40,7 +40,7 @@ CEILINGS = {
     "importers of completion": 3,
     "importers of fstab": 1,
     "importers of cache": 0,
-    "core's uses of exact": 88,
+    "core's uses of exact": 59,
     "core's uses of peers": 77,
     "core's uses of fill": 36,
     "core's uses of links": 19,

@@ -252,10 +252,10 @@ class Catalog:
 
     # Changes.
 
-    async def apply(self, part: ListingDiff, then: Callable[[Changes], None]) -> Changes:
+    async def apply(self, diff: ListingDiff, then: Callable[[Changes], None]) -> Changes:
         """Apply a part of a listing. then: called with the changes after the commit, on the writing thread."""
         try:
-            changes = await self._db.write(lambda writer: self._apply(writer, part), then)
+            changes = await self._db.write(lambda writer: self._apply(writer, diff), then)
         except BaseException:
             self._directory_ids = {"": ROOT}  # ids that were rolled back may be assigned again
             self.paths.forget()
@@ -338,11 +338,11 @@ class Catalog:
     def _mark(self, path: str) -> int:
         return FROZEN if self.freezes and self._frozen.matches(path) else 0
 
-    def _apply(self, writer: sqlite3.Connection, part: ListingDiff) -> Changes:
+    def _apply(self, writer: sqlite3.Connection, diff: ListingDiff) -> Changes:
         changes = Changes()
-        skipped = list(part.skipped)
-        self._remove_and_prune(part.gone, changes, writer)
-        for id, file in part.changed:
+        skipped = list(diff.skipped)
+        self._remove_and_prune(diff.gone, changes, writer)
+        for id, file in diff.changed:
             pinned, version = writer.execute("SELECT pinned, version FROM node WHERE id = ?", (id,)).fetchone() or (
                 0,
                 "",
@@ -352,11 +352,11 @@ class Catalog:
                 continue
             self._remove(writer, [id], changes)
             self._insert(writer, file, pinned, changes, skipped)
-        for file in part.new:
+        for file in diff.new:
             self._insert(writer, file, 0, changes, skipped)
         writer.executemany(
             "INSERT OR REPLACE INTO skipped VALUES (?, ?, ?)",
-            [(skip.path.encode(errors="replace").decode(), skip.reason, part.listing) for skip in skipped],
+            [(skip.path.encode(errors="replace").decode(), skip.reason, diff.listing) for skip in skipped],
         )
         return changes
 

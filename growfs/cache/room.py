@@ -267,8 +267,8 @@ class SizeEstimate:
         if not (guesses or self._exceeded):  # as for most files
             return known
         guesses = guesses or len(nodes)
-        part = max(disk.BLOCK, (bytes - sum(known)) // guesses // disk.BLOCK * disk.BLOCK)
-        return [min(disk.allocation(self.need(node)), size + part) for node, size in zip(nodes, known, strict=True)]
+        each = max(disk.BLOCK, (bytes - sum(known)) // guesses // disk.BLOCK * disk.BLOCK)
+        return [min(disk.allocation(self.need(node)), size + each) for node, size in zip(nodes, known, strict=True)]
 
     def _known(self, node: Node) -> int:
         """Bytes on disk that a file is known to need; some more for one that turned out larger than expected."""

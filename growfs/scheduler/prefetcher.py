@@ -187,10 +187,10 @@ class Prefetcher:
     async def _draw_order(self, order: Order) -> bool:
         """Draw everything once; False if the order is out of date."""
         half = len(order.rest) // 2 if self._catalog_sync.is_endless else 0
-        for number, part in enumerate((order.frozen, order.seeds, order.rest[:half], order.rest[half:])):
+        for number, ids in enumerate((order.frozen, order.seeds, order.rest[:half], order.rest[half:])):
             if number == 3 and self._catalog_sync.is_endless and self._drawer.skips <= half // 2:
                 self._catalog_sync.extend()  # so that the next files are known before these run out
-            if not await self._drawer.draw_all(groups_of(part)):
+            if not await self._drawer.draw_all(groups_of(ids)):
                 return False
         return True
 

@@ -211,17 +211,17 @@ class CatalogSync:
         listing = self._catalog.listing + 1
         why = ""
 
-        async def apply(part: ListingDiff | ServerSilent) -> None:
+        async def apply(diff: ListingDiff | ServerSilent) -> None:
             nonlocal why
-            if isinstance(part, ServerSilent):
-                self._note_silence(part)
+            if isinstance(diff, ServerSilent):
+                self._note_silence(diff)
                 return
             self._silent_s = self.failure = None
             self._is_refused = False
-            self._altered += len(part.new) + len(part.changed) + len(part.gone)
-            for skip in part.skipped:
+            self._altered += len(diff.new) + len(diff.changed) + len(diff.gone)
+            for skip in diff.skipped:
                 why = f"; {skip.path} was skipped: {skip.reason}"
-            await self._apply(part)
+            await self._apply(diff)
 
         self._retry_due = self._was_silent = self._is_refused = False
         try:
@@ -258,11 +258,11 @@ class CatalogSync:
         times, self._more_wanted = 2 if self._more_wanted else 1, False
         return max(EXTENT, times * self._catalog.files)
 
-    async def _apply(self, part: ListingDiff) -> None:
+    async def _apply(self, diff: ListingDiff) -> None:
         """Apply the differences, but leave a resident file as it is until its new version can take its place."""
         immediate = []
-        removed = [*part.gone]
-        for id, file in part.changed:
+        removed = [*diff.gone]
+        for id, file in diff.changed:
             node = self._catalog.node(id)
             fits = disk.allocation(file.size or 0) <= self._store.room.max_file_bytes
             is_same = node is not None and node.version == file.version != ""
@@ -271,10 +271,10 @@ class CatalogSync:
                 removed += [id] if node and node.seq is not None else []
             elif id not in self._updating:  # otherwise the next listing compares it again
                 self.add_update(id, file)
-        for id in part.gone:
+        for id in diff.gone:
             self._store.track(id)
         async with self._store.unreachable(removed):
-            changes = await self._catalog.apply(replace(part, changed=immediate), self._store.drop_files)
+            changes = await self._catalog.apply(replace(diff, changed=immediate), self._store.drop_files)
         self._store.count_gone(changes.removed)
         if changes.removed:
             self.removed.notify(changes.removed)

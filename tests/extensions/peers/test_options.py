@@ -9,5 +9,5 @@ from growfs.errors import UsageError
 
 
 def test_a_bandwidth_for_peers_needs_peers() -> None:
-    with pytest.raises(UsageError, match="--peer-bandwidth needs --peers; see docs/many-nodes.md"):
+    with pytest.raises(UsageError, match="--peer-bandwidth needs --peers; see docs/many-nodes"):
         Options.parse({"peer_bandwidth": "1MB/s"}).remote("s3://bucket")
