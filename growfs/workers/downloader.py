@@ -19,14 +19,20 @@ from growfs.remote.interface import Fetched, FetchTask, OtherFetcher, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
 from growfs.remote.retries import Retries
 from growfs.remote.stores.registry import choose_client
-from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
+from growfs.workers.messages import (
+    HEARTBEAT_S,
+    REPORT_FILES,
+    FetchFailed,
+    FetchFiles,
+    FetchProgress,
+    FetchRequest,
+    SizeExceeded,
+)
 
 REPORT_EVERY_S = 0.1
 """Files that finish within this time share a message, and the transaction that admits them. 10 ms cost a third more."""
 AT_ONCE_BYTES = 8 << 20
 """A file of this size is reported at once: the message adds next to nothing, and a reader may list at any moment."""
-HEARTBEAT_S = 20.0
-"""How often a worker reports that it is making progress while no bytes arrive: a file may be computed for minutes."""
 
 
 class Downloader:

@@ -20,6 +20,8 @@ from growfs.errors import GrowfsError, RemoteError
 from growfs.remote.client_choice import ClientChoice
 from growfs.remote.interface import Fetched, OpenOther, RemoteFile
 
+HEARTBEAT_S = 20.0
+"""How often a worker says that it is alive while nothing arrives: it may compute a file, or list, for minutes."""
 REPORT_FILES = 64
 """A worker reports as soon as it has this many files to report."""
 

@@ -38,7 +38,7 @@ from growfs.remote.names import redact
 from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.retries import PROBE_TRIES_MAX, Retries
 from growfs.workers import messages, process
-from growfs.workers.downloader import HEARTBEAT_S, Downloader
+from growfs.workers.downloader import Downloader
 from growfs.workers.fork_server import GUARD
 from growfs.workers.guard import guard
 from growfs.workers.messages import (
@@ -218,11 +218,11 @@ class ListingHeartbeat:
     def _run(self, send: Send) -> None:
         computed_s = time.process_time()
         while True:
-            time.sleep(HEARTBEAT_S)
+            time.sleep(messages.HEARTBEAT_S)
             now, why = time.monotonic(), self._why
             if why is None and time.process_time() - computed_s > 0.005:  # it reads names; waiting takes less CPU time
                 send(StillWorking())
-            elif now - self._page_at >= HEARTBEAT_S and now - self._tried_at < 960.0:  # otherwise it hangs
+            elif now - self._page_at >= messages.HEARTBEAT_S and now - self._tried_at < 960.0:  # otherwise it hangs
                 send(ServerSilent(now - self._page_at, why))
             computed_s = time.process_time()
 

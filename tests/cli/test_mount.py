@@ -430,13 +430,13 @@ GIVES_UP_ONCE_A_FILE_EXISTS = """
 import os
 from growfs.client import progress
 from growfs.scheduler import refresh
-from growfs.workers import worker
+from growfs.workers import messages
 
 class Patience:
     def __le__(self, silent_s):
         return os.path.exists({path!r})
 
-progress.LINE_EVERY_S = worker.HEARTBEAT_S = 0.2
+progress.LINE_EVERY_S = messages.HEARTBEAT_S = 0.2
 refresh.FIRST_PAGE_S_MAX = Patience()
 """
 

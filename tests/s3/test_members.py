@@ -87,8 +87,8 @@ def test_each_member_is_a_file_that_takes_one_request_and_a_restart_takes_none(
 def test_a_store_that_falls_silent_in_each_shard_is_named_and_given_up(growfs: Growfs, bucket: ShardBucket) -> None:
     growfs.env[SETUP_VARIABLE] = (
         "from growfs.extensions.members import members; from growfs.scheduler import refresh\n"
-        "from growfs.workers import worker\n"
-        "members.KEEPALIVE_S, worker.HEARTBEAT_S, refresh.FIRST_PAGE_S_MAX = 0.05, 0.2, 1.0"
+        "from growfs.workers import messages\n"
+        "members.KEEPALIVE_S, messages.HEARTBEAT_S, refresh.FIRST_PAGE_S_MAX = 0.05, 0.2, 1.0"
     )
     bucket.proxy.fault = lambda request: stall(1000) if request.is_fetch else None
     refused = growfs.mount(bucket.url, *bucket.flags, "tar", "--list-timeout", "20s", check=False)

@@ -237,9 +237,9 @@ bucket.PAGE_FILES_MAX = 2
 """
 SLOW_PAGES = f"""
 {SHORT_PAGES}
-from growfs.workers import heartbeat
+from growfs.workers import messages
 bucket.TIMEOUTS = bucket.TIMEOUTS.__class__(5, 0.6)
-heartbeat.EVERY_S = 0.1
+messages.HEARTBEAT_S = 0.1
 """
 
 
@@ -270,8 +270,8 @@ def test_a_listing_whose_pages_take_longer_than_a_timeout_is_completed(
 WAITING_PAGES = f"""
 {SHORT_PAGES}
 {QUICK_RETRIES}
-from growfs.workers import heartbeat
-heartbeat.EVERY_S = 0.1
+from growfs.workers import messages
+messages.HEARTBEAT_S = 0.1
 """
 TRIES_OF_HOURS = 20
 

@@ -49,7 +49,7 @@ from growfs.signal import Signal
 from growfs.status_and_metrics import SkippedStatus
 from growfs.vfs.attributes import Entry
 from growfs.vfs.filesystem import visible_entries
-from growfs.workers import worker
+from growfs.workers import messages, worker
 from growfs.workers.messages import ListRemote, StillWorking
 from tests.remote.fake_remote import FakeRemote
 from tests.unit.local_cache import LocalCache, answers, file, file_commands, open_local_cache
@@ -572,7 +572,7 @@ async def test_a_worker_sends_heartbeats_while_a_listing_computes(
 ) -> None:
     """A library may read a million names before it returns the first page."""
     cache = open_local_cache(tmp_path)
-    monkeypatch.setattr(worker, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(messages, "HEARTBEAT_S", 0.05)
     sent: list[object] = []
 
     class Computing(FakeRemote):
