@@ -27,7 +27,15 @@ class MembersLayer(Layer):
 
     def check(self) -> None:
         """Raise UsageError if a worker could not import the function; tried in a separate process, as in workers."""
-        command = [sys.executable, "-m", "growfs.remote.user_functions", str(self.function), self.function.folder]
+        # Without warnings: runpy has one for a module of a package, and the last line is to be the error.
+        command = [
+            sys.executable,
+            "-Wignore",
+            "-m",
+            "growfs.remote.user_functions",
+            str(self.function),
+            self.function.folder,
+        ]
         done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = done.stderr.strip().splitlines()

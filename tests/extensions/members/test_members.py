@@ -15,7 +15,7 @@ import pytest
 
 from growfs.cache.cache_folder import folder_name
 from growfs.daemon.options import Options
-from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing
+from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing, UsageError
 from growfs.extensions.members.layer import MembersLayer
 from growfs.extensions.members.members import BUSY_MAX, ArchiveRemote, MemberLocation, path_of
 from growfs.remote import open_remote
@@ -443,6 +443,12 @@ def test_the_module_of_a_function_is_executed_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise(35)
+def test_a_function_whose_module_ends_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "users_exit.py").write_text("import os\nos._exit(7)\n")
+    with pytest.raises(UsageError, match=r"^users_exit:find: importing it made Python exit \(7\)$"):
+        MembersLayer(Function.parse("users_exit:find", str(tmp_path))).check()
+
+
 def test_archives_without_a_version_are_read_by_each_listing(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     shards.has_versions = False
