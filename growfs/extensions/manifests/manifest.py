@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from growfs.extensions.manifests.inventory import Inventory
-from growfs.extensions.manifests.layer import suffix_of
+from growfs.extensions.manifests.layer import is_web_table, suffix_of
 from growfs.extensions.manifests.tables import Table, open_table
 from growfs.remote.interface import Page, Remote, RemoteFile, RemoteSpec, RemoteWrapper, Skipped
 from growfs.remote.names import reason_to_skip
@@ -28,8 +28,8 @@ class ManifestRemote(RemoteWrapper):
     """
 
     def __init__(self, open_source: Callable[[RemoteSpec], Remote], spec: RemoteSpec, url: str) -> None:
-        """open_source, spec: as for a Layer. url: of the manifest, which may be spec.url: its folder is the remote."""
-        if url == spec.url:
+        """open_source, spec: as for a Layer. url: of the manifest. spec.url may be a web table, for that of its folder."""
+        if url == spec.url and is_web_table(url):
             spec = replace(spec, url=url.split("?")[0].rsplit("/", 1)[0] + "/")
         super().__init__(open_source(spec))
         self._manifest = _open(spec, url)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from growfs.daemon.options import Options
-from growfs.errors import RemoteError, RemoteMissing
+from growfs.errors import RemoteBusy, RemoteError, RemoteMissing
 from growfs.extensions.manifests.layer import ManifestLayer
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
@@ -97,6 +97,14 @@ def test_errors_name_the_line(data: Path, tmp_path: Path, name: str, text: str, 
 def test_a_missing_manifest_is_named(data: Path, tmp_path: Path) -> None:
     with pytest.raises(RemoteMissing, match=r"nope\.csv"):
         list(open_remote(RemoteSpec(str(data), layers=(ManifestLayer(f"{tmp_path}/nope.csv"),))).pages())
+
+
+def test_only_a_web_table_that_is_also_the_remote_stands_for_its_folder(data: Path) -> None:
+    table = data / "list.csv"
+    table.write_text("path\na.bin\n")
+    remote = open_remote(RemoteSpec(str(table), layers=(ManifestLayer(str(table)),)))
+    with pytest.raises(RemoteBusy, match=r"list\.csv: the folder is empty, missing or not readable"):
+        remote.stat("a.bin")
 
 
 def test_a_manifest_may_be_in_the_store_itself(moto_s3: S3Server, tmp_path: Path) -> None:
