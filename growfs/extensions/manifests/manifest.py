@@ -28,7 +28,7 @@ class ManifestRemote(RemoteWrapper):
     """
 
     def __init__(self, open_source: Callable[[RemoteSpec], Remote], spec: RemoteSpec, url: str) -> None:
-        """open_source, spec: as for a Layer. url: of the manifest. spec.url may be a web table, for that of its folder."""
+        """open_source, spec: as for a Layer. url: of the manifest; its folder is the remote if that is spec.url."""
         if url == spec.url and is_web_table(url):
             spec = replace(spec, url=url.split("?")[0].rsplit("/", 1)[0] + "/")
         super().__init__(open_source(spec))
