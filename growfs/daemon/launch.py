@@ -79,8 +79,10 @@ def start(
         raise GrowfsError(f"this Python decodes file names as {encoding}; start it with PYTHONUTF8=1")
     url, mountpoint = remote_url(url), resolve(absolute_path(mountpoint))
     check_apart(url, mountpoint, options.cache_dir)
+    for layer in options.remote(url, working_folder()).layers:
+        layer.check()
     abort_killed()  # one may have the cache
-    if is_dead(mountpoint):
+    if is_dead(mountpoint):  # it is an empty folder from here on, so what can be checked already is checked above
         unmount(mountpoint, lazy=True)
     scheme = url.partition("://")[0] if "://" in url else "file"
     daemon = daemon_process(scheme)

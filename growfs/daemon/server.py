@@ -190,7 +190,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
     for feature in features:
         feature.check(request)
     place = None if request.front_end else _check_mount(request, allow_other)
-    confined = spec.check()
+    confined = spec.maker.check(spec) if spec.maker else None
     try:
         folder = open_cache(request.options.cache_dir, spec, url)
     except CacheInUse as error:

@@ -65,12 +65,6 @@ class RemoteSpec:
     identity: tuple[object, ...] = ()
     """What distinguishes remotes at the same URL. It is a part of the names of caches, so it never changes."""
 
-    def check(self) -> bool | None:
-        """See Maker.check; None if there is no maker. Raises UsageError if a layer cannot be opened, either."""
-        for layer in self.layers:
-            layer.check()
-        return self.maker.check(self) if self.maker else None
-
 
 class RemoteFile(NamedTuple):
     """One file of the remote."""

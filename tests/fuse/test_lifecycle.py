@@ -205,6 +205,24 @@ def test_the_next_mount_replaces_a_dead_one(growfs: Growfs, tmp_path: Path) -> N
     assert "did not stop cleanly" in growfs.log()
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--members=tarr", "has no function tarr"), ("--count=3", "--count needs py:FUNCTION as the URL")],
+)
+@only("either")
+def test_a_wrong_command_leaves_a_dead_mount_in_place(
+    growfs: Growfs, tmp_path: Path, option: str, message: str
+) -> None:
+    make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    growfs.kill()
+    refused = growfs.run("mount", tmp_path / "remote", growfs.mountpoint, option, check=False)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    with pytest.raises(OSError, match="not connected"):  # a program would train on nothing in an empty folder
+        os.listdir(growfs.mountpoint)
+
+
 @only("either")
 def test_umount_removes_a_dead_mount_whose_workers_have_died_with_it(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
