@@ -9,8 +9,8 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 109,
-    "statements of the core": 11_646,
-    "statements of all": 23_670,
+    "statements of the core": 11_644,
+    "statements of all": 23_668,
     "statements of the largest function": 41,
     "constants in capitals": 676,
     "importers of exact": 1,
