@@ -443,7 +443,7 @@ class Dispatcher:
     def _wants_streams(self, in_use: float) -> bool:
         """Whether more streams would have had something to fetch. in_use: how many were in use, on average.
 
-        A large file may be the last one: it is not queued any more, but has parts that no stream has begun.
+        A large file may be the last one: it is not queued any more, but has segments that no stream has begun.
         """
         # If nearly all streams are in use, more would have had something to fetch.
         if self._queue or in_use < 0.9 * self._concurrency.streams:

@@ -31,8 +31,8 @@ before the first files arrived."""
 SMALL_BYTES = 128 << 10
 STREAMS_FIRST_LARGE = 24
 """If the first file is large. New connections become fast by doubling the data sent in each round trip (RFC 5681): with
-100 ms, 24 of them fill a link of 125 MB/s 0.3 s sooner than 16. Smaller files have too few parts for that: some streams
-would take parts of the next file, and the first would arrive later.
+100 ms, 24 of them fill a link of 125 MB/s 0.3 s sooner than 16. Smaller files have too few segments for that: some
+streams would take segments of the next file, and the first would arrive later.
 """
 LARGE_BYTES = 256 << 20
 STREAMS_MAX = 256
@@ -44,7 +44,7 @@ REST_PERIODS = 10
 """Periods between two experiments with another number of streams."""
 FIRST_REST_PERIODS = 4
 """Periods before the first experiment: new connections become faster by themselves. The experiment tries fewer streams:
-more would be newer connections still, and if the link has a queue, their parts take seconds."""
+more would be newer connections still, and if the link has a queue, their segments take seconds."""
 MEMORY = 0.7
 """The weight of a request after another period: those of the last two seconds dominate."""
 AHEAD_FILES = 4 * REPORT_FILES
@@ -136,7 +136,7 @@ class ConcurrencyController:
         elif self._before:
             self._settling -= 1
             # Fewer streams are judged by the first period in which, on average, at most an eighth of the difference was
-            # still in use: streams finish their parts, and one of 1.5 MB takes 1.5 s at 1 MB/s.
+            # still in use: streams finish their segments, and one of 1.5 MB takes 1.5 s at 1 MB/s.
             if self._settling <= 0 or in_use <= self._wanted + (self._before[0] - self._wanted) / 8:
                 self._judge(bytes_per_s)
         elif self._rest:
@@ -180,7 +180,7 @@ class ConcurrencyController:
 class WorkerCount:
     """Owns the number of workers: as few as keep the link busy.
 
-    Streams in one process work on parts of the same file, and make way for a file that a reader waits for; streams in
+    Streams in one process work on segments of the same file, and make way for a file that a reader waits for. Those in
     different processes do not. The number never falls: workers that use little CPU beside training may get no more.
     Pure.
     """
