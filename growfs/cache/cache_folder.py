@@ -129,14 +129,15 @@ class CacheFolder:
     def release(self) -> None:
         """Release the lock."""
         with suppress(OSError):  # only the lock counts
-            disk.unlink("WITHDRAW", self.path / "control.sock")
-            disk.unlink("WITHDRAW", self.path / ANNOUNCED)  # last: `growfs umount` returns when it is gone
+            if self.is_whole():
+                disk.unlink("WITHDRAW", self.path / "control.sock")
+                disk.unlink("WITHDRAW", self.path / ANNOUNCED)  # last: `growfs umount` returns when it is gone
         os.close(self.lock)
 
     def undo(self, keeps_log: bool) -> Path | None:
-        """Remove a folder that was created for a mount that failed. keeps_log: keep its log alongside it.
+        """Release the lock after a mount that failed, and before that remove a folder that was created for it.
 
-        Returns the path of the log that was kept.
+        keeps_log: keep the log alongside the folder. Returns the path of the log that was kept.
         """
         log = self.log
         with suppress(OSError):  # the user sees why the mount failed
@@ -144,7 +145,9 @@ class CacheFolder:
                 log = self.path.with_name(f"{self.path.name}.log")
                 disk.rename("UNDO", self.log, log)
             if self.fresh:
+                self.empty()  # whoever creates the lock's file again must find nothing else that is about to go
                 disk.remove_tree("UNDO", self.path)
+        self.release()
         return log if keeps_log and log.exists() else None
 
 
@@ -173,7 +176,11 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
             raise CacheInUse(path)
         time.sleep(POLL_S)
     os.ftruncate(lock, 0)
-    return CacheFolder(path, lock, fresh)
+    cache = CacheFolder(path, lock, fresh)
+    if not cache.is_whole():  # the daemon that had the lock has removed the folder
+        os.close(lock)
+        return open_cache(cache_dir, spec, url)
+    return cache
 
 
 def check_cache(cache_dir: Path, name: str) -> None:

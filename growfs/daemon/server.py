@@ -225,8 +225,9 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
         fork_server.stop()
         if log_file is not None:
             log_file.finish()  # along with the workers, which have the cache's files open
-        folder.release()
-        if not launcher.finished:
+        if launcher.finished:
+            folder.release()
+        else:
             launcher.log = folder.undo(keeps_log=log_file is not None and log_file.has_trouble)
 
 

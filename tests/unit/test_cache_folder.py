@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,20 @@ def test_a_cache_can_be_opened_again(cache_dir: Path, folder: Path) -> None:
     assert open_and_release(cache_dir).fresh
     (folder / "files").mkdir()
     assert not open_and_release(cache_dir).fresh
+
+
+def test_a_mount_that_waits_for_one_that_fails_gets_a_folder_of_its_own(cache_dir: Path, folder: Path) -> None:
+    failing = open_cache(cache_dir, SPEC, URL)
+    (folder / "catalog.sqlite").touch()
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(open_cache, cache_dir, SPEC, URL)
+        until(lambda: list(map(os.path.realpath, Path("/proc/self/fd").iterdir())).count(f"{folder}/lock") == 2)
+        failing.undo(keeps_log=False)
+        cache = waiting.result()
+    assert cache.fresh
+    assert cache.is_whole()
+    assert os.listdir(folder) == ["lock"]
+    cache.release()
 
 
 @pytest.mark.parametrize("urls", [("/src", "file:///src", "file:///src/", "local:///src"), ("s3://b/p", "s3://b/p/")])
