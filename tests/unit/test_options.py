@@ -383,6 +383,7 @@ def test_options_are_read_from_a_file(tmp_path: Path) -> None:
         "workers = true",
         "workers = 0",
         "cache-size = []",
+        "[workers]\nfew = 1",
     ],
 )
 def test_an_invalid_file_is_refused(tmp_path: Path, text: str) -> None:
