@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -14,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,7 @@ from growfs.daemon import launch, wiring
 from growfs.daemon.options import Options
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at
-from growfs.rotation.pass_order import Candidate, Pass, draw_key, draw_order
+from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from growfs.version import __version__
 from tests.blocking_server import blocking_server
 from tests.cli.support import (
@@ -73,39 +71,10 @@ def test_by_default_a_tenth_of_the_cache_is_full(growfs: Growfs, remote: Path) -
 
 
 @pytest.mark.promise(15)
-def test_a_mount_with_a_large_cache_returns_soon_after_its_first_files(growfs: Growfs) -> None:
+def test_only_what_the_start_waits_for_is_fetched_until_mount_returns_soon_after_its_first_files(
+    growfs: Growfs,
+) -> None:
     """A tenth of a cache may take hours to come."""
-    growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import readiness; readiness.START_S = 0.3"
-    files = {f"{folder}/{number}": b"x" * 1000 for folder in "ab" for number in range(20)}
-    in_order = sorted(files, key=partial(draw_key, 0, 1))
-    first_files = [next(path for path in in_order if path.startswith(folder)) for folder in "ab"]
-    arguments = ("--workers", "1")
-    with (
-        blocking_server(files, *in_order[20:]) as server,
-        start_growfs(growfs, *growfs.mount_words(server.manifest), *arguments) as mounting,
-    ):
-        server.unblock(*first_files)
-        output, _ = mounting.communicate(timeout=30)
-        assert mounting.returncode == 0
-    waited = "waited for a file from each directory and what arrived in 0.3 s more; now filling the cache"
-    assert waited in output
-
-
-def test_what_is_not_waited_for_does_not_slow_down_the_start(growfs: Growfs) -> None:
-    files = {f"{number:02}": bytes(4096) for number in range(40)}
-    flags = ("--cache-size", 40 * 4096, "--workers", "1")
-    with blocking_server(files, *files) as server:
-        with start_growfs(growfs, *growfs.mount_words(server.manifest), *flags) as mounting:
-            until(lambda: len(server.requests.keys() & server.blocked) == 4)
-            time.sleep(0.3)  # in which others would be requested
-            assert len(server.requests.keys() & server.blocked) == 4, "a tenth of the cache"
-            server.unblock()
-            assert mounting.wait(30) == 0
-        growfs.run("wait", growfs.mountpoint, "--all")
-        growfs.umount()
-
-
-def test_once_mount_has_returned_nothing_is_held_back(growfs: Growfs) -> None:
     growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import readiness; readiness.START_S = 0.3"
     files = {f"{number:02}": bytes(4096) for number in range(40)}
     order = draw_order((Candidate(n, 1, path, 4096, False, False) for n, path in enumerate(files)), Pass(0, 1))
@@ -114,9 +83,15 @@ def test_once_mount_has_returned_nothing_is_held_back(growfs: Growfs) -> None:
         start_growfs(growfs, *growfs.mount_words(server.manifest), "--cache-size", 40 * 4096) as mounting,
     ):
         until(lambda: len(server.requests.keys() & server.blocked) == 4)
+        time.sleep(0.3)  # in which others would be requested
+        assert len(server.requests.keys() & server.blocked) == 4, "a tenth of the cache"
         server.unblock(list(files)[order.seeds[0]])
-        assert mounting.wait(30) == 0, "a file of each directory is there"
+        output, _ = mounting.communicate(timeout=30)
+        waited = "waited for a file from each directory and what arrived in 0.3 s more; now filling the cache"
+        assert waited in output
         until(lambda: len(server.requests.keys() & server.blocked) > 4)
+        server.unblock()
+        growfs.run("wait", growfs.mountpoint, "--all")
 
 
 def test_at_the_start_files_of_unknown_size_are_fetched_side_by_side(growfs: Growfs) -> None:
@@ -140,15 +115,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Growfs, Do
 
 @pytest.mark.promise(15)
 def test_by_default_a_small_remote_is_cached_whole(small: tuple[Growfs, Done]) -> None:
-    growfs, done = small
-    assert done.stdout.splitlines()[0] == f"{growfs.mountpoint}: 12 of 12 files cached, 120 KB of 120 KB"
-    assert len(growfs.names()) == 12
-
-
-def test_a_pipe_gets_no_progress_bar(small: tuple[Growfs, Done]) -> None:
     growfs, mounted = small
+    assert mounted.stdout.splitlines()[0] == f"{growfs.mountpoint}: 12 of 12 files cached, 120 KB of 120 KB"
+    assert len(growfs.names()) == 12
     for done in (mounted, growfs.run("wait", growfs.mountpoint, "--all")):
-        assert done.stderr == ""
+        assert done.stderr == "", "a pipe gets no progress bar"
         assert "\x1b" not in done.stdout
 
 
@@ -202,36 +173,28 @@ def test_mount_does_not_wait_for_more_than_there_is(growfs: Growfs, remote: Path
     assert "12 of 12 files" in growfs.mount(remote, *flags).stdout
 
 
-def test_mount_does_not_wait_for_more_than_the_cache_holds(growfs: Growfs, remote: Path) -> None:
+def test_mount_does_not_wait_for_more_than_the_cache_holds_and_wait_fails(growfs: Growfs, remote: Path) -> None:
     growfs.mount(remote, "--cache-size", "50kB", "--wait-files", "12")
-    assert 0 < growfs.status()["cache"]["files"] < 12
+    files = growfs.status()["cache"]["files"]
+    assert 0 < files < 12
+    done = growfs.run("wait", growfs.mountpoint, "--all", check=False)
+    assert_refused(done, "no more files will be fetched", f"{files} of 12 files cached")
 
 
-def test_a_mount_that_lists_the_remote_is_listed_and_can_be_ended(growfs: Growfs) -> None:
+def test_a_mount_that_lists_the_remote_is_listed_and_can_be_ended(growfs: Growfs, tmp_path: Path) -> None:
     with blocking_server(TREE, "") as server, start_growfs(growfs, *growfs.mount_words(server.url)) as mounting:
         until(lambda: "" in server.requested)
         until(lambda: (growfs.listed() or "").startswith("not mounted yet: "))
         assert f"{server.url}: 0 files" in growfs.run("status", growfs.mountpoint).stdout
-        second = growfs.mount(server.url, check=False)
-        assert (
-            f"another growfs is about to mount there; wait for it, or stop it: growfs umount {growfs.mountpoint}"
-            in second.stderr
-        )
+        second = growfs.run("mount", server.url, growfs.mountpoint, "--cache-dir", tmp_path / "other", check=False)
+        remedy = f"wait for it, or stop it: growfs umount {growfs.mountpoint}"
+        assert_refused(second, f"another growfs is about to mount there; {remedy}")
+        assert cache_folders(tmp_path / "other") == []
         growfs.run("umount", growfs.mountpoint)
         _, errors = mounting.communicate(timeout=30)
         assert mounting.returncode == 1
         assert f"{growfs.mountpoint}: the mount was stopped before it was ready" in errors
         assert growfs.listed() is None
-
-
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
-    config = tmp_path / "growfs.toml"
-    config.write_text('seed = 1\nworkers = 1\ncache-size = "1MB"\ninclude = "class0/"\n')
-    growfs.env |= {"GROWFS_SEED": "2", "GROWFS_CACHE_SIZE": "2MB", "GROWFS_CONFIG": str(config)}
-    growfs.run("mount", remote, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--seed", "3")
-    status = growfs.status()
-    assert (status["seed"], status["cache"]["limit_bytes"]) == (3, 2_000_000)
-    assert status["remote"]["files"] == 4, "of one pattern, which needs no list"
 
 
 def test_errors_name_the_variable_or_the_file_that_has_the_value(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
@@ -292,9 +255,7 @@ def test_a_cache_that_is_larger_than_its_disk_is_told_at_once(growfs: Growfs, tm
             flags = ("--cache-size", "1GB", "--min-free", "10MB", "--wait-files", "1", "--bandwidth", "100kB/s")
             output = growfs.mount(tmp_path / "remote", *flags).stdout
             disk, mount = os.statvfs(growfs.cache_dir), os.statvfs(growfs.mountpoint)
-            assert (
-                "so the cache cannot grow to its size of 1 GB; delete something there, or pass --cache-size" in output
-            )
+            assert "cannot grow to its size of 1 GB; delete something there, or pass --cache-size" in output
             assert mount.f_blocks * mount.f_frsize < 50 << 20
             assert mount.f_bavail * mount.f_frsize <= disk.f_bavail * disk.f_frsize - 10_000_000
             flag = re.search(r"--cache-size (\S+)$", output, re.MULTILINE)
@@ -316,6 +277,7 @@ def test_a_job_of_several_nodes_is_pointed_to_its_options(growfs: Growfs, remote
     hint = "note: each of the 4 nodes fetches all files; --partition auto"
     assert hint in growfs.mount(remote).stdout
     growfs.umount()
+    assert processes_of(growfs.mountpoint.parent) == [], "umount returns when nothing of the mount runs any more"
     assert "note: " not in growfs.mount(remote, "--partition", "auto").stdout
 
 
@@ -530,33 +492,6 @@ def test_a_daemon_that_is_ended_before_it_has_its_request(growfs: Growfs, remote
         launch.start(str(remote), growfs.mountpoint, options, on_daemon=end)
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        pytest.param(
-            "from growfs.daemon import launch as at; end = at.run_in_foreground; at.run_in_foreground = again",
-            id="between ready and the wait",
-        ),
-        pytest.param("from growfs.cache.store import Store as at; end = at.stop; at.stop = again", id="as it ends"),
-    ],
-)
-def test_a_foreground_mount_ends_cleanly_whenever_the_signal_comes(growfs: Growfs, remote: Path, again: str) -> None:
-    signals = (
-        "import os, signal\ndef again(*given):\n    os.kill(os.getpid(), signal.SIGTERM)\n    return end(*given)\n"
-    )
-    growfs.env[SETUP_VARIABLE] = signals + again
-    mark_environment(growfs)
-    with start_growfs(growfs, *growfs.mount_words(remote), "--foreground") as mounting:
-        assert mounting.stdout
-        assert "12 of 12 files" in mounting.stdout.readline()
-        until(lambda: signal_is_caught(mounting.pid, signal.SIGTERM))
-        mounting.send_signal(signal.SIGTERM)
-        _, errors = mounting.communicate(timeout=30)
-        assert (mounting.returncode, errors) == (0, "")
-    assert not mounted_at(growfs.mountpoint)
-    assert processes_of(growfs.mountpoint.parent) == []
-
-
 def test_an_interrupted_mount_keeps_what_an_earlier_one_cached(growfs: Growfs) -> None:
     with blocking_server({"a/0": b"x", "a/1": b"y"}, "a/1") as server:
         growfs.mount(server.url, "--wait-files", "1")
@@ -583,10 +518,25 @@ def test_files_excluded_at_a_remount_are_gone_before_the_remote_is_listed(growfs
         assert growfs.status()["cache"]["files"] == growfs.status()["remote"]["files"] == 1
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT, "umount"])
+AGAIN = "import os, signal\ndef again(*given):\n    os.kill(os.getpid(), signal.SIGTERM)\n    return end(*given)\n"
+AFTER_READY = "from growfs.daemon import launch as at; end = at.run_in_foreground; at.run_in_foreground = again"
+AT_THE_END = "from growfs.cache.store import Store as at; end = at.stop; at.stop = again"
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "and_once_more"),
+    [
+        ("umount", ""),
+        (signal.SIGINT, ""),
+        (signal.SIGTERM, ""),
+        pytest.param(signal.SIGTERM, AGAIN + AFTER_READY, id="between ready and the wait"),
+        pytest.param(signal.SIGTERM, AGAIN + AT_THE_END, id="as it ends"),
+    ],
+)
 def test_a_foreground_mount_runs_until_it_is_ended(
-    growfs: Growfs, remote: Path, ended_by: signal.Signals | str
+    growfs: Growfs, remote: Path, ended_by: signal.Signals | str, and_once_more: str
 ) -> None:
+    growfs.env[SETUP_VARIABLE] = and_once_more
     mark_environment(growfs)
     with start_growfs(growfs, *growfs.mount_words(remote), "--foreground") as mounting:
         assert mounting.stdout
@@ -601,6 +551,7 @@ def test_a_foreground_mount_runs_until_it_is_ended(
         assert (mounting.returncode, errors) == (0, "")
     assert not mounted_at(growfs.mountpoint)
     until(lambda: processes_of(growfs.mountpoint.parent) == [])
+    assert not {"daemon.json", "control.sock"} & set(os.listdir(growfs.cache))
     assert len(list((growfs.cache / "files").glob("*/*"))) == 12
 
 
@@ -620,17 +571,3 @@ def signal_is_caught(pid: int, number: int) -> bool:
         line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")
     )
     return bool(int(caught, 16) >> (number - 1) & 1)
-
-
-def test_daemon_json_names_the_mount(growfs: Growfs, remote: Path) -> None:
-    growfs.mount(remote)
-    announced = json.loads((growfs.cache / "daemon.json").read_text())
-    assert (announced["pid"], announced["mountpoint"], announced["url"]) == (
-        growfs.pid,
-        str(growfs.mountpoint),
-        str(remote),
-    )
-    growfs.umount()
-    assert not (growfs.cache / "daemon.json").exists()
-    assert not (growfs.cache / "control.sock").exists()
-    assert processes_of(growfs.mountpoint.parent) == [], "umount returns when nothing of the mount runs any more"
