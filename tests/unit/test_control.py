@@ -6,7 +6,8 @@ import json
 import os
 import stat
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,25 +55,29 @@ async def break_disk() -> AsyncIterator[Any]:
 COMMANDS: list[Command] = [count, fail, refuse, break_disk, crash]
 
 
-async def run(folder: Path, command: str, **request: Any) -> tuple[Any, list[Any]]:
-    """(result, progress) of a command; the daemon's side runs in this process."""
-    progress: list[Any] = []
+@asynccontextmanager
+async def serving(folder: Path, commands: Iterable[Command] = COMMANDS) -> AsyncIterator[None]:
+    """The daemon's side runs in this process."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Control(folder, COMMANDS).run)
+        nursery.start_soon(Control(folder, commands).run)
         await trio.testing.wait_all_tasks_blocked()
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def run(folder: Path, command: str, **request: Any) -> tuple[Any, list[Any]]:
+    """(result, progress) of a command."""
+    progress: list[Any] = []
+    async with serving(folder):
         try:
             result = await trio.to_thread.run_sync(lambda: call(folder, command, progress.append, **request))
         except GrowfsError as error:
             result = error
-        nursery.cancel_scope.cancel()
     return result, progress
 
 
 async def test_a_command_reports_progress_and_a_result(tmp_path: Path) -> None:
     assert await run(tmp_path, "count", to=3) == ({"n": 3}, [{"n": 1}, {"n": 2}, {"n": 3}])
-
-
-async def test_a_command_may_have_no_progress(tmp_path: Path) -> None:
     assert await run(tmp_path, "count", to=0) == (None, [])
 
 
@@ -114,18 +119,10 @@ async def test_the_folder_may_be_deeper_than_a_socket_path_may_be(tmp_path: Path
     assert (await run(folder, "count", to=1))[0] == {"n": 1}
 
 
-async def test_only_the_owner_may_use_the_socket(tmp_path: Path) -> None:
-    control = Control(tmp_path, COMMANDS)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(control.run)
-        await trio.testing.wait_all_tasks_blocked()
-        assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_socket_that_a_killed_daemon_left_is_replaced(tmp_path: Path) -> None:
+async def test_a_socket_that_a_killed_daemon_left_is_replaced_by_one_for_the_owner_only(tmp_path: Path) -> None:
     (tmp_path / SOCKET).write_text("left")
     assert (await run(tmp_path, "count", to=1))[0] == {"n": 1}
+    assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: run the tests as root")
@@ -138,15 +135,12 @@ async def test_another_user_is_refused(tmp_path: Path) -> None:
     )
     folder = tmp_path / "open"
     folder.mkdir(mode=0o755)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(Control(folder, COMMANDS).run)
-        await trio.testing.wait_all_tasks_blocked()
+    async with serving(folder):
         for mode in (0o600, 0o666):  # even if the mode of the socket admits them
             (folder / SOCKET).chmod(mode)
             done = await trio.run_process([sys.executable, "-c", script, str(folder)], check=False, capture_stderr=True)
             assert done.returncode == 1
             assert b"belongs to another user" in (done.stderr or b"")
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: run the tests as root")
@@ -156,12 +150,9 @@ async def test_a_link_to_the_socket_of_another_user_is_refused(tmp_path: Path) -
     (tmp_path / "prepared").mkdir()
     (tmp_path / "prepared" / SOCKET).symlink_to(tmp_path / "of root" / SOCKET)
     os.chown(tmp_path / "prepared", 65534, 65534)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(Control(tmp_path / "of root", COMMANDS).run)
-        await trio.testing.wait_all_tasks_blocked()
+    async with serving(tmp_path / "of root"):
         with pytest.raises(GrowfsError, match="belongs to another user"):
             await trio.to_thread.run_sync(lambda: call(tmp_path / "prepared", "count", to=1))
-        nursery.cancel_scope.cancel()
 
 
 def test_where_no_daemon_answers_the_error_names_the_log(tmp_path: Path) -> None:
@@ -187,21 +178,15 @@ async def test_a_daemon_that_closes_the_connection_is_reported(tmp_path: Path) -
     listener.close()
 
 
-@pytest.mark.parametrize(
-    "request_bytes", [b"", b"no json\n", b'{"command": ', b"\xff\xfe\n", b"5\n", b"[]\n", b"null\n"]
-)
-async def test_a_malformed_request_is_refused_and_others_are_served(tmp_path: Path, request_bytes: bytes) -> None:
-    control = Control(tmp_path, COMMANDS)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(control.run)
-        await trio.testing.wait_all_tasks_blocked()
-        async with await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET)) as connection:
-            await connection.send_all(request_bytes)
-            await connection.send_eof()
-            answer = b"".join([part async for part in connection])
-        assert b'"error"' in answer
+async def test_a_malformed_request_is_refused_and_others_are_served(tmp_path: Path) -> None:
+    async with serving(tmp_path):
+        for request in (b"", b"no json\n", b'{"command": ', b"\xff\xfe\n", b"5\n", b"[]\n", b"null\n"):
+            async with await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET)) as connection:
+                await connection.send_all(request)
+                await connection.send_eof()
+                answer = b"".join([part async for part in connection])
+            assert b'"error"' in answer
         assert await trio.to_thread.run_sync(lambda: call(tmp_path, "count", to=1)) == {"n": 1}
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_client_that_disconnects_does_not_harm_the_others(tmp_path: Path) -> None:
@@ -215,13 +200,10 @@ async def test_a_client_that_disconnects_does_not_harm_the_others(tmp_path: Path
                 yield "x" * 10_000
         ended.set()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(Control(tmp_path, [*COMMANDS, long]).run)
-        await trio.testing.wait_all_tasks_blocked()
+    async with serving(tmp_path, [*COMMANDS, long]):
         connection = await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET))
         await connection.send_all(b'{"command": "long"}\n')
         await connection.receive_some(1)
         await connection.aclose()
         await ended.wait()
         assert await trio.to_thread.run_sync(lambda: call(tmp_path, "count", to=1)) == {"n": 1}
-        nursery.cancel_scope.cancel()
