@@ -62,6 +62,7 @@ def test_completion_imports_little() -> None:
 
 def test_the_daemon_starts_its_fork_server_before_it_imports() -> None:
     assert imported("import sys, growfs.workers.fork_server", {*COMMANDS, "growfs.remote", "dataclasses"}) == []
+    assert imported("import sys, growfs.workers.worker", {"trio"}) == []
 
 
 def test_a_folder_is_listed_and_fetched_without_fsspec(tmp_path: Path) -> None:

@@ -65,14 +65,11 @@ def offered(*words: str) -> list[str]:
     return [item.value for item in completion.get_completions(before, incomplete) if item.type == "plain"]
 
 
-def test_mountpoints(mounted: Growfs) -> None:
+def test_mountpoints(mounted: Growfs, monkeypatch: pytest.MonkeyPatch) -> None:
     for command in ("status", "umount", "pin"):
         assert str(mounted.mountpoint) in offered(command, "")
     assert offered("status", f"{mounted.mountpoint.parent}/m") == [str(mounted.mountpoint)]
     assert offered("status", "/no/such") == []
-
-
-def test_relative_mountpoints(mounted: Growfs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(mounted.mountpoint.parent)
     assert offered("status", "m") == ["mnt"]
     monkeypatch.chdir(mounted.mountpoint.parent.parent)
@@ -80,33 +77,26 @@ def test_relative_mountpoints(mounted: Growfs, monkeypatch: pytest.MonkeyPatch) 
     assert offered("status", f"{folder}/") == [f"{folder}/mnt"]
 
 
-def test_paths_in_the_mount(mounted: Growfs) -> None:
-    mountpoint = str(mounted.mountpoint)
+def test_paths_in_the_mount_are_named_without_listing_it(mounted: Growfs) -> None:
+    """Of many, the last is among them: a shell adds what all that it is offered have in common."""
+    mountpoint, before = str(mounted.mountpoint), mounted.status()
     assert offered("pin", mountpoint, "") == ["a/", "class0/"]
     assert offered("evict", mountpoint, "a") == ["a/b/c.bin"]
     assert offered("fetch", mountpoint, "no", "class0/000") == [f"class0/000{n}.bin" for n in range(10)]
     assert offered("fetch", mountpoint, "none/x") == []
     assert offered("fetch", "/no/mount", "x") == []
-
-
-def test_of_many_paths_the_last_is_among_them(mounted: Growfs) -> None:
-    """A shell adds what all that it is offered have in common."""
-    names = offered("pin", str(mounted.mountpoint), "class0/")
+    names = offered("pin", mountpoint, "class0/")
     assert len(names) == COMPLETIONS_MAX
     assert names[-1] == f"class0/0{COMPLETIONS_MAX + 19}.bin"
     assert names[:2] == ["class0/0000.bin", "class0/0001.bin"]
-
-
-def test_completing_a_path_lists_nothing(mounted: Growfs) -> None:
-    before = mounted.status()
-    offered("pin", str(mounted.mountpoint), "class0/")
     after = mounted.status()
     assert after["readers"] == [] == before["readers"]
     assert after["generation"] == before["generation"] == 0
 
 
-def test_names_of_options_to_set() -> None:
+def test_options_and_their_values() -> None:
     mountpoint = "/mnt"
+    assert offered("mount", "--engine", "p") == ["passthrough"]
     names = [f"{flag_name(name)[2:]}=" for name, row in all_rows().items() if row.metadata["live"]]
     assert offered("set", mountpoint, "") == names
     assert offered("set", mountpoint, "ban") == ["bandwidth="]
@@ -114,10 +104,6 @@ def test_names_of_options_to_set() -> None:
     assert offered("set", mountpoint, "bandwidth", "=") == []
     assert offered("set", mountpoint, "bandwidth", "=", "5") == []
     assert offered("set", mountpoint, "bandwidth", "=", "5MB/s", "ban") == ["bandwidth="]
-
-
-def test_values_of_options() -> None:
-    assert offered("mount", "--engine", "p") == ["passthrough"]
 
 
 @pytest.mark.parametrize("shell", SET_UP)

@@ -16,8 +16,11 @@ WITHOUT_A_LINE = {"fstab"}  # the package's entry point calls it
 
 
 def test_each_extension_has_a_line() -> None:
-    folders = {path.parent.name for path in (PACKAGE / "extensions").glob("*/__init__.py")}
-    assert folders == {extension for _, extension in ALL.values()} | {*MOUNT, *REMOTE, *WITHOUT_A_LINE}
+    folders, commands = (
+        {path.parent.name for path in (PACKAGE / "extensions").glob(f"*/{name}.py")} for name in ("__init__", "command")
+    )
+    assert commands == {extension for _, extension in ALL.values()}
+    assert folders == commands | {*MOUNT, *REMOTE, *WITHOUT_A_LINE}
 
 
 def test_growfs_mounts_without_any_extension_or_other_engine(
@@ -39,7 +42,7 @@ def test_growfs_mounts_without_any_extension_or_other_engine(
     growfs.env["PYTHONPATH"] = str(tmp_path / "code")
     tree = make_tree(tmp_path / "remote", directories=2, files=3)
     growfs.mount(tmp_path / "remote", "--engine", engine)
-    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+    assert growfs.content() == tree
     status = growfs.status()
     assert (status["version"], status["cache"]["files"]) == ("0.without", len(tree))
     generation = Path(growfs.run("next", growfs.mountpoint).stdout.strip())

@@ -10,18 +10,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.cli.support import assert_refused, leftovers, mark_environment
 from tests.harness import Growfs, make_tree
 
 
-@pytest.fixture
-def remote(tmp_path: Path) -> Path:
+def test_the_metrics_are_served_until_the_unmount(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=3)
-    return tmp_path / "remote"
-
-
-def test_the_metrics_are_served_until_the_unmount(growfs: Growfs, remote: Path) -> None:
-    printed = growfs.mount(remote, "--metrics-addr", "0").stdout
+    printed = growfs.mount(tmp_path / "remote", "--metrics-addr", "0").stdout
     url = growfs.status()["metrics_url"]
     assert f"{growfs.mountpoint}: metrics at {url}\n" in printed
     assert url.startswith("http://127.0.0.1:")
@@ -40,11 +34,3 @@ def test_the_metrics_are_served_until_the_unmount(growfs: Growfs, remote: Path) 
 def connect(url: str) -> socket.socket:
     host, _, port = url.split("/")[2].partition(":")
     return socket.create_connection((host, int(port)))
-
-
-def test_a_port_in_use_is_refused_before_anything_is_mounted(growfs: Growfs, remote: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        refused = mark_environment(growfs).mount(remote, "--metrics-addr", port, check=False)
-    assert_refused(refused, f"--metrics-addr: cannot listen on 127.0.0.1 port {port}: Address already in use")
-    assert leftovers(growfs) == []

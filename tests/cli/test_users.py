@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from growfs.fuse.mounting import mounted_at
 from growfs.fuse.probe import why_not_passthrough
-from tests.cli.support import NOBODY, OtherUser, assert_refused, cache_folders, closed, fuse_device, other_user
+from tests.cli.support import NOBODY, OtherUser, assert_refused, cache_folders, fuse_device, other_user
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import CAPACITY, full_cache
 from tests.harness import Growfs, make_tree
@@ -37,16 +35,6 @@ def user_with_remote() -> Iterator[OtherUser]:
 @pytest.fixture
 def nobody() -> Iterator[OtherUser]:
     with user_with_remote() as user:
-        yield user
-
-
-@pytest.fixture(scope="module")
-def beside_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherUser]:
-    """The user nobody beside a mount of root in its folder, shared by the tests that change nothing."""
-    growfs = Growfs(tmp_path_factory.mktemp("root"))
-    with user_with_remote() as user, closed(growfs):
-        growfs.mountpoint = user.folder / "mnt"
-        growfs.mount(user.folder / "remote")
         yield user
 
 
@@ -104,15 +92,19 @@ def test_allow_other_needs_the_permission_in_fuse_conf(allowed: OtherUser) -> No
 
 
 @pytest.mark.promise(4)
-def test_roots_mount_can_be_read_by_all(beside_root: OtherUser) -> None:
-    read = ["cat", beside_root.folder / "mnt/class0/0000.bin"]
-    command = [*beside_root.prefix, *map(str, read)]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=30)
-    assert done.stdout == (beside_root.folder / "remote/class0/0000.bin").read_bytes()
-
-
-def test_a_command_on_another_users_mount_is_refused(beside_root: OtherUser) -> None:
-    assert_refused(beside_root.run("set", beside_root.folder / "mnt", "settle=1"), "belongs to another user")
+def test_a_mount_of_root_can_be_read_by_all_and_controlled_by_none(growfs: Growfs, nobody: OtherUser) -> None:
+    growfs.mountpoint = nobody.folder / "mnt"
+    growfs.mount(nobody.folder / "remote")
+    read = nobody.run_program("sh", "-c", f"find {growfs.mountpoint} -type f | xargs cat | wc -c")
+    assert (read.stdout, read.stderr) == ("20000\n", "")
+    assert_refused(nobody.run("set", growfs.mountpoint, "settle=1"), "belongs to another user")
+    refused = nobody.run("umount", growfs.mountpoint)
+    assert_refused(refused, f"{growfs.mountpoint}: belongs to another user", "as root")
+    listed = nobody.run("list")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    (line,) = [line for line in listed.stdout.splitlines() if str(growfs.mountpoint) in line]
+    assert line.rpartition("  ")[2].startswith("this mount belongs to another user"), "the cache is named once"
+    growfs.umount()
 
 
 def test_the_home_of_another_user_holds_no_options(nobody: OtherUser) -> None:
@@ -123,19 +115,6 @@ def test_the_home_of_another_user_holds_no_options(nobody: OtherUser) -> None:
     done = nobody.run("doctor", "--cache-dir", nobody.folder / "cache", "--measure", "0")
     assert done.stderr == ""
     assert f"{nobody.folder}/cache, to be created" in done.stdout
-
-
-def test_list_marks_the_mount_of_another_user(beside_root: OtherUser) -> None:
-    done = beside_root.run("list")
-    assert (done.returncode, done.stderr) == (0, "")
-    (line,) = [line for line in done.stdout.splitlines() if str(beside_root.folder / "mnt") in line]
-    assert line.rpartition("  ")[2].startswith("this mount belongs to another user"), "the cache is named once"
-
-
-def test_umount_of_another_users_mount_is_refused(beside_root: OtherUser) -> None:
-    mountpoint = beside_root.folder / "mnt"
-    assert_refused(beside_root.run("umount", mountpoint), f"{mountpoint}: belongs to another user", "as root")
-    assert mounted_at(mountpoint)
 
 
 def test_the_end_of_another_users_folder_is_refused(growfs: Growfs, nobody: OtherUser) -> None:
