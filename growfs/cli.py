@@ -31,10 +31,6 @@ from growfs.proc import become
 from growfs.status_and_metrics import MountStatus
 from growfs.units import format_size
 
-LIST_S = 5.0
-"""How long the daemons may take to answer `growfs list`."""
-
-
 SECTIONS = {
     "Mount": ["mount", "wait", "next", "status", "log", "list", "umount"],
     "Plan and check": [],
@@ -211,13 +207,13 @@ def list_(as_json: bool) -> None:
 
     # A daemon, or the disk of its cache, may hang: then its thread ends with this process.
     asked = {mount: threading.Thread(target=ask, args=[mount], daemon=True) for mount in running()}
-    deadline = time.monotonic() + LIST_S
+    deadline = time.monotonic() + 5.0
     for thread in asked.values():
         thread.start()
     rows = []
     for mount, thread in asked.items():
         thread.join(max(0.0, deadline - time.monotonic()))
-        state = states.get(mount, f"its daemon has not answered for {LIST_S:g} s; see {mount.cache}/log")
+        state = states.get(mount, f"its daemon has not answered for 5 s; see {mount.cache}/log")
         rows.append({"mountpoint": str(mount.mountpoint), "cache": str(mount.cache), "state": state})
     if as_json:
         click.echo(json.dumps(rows, indent=1))

@@ -20,8 +20,6 @@ HARMLESS_BY_DEFAULT = (
 """Signals that by default are ignored, or stop or continue the process (signal(7))."""
 SIGNALS_EVERY_S = 0.1
 """How often the signals of a process that waits are checked."""
-PF_FORKNOEXEC = 0x40
-"""The bit of `flags` (proc(5), field 9) for that (include/linux/sched.h)."""
 
 
 class Process(NamedTuple):
@@ -81,7 +79,8 @@ def process(pid: int) -> Process | None:
         return None
     command, _, rest = stat.partition("(")[2].rpartition(") ")
     fields = rest.split()
-    return Process(pid, int(fields[1]), fields[19], command, bool(int(fields[6]) & PF_FORKNOEXEC))
+    is_forked = bool(int(fields[6]) & 0x40)  # PF_FORKNOEXEC (include/linux/sched.h)
+    return Process(pid, int(fields[1]), fields[19], command, is_forked)
 
 
 def is_killed(pid: int) -> bool:

@@ -30,10 +30,6 @@ from growfs.status_and_metrics import MountStatus, metrics
 NAMESPACE = "growfs"
 FOLLOW_S = 5.0
 """How often the nodes, and whether each has its mount, are checked."""
-START_S = 60.0
-"""How long the actors of new nodes may take to start before the others mount without them."""
-ANSWER_S = 15.0
-"""How long a node may take to report its status."""
 ACTOR = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "lifetime": "detached", "namespace": NAMESPACE}
 """The actors' calls are idempotent, so Ray repeats those that were under way when an actor died."""
 
@@ -165,7 +161,7 @@ class _Controller:
 
         async def ask(id: str, node: _Node) -> None:
             try:
-                nodes[id] = await asyncio.wait_for(node.actor.status.remote(), ANSWER_S)
+                nodes[id] = await asyncio.wait_for(node.actor.status.remote(), timeout=15.0)
             except (RayError, asyncio.TimeoutError) as error:
                 errors[id] = node.error or _text(error)
 
@@ -210,7 +206,7 @@ class _Controller:
         # A daemon that knows only itself would begin at the same place as each of the others.
         if joined:
             locating = [asyncio.create_task(self._locate(node)) for node in joined.values()]
-            await asyncio.wait(locating, timeout=START_S)
+            await asyncio.wait(locating, timeout=60.0)  # then the others mount without those that are still starting
         for id, node in joined.items():
             node.keeping = asyncio.create_task(self._keep(id, node))
         self._looked.set()

@@ -19,8 +19,6 @@ Kind = Literal["gauge", "counter"]
 """Of a metric. A counter only grows."""
 Unit = Literal["", "bytes", "bytes/s", "seconds", "time"]
 """Of a figure; time: seconds since 1970."""
-NUMBER_MAX, TIME_MAX = 1 << 64, 1 << 40
-"""No figure is larger, and no time is later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +113,9 @@ class Section(dict[str, Any]):
 
 
 def _most(each: Field[Any]) -> int:
+    """The largest number that a field may have."""
     meaning = each.metadata.get("meaning")
-    return TIME_MAX if meaning and meaning.unit == "time" else NUMBER_MAX
+    return 1 << (40 if meaning and meaning.unit == "time" else 64)
 
 
 def name_of(each: Field[Any]) -> str:

@@ -44,9 +44,6 @@ TIMES = (
     (1e-9, "nanosecond", "ns"),
 )
 """Seconds, the name of the unit, and how it may be abbreviated."""
-MOST = 10**18
-"""Numbers are less than this: no disk has 1 EB, and sums of a few fit 64 bits."""
-MULTIPLES = {"k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 
 
 class InvalidUnit(Exception):
@@ -87,9 +84,9 @@ def _bytes(text: str) -> int:
 
 
 def _number(text: str, parse: Callable[[str], float]) -> float:
-    """The number from text, less than MOST. Raises UsageError, and what parse raises for text that is none."""
+    """The number from text. Raises UsageError if it is too large, and what parse raises for text that is none."""
     try:
-        if (value := parse(text)) < MOST:
+        if (value := parse(text)) < 10**18:  # no disk has 1 EB, and sums of a few fit 64 bits
             return value
     except (OverflowError, ValueError):  # it has too many digits for Python
         pass
@@ -169,8 +166,10 @@ def count(text: str) -> int:
     match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)([kKMG])", text, re.ASCII)
     if match is None:
         raise UsageError(f"{text!r} is not a whole number; examples: 50000, 100k, 1.5M")
-    number, unit = (match[1], None) if match[1] else (match[2], match[3])
-    return int(_number(number, lambda text: round(float(text) * MULTIPLES[unit]) if unit else int(text)))
+    if match[1]:
+        return int(_number(text, int))
+    factor = 1000 ** (PREFIXES.index(match[3].upper()) + 1)
+    return int(_number(match[2], lambda number: round(float(number) * factor)))
 
 
 def positive(text: str) -> int:

@@ -22,11 +22,8 @@ from click.shell_completion import (
 
 from growfs.errors import GrowfsError
 
-ANSWER_S = 2.0
-"""How long a daemon may take to name its files while a user waits at a prompt."""
-FILES, FOLDERS = "file", "dir"
-"""Types of click for which the shell itself completes a path."""
-METAVARS = {"FILE": FILES, "FUNCTION": FILES, "URL": FILES, "DIR": FOLDERS}
+METAVARS = {"FILE": "file", "FUNCTION": "file", "URL": "file", "DIR": "dir"}
+"""Those for which the shell itself completes a path, and click's types for that."""
 
 Items = list[CompletionItem]
 
@@ -49,7 +46,7 @@ class Mountpoint(Folder):
         paths = [str(mount.mountpoint) for mount in mounts()]
         here = "" if not incomplete or incomplete.startswith("/") else f"{Path.cwd()}/"
         found = _starting(incomplete, [path.removeprefix(here) for path in paths if path.startswith(here)])
-        return found or [CompletionItem(incomplete, type=FOLDERS)]
+        return found or [CompletionItem(incomplete, type="dir")]
 
 
 def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
@@ -59,7 +56,7 @@ def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
 
     with suppress(GrowfsError):
         cache = find_living(ctx.params["mountpoint"]).cache
-        answer = call(cache, "complete", answer_s=ANSWER_S, prefix=incomplete)
+        answer = call(cache, "complete", answer_s=2.0, prefix=incomplete)  # a user waits at a prompt
         return [CompletionItem(path) for path in answer["paths"]]
     return []
 

@@ -22,12 +22,11 @@ from typing import Any
 import trio
 
 from growfs import disk
-from growfs.daemon.control_client import SOCKET, credentials, line_of, short_path
+from growfs.daemon.control_client import NONSENSE, SOCKET, credentials, line_of, short_path
 from growfs.errors import GrowfsError, UsageError
 
 log = logging.getLogger(__name__)
 
-REQUEST_MAX = 1 << 20
 REQUEST_S = 10.0
 """How long a client may take to send its request."""
 
@@ -70,7 +69,7 @@ class Control:
             await _send(stream, {"error": str(error), "exit_code": error.exit_code})
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             pass  # the client is gone
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except NONSENSE as error:
             await _send(stream, {"error": f"the daemon does not understand the request: {error}", "exit_code": 2})
         except (OSError, sqlite3.Error) as error:
             log.warning("a command failed: %s", error)
@@ -86,8 +85,8 @@ class Control:
     async def _read(stream: trio.SocketStream) -> dict[str, Any]:
         line = bytearray()
         while not line.endswith(b"\n"):
-            chunk = await stream.receive_some(REQUEST_MAX)
-            if not chunk or len(line) > REQUEST_MAX:
+            chunk = await stream.receive_some()
+            if not chunk or len(line) > 1 << 20:
                 raise ValueError("it is cut short, or too long")
             line += chunk
         return dict(json.loads(line))

@@ -23,7 +23,7 @@ SOCKET = "control.sock"
 ANSWER_S = 600.0
 """How long a client waits for the next line of the answer."""
 NONSENSE = (ValueError, TypeError, AttributeError, RecursionError)
-"""Raised when reading an answer that does not come from a growfs daemon."""
+"""Raised when reading what does not come from growfs."""
 
 
 class _Answer(dict[str, Any]):

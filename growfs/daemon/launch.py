@@ -38,25 +38,16 @@ from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import InUse, MountRow, unmount
 from growfs.fuse.users import other_mounts
 from growfs.paths import absolute_path, working_folder
-from growfs.proc import name_of, not_ignored, set_title, users_of
+from growfs.proc import TERMINATING, name_of, not_ignored, set_title, users_of
 from growfs.remote.names import redact
 from growfs.status_and_metrics import MountStatus
 from growfs.syscalls import pidfd_open
 from growfs.trust import resolve
 
-END_S = 60.0
-"""How long a daemon may take to save its state after the unmount."""
 WAITING_S = 2.0
 """How long a daemon may take to name the processes that wait for files, or to answer that it ends."""
 STATUS_EVERY_S = 10.0
 """How often systemd is notified of the state of a mount in the foreground."""
-POLL_S = 0.02
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
-"""Signals that end a process which does not handle them."""
-
-SOCKET_VARIABLE = "NOTIFY_SOCKET"
-"""The environment variable in which systemd names the socket for a service with Type=notify (sd_notify(3))."""
 
 OnProgress = Callable[[MountStatus], None]
 """Called with the status from time to time."""
@@ -93,7 +84,7 @@ def start(
             daemon.send(pickle.dumps(MountRequest(url, mountpoint, options, working_folder(), front_end)))
             return daemon.process, _wait_until_ready(daemon.messages, on_progress, daemon.errors)
         except GrowfsError:
-            if -daemon.process.wait() in ENDING:  # it could not report that yet
+            if -daemon.process.wait() in TERMINATING:  # it could not report that yet
                 raise GrowfsError(f"{mountpoint}: the mount was stopped before it was ready") from None
             raise
         except BaseException:
@@ -160,9 +151,9 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
         if others and not found.mounted:
             remedy = f"stop it, or the daemon: kill {pid}" if pid else "stop it"
             raise GrowfsError(f"{mountpoint}: unmounted already, but still in use by {', '.join(others)}; {remedy}")
-        if not others and not ended(END_S):
+        if not others and not ended(60.0):  # it saves its state
             raise GrowfsError(
-                f"{mountpoint}: unmounted, but its daemon is still running after {END_S:g} s, because a file is open,"
+                f"{mountpoint}: unmounted, but its daemon is still running after 60 s, because a file is open,"
                 f" or a container uses the mount; see {found.cache}/log"
             )
         return dead
@@ -200,7 +191,7 @@ def _lasting_mounts(cache: Path, path: Path | None) -> list[str]:
     """As `other_mounts`, without those that vanish in a moment: a sandbox copies all mounts when it starts."""
     deadline = time.monotonic() + 2.0  # a new sandbox may still be dropping the mounts that it does not need
     while (others := other_mounts(cache, path)) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+        time.sleep(0.02)
     return others
 
 
@@ -235,7 +226,7 @@ def _end_of(cache: Path, pid: int) -> Iterator[Callable[[float], bool]]:
         while is_in_use(cache):
             if time.monotonic() > deadline:
                 return False
-            time.sleep(POLL_S)
+            time.sleep(0.02)
         return True
 
     try:
@@ -259,7 +250,7 @@ def end_with_this_process(daemon: subprocess.Popen[bytes]) -> None:
         notify("STOPPING=1")
         daemon.terminate()
 
-    for number in not_ignored(*ENDING):
+    for number in not_ignored(*TERMINATING):
         signal.signal(number, stop)
 
 
@@ -267,8 +258,7 @@ def run_in_foreground(daemon: subprocess.Popen[bytes], status: MountStatus) -> i
     """Wait for a daemon to end; returns its exit code. Keeps systemd informed of its state. status: the first one."""
     notify("READY=1", f"STATUS={brief(status)}; {state_text(status)}")
     process = pidfd_open(daemon.pid)
-    is_service = SOCKET_VARIABLE in os.environ
-    while not _has_ended(process, STATUS_EVERY_S if is_service else None):
+    while not _has_ended(process, STATUS_EVERY_S if "NOTIFY_SOCKET" in os.environ else None):
         with suppress(GrowfsError):
             now = status_of(find_living(Path(status.mountpoint)).cache, STATUS_EVERY_S)
             notify(f"STATUS={brief(now)}; {state_text(now)}")
@@ -276,8 +266,8 @@ def run_in_foreground(daemon: subprocess.Popen[bytes], status: MountStatus) -> i
 
 
 def notify(*assignments: str) -> None:
-    """Send assignments, such as READY=1, to the service manager, if one is listening."""
-    if address := os.environ.get(SOCKET_VARIABLE):
+    """Send assignments, such as READY=1, to the service manager, if one is listening (sd_notify(3))."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
         if address.startswith("@"):
             address = "\0" + address[1:]  # an abstract socket (unix(7))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sending, suppress(OSError):

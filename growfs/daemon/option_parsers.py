@@ -25,8 +25,6 @@ SLURM = ("SLURM_NODEID", "SLURM_NNODES")
 OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
 """Variables with the number of this node, from 0, and the number of nodes. Open MPI's variables count processes, which
 is the same if it starts one on each node."""
-OPEN_MPI_LOCAL = "OMPI_COMM_WORLD_LOCAL_SIZE"
-"""How many processes Open MPI starts on this node."""
 
 
 def size_or_percentage(text: str) -> CacheSize:
@@ -72,7 +70,8 @@ def nodes_of_job() -> int:
 
 def _partition_of_job() -> str:
     """I/N: the number of this node, and the number of nodes. Raises UsageError if no launcher provides them."""
-    for number, count in (TORCHRUN, *([OPEN_MPI] if os.environ.get(OPEN_MPI_LOCAL) == "1" else []), SLURM):
+    counts_nodes = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"  # processes on this node
+    for number, count in (TORCHRUN, *([OPEN_MPI] if counts_nodes else []), SLURM):
         if number in os.environ and count in os.environ:
             return f"{os.environ[number]}/{os.environ[count]}"
     names = ", or ".join(" and ".join(pair) for pair in (TORCHRUN, SLURM, OPEN_MPI))

@@ -62,15 +62,12 @@ if sys.version_info < (3, 11):
 log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 0.1
-CHECK_S_MIN, CHECK_SHARE = 0.01, 0.01
-"""Readiness of the mount is checked after this time, and then after this share of the time elapsed so far."""
 SWITCH_S = 2e-4
 """For sys.setswitchinterval: while another thread computes (to render a list of a million files, say), each system call
 of an open may wait this long for the interpreter."""
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-IGNORED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals each of which ends a process by default."""
+"""Signals that end a daemon."""
 
 
 class Launcher:
@@ -294,7 +291,8 @@ def _raise_limits() -> None:
 async def _run(build: Callable[[], Wiring], mount: MountSpec, launcher: Launcher) -> None:
     """Serve the mount until it is unmounted or a signal ends the daemon."""
     wiring = build()
-    with trio.open_signal_receiver(*_stopping(), *IGNORED) as signals:  # even while it ends
+    ignored = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # they end a process by default
+    with trio.open_signal_receiver(*_stopping(), *ignored) as signals:  # even while it ends
         await _serve_until_ended(wiring, mount, launcher, signals)
 
 
@@ -338,7 +336,7 @@ async def _progress_until(wiring: Wiring, launcher: Launcher, done: Callable[[],
             await done()  # what has failed meanwhile is not tried again, although the snapshot would say so
             launcher.report(progress=progress)
             reported = now
-        await trio.sleep(min(max(CHECK_S_MIN, CHECK_SHARE * (now - began)), PROGRESS_EVERY_S))
+        await trio.sleep(min(max(0.01, 0.01 * (now - began)), PROGRESS_EVERY_S))  # the longer it takes, the rarer
 
 
 async def _serve(engine: Engine, daemon: trio.CancelScope) -> None:

@@ -54,8 +54,6 @@ def paths_of(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
 def test_the_figures_are_right(mounted: Growfs) -> None:
     status = mounted.status()
     assert status["url"] == str(mounted.mountpoint.parent / "remote")
-    assert status["mountpoint"] == str(mounted.mountpoint)
-    assert status["engine"] in ("passthrough", "libfuse")
     assert (status["remote"]["files"], status["remote"]["bytes"], status["remote"]["listed"]) == (6, 60_000, True)
     assert (status["cache"]["files"], status["cache"]["limit_bytes"]) == (6, 1_000_000_000)
     assert status["cache"]["bytes"] == sum(
@@ -64,10 +62,8 @@ def test_the_figures_are_right(mounted: Growfs) -> None:
     assert status["cache"]["in_flight_bytes"] == status["cache"]["orphan_bytes"] == 0
     assert status["listed"] == {"files": 6, "bytes": 60_000, "new_files": 0}
     assert (status["fetch"]["files_total"], status["fetch"]["bytes_total"], status["fetch"]["failed"]) == (6, 60_000, 0)
-    assert status["opens"]["max"] == 1
-    assert (status["opens"]["total"], status["opens"]["bytes_total"]) == (1, 10_000)
-    assert status["last_error"] is None
-    assert status["skipped"] == []
+    assert [status["opens"][name] for name in ("max", "total", "bytes_total")] == [1, 1, 10_000]
+    assert (status["last_error"], status["skipped"]) == (None, [])
 
 
 def test_every_way_to_the_status_agrees(mounted: Growfs) -> None:

@@ -15,7 +15,6 @@ from growfs import cli
 from growfs.daemon import launch
 from growfs.daemon.option_parsers import (
     OPEN_MPI,
-    OPEN_MPI_LOCAL,
     SLURM,
     TORCHRUN,
     absolute,
@@ -139,7 +138,7 @@ def test_invalid_text_is_refused_with_the_name_of_its_flag(name: str, text: obje
     assert "\n" not in str(raised.value)
 
 
-LAUNCHED = [*TORCHRUN, *SLURM, *OPEN_MPI, OPEN_MPI_LOCAL, SLURM_NODES]
+LAUNCHED = [*TORCHRUN, *SLURM, *OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE", SLURM_NODES]
 MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "6"}
 
 
