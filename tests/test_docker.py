@@ -130,7 +130,7 @@ def test_manifests_follow_the_schemas_of_kubernetes(name: str) -> None:
 
 
 @pytest.mark.parametrize(("pod", "manifests"), PODS)
-def test_pods_refer_to_what_there_is(pod: Yaml, manifests: list[Yaml]) -> None:
+def test_pods_refer_to_what_there_is_and_share_a_mount_as_kubernetes_allows(pod: Yaml, manifests: list[Yaml]) -> None:
     names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
     assert "serviceAccountName" not in pod or ("ServiceAccount", pod["serviceAccountName"]) in names
     for container in containers_of(pod):
@@ -140,25 +140,17 @@ def test_pods_refer_to_what_there_is(pod: Yaml, manifests: list[Yaml]) -> None:
         ports = {port["name"] for port in container.get("ports", [])}
         probes = [container.get(f"{kind}Probe", {}) for kind in ("startup", "readiness", "liveness")]
         assert {probe["httpGet"]["port"] for probe in probes if "httpGet" in probe} <= ports
-
-
-@pytest.mark.parametrize(("pod", "manifests"), PODS)
-def test_a_mount_is_shared_as_kubernetes_allows(pod: Yaml, manifests: list[Yaml]) -> None:
-    """From a privileged container only (ValidateVolumeMounts in Kubernetes); its readers follow what comes and goes."""
-    for container in containers_of(pod):
+        # A mount is shared from a privileged container only (ValidateVolumeMounts in Kubernetes); its readers follow
+        # what comes and goes.
         shared = [mount["mountPropagation"] for mount in container["volumeMounts"] if "mountPropagation" in mount]
         is_privileged = container.get("securityContext", {}).get("privileged", False)
         assert is_privileged == ("Bidirectional" in shared)
         if container["image"] != "growfs" and not container["image"].startswith(OF_KUBERNETES):
             assert shared == ["HostToContainer"]
-
-
-@pytest.mark.parametrize(("pod", "manifests"), PODS)
-def test_an_empty_dir_with_a_cache_gets_its_sticky_bit(pod: Yaml, manifests: list[Yaml]) -> None:
-    """Its mode is 777, and growfs refuses a cache whose folder other users can replace."""
     if any(volume["name"] == "cache" and "emptyDir" in volume for volume in pod["volumes"]):
+        # Its mode is 777, and growfs refuses a cache whose folder other users can replace.
         words = [*pod["initContainers"][0]["command"], *pod["initContainers"][0].get("args", [])]
-        assert "chmod +t /cache" in " ".join(words)
+        assert "chmod +t /cache" in " ".join(words), "the folder of the cache has no sticky bit"
 
 
 def growfs_commands() -> Iterator[list[str]]:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,13 @@ from click.testing import CliRunner
 
 from growfs import cli
 from growfs.daemon import launch
+from growfs.daemon import running as daemons
 from growfs.daemon.options import GROUPS
+from growfs.daemon.running import find
 from growfs.fuse import mounting
 from growfs.version import __version__
 from tests.blocking_server import blocking_server
-from tests.cli.support import assert_refused, closed, namespace, script, start_growfs
+from tests.cli.support import NOBODY, assert_refused, closed, namespace, script, start_growfs
 from tests.crash.scene import alive
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import COMMAND_S, FORKS, GROWFS, Growfs, files_below, make_tree, until
@@ -157,6 +160,23 @@ def test_what_list_and_log_show(complete: Growfs) -> None:
     assert "6 of 6 files cached" in line
     rows = json.loads(complete.run("list", "--json").stdout)
     assert [row["cache"] for row in rows if row["mountpoint"] == str(complete.mountpoint)] == [str(complete.cache)]
+
+
+def test_without_a_mountpoint_a_command_goes_to_the_only_mount_of_its_user(
+    complete: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = find(complete.mountpoint)
+    of_another, second = replace(own, owner=NOBODY), replace(own, mountpoint=tmp_path)
+    found = [of_another, own]
+    monkeypatch.setattr(daemons, "running", lambda: found)  # without the mounts of other tests
+    for command in ("status", "wait", "pause", "resume", "release"):
+        assert str(own.mountpoint) in CliRunner().invoke(cli.main, [command]).stdout
+    found.append(second)
+    refused = CliRunner().invoke(cli.main, ["pause"])
+    assert refused.exit_code == 2
+    assert f"2 mounts are running; name one: {own.mountpoint}, {tmp_path}" in refused.stderr
+    found[:] = [of_another]
+    assert "no mount of this user is running" in CliRunner().invoke(cli.main, ["status"]).stderr
 
 
 def test_umount_names_who_waits_for_a_file(growfs: Growfs) -> None:
@@ -349,10 +369,22 @@ def test_wait_returns_at_once_for_what_is_cached(complete: Growfs) -> None:
         assert "6 of 6 files cached" in complete.run("wait", complete.mountpoint, *condition).stdout
 
 
-@pytest.mark.parametrize("condition", [("--files", "7"), ("--bytes", "1GB")])
-def test_wait_for_more_than_there_is_fails_at_once(complete: Growfs, condition: tuple[str, ...]) -> None:
-    done = complete.run("wait", complete.mountpoint, *condition, check=False)
-    assert_refused(done, "no more files will be fetched", "6 of 6 files cached")
+@pytest.mark.parametrize(
+    ("condition", "exit_code", "expected"),
+    [
+        (("--files", "7"), 1, "no more files will be fetched"),
+        (("--bytes", "1GB"), 1, "no more files will be fetched"),
+        (("--all", "--files", "1"), 2, "one of"),
+        (("--files", "some"), 2, "not a whole number"),
+        (("--bytes", "much"), 2, "not a size"),
+        (("--fraction", "2"), 2, "not a fraction"),
+        (("--all", "--timeout", "soon"), 2, "not a time"),
+    ],
+)
+def test_wait_refuses_at_once_what_is_invalid_or_more_than_there_is(
+    complete: Growfs, condition: tuple[str, ...], exit_code: int, expected: str
+) -> None:
+    assert_refused(complete.run("wait", complete.mountpoint, *condition, check=False), expected, exit_code=exit_code)
 
 
 @pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
@@ -376,20 +408,6 @@ growfs.main()
 """
     done = subprocess.run([sys.executable, "-c", script, "list"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-@pytest.mark.parametrize(
-    ("condition", "expected"),
-    [
-        (("--all", "--files", "1"), "one of"),
-        (("--files", "some"), "not a whole number"),
-        (("--bytes", "much"), "not a size"),
-        (("--fraction", "2"), "not a fraction"),
-        (("--all", "--timeout", "soon"), "not a time"),
-    ],
-)
-def test_wait_refuses_invalid_conditions(complete: Growfs, condition: tuple[str, ...], expected: str) -> None:
-    assert_refused(complete.run("wait", complete.mountpoint, *condition, check=False), expected, exit_code=2)
 
 
 def test_wait_ends_after_its_timeout_and_when_there_is_enough_or_no_more_will_come(growfs: Growfs) -> None:

@@ -136,7 +136,7 @@ def test_threads_that_ask_for_the_same_mount_share_it(growfs: Growfs) -> None:
         first.result().unmount()
 
 
-FORKS_INSIDE = """
+IN_A_BLOCK = """
 import os, sys, growfs
 with growfs.mount(sys.argv[1], cache_dir=sys.argv[2]) as path:
     if not os.fork():
@@ -144,29 +144,23 @@ with growfs.mount(sys.argv[1], cache_dir=sys.argv[2]) as path:
     os.wait()
     assert os.path.ismount(path) and os.listdir(path)
 """
-
-
-def test_a_forked_process_that_leaves_the_block_unmounts_nothing(growfs: Growfs, remote: Path) -> None:
-    done = FORKS.run(["-c", FORKS_INSIDE, str(remote), str(growfs.cache_dir)], growfs.env, COMMAND_S)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert not [mount for mount in mounts() if mount.cache.parent == growfs.cache_dir]
-
-
 FORGETS_TO_UNMOUNT = """
 import os, sys, growfs
 mount = growfs.mount(sys.argv[1], cache_dir=sys.argv[2])
-file = next(mount.path.rglob("*.bin")).open("rb") if sys.argv[3] == "open" else None
+file = {file}
 if not os.fork():
     sys.exit()  # runs the functions of atexit, as its parent does
 os.wait()
 assert os.path.ismount(mount.path)
 """
+OPEN = FORGETS_TO_UNMOUNT.format(file='next(mount.path.rglob("*.bin")).open("rb")')
 
 
-@pytest.mark.parametrize("files", ["open", "closed"])
-def test_the_end_of_the_interpreter_unmounts(growfs: Growfs, remote: Path, files: str) -> None:
-    command = ["-c", FORGETS_TO_UNMOUNT, str(remote), str(growfs.cache_dir), files]
-    done = FORKS.run(command, growfs.env, COMMAND_S)
+@pytest.mark.parametrize(
+    "program", [IN_A_BLOCK, FORGETS_TO_UNMOUNT.format(file=None), OPEN], ids=["block", "end", "open"]
+)
+def test_the_end_of_the_interpreter_unmounts_but_not_that_of_a_fork(growfs: Growfs, remote: Path, program: str) -> None:
+    done = FORKS.run(["-c", program, str(remote), str(growfs.cache_dir)], growfs.env, COMMAND_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert not [mount for mount in mounts() if mount.cache.parent == growfs.cache_dir]
     until(lambda: processes_of(growfs.cache_dir) == [])

@@ -45,67 +45,48 @@ def releases(reader: Reader) -> None:
     reader.release()
 
 
-@pytest.mark.parametrize(
-    ("acts", "share", "unread", "expected"),
-    [
-        (
-            [lists(100), opens(OPENS_MIN, waited=True), opens(OPENS_MIN)],
-            SHARE,
-            (),
-            "50% of its opens waited for a download: take file names from a listing or .growfs/index.csv",
-        ),
-        ([lists(100), opens(OPENS_MIN - 1, waited=True)], SHARE, (), None),
-        (
-            [opens(1, waited=True)],
-            SHARE,
-            (),
-            "opens files by name and never listed them: it waits for each file that is not cached",
-        ),
-        (  # another process listed, and gave it the names
-            [opens(100)],
-            SHARE,
-            (),
-            "opens files by name and never listed them, so all files listed when it first opened one stay cached"
-            " until it exits: have it list every epoch",
-        ),
-        ([opens(1), releases], SHARE, (), None),
-        (
-            [lists(1200), opens(1200, times=6)],
-            SHARE,
-            (),
-            "listed once 3 hours ago, has opened its 1,200 files 6.0 times, and will see nothing new until it lists"
-            " again; it sees 8% of the data",
-        ),
-        (
-            [lists(20), opens(20)],
-            SHARE,
-            (),
-            "listed once 3 hours ago, has opened its 20 files, and will see nothing new until it lists again; it sees"
-            " 8% of the data",
-        ),
-        ([lists(20), opens(20, times=6)], 1.0, (), None),  # all that there is
-        ([lists(20), opens(19)], SHARE, (), None),  # some are left to open
-        ([lists(20), opens(20), lists(20, SECOND), opens(20)], SHARE, (), None),  # it lists again
-        ([lists(20), opens(15), lists(20, SECOND)], SHARE, (), "never opened 25% of the files that it listed"),
-        (
-            [lists(20), opens(15), lists(20, SECOND)],
-            SHARE,
-            ("json", "txt"),
-            "never opened 25% of the files that it listed; consider --exclude '*.json'",
-        ),
-        ([lists(20), opens(17), lists(20, SECOND)], SHARE, ("json",), None),
-    ],
-)
-def test_the_advice_fits_what_a_reader_did(
-    acts: list[Act], share: float, unread: tuple[str, ...], expected: str | None
-) -> None:
+def after(*acts: Act) -> Reader:
+    """A reader that has done this."""
     reader = Reader(4711, "99", "python")
     for act in acts:
         act(reader)
-    assert advice(reader, 3 * HOUR_S, share, unread) == expected
+    return reader
 
 
-def test_a_reader_in_another_pid_namespace() -> None:
-    foreign = Reader(FOREIGN, "", "another pid namespace")
-    text = advice(foreign, 3 * HOUR_S, SHARE, ()) or ""
-    assert text.startswith("is in another pid namespace: each generation that it lists stays cached for --hold-idle")
+@pytest.mark.parametrize(
+    ("reader", "expected"),
+    [
+        (after(lists(100), opens(OPENS_MIN, waited=True), opens(OPENS_MIN)), "50% of its opens waited for a download"),
+        (after(lists(100), opens(OPENS_MIN - 1, waited=True)), ""),
+        (after(opens(1, waited=True)), "opens files by name and never listed them: it waits for each file"),
+        # Another process listed, and gave it the names.
+        (after(opens(100)), "opens files by name and never listed them, so all files listed when it first opened one"),
+        (after(opens(1), releases), ""),
+        (
+            after(lists(1200), opens(1200, times=6)),
+            "listed once 3 hours ago, has opened its 1,200 files 6.0 times, and",
+        ),
+        (after(lists(20), opens(20)), "listed once 3 hours ago, has opened its 20 files, and will see nothing new"),
+        (after(lists(20), opens(19)), ""),  # some are left to open
+        (after(lists(20), opens(20), lists(20, SECOND), opens(20)), ""),  # it lists again
+        (after(lists(20), opens(15), lists(20, SECOND)), "never opened 25% of the files that it listed; consider"),
+        (after(lists(20), opens(17), lists(20, SECOND)), ""),
+        (
+            Reader(FOREIGN, "", "another pid namespace"),
+            "is in another pid namespace: each generation that it lists stays",
+        ),
+    ],
+)
+def test_the_advice_fits_what_a_reader_did(reader: Reader, expected: str) -> None:
+    text = advice(reader, 3 * HOUR_S, SHARE, ("json", "txt")) or ""
+    assert text.startswith(expected)
+    assert bool(text) == bool(expected)
+
+
+def test_the_advice_names_what_is_not_seen_or_read_if_there_is_such() -> None:
+    sees_no_more = after(lists(20), opens(20, times=6))
+    assert (advice(sees_no_more, HOUR_S, SHARE, ()) or "").endswith("it sees 8% of the data")
+    assert advice(sees_no_more, HOUR_S, 1.0, ()) is None
+    skips = after(lists(20), opens(15), lists(20, SECOND))
+    assert (advice(skips, HOUR_S, SHARE, ("json", "txt")) or "").endswith("consider --exclude '*.json'")
+    assert advice(skips, HOUR_S, SHARE, ()) == "never opened 25% of the files that it listed"
