@@ -112,8 +112,10 @@ def check(path: Path, number: int, then: Mapping[str, Any]) -> None:
     if options:
         what, remedy = "; ".join(options), "mount with the same options"
     elif "files" in different or "bytes" in different:
-        what = f"the remote has {now['files']:,} files ({now['bytes']:,} bytes), but had {then.get('files'):,}"
-        what += f" ({then.get('bytes'):,} bytes)"
+        what = (
+            f"the remote has {now['files']:,} files ({now['bytes']:,} bytes), but had {then.get('files'):,}"
+            f" ({then.get('bytes'):,} bytes)"
+        )
     else:
         what = "some files of the remote were replaced, or other files are frozen or pinned"
     raise GrowfsError(

@@ -64,9 +64,9 @@ def generation_text(status: MountStatus) -> str:
 def _listed_text(status: MountStatus) -> str:
     if not status.generation:
         return "nothing listed yet"
-    text, new, outgoing = files(status.listed.files), status.listed.new_files, status.cache.left_out_bytes
-    text += f" in generation {status.generation}"
-    if new:
+    text = f"{files(status.listed.files)} in generation {status.generation}"
+    outgoing = status.cache.left_out_bytes
+    if new := status.listed.new_files:
         next_one = "generation" if status.engine == "folder" else "listing"
         text += f"; {new:,} new file{'s wait' if new > 1 else ' waits'} for the next {next_one}"
     return f"{text}; {format_size(outgoing)} outgoing" if outgoing else text

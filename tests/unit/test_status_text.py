@@ -11,101 +11,40 @@ from growfs.daemon.status_text import brief, moving, render, state_text
 from growfs.status_and_metrics import MountState, MountStatus
 
 STATUS: dict[str, Any] = {
-    "version": "1",
-    "url": "s3://bucket/train",
-    "mountpoint": "/mnt/train",
-    "cache_dir": "/cache/x",
-    "pid": 4711,
-    "engine": "libfuse",
-    "engine_reason": "works",
-    "metrics_url": None,
-    "ready": True,
-    "waited_for": "every file",
-    "start": None,
-    "state": "filling",
-    "outage": None,
-    "seed": 0,
-    "partition": None,
-    "peers": None,
-    "exact": None,
-    "rotation": "auto",
-    "generation": 3,
+    "version": "1", "url": "s3://bucket/train", "mountpoint": "/mnt/train", "cache_dir": "/cache/x", "pid": 4711,
+    "engine": "libfuse", "engine_reason": "works", "metrics_url": None, "ready": True, "waited_for": "every file",
+    "start": None, "state": "filling", "outage": None, "seed": 0, "partition": None, "peers": None, "exact": None,
+    "rotation": "auto", "generation": 3,
     "remote": {
-        "files": 1000,
-        "bytes": 10**10,
-        "directories": 4,
-        "listed": True,
-        "listing": False,
-        "listing_silent_s": None,
+        "files": 1000, "bytes": 10**10, "directories": 4, "listed": True, "listing": False, "listing_silent_s": None
     },
     "cache": {
-        "files": 250,
-        "bytes": 3 * 10**9,
-        "content_bytes": 2 * 10**9,
-        "limit_bytes": 5 * 10**9,
-        "in_flight_bytes": 0,
-        "orphan_bytes": 0,
-        "left_out_bytes": 0,
+        "files": 250, "bytes": 3 * 10**9, "content_bytes": 2 * 10**9, "limit_bytes": 5 * 10**9, "in_flight_bytes": 0,
+        "orphan_bytes": 0, "left_out_bytes": 0,
     },
     "listed": {"files": 200, "bytes": 10**9, "new_files": 0},
     "fetch": {
-        "files_total": 250,
-        "bytes_total": 2 * 10**9,
-        "peer_files_total": 0,
-        "peer_bytes_total": 0,
-        "bytes_per_s": 1e8,
-        "eta_s": 90.0,
-        "failed": 0,
-        "streams": 16,
-        "limit_bytes_per_s": None,
-        "client": "growfs",
-        "client_reason": "faster than s3fs",
-        "library_files_total": 0,
-        "late_file": None,
+        "files_total": 250, "bytes_total": 2 * 10**9, "peer_files_total": 0, "peer_bytes_total": 0, "bytes_per_s": 1e8,
+        "eta_s": 90.0, "failed": 0, "streams": 16, "limit_bytes_per_s": None, "client": "growfs",
+        "client_reason": "faster than s3fs", "library_files_total": 0, "late_file": None,
     },
     "evict": {"files_total": 0, "bytes_total": 0},
     "miss": {"files_total": 2, "wait_s_total": 1.25, "waiting": 0},
     "coverage": {"files_seen": 250, "files_cached": 250, "pass": 1, "files": 1000},
     "budget": {"limit_bytes": None, "spent_bytes": 0, "resumes_s": None},
     "opens": {
-        "total": 375,
-        "bytes_total": 3 * 10**9,
-        "min": 0,
-        "max": 4,
-        "mean": 1.5,
-        "dispersion": 0.2,
-        "per_fetch": 1.5,
+        "total": 375, "bytes_total": 3 * 10**9, "min": 0, "max": 4, "mean": 1.5, "dispersion": 0.2, "per_fetch": 1.5
     },
-    "requests": {},
-    "readers": [],
-    "skipped": [],
-    "unpromised": None,
-    "warnings": [],
-    "last_error": None,
-    "last_error_at": None,
-}
-
-
+    "requests": {}, "readers": [], "skipped": [], "unpromised": None, "warnings": [],
+    "last_error": None, "last_error_at": None,
+}  # fmt: skip
 READER: dict[str, Any] = {
-    "pid": 4711,
-    "command": "python",
-    "listed_at": 0.0,
-    "generation": 3,
-    "part": None,
-    "files_shown": 200,
-    "files_opened": 50,
-    "opens": 375,
-    "held_bytes": 5 * 10**8,
-    "advice": "listed once",
-}
+    "pid": 4711, "command": "python", "listed_at": 0.0, "generation": 3, "part": None, "files_shown": 200,
+    "files_opened": 50, "opens": 375, "held_bytes": 5 * 10**8, "advice": "listed once",
+}  # fmt: skip
 PEERS: dict[str, Any] = {
-    "nodes": 4,
-    "address": "10.0.0.1:9500",
-    "serving": True,
-    "answering": 2,
-    "waiting": False,
-    "sent_bytes_total": 10**9,
-}
+    "nodes": 4, "address": "10.0.0.1:9500", "serving": True, "answering": 2, "waiting": False, "sent_bytes_total": 10**9
+}  # fmt: skip
 
 
 def status(**changes: Any) -> MountStatus:
