@@ -27,10 +27,9 @@ from growfs.client.node_mount import NODE, ClusterMountRequest, ClusterStatus, N
 from growfs.errors import GrowfsError
 from growfs.status_and_metrics import MountStatus, metrics
 
-NAMESPACE = "growfs"
 FOLLOW_S = 5.0
 """How often the nodes, and whether each has its mount, are checked."""
-ACTOR = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "lifetime": "detached", "namespace": NAMESPACE}
+ACTOR = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "lifetime": "detached", "namespace": "growfs"}
 """The actors' calls are idempotent, so Ray repeats those that were under way when an actor died."""
 
 log = logging.getLogger(__name__)
@@ -102,7 +101,7 @@ class ClusterMount:
 
     def _controller(self) -> Any:
         try:
-            return ray.get_actor(self.mountpoint, NAMESPACE)
+            return ray.get_actor(self.mountpoint, "growfs")
         except ValueError:
             raise NotMountedError(f"{self.mountpoint}: growfs.ray has not mounted it on this cluster") from None
 
@@ -244,12 +243,11 @@ class _Controller:
             node.error = error
             if has_answered:
                 answered_at = time.monotonic()
-                node.tried.set()
             # Ray takes up to half a minute to notice that a node is gone.
-            elif time.monotonic() < answered_at + 60.0:
-                node.tried.clear()  # the node may be gone, which `_look` will find
-            else:
+            if has_answered or time.monotonic() >= answered_at + 60.0:
                 node.tried.set()
+            else:
+                node.tried.clear()  # the node may be gone, which `_look` will find
             await asyncio.sleep(FOLLOW_S)
 
 

@@ -16,8 +16,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -43,10 +45,6 @@ class Job:
     through_growfs: bool = False
     """Call `growfs.epoch`."""
 
-    def text(self) -> str:
-        """As the argument of the program."""
-        return json.dumps(asdict(self))
-
 
 def names_below(folder: str) -> list[str]:
     """The paths of the files, sorted."""
@@ -67,16 +65,12 @@ def run_ranks(folder: Path, out: Path, job: Job, timeout_s: float = 100.0, **opt
     """Run the ranks of a job; returns what they have read."""
     out.mkdir()
     out.chmod(0o777)
-    command = [sys.executable, "-m", "tests.part_ranks", str(out), str(folder), job.text()]
+    command = [sys.executable, "-m", "tests.part_ranks", str(out), str(folder), json.dumps(asdict(job))]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, **options) as ranks:
         try:
             _, errors = ranks.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            print(
-                subprocess.run(
-                    [sys.executable, "-m", "growfs", "status", folder], capture_output=True, text=True, check=False
-                ).stdout
-            )
+            subprocess.run([sys.executable, "-m", "growfs", "status", folder], check=False)
             raise
         finally:
             with suppress(ProcessLookupError):
@@ -131,14 +125,9 @@ class Rank:
         own = [
             name for name in names_below(str(folder))[self._number :: self._job.ranks] if f"{part} {name}" not in done
         ]
-        threads = [
-            threading.Thread(target=self._work, args=(folder, part, own[worker :: self._job.workers]))
-            for worker in range(self._job.workers)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        shares = [own[worker :: self._job.workers] for worker in range(self._job.workers)]
+        with ThreadPoolExecutor(self._job.workers) as workers:
+            list(workers.map(partial(self._work, folder, part), shares))
 
     def _work(self, folder: Path, part: str, names: list[str]) -> None:
         for name in names:

@@ -154,7 +154,6 @@ def test_pods_refer_to_what_there_is_and_share_a_mount_as_kubernetes_allows(pod:
 
 
 def growfs_commands() -> Iterator[list[str]]:
-    """All `growfs ...` commands in docker/, as words."""
     yaml_texts = [json.dumps(pod.values[0]) for pod in PODS] + [json.dumps(compose()["services"])]
     for text in [*yaml_texts, (DOCKER / "Dockerfile").read_text(), (DOCKER / "README.md").read_text()]:
         plain = re.sub(r'", "', " ", text.replace("\\\n", " ")).replace('\\"', "'")

@@ -170,7 +170,6 @@ def anchors(page: Path) -> set[str]:
 
 
 def as_anchor(heading: str) -> str:
-    """A heading as it is in links."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
@@ -252,7 +251,6 @@ def below_heading(page: Path, anchor: str) -> str:
 
 
 def figures_of(text: str) -> set[str]:
-    """The numbers in a text."""
     return set(re.findall(r"[\d,.]*\d", text))
 
 

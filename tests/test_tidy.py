@@ -64,7 +64,6 @@ def name_of(path: Path) -> str:
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """The parsed modules, by name."""
     return {name_of(path): ast.parse(path.read_text()) for path in PATHS}
 
 

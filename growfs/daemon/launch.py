@@ -44,8 +44,6 @@ from growfs.status_and_metrics import MountStatus
 from growfs.syscalls import pidfd_open
 from growfs.trust import resolve
 
-WAITING_S = 2.0
-"""How long a daemon may take to name the processes that wait for files, or to answer that it ends."""
 STATUS_EVERY_S = 10.0
 """How often systemd is notified of the state of a mount in the foreground."""
 
@@ -142,7 +140,7 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
     with _end_of(found.cache, pid) as ended:
         if found.starting:
             with suppress(GrowfsError):  # one that is already ending does not answer
-                call(found.cache, "stop", answer_s=WAITING_S)
+                call(found.cache, "stop", answer_s=2.0)
         dead = _unmount(found.mounted, lazy) if found.mounted else False
         if lazy:
             return dead
@@ -198,7 +196,7 @@ def _lasting_mounts(cache: Path, path: Path | None) -> list[str]:
 def _waiting(cache: Path) -> list[int]:
     """The processes that wait for a file, which they do not have open yet."""
     with suppress(GrowfsError):
-        return list(call(cache, "waiting", answer_s=WAITING_S)["pids"])
+        return list(call(cache, "waiting", answer_s=2.0)["pids"])
     return []
 
 

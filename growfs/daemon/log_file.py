@@ -21,8 +21,6 @@ from pathlib import Path
 
 LOG_BYTES_MAX = 4 << 20
 """Size at which the file is rotated."""
-PIPE_BYTES = 1 << 20
-"""The maximum that an ordinary user may assign to a pipe (pipe(7), pipe-max-size)."""
 OUTPUT_BYTES_PER_S = 64 << 10
 """How much of the workers' output is kept. A producer may print for each file, and must leave room for others."""
 OUTPUT = "output"
@@ -43,7 +41,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
         self.has_trouble = False
         reading, self.output = os.pipe()
         with suppress(OSError):
-            fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, 1 << 20)  # what an ordinary user may have (pipe(7), pipe-max-size)
         self._copier = threading.Thread(target=self._copy, args=(reading,), name="log", daemon=True)
         self._copier.start()
 
@@ -72,7 +70,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
     def _copy(self, reading: int) -> None:
         allowance = Allowance(OUTPUT_BYTES_PER_S)
         line = b""  # its end has not arrived yet
-        while chunk := os.read(reading, PIPE_BYTES):
+        while chunk := os.read(reading, 1 << 20):
             kept, dropped = allowance.take(len(chunk), time.monotonic())
             if dropped:
                 self._write(line + f"\n[{dropped:,} bytes of output omitted]\n".encode())

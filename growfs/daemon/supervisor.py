@@ -96,12 +96,7 @@ class EndingSteps(ExitStack):
 
 def cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error to report: the first GrowfsError in the group, otherwise the first error."""
-    leaves: list[BaseException] = []
-    pending: list[BaseException] = [group]
-    while pending:
-        error = pending.pop()
-        if isinstance(error, BaseExceptionGroup):
-            pending.extend(reversed(error.exceptions))
-        else:
-            leaves.append(error)
-    return next((error for error in leaves if isinstance(error, GrowfsError)), leaves[0])
+    error: BaseException = group.subgroup(GrowfsError) or group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

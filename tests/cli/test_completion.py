@@ -59,7 +59,6 @@ def environment(growfs: Growfs) -> dict[str, str]:
 
 
 def offered(*words: str) -> list[str]:
-    """What is offered for the last word."""
     *before, incomplete = words
     completion = ShellComplete(main, {}, "growfs", "_GROWFS_COMPLETE")
     return [item.value for item in completion.get_completions(before, incomplete) if item.type == "plain"]
@@ -130,7 +129,6 @@ def test_a_real_shell_completes_mountpoints_paths_and_settings(mounted: Growfs, 
 
 
 def wait_for(terminal: int, text: str) -> None:
-    """Return when this was written to the terminal."""
     written = ""
     deadline = time.monotonic() + 30
     while text not in written:

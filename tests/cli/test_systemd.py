@@ -30,11 +30,9 @@ class ServiceManager:
         self._socket = listening
 
     def next(self) -> dict[str, str]:
-        """The assignments of the next message."""
         return dict(line.split("=", 1) for line in self._socket.recv(65536).decode().split("\n"))
 
     def until(self, name: str, text: str) -> None:
-        """Return when an assignment contains this text."""
         while text not in self.next().get(name, ""):
             pass
 

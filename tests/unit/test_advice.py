@@ -21,8 +21,6 @@ Act = Callable[[Reader], None]
 
 
 def lists(files: int, generation: Generation = FIRST) -> Act:
-    """It lists so many files."""
-
     def act(reader: Reader) -> None:
         reader.lists(7, generation, 0.0)
         reader.job.is_shown(7, generation, files)
@@ -31,8 +29,6 @@ def lists(files: int, generation: Generation = FIRST) -> Act:
 
 
 def opens(count: int, times: int = 1, waited: bool = False) -> Act:
-    """It opens so many files, each so often."""
-
     def act(reader: Reader) -> None:
         for id in [*range(count)] * times:
             reader.opened(id, FIRST, 0.0, waited)
@@ -46,7 +42,6 @@ def releases(reader: Reader) -> None:
 
 
 def after(*acts: Act) -> Reader:
-    """A reader that has done this."""
     reader = Reader(4711, "99", "python")
     for act in acts:
         act(reader)

@@ -16,7 +16,6 @@ from tests.unit.local_cache import Fetch, LocalCache, answers, file, file_comman
 
 
 async def fetch_all(cache: LocalCache, fetch: Fetch, outage: Outage | None = None) -> list[dict[str, Any]]:
-    """What `growfs fetch` reports, in order."""
     return [dict(progress) async for progress in file_commands(cache, fetch, outage).fetch(["**"])]
 
 

@@ -57,7 +57,6 @@ class Mount:
         self.history = History(self.database, lambda: self.now)
 
     def rows(self, columns: str = "uptime_s, at") -> list[Any]:
-        """The rows, in their order."""
         return self.database.rows(f"SELECT {columns} FROM history ORDER BY uptime_s")
 
     def stop(self) -> None:

@@ -70,7 +70,6 @@ Taken = Callable[[], Awaitable[MountStatus]]
 
 @asynccontextmanager
 async def serving(take: Taken = snapshot, host: str = "127.0.0.1") -> AsyncIterator[MetricsServer]:
-    """A server that runs."""
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             server = MetricsServer(listening("--metrics-addr", host, 0), take)
