@@ -130,7 +130,7 @@ def test_the_end_of_another_users_folder_is_refused(growfs: Growfs, nobody: Othe
 
 
 @pytest.mark.promise(4, 10)
-def test_a_user_mounts_without_root_by_links_and_only_root_may_control_it_too(allowed: OtherUser) -> None:
+def test_a_user_mounts_without_root_by_links_or_libfuse_and_only_root_may_control_it_too(allowed: OtherUser) -> None:
     refused = allowed.run(*mount(allowed, "--engine", "passthrough"))
     assert_refused(refused, "--engine passthrough: needs CAP_SYS_ADMIN", "mount as root", "--engine auto")
     done = allowed.run(*mount(allowed, "--wait-files", 2))
@@ -151,10 +151,6 @@ def test_a_user_mounts_without_root_by_links_and_only_root_may_control_it_too(al
         assert (done.returncode, done.stderr) == (0, "")
         assert expected in done.stdout
     assert list((allowed.folder / "mnt").iterdir()) == []
-
-
-@pytest.mark.promise(10)
-def test_a_user_whose_programs_need_plain_files_mounts_by_libfuse(allowed: OtherUser) -> None:
     done = allowed.run(*mount(allowed, "--engine", "libfuse", "--wait-files", 2))
     assert (done.returncode, done.stderr) == (0, "")
     read = allowed.run_program("sh", "-c", f"find {allowed.folder}/mnt -type f | xargs cat | wc -c")

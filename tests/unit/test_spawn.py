@@ -26,7 +26,7 @@ def nothing_early() -> Iterator[None]:
         early.process.wait(END_S)
 
 
-def test_a_daemon_that_was_started_early_is_used() -> None:
+def test_a_daemon_that_was_started_early_is_used_unless_it_is_for_another_store() -> None:
     start_early(["mount", "--endpoint-url=http://host", "memory://folder", "/mnt"])
     early = spawn._early
     daemon = daemon_process("memory")
@@ -37,6 +37,14 @@ def test_a_daemon_that_was_started_early_is_used() -> None:
     daemon.errors.seek(0)
     assert daemon.errors.read() == "", "without a request, it ends as if nothing were wrong"
     daemon.close()
+    start_early(["mount", "--endpoint-url", "http://host", "memory://folder", "/mnt"])
+    early = spawn._early
+    assert early
+    daemon = daemon_process("memory")
+    assert (early.scheme, daemon.scheme) == ("http", "memory")
+    for process in (early, daemon):
+        process.close()
+        assert process.process.wait(END_S) == 0
 
 
 def test_paths_in_the_environment_are_those_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,17 +67,6 @@ def test_a_fork_server_that_is_stopped_is_ended() -> None:
     os.kill(server._process.pid, signal.SIGSTOP)
     server.stop()
     assert server._process.returncode == -signal.SIGKILL
-
-
-def test_another_store_takes_another_daemon() -> None:
-    start_early(["mount", "--endpoint-url", "http://host", "memory://folder", "/mnt"])
-    early = spawn._early
-    assert early
-    daemon = daemon_process("memory")
-    assert (early.scheme, daemon.scheme) == ("http", "memory")
-    for process in (early, daemon):
-        process.close()
-        assert process.process.wait(END_S) == 0
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["list"], ["mount", "/remote", "/mnt"], ["plan", "s3://bucket"]])
