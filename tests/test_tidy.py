@@ -93,7 +93,7 @@ def test_no_component_is_changed_by_the_name_of_an_attribute() -> None:
     assert not {name for name in setattr_calls if name.startswith("growfs.daemon")}
 
 
-CONNECT_SOCKETS = {"growfs.daemon.control_client", "growfs.daemon.launch", "growfs.remote.http.connection"}
+CONNECT_SOCKETS = {"growfs.daemon.control_client", "growfs.remote.http.connection"}
 
 
 def test_only_wiring_connects_components() -> None:

@@ -269,8 +269,7 @@ def notify(*assignments: str) -> None:
         if address.startswith("@"):
             address = "\0" + address[1:]  # an abstract socket (unix(7))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sending, suppress(OSError):
-            sending.connect(address)
-            sending.sendall("\n".join(assignments).encode())
+            sending.sendto("\n".join(assignments).encode(), address)
 
 
 def hide_secrets() -> None:

@@ -111,8 +111,7 @@ class Launcher:
         self._unsent += line_of(message | {"log": self.log and str(self.log)})
         os.set_blocking(self._fd, True)
         with suppress(GrowfsError):
-            while not self._flush():
-                pass
+            self._flush()
 
     def end_early(self, *_: object) -> None:
         """The signal handler until the mount is served. Raises GrowfsError, so that nothing is left behind."""
