@@ -265,15 +265,12 @@ def test_the_nodes_find_one_another_by_a_headless_service() -> None:
     assert mount["name"] == volume["name"]
 
 
-def test_every_alert_has_a_test() -> None:
-    rules = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]
+def test_every_alert_has_a_test_and_the_operator_gets_the_same_ones() -> None:
+    (alerts,) = documents(MONITORING / "alerts.yaml")
     fired = re.findall(r'alertname="(\w+)"', (MONITORING / "alerts.test.yaml").read_text())
-    assert [rule["alert"] for rule in rules] == fired
-
-
-def test_the_operator_gets_the_same_alerts() -> None:
+    assert [rule["alert"] for rule in alerts["groups"][0]["rules"]] == fired
     (rule,) = documents(MONITORING / "prometheusrule.yaml")
-    assert [rule["spec"]] == documents(MONITORING / "alerts.yaml")
+    assert rule["spec"] == alerts
 
 
 def test_the_metrics_are_scraped_where_they_are_served() -> None:

@@ -50,6 +50,8 @@ def test_every_option_is_documented_as_in_its_help() -> None:
     headings = {f"### {group}" for group in GROUPS}
     table = [line for line in OPTIONS.splitlines() if line.startswith("| `--") or line in headings]
     assert table == list(option_rows())
+    (can_be_set,) = (line for line in OPTIONS.splitlines() if "`growfs set MOUNTPOINT" in line)
+    assert all(flag_name(name)[2:] in can_be_set for name, row in all_rows().items() if row.metadata["live"])
 
 
 def test_every_command_is_documented() -> None:
@@ -63,21 +65,13 @@ def test_the_man_page_is_the_help_of_the_commands() -> None:
     assert man.PAGE.read_text() == man.page(), "update it: python -m tools.man"
 
 
-def test_every_option_that_can_be_set_is_documented() -> None:
-    (line,) = (line for line in OPTIONS.splitlines() if "`growfs set MOUNTPOINT" in line)
-    assert all(flag_name(name)[2:] in line for name, row in all_rows().items() if row.metadata["live"])
-
-
-def test_every_field_of_the_status_is_documented() -> None:
+def test_every_field_of_the_status_and_every_other_metric_is_documented() -> None:
     rows = [
         f"| `{field.path}` | {(meaning := field.meaning).text} | {meaning.unit} |"
         f" {f'`{field.metric}`, {meaning.kind}' if field.metric else ''} |"
         for field in status_fields()
     ]
     assert table_below("| field |") == rows
-
-
-def test_every_other_metric_is_documented() -> None:
     rows = [
         f"| `{metric.name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.text} |"
         for metric in OTHERS
@@ -99,9 +93,6 @@ def test_every_virtual_file_is_documented() -> None:
     names = {row.name for row in rows} | {"metrics"}  # that of an extension
     assert names == set(re.findall(r"\| `\.growfs/([\w.]+)`", STATUS))
     assert f"the last {LAST_LINES:,} lines" in STATUS
-
-
-def test_every_column_of_the_ledger_is_documented() -> None:
     assert all(f"`{column}`" in STATUS for column in LEDGER)
 
 

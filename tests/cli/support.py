@@ -279,6 +279,13 @@ def start_growfs(growfs: Growfs, *arguments: object, stderr: int = subprocess.PI
     return started([*GROWFS[1:], *arguments], growfs.env, stderr)
 
 
+def start_mount(
+    growfs: Growfs, url: object, *flags: object, stderr: int = subprocess.PIPE
+) -> AbstractContextManager[Process]:
+    """Run `growfs mount` in the background; it is killed after the block."""
+    return start_growfs(growfs, *growfs.mount_words(url, *flags), stderr=stderr)
+
+
 @contextmanager
 def started(words: Sequence[object], env: Mapping[str, str], stderr: int = subprocess.PIPE) -> Iterator[Process]:
     """Run a program by a fork server in the background; it is killed after the block."""

@@ -161,12 +161,6 @@ def test_a_cache_or_a_temporary_folder_below_the_mountpoint(
 # The mountpoint.
 
 
-def test_a_mountpoint_that_is_missing_is_created(growfs: Growfs, remote: Path) -> None:
-    growfs.mountpoint = growfs.mountpoint / "new" / "folder"
-    growfs.mount(remote)
-    assert os.listdir(growfs.mountpoint)
-
-
 @pytest.mark.parametrize("usage", ["mount URL MOUNTPOINT", "fill URL FOLDER"])
 def test_swapped_arguments_are_noticed(
     growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usage: str
@@ -190,7 +184,10 @@ def test_a_mountpoint_or_a_cache_directory_that_is_something_else(growfs: Growfs
     assert file.exists()
 
 
-def test_a_mountpoint_that_is_mounted_already(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
+def test_a_mountpoint_is_created_if_it_is_missing_and_refused_if_it_is_mounted_already(
+    growfs: Growfs, remote: Path, tmp_path: Path
+) -> None:
+    growfs.mountpoint = growfs.mountpoint / "new" / "folder"
     growfs.mount(remote)
     done = growfs.run("mount", remote, growfs.mountpoint, "--cache-dir", tmp_path / "other", check=False)
     assert_refused(done, f"{growfs.mountpoint}: is already a growfs mount", f"growfs umount {growfs.mountpoint}")

@@ -25,7 +25,7 @@ from growfs.daemon.running import find
 from growfs.fuse import mounting
 from growfs.version import __version__
 from tests.blocking_server import blocking_server
-from tests.cli.support import NOBODY, assert_refused, closed, namespace, script, start_growfs
+from tests.cli.support import NOBODY, assert_refused, closed, namespace, script, start_growfs, start_mount
 from tests.crash.scene import alive
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import COMMAND_S, FORKS, GROWFS, Growfs, files_below, make_tree, until
@@ -318,8 +318,7 @@ def test_pause_and_resume(growfs: Growfs) -> None:
     )
     files = {f"f{number}": b"x" * 100 for number in range(340)}  # more than may be in flight
     with blocking_server(files, *files) as server:
-        words = growfs.mount_words(server.url, "--wait-files", "1", "--workers", "1")
-        with start_growfs(growfs, *words) as mounting:
+        with start_mount(growfs, server.url, "--wait-files", "1", "--workers", "1") as mounting:
             first = until(lambda: next((path for path in server.requested if path), None))
             server.unblock(first)
             assert mounting.wait(30) == 0
@@ -434,10 +433,7 @@ def test_wait_gives_up_after_its_timeout_although_the_daemon_hangs(complete: Gro
 
 
 def test_wait_waits_for_the_start_as_mount_does(growfs: Growfs) -> None:
-    with (
-        blocking_server({"a": b"a"}, "a") as server,
-        start_growfs(growfs, *growfs.mount_words(server.url)) as mounting,
-    ):
+    with blocking_server({"a": b"a"}, "a") as server, start_mount(growfs, server.url) as mounting:
         until(growfs.mountpoint.is_mount)
         done = growfs.run("wait", growfs.mountpoint, "--timeout", "0.1s", check=False)
         assert_refused(done, "timed out after 0.1s", "0 of 1 file cached")

@@ -34,7 +34,7 @@ from tests.cli.support import (
     needs_root,
     processes_of,
     script,
-    start_growfs,
+    start_mount,
     started,
     tmpfs,
 )
@@ -52,7 +52,7 @@ def remote(tmp_path: Path) -> Path:
 
 @pytest.mark.promise(7, 15)
 def test_by_default_every_directory_has_a_file(growfs: Growfs) -> None:
-    with blocking_server(TREE, *TREE) as server, start_growfs(growfs, *growfs.mount_words(server.url)) as mounting:
+    with blocking_server(TREE, *TREE) as server, start_mount(growfs, server.url) as mounting:
         for _ in range(3):
             path = until(lambda: next((path for path in server.requested if path in server.blocked), None))
             assert mounting.poll() is None, "mount returned before every directory had a file"
@@ -80,7 +80,7 @@ def test_only_what_the_start_waits_for_is_fetched_until_mount_returns_soon_after
     order = draw_order((Candidate(n, 1, path, 4096, False, False) for n, path in enumerate(files)), Pass(0, 1))
     with (
         blocking_server(files, *files) as server,
-        start_growfs(growfs, *growfs.mount_words(server.manifest), "--cache-size", 40 * 4096) as mounting,
+        start_mount(growfs, server.manifest, "--cache-size", 40 * 4096) as mounting,
     ):
         until(lambda: len(server.requests.keys() & server.blocked) == 4)
         time.sleep(0.3)  # in which others would be requested
@@ -97,7 +97,7 @@ def test_only_what_the_start_waits_for_is_fetched_until_mount_returns_soon_after
 def test_at_the_start_files_of_unknown_size_are_fetched_side_by_side(growfs: Growfs) -> None:
     """What is reserved for each is a guess, and two are more than what the start waits for."""
     tree = {f"{number}": b"x" * 1000 for number in range(12)}
-    with blocking_server(tree, *tree) as server, start_growfs(growfs, *growfs.mount_words(server.url)) as mounting:
+    with blocking_server(tree, *tree) as server, start_mount(growfs, server.url) as mounting:
         until(lambda: len(tree.keys() & server.requested) > 6)
         server.unblock()
         assert mounting.wait(30) == 0
@@ -146,10 +146,7 @@ def test_the_daemon_is_detached_from_the_terminal(small: tuple[Growfs, Done]) ->
 @pytest.mark.promise(15)
 @pytest.mark.parametrize(("flags", "files"), [(("--wait-files", "3"), 3), (("--wait-bytes", "2kB"), 2)])
 def test_mount_waits_for_the_requested_amount(growfs: Growfs, flags: tuple[str, ...], files: int) -> None:
-    with (
-        blocking_server(TREE, *TREE) as server,
-        start_growfs(growfs, *growfs.mount_words(server.url), *flags, "--workers", "1") as mounting,
-    ):
+    with blocking_server(TREE, *TREE) as server, start_mount(growfs, server.url, *flags, "--workers", "1") as mounting:
         for _ in range(files):
             path = until(lambda: next((path for path in server.requested if path in server.blocked), None))
             assert mounting.poll() is None, "mount returned too early"
@@ -181,7 +178,7 @@ def test_mount_does_not_wait_for_more_than_the_cache_holds_and_wait_fails(growfs
 
 
 def test_a_mount_that_lists_the_remote_is_listed_and_can_be_ended(growfs: Growfs, tmp_path: Path) -> None:
-    with blocking_server(TREE, "") as server, start_growfs(growfs, *growfs.mount_words(server.url)) as mounting:
+    with blocking_server(TREE, "") as server, start_mount(growfs, server.url) as mounting:
         until(lambda: "" in server.requested)
         until(lambda: (growfs.listed() or "").startswith("not mounted yet: "))
         assert f"{server.url}: 0 files" in growfs.run("status", growfs.mountpoint).stdout
@@ -321,7 +318,7 @@ def test_a_terminal_gets_a_progress_bar(growfs: Growfs) -> None:
 
     with (
         blocking_server(TREE, *TREE) as server,
-        start_growfs(growfs, *growfs.mount_words(server.url), "--wait-files", "1", stderr=theirs) as mounting,
+        start_mount(growfs, server.url, "--wait-files", "1", stderr=theirs) as mounting,
     ):
         os.close(theirs)
         reading = threading.Thread(target=read)
@@ -345,10 +342,7 @@ def test_a_terminal_gets_a_progress_bar(growfs: Growfs) -> None:
 @pytest.mark.parametrize(("number", "blocked"), [(signal.SIGINT, ""), (signal.SIGTERM, "a/0")])
 def test_an_interrupted_mount_leaves_nothing(growfs: Growfs, blocked: str, number: signal.Signals) -> None:
     mark_environment(growfs)
-    with (
-        blocking_server({"a/0": b"x"}, blocked) as server,
-        start_growfs(growfs, *growfs.mount_words(server.url)) as mounting,
-    ):
+    with blocking_server({"a/0": b"x"}, blocked) as server, start_mount(growfs, server.url) as mounting:
         until(lambda: blocked in server.requested)
         until(lambda: cache_folders(growfs.cache_dir))
         mounting.send_signal(number)
@@ -400,7 +394,7 @@ refresh.FIRST_PAGE_S_MAX = Patience()
 def test_a_server_that_never_answers_is_named_meanwhile_and_given_up(growfs: Growfs, tmp_path: Path) -> None:
     """Nobody looks at the terminal of a batch job."""
     growfs.env[SETUP_VARIABLE] = GIVES_UP_ONCE_A_FILE_EXISTS.format(path=str(tmp_path / "enough"))
-    with blocking_server({}, "") as server, start_growfs(growfs, *growfs.mount_words(server.url)) as mounting:
+    with blocking_server({}, "") as server, start_mount(growfs, server.url) as mounting:
         assert mounting.stderr
         known = rf"growfs: mounting for \d+ s: (.*); nothing of {server.url} is known yet\n"
         for line in mounting.stderr:
@@ -442,10 +436,7 @@ def test_a_listing_that_fails_while_the_progress_is_reported_is_not_said_to_be_t
 
 def test_a_foreground_mount_that_is_ended_before_it_is_ready_leaves_nothing(growfs: Growfs) -> None:
     mark_environment(growfs)
-    with (
-        blocking_server({"a/0": b"x"}, "a/0") as server,
-        start_growfs(growfs, *growfs.mount_words(server.url), "--foreground") as mounting,
-    ):
+    with blocking_server({"a/0": b"x"}, "a/0") as server, start_mount(growfs, server.url, "--foreground") as mounting:
         until(lambda: mounted_at(growfs.mountpoint))
         mounting.send_signal(signal.SIGHUP)
         output, errors = mounting.communicate(timeout=30)
@@ -486,7 +477,7 @@ def test_an_interrupted_mount_keeps_what_an_earlier_one_cached(growfs: Growfs) -
     with blocking_server({"a/0": b"x", "a/1": b"y"}, "a/1") as server:
         growfs.mount(server.url, "--wait-files", "1")
         growfs.umount()
-        with start_growfs(growfs, *growfs.mount_words(server.url), "--wait-files", "2") as mounting:
+        with start_mount(growfs, server.url, "--wait-files", "2") as mounting:
             until(lambda: mounted_at(growfs.mountpoint))
             mounting.send_signal(signal.SIGINT)
             assert mounting.wait(30) == 130
@@ -528,7 +519,7 @@ def test_a_foreground_mount_runs_until_it_is_ended(
 ) -> None:
     growfs.env[SETUP_VARIABLE] = and_once_more
     mark_environment(growfs)
-    with start_growfs(growfs, *growfs.mount_words(remote), "--foreground") as mounting:
+    with start_mount(growfs, remote, "--foreground") as mounting:
         assert mounting.stdout
         assert "12 of 12 files" in mounting.stdout.readline()
         assert mounting.poll() is None
@@ -547,7 +538,7 @@ def test_a_foreground_mount_runs_until_it_is_ended(
 
 def test_a_foreground_mount_whose_output_nobody_reads_ends(growfs: Growfs, remote: Path) -> None:
     mark_environment(growfs)
-    with start_growfs(growfs, *growfs.mount_words(remote), "--foreground") as mounting:
+    with start_mount(growfs, remote, "--foreground") as mounting:
         assert mounting.stdout
         mounting.stdout.close()
         assert mounting.wait(30) == 1

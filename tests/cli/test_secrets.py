@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.blocking_server import blocking_server
-from tests.cli.support import Done, leftovers, mark_environment, processes_of, start_growfs
+from tests.cli.support import Done, leftovers, mark_environment, processes_of, start_mount
 from tests.harness import Growfs, make_tree, until
 from tests.s3.credentials import without_credentials
 from tests.servers import S3Server
@@ -126,7 +126,7 @@ def test_a_waiting_mount_command_hides_its_arguments(growfs: Growfs, joined: boo
     option = (f"--storage-option={header}",) if joined else ("--storage-option", header)
     with blocking_server({"a": b"a"}, "") as server:
         url = server.url.replace("http://", f"http://someone:{PASSWORD}@")
-        with start_growfs(growfs, *growfs.mount_words(url), *option) as mounting:
+        with start_mount(growfs, url, *option) as mounting:
             until(lambda: server.requested or mounting.poll() is not None)
             assert mounting.poll() is None, mounting.communicate(30)
             command = Path(f"/proc/{mounting.pid}/cmdline").read_bytes()

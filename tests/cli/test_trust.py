@@ -20,7 +20,7 @@ from growfs.daemon.control_client import call
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from tests.blocking_server import blocking_server
-from tests.cli.support import OtherUser, assert_refused, fuse_device, other_user, start_growfs, tmpfs
+from tests.cli.support import OtherUser, assert_refused, fuse_device, other_user, start_mount, tmpfs
 from tests.harness import Growfs, make_tree, until
 
 DAEMON = """
@@ -94,41 +94,40 @@ def own_cache(user: OtherUser, **announced: object) -> Path:
     return cache
 
 
-def test_umount_ends_no_process_that_another_user_names(growfs: Growfs, user: OtherUser) -> None:
-    with subprocess.Popen(["sleep", "60"]) as bystander:
-        try:
-            cache = own_cache(user, pid=bystander.pid, mountpoint=str(user.folder / "mnt"))
-            with running(user, DAEMON, cache) as daemon:
-                growfs.run("umount", user.folder / "mnt")
-                assert daemon.wait(30) == 0, "it was asked to end"
-            assert bystander.poll() is None
-        finally:
-            bystander.kill()
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
 
 
-def test_stop_ends_the_daemon_and_no_process_of_the_same_number(growfs: Growfs, tmp_path: Path) -> None:
+def test_umount_ends_no_process_that_another_user_names(
+    growfs: Growfs, user: OtherUser, bystander: subprocess.Popen[bytes]
+) -> None:
+    cache = own_cache(user, pid=bystander.pid, mountpoint=str(user.folder / "mnt"))
+    with running(user, DAEMON, cache) as daemon:
+        growfs.run("umount", user.folder / "mnt")
+        assert daemon.wait(30) == 0, "it was asked to end"
+    assert bystander.poll() is None
+
+
+def test_stop_ends_the_daemon_and_no_process_of_the_same_number(
+    growfs: Growfs, bystander: subprocess.Popen[bytes]
+) -> None:
     """As in another pid namespace, where the number in daemon.json is that of a bystander."""
-    with blocking_server({"a": b"x"}, "") as server, subprocess.Popen(["sleep", "60"]) as bystander:
-        try:
-            words = growfs.mount_words(server.url)
-            with start_growfs(growfs, *words) as mounting:
-                until(lambda: "" in server.requested)
-                announced = json.loads((growfs.cache / "daemon.json").read_text())
-                (growfs.cache / "daemon.json").write_text(json.dumps({**announced, "pid": bystander.pid}))
-                growfs.run("stop", growfs.mountpoint)
-                assert mounting.wait(30) == 1
-            assert bystander.poll() is None
-        finally:
-            bystander.kill()
+    with blocking_server({"a": b"x"}, "") as server, start_mount(growfs, server.url) as mounting:
+        until(lambda: "" in server.requested)
+        announced = json.loads((growfs.cache / "daemon.json").read_text())
+        (growfs.cache / "daemon.json").write_text(json.dumps({**announced, "pid": bystander.pid}))
+        growfs.run("stop", growfs.mountpoint)
+        assert mounting.wait(30) == 1
+    assert bystander.poll() is None
 
 
 def test_a_mount_that_names_the_cache_of_another_user_is_not_believed(mounted: Growfs, user: OtherUser) -> None:
     (user.folder / "mnt").mkdir()
     os.chown(user.folder / "mnt", user.folder.stat().st_uid, -1)
-    with (
-        fuse_device() as user.before,
-        running(user, MOUNTED, user.folder / "mnt", mounted.cache),
-    ):
+    with fuse_device() as user.before, running(user, MOUNTED, user.folder / "mnt", mounted.cache):
         for command in (("evict", user.folder / "mnt", "*"), ("umount", user.folder / "mnt")):
             done = user.run_growfs_as_root(*command)
             assert_refused(done, "the cache of another user", f"umount {user.folder / 'mnt'}")
@@ -242,14 +241,12 @@ def test_root_mounts_on_the_folder_that_was_checked(growfs: Growfs, user: OtherU
     growfs.mountpoint, elsewhere = user.folder / "mnt", tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert user.run_program("mkdir", growfs.mountpoint).returncode == 0
-    with blocking_server({"a": b"x"}, "") as server:
-        words = growfs.mount_words(server.url)
-        with start_growfs(growfs, *words) as mounting:
-            until(lambda: "" in server.requested)
-            moved = growfs.mountpoint.rename(user.folder / "moved")
-            growfs.mountpoint.symlink_to(elsewhere)
-            server.unblock()
-            assert mounting.wait(30) == 0
+    with blocking_server({"a": b"x"}, "") as server, start_mount(growfs, server.url) as mounting:
+        until(lambda: "" in server.requested)
+        moved = growfs.mountpoint.rename(user.folder / "moved")
+        growfs.mountpoint.symlink_to(elsewhere)
+        server.unblock()
+        assert mounting.wait(30) == 0
     assert not mounted_at(elsewhere)
     assert os.listdir(elsewhere) == []
     growfs.mountpoint = moved
