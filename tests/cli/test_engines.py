@@ -168,52 +168,37 @@ def test_the_doctor_refuses_links_for_other_users_as_a_mount_does(tmp_path: Path
     assert "other users cannot follow links" in check.text
 
 
-@pytest.fixture
-def without_pyfuse3(growfs: Growfs, tmp_path: Path, request: pytest.FixtureRequest) -> Growfs:
-    """The command, where importing pyfuse3 raises the error that the test is parametrized with."""
-    shim = tmp_path / "shim"
-    shim.mkdir()
-    (shim / "pyfuse3.py").write_text(f"raise {request.param}\n")
+def break_pyfuse3(growfs: Growfs, folder: Path, error: str) -> None:
+    """Have importing pyfuse3 raise an error."""
+    (folder / "shim").mkdir()
+    (folder / "shim/pyfuse3.py").write_text(f"raise {error}\n")
     growfs.env[SETUP_VARIABLE] = f"""
 import sys
 for name in [name for name in sys.modules if name.startswith(("pyfuse3", "growfs.fuse.libfuse"))]:
     del sys.modules[name]
-sys.path.insert(1, {str(shim)!r})
+sys.path.insert(1, {str(folder / "shim")!r})
 """
-    return growfs
 
 
-NO_MODULE = "ImportError('libfuse3.so.3: cannot open shared object file')"
-OTHER_VERSION = "OSError('undefined symbol: fuse_session_new_versioned')"
-
-
-@pytest.mark.usefixtures("passthrough")
-@pytest.mark.parametrize("without_pyfuse3", [NO_MODULE], indirect=True)
-def test_passthrough_needs_no_pyfuse3(without_pyfuse3: Growfs, tmp_path: Path) -> None:
-    growfs, tree = without_pyfuse3, make_tree(tmp_path / "remote", directories=1, files=2)
+def test_libfuse_without_pyfuse3_says_what_to_install_and_passthrough_needs_none(
+    growfs: Growfs, tmp_path: Path
+) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=2)
+    break_pyfuse3(mark_environment(growfs), tmp_path, "OSError('undefined symbol: fuse_session_new_versioned')")
+    refused = growfs.mount(tmp_path / "remote", "--engine", "libfuse", check=False)
+    why = "the libfuse engine (requested by --engine) needs pyfuse3, which cannot"
+    assert_refused(refused, why, PACKAGES, "pip install --force")
+    assert leftovers(growfs) == []
+    usable_engine("passthrough", tmp_path)
     growfs.mount(tmp_path / "remote", "--wait-files", len(tree))
     assert growfs.status()["engine"] == "passthrough"
     assert growfs.content() == tree
 
 
-@pytest.mark.parametrize("without_pyfuse3", [OTHER_VERSION], indirect=True)
-def test_libfuse_without_pyfuse3_says_what_to_install(without_pyfuse3: Growfs, tmp_path: Path) -> None:
-    growfs = mark_environment(without_pyfuse3)
-    make_tree(tmp_path / "remote", directories=1, files=1)
-    refused = growfs.mount(tmp_path / "remote", "--engine", "libfuse", check=False)
-    assert_refused(
-        refused,
-        "the libfuse engine (requested by --engine) needs pyfuse3, which cannot",
-        PACKAGES,
-        "pip install --force",
-    )
-    assert leftovers(growfs) == []
-
-
 @pytest.mark.promise(29)
-@pytest.mark.parametrize("without_pyfuse3", [NO_MODULE], indirect=True)
-def test_a_mount_that_is_refused_leaves_the_cache_as_it_was(without_pyfuse3: Growfs, tmp_path: Path) -> None:
-    growfs, tree = without_pyfuse3, make_tree(tmp_path / "remote", directories=1, files=2)
+def test_a_mount_that_is_refused_leaves_the_cache_as_it_was(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=2)
+    break_pyfuse3(growfs, tmp_path, "ImportError('libfuse3.so.3: cannot open shared object file')")
     growfs.mount(tmp_path / "remote", "--wait-files", len(tree), "--engine", "links")
     growfs.umount()
     (tmp_path / "token").write_text("a secret\n")
