@@ -107,12 +107,11 @@ class NodeMount:
 
     def _is_mounted(self) -> bool:
         """Whether a mount of this cluster is there."""
-        try:
+        with suppress(GrowfsError):
             cache = find_living(self._mountpoint).cache
             accepted = call(cache, "accepts", answer_s=ANSWER_S, token=self._request.token)["accepts"]
-        except GrowfsError:
-            return False
-        return bool(self._peers or accepted)
+            return bool(self._peers or accepted)
+        return False
 
     def _mount(self, peers: str) -> None:
         with suppress(OSError):  # the command reports it better

@@ -34,21 +34,18 @@ async def fail() -> AsyncIterator[Any]:
 
 
 async def crash() -> AsyncIterator[None]:
-    for _ in ():
-        yield
+    yield
     async with trio.open_nursery():
         raise KeyError("a bug")
 
 
 async def refuse() -> AsyncIterator[Any]:
-    for _ in ():
-        yield
+    yield
     raise UsageError("wrong usage")
 
 
 async def break_disk() -> AsyncIterator[Any]:
-    for _ in ():
-        yield
+    yield
     raise OSError(5, "Input/output error")
 
 
