@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 from base64 import b64encode
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile
 from growfs.remote.retries import Retries, Tries
 
-PART = 1000
-DATA = random.Random(6).randbytes(3 * PART + 10)
 CHECKED = b"123456789"  # the check value of every catalogue of CRCs
 MD5 = hashlib.md5(CHECKED)
 CHECKSUMS = {
@@ -179,25 +176,3 @@ def test_reading_a_file_back_counts_as_progress(tmp_path: Path, monkeypatch: pyt
     path.write_bytes(CHECKED)
     downloader.verify(expected_checksum(FORMS["etag"]), task, len(CHECKED))
     assert reported == [0] * (3 + 5 + 3)
-
-
-@pytest.mark.parametrize("name", ["crc32c", "md5"])
-def test_parts_may_be_fed_by_several_threads(tmp_path: Path, name: str) -> None:
-    from awscrt.checksums import crc32c
-
-    md5 = hashlib.md5(DATA).hexdigest()
-    expected = expected_checksum(
-        aws("crc32c", base64(f"{crc32c(DATA):08x}")) if name == "crc32c" else headers(Content_MD5=base64(md5))
-    )
-    assert expected
-
-    threads = [
-        threading.Thread(target=feed, args=(expected, start, DATA[start : start + PART], 10))
-        for start in range(0, len(DATA), PART)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (tmp_path / "x").write_bytes(DATA)
-    assert expected.mismatch(len(DATA), tmp_path / "x") is None

@@ -144,13 +144,6 @@ def test_a_file_of_servers_that_disagree_comes_in_one_piece(
     assert library_fetches == ["x"]
 
 
-def test_an_object_that_comes_in_chunks_is_fetched_by_the_library(
-    serve: Serve, tmp_path: Path, library_fetches: list[str]
-) -> None:
-    assert fetched(s3(serve(FakeStore(DATA, body="chunked"))), tmp_path) == DATA
-    assert library_fetches == ["x"]
-
-
 @pytest.mark.promise(33)
 @pytest.mark.parametrize("honors_if_match", [True, False])
 @pytest.mark.parametrize(
@@ -366,34 +359,6 @@ def test_each_status_raises_its_error(
 
 
 MD5 = hashlib.md5(SMALL)
-AES = {"x-amz-server-side-encryption": "AES256"}
-
-
-@pytest.mark.promise(33)
-@pytest.mark.parametrize(
-    ("etag", "headers", "matches"),
-    [
-        (MD5.hexdigest(), AES, True),
-        ("0" * 32, AES, False),
-        ("0" * 32, {}, True),
-        ("0" * 32, {"x-amz-server-side-encryption": "aws:kms"}, True),
-        ("0" * 32 + "-2", AES, True),
-        ("v1", {"Content-MD5": b64encode(MD5.digest()).decode()}, True),
-        ("v1", {"Content-MD5": b64encode(bytes(16)).decode()}, False),
-        ("v1", {"x-goog-hash": f"md5={b64encode(MD5.digest()).decode()}"}, True),
-        ("v1", {"x-goog-hash": f"md5={b64encode(bytes(16)).decode()}"}, False),
-        ("v1", {"Content-MD5": "no such thing"}, True),
-    ],
-)
-def test_an_md5_that_the_server_sends_is_verified(
-    serve: Serve, tmp_path: Path, etag: str, headers: dict[str, str], matches: bool
-) -> None:
-    remote = s3(serve(FakeStore(SMALL, etag=f'"{etag}"', extra_headers=headers)))
-    if matches:
-        assert fetched(remote, tmp_path) == SMALL
-    else:
-        with pytest.raises(RemoteBusy, match="the MD5 of the content is not"):
-            fetched(remote, tmp_path)
 
 
 def test_a_store_whose_checksums_are_all_wrong_is_believed_about_the_rest(
@@ -523,27 +488,6 @@ def test_an_idle_connection_to_the_same_server_is_taken(serve: Serve) -> None:
             assert taken is connection
     with downloader.connection(("http", "another.test")):
         assert len(downloader._connections) == 2
-
-
-def test_an_exception_in_progress_ends_all_threads(serve: Serve, tmp_path: Path) -> None:
-    store = FakeStore(DATA)
-    remote = s3(serve(store))
-    fetched(remote, tmp_path)
-    total = 0
-
-    def progress(count: int) -> None:
-        nonlocal total
-        total += count
-        if total > len(DATA) // 2:
-            raise InterruptedError("enough")
-
-    def helper_threads() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if "help_out" in thread.name]
-
-    with pytest.raises(InterruptedError, match="enough"):
-        remote.fetch(FetchTask(FILE, tmp_path / "target", progress))
-    assert helper_threads() == []
-    assert fetched(remote, tmp_path) == DATA
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EOPNOTSUPP])

@@ -145,13 +145,6 @@ def test_real_servers_are_listed_in_parallel(request: pytest.FixtureRequest, kin
     assert len(targets) < len(names) / PAGE * 2
 
 
-def test_requests_are_parallel_after_the_first_page(serve: Serve) -> None:
-    remote = serve(bucket := FakeBucket(NAMES, delay_s=0.02))
-    assert sorted(paths(remote.pages())) == NAMES
-    assert bucket.peak > 1
-    assert "start-after" not in bucket.queries[0]
-
-
 def test_the_first_page_does_not_wait_for_others(rclone_s3: S3Server) -> None:
     prefix = uuid4().hex
     for name in NAMES[:50]:

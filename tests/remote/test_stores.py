@@ -37,7 +37,7 @@ from growfs.remote.stores.web import HttpRemote
 from growfs.workers.messages import SizeExceeded
 from tests.needs import need
 from tests.remote.fake_store import DATA, FakeStore, Serve, part_starts
-from tests.servers import QuietHandler, S3Server, serving
+from tests.servers import QuietHandler, serving
 from tests.store_servers import azure_container, hub_server
 
 LARGE = random.Random(8).randbytes(3 << 20)
@@ -322,13 +322,6 @@ def test_google_storage_is_fetched_in_parts_with_a_token(cloud: CloudStorage, se
     assert sorted(request.start or 0 for request in store.gets) == list(part_starts(len(DATA)))
 
 
-def test_the_checksum_of_google_storage_counts(cloud: CloudStorage, serve: Serve, tmp_path: Path) -> None:
-    cloud.server = serve(FakeStore(DATA, extra_headers=crc32c(b"other")))
-    file = RemoteFile("file", len(DATA), None, "")
-    with pytest.raises(RemoteError, match="CRC32C"):
-        GoogleRemote(RemoteSpec("gs://bucket")).fetch(FetchTask(file, tmp_path / "file"))
-
-
 def crc32c(data: bytes) -> dict[str, str]:
     """The header with which Google Cloud Storage sends a checksum."""
     return {"x-goog-hash": f"crc32c={base64.b64encode(checksums.crc32c(data).to_bytes(4, 'big')).decode()}"}
@@ -441,14 +434,6 @@ def test_no_file_is_deleted_where_the_whole_folder_is_gone(
         remote.fetch(FetchTask(file, tmp_path / "target"))
 
 
-def test_include_and_exclude_filter_a_listing(moto_s3: S3Server) -> None:
-    for key in ("filter/a.jpg", "filter/b.txt", "filter/skip/c.jpg", "filter/d//e.jpg"):
-        moto_s3.put(key, b"x")
-    files, skipped = listed(moto_s3.spec("filter", include=("*.jpg",), exclude=("skip/",)))
-    assert files == {"a.jpg"}
-    assert set(skipped) == {"d//e.jpg"}
-
-
 PAGE = """<html><body><a href="?C=N;O=D">Name</a> <a href="../">up</a> <a name="x">no link</a>
 <a href="./plain.txt">x</a> <A HREF='/root/absolute.txt'>x</A> <a href="deep/er/file.tar">x</a>
 <a href="..%2F..%2Fetc%2Fpasswd">x</a> <a href="https://elsewhere/root/x">x</a> <a href="//elsewhere/y">x</a>
@@ -484,10 +469,6 @@ def test_links_of_an_html_page_are_listed(site: str, slash: str) -> None:
     expected = {"plain.txt", "absolute.txt", "deep/er/file.tar", "a&b.txt", "http.log", "sub/one.txt"}
     assert files == expected
     assert skipped == {"../../etc/passwd": "'.' or '..' in path", "latin\udce9.txt": "name is not UTF-8"}
-
-
-def test_a_link_that_is_not_a_url_is_ignored(site: str) -> None:
-    assert listed(RemoteSpec(f"{site}odd")) == ({"one.txt"}, {})
 
 
 def test_folders_are_listed_in_parallel() -> None:

@@ -88,13 +88,3 @@ def test_https_comes_through_a_tunnel(
         growfs.mount(f"https://{AWAY}/{urlsplit(store.url).path[1:]}/")
         assert growfs.content() == {"large": data}
         assert set(proxy.tunnels) == {AWAY}
-
-
-def test_a_proxy_that_refuses_ends_the_mount_in_one_line(growfs: Growfs, http_folder: WebFolder) -> None:
-    with forward_proxy(http_folder.url, PASSWORD) as proxy:
-        growfs.env |= {**proxy.env(), "http_proxy": proxy.url.replace("://", "://me:wrong@")}
-        done = growfs.mount(f"http://{AWAY}/", check=False)
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-        assert f"http://{AWAY}/: cannot be reached through the proxy (" in done.stderr
-        assert "Proxy Authentication Required" in done.stderr
-        assert "wrong" not in done.stderr + growfs.log()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import random
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from tests.cli.support import start_growfs
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
 from tests.s3.credentials import Issuer, environment
-from tests.s3.proxy import Exchange, Fault, Request, none, proxy_to, s3_error, stall, truncate
+from tests.s3.proxy import Exchange, Fault, Request, none, proxy_to, s3_error, stall
 from tests.servers import S3Server
 
 QUICK_RETRIES = """
@@ -473,23 +472,6 @@ def test_an_object_that_always_fails_is_reported_and_the_rest_served(
         assert (growfs.mountpoint / "d/3").read_bytes() == b"d/3", "opening it retries the fetch"
 
 
-@pytest.mark.promise(3)
-def test_archived_objects_are_skipped_and_served_once_they_can_be_read(
-    growfs: Growfs, moto: S3Server, prefix: str
-) -> None:
-    url = put(moto, prefix, "a")
-    with moto.client() as client:
-        client.put_object(Bucket=moto.bucket, Key=f"{prefix}/b", Body=b"b", StorageClass="DEEP_ARCHIVE")
-    growfs.mount(url, "--endpoint-url", moto.endpoint_url, "--settle", "0", "--refresh", "0.3s")
-    until(lambda: growfs.status()["remote"]["listed"])
-    reason = "archived: restore it, or copy it to another storage class"
-    assert growfs.status()["skipped"] == [{"reason": reason, "files": 1, "example": "b"}]
-    assert growfs.names() == {"a"}
-    moto.put(f"{prefix}/b", b"b")
-    until(lambda: growfs.names() == {"a", "b"})
-    assert growfs.status()["skipped"] == []
-
-
 @pytest.mark.promise(3, 16)
 def test_an_object_deleted_between_listing_and_fetch_disappears(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     url = put(moto, prefix, "d/0", "d/1", "d/deleted")
@@ -592,15 +574,3 @@ def test_a_frozen_file_that_was_not_waited_for_and_fails_is_warned_about(
         proxy.fault = none
         assert (growfs.mountpoint / "val/1").read_bytes() == b"val/1"
         until(lambda: growfs.status()["warnings"] == [])
-
-
-@pytest.mark.promise(1, 33)
-def test_a_server_that_cuts_objects_short_gives_no_partial_file(growfs: Growfs, moto: S3Server, prefix: str) -> None:
-    data = random.Random(1).randbytes(300_000)
-    moto.put(f"{prefix}/d/whole", data)
-    with proxy_to(moto.endpoint_url) as proxy:
-        count = itertools.count()
-        proxy.fault = lambda request: truncate if request.is_fetch and next(count) < 2 else None
-        growfs.mount(f"s3://{moto.bucket}/{prefix}", "--endpoint-url", proxy.url)
-        assert next(count) >= 3
-    assert (growfs.mountpoint / "d/whole").read_bytes() == data

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,36 +30,28 @@ def short_stall(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class ListingPool:
-    """Stands in for WorkerPool: its only worker is the other end of `theirs`."""
+    """Stands in for WorkerPool: its workers are the other ends of `theirs`, one after the other."""
 
     url = "s3://bucket/train"
 
-    def __init__(self) -> None:
-        self.ours, self.theirs = socket.socketpair()
+    def __init__(self, workers: int = 1) -> None:
+        self._ours, self.theirs = zip(*(socket.socketpair() for _ in range(workers)), strict=True)
+        self._left = deque(self._ours)
 
     def spawn(self) -> Channel:
-        return Channel(self.ours)
+        self._left.rotate(-1)
+        return Channel(self._left[-1])
 
-
-class ListingPools:
-    """Stands in for WorkerPool: each worker is one of these pools."""
-
-    url = ListingPool.url
-
-    def __init__(self, pools: list[ListingPool]) -> None:
-        self._pools = iter(pools)
-
-    def spawn(self) -> Channel:
-        return next(self._pools).spawn()
+    def close(self) -> None:
+        for end in (*self._ours, *self.theirs):
+            end.close()
 
 
 @pytest.fixture
 def pool() -> Iterator[ListingPool]:
-    """A pool whose sockets are closed after the test."""
-    pool = ListingPool()
-    yield pool
-    pool.ours.close()
-    pool.theirs.close()
+    """A pool of one worker."""
+    with closing(ListingPool()) as pool:
+        yield pool
 
 
 async def test_a_worker_that_computes_is_waited_for(pool: ListingPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +64,7 @@ async def test_a_worker_that_computes_is_waited_for(pool: ListingPool, monkeypat
     async def compute() -> None:
         for message in (StillWorking(), StillWorking(), StillWorking(), "a page", Done(7)):
             await trio.sleep(0.4)  # more than STALL_S in all
-            messages.send(pool.theirs, message)
+            messages.send(pool.theirs[0], message)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(compute)
@@ -81,7 +75,7 @@ async def test_a_worker_that_computes_is_waited_for(pool: ListingPool, monkeypat
 async def test_a_worker_that_died_and_one_that_is_silent_are_told_apart(pool: ListingPool) -> None:
     with pytest.raises(WorkerSilent):
         await pool.spawn().call(REQUEST)
-    pool.theirs.close()
+    pool.theirs[0].close()
     with pytest.raises(WorkerLost) as caught:
         await pool.spawn().call(REQUEST)
     assert not isinstance(caught.value, WorkerSilent)
@@ -89,25 +83,23 @@ async def test_a_worker_that_died_and_one_that_is_silent_are_told_apart(pool: Li
 
 async def test_files_that_a_listing_found_before_it_failed_are_announced_by_the_next_one(cache: LocalCache) -> None:
     """That one finds nothing new. Else nobody would draw them."""
-    pools = [ListingPool(), ListingPool()]
     await cache.list([file("d/0", 1)])
-    sync = CatalogSync(ListingPools(pools), cache.catalog, cache.store, Outage(answers), every_s=0.2)  # type: ignore[arg-type]
+    pool = ListingPool(workers=2)
+    sync = CatalogSync(pool, cache.catalog, cache.store, Outage(answers), every_s=0.2)  # type: ignore[arg-type]
     sync.complete = True
     changes: list[None] = []
     sync.changed.connect(lambda: changes.append(None))
-    for number, pool in enumerate(pools):
-        new = [] if number else [file("d/1", 1)]
-        messages.send(pool.theirs, ListingDiff(cache.catalog.listing + 1, new=new))
-    pools[0].theirs.shutdown(socket.SHUT_WR)
-    messages.send(pools[1].theirs, Done(2))
+    for worker, new in zip(pool.theirs, ([file("d/1", 1)], []), strict=True):
+        messages.send(worker, ListingDiff(cache.catalog.listing + 1, new=new))
+    pool.theirs[0].shutdown(socket.SHUT_WR)
+    messages.send(pool.theirs[1], Done(2))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sync.run)
         with trio.fail_after(20):
             await sync.changed.wait()
         nursery.cancel_scope.cancel()
     assert len(changes) == 1
-    for pool in pools:
-        pool.theirs.close()
+    pool.close()
 
 
 async def test_a_server_that_never_answers_the_listing_is_named_and_the_listing_tried_again(

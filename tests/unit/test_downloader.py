@@ -7,7 +7,6 @@ import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -85,18 +84,6 @@ def test_each_file_has_one_result(tmp_path: Path, downloader: Downloader, report
     ]
     assert bytes <= 10 + 100_000
     assert not (tmp_path / "4").exists()
-
-
-def test_files_are_reported_even_where_the_disk_refuses_to_delete(
-    tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    downloader.submit(FetchFiles([fetch_request(tmp_path, id, "gone") for id in range(300)], [], False))
-    by_id, _ = results(reports, 300)
-    assert all(isinstance(failed, FetchFailed) and isinstance(failed.error, RemoteMissing) for failed in by_id.values())
 
 
 def test_a_digest_that_is_read_back_from_the_disk_counts_as_progress(

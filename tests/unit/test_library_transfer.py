@@ -55,21 +55,6 @@ def test_a_range_of_a_file_is_written_from_the_start(target: Path) -> None:
     assert target.read_bytes() == DATA[700:3200]
 
 
-def test_the_first_error_ends_the_transfer(target: Path) -> None:
-    read_from: list[int] = []
-
-    def read(start: int, end: int) -> bytes:
-        read_from.append(start)
-        if start >= 2 * PART:
-            raise ConnectionError(f"at {start}")
-        return DATA[start:end]
-
-    task = FetchTask(RemoteFile("x", len(DATA), None, ""), target)
-    with pytest.raises(ConnectionError, match="at 2000"):
-        write_segments(TransferThreads(lambda: 0), task, ByteRange(0, len(DATA)), PART, read)
-    assert read_from == [0, 1000, 2000]
-
-
 class AllParts(TransferThreads):
     """Does each part, although the one before has failed: as if all of them were read at the same time."""
 

@@ -130,13 +130,10 @@ def test_a_limit_that_is_being_changed_is_never_read_as_zero(limits: SharedLimit
     assert seen == {(8, 2, RATE / 2)}
 
 
-def test_at_first_a_worker_has_one_stream_and_no_limit_of_the_rate(limits: SharedLimits) -> None:
-    assert (limits.streams, limits.bytes_per_s) == (1, 0)
+def test_limits_are_read_as_they_were_set(limits: SharedLimits) -> None:
+    assert (limits.streams, limits.bytes_per_s) == (1, 0), "at first"
     limits.set(16, 0, RATE, 0.25)
     assert (limits.streams, limits.bytes_per_s, limits.latency_s) == (16, RATE, 0.25)
-
-
-def test_a_rate_too_large_for_the_page_becomes_the_maximum(limits: SharedLimits) -> None:
     limits.set(16, 1, 10**400)
     assert limits.bytes_per_s == pytest.approx(RATE_MAX)
 

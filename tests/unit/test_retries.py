@@ -15,7 +15,6 @@ from growfs.remote.retries import (
     Retries,
     Tries,
 )
-from growfs.scheduler.stream_count import STREAMS_MAX
 
 BUSY = RemoteBusy("busy")
 
@@ -60,13 +59,6 @@ def test_while_others_of_the_file_arrive_a_request_is_repeated_longer(now: list[
         tries.pause(BUSY, object())
     with pytest.raises(RemoteBusy):
         tries.pause(BUSY, object())
-
-
-def test_all_streams_of_a_file_may_fail_until_it_is_known_that_the_remote_is_away(now: list[float]) -> None:
-    tries = Tries(Retries(lambda _: None))
-    for _ in range(3):
-        for part in range(STREAMS_MAX):
-            tries.pause(BUSY, part)
 
 
 def test_answers_do_not_make_a_file_begin_anew_for_ever(now: list[float]) -> None:

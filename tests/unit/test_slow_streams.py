@@ -9,20 +9,35 @@ from growfs.remote.http.slow_streams import FEW, HEAD_TIMES, WINDOW_S, SlowStrea
 
 FAST = StreamSample(1_000_000, WINDOW_S)
 SILENT = StreamSample(0, WINDOW_S)
+KEPT = StreamSample(0, WINDOW_S, may_be_cut=False)
 
 
-def test_one_silent_stream_among_fast_ones_is_slow() -> None:
-    assert slow_ones([FAST, SILENT, FAST], 0) == [1]
-    assert slow_ones([FAST, FAST, StreamSample(1, WINDOW_S)], 0) == [2]
+def with_late_head(waited_s: float) -> StreamSample:
+    return StreamSample(0, WINDOW_S, head_waited_s=waited_s)
 
 
-def test_a_stream_that_is_only_slower_is_not() -> None:
-    assert slow_ones([FAST, FAST, StreamSample(100_000, WINDOW_S)], 0) == []
-
-
-def test_a_stream_that_was_held_up_here_is_not() -> None:
-    """By the disk, or by --bandwidth: it did not wait for the network."""
-    assert slow_ones([FAST, FAST, StreamSample(0, WINDOW_S / 2)], 0) == []
+@pytest.mark.parametrize(
+    ("streams", "head_s", "slow"),
+    [
+        ([FAST, SILENT, FAST], 0, [1]),
+        ([FAST, FAST, StreamSample(1, WINDOW_S)], 0, [2]),
+        ([FAST, FAST, StreamSample(100_000, WINDOW_S)], 0, []),  # only slower
+        ([FAST, FAST, StreamSample(0, WINDOW_S / 2)], 0, []),  # held up here, by the disk or --bandwidth
+        ([SILENT], 0.1, [0]),
+        ([SILENT] * 9, 0.1, [0]),
+        ([SILENT], 0, []),  # nothing is known yet: a first byte may take seconds
+        ([], 0.1, []),
+        ([KEPT, KEPT, SILENT, FAST], 0, [2]),
+        # A store whose first byte usually takes 11 s would get three times as many requests.
+        ([FAST, with_late_head(11), FAST], 11, []),
+        ([FAST, with_late_head(11 * HEAD_TIMES), FAST], 11, [1]),
+        ([FAST, with_late_head(11), FAST], 0.1, [1]),
+    ],
+)
+def test_streams_that_are_silent_beside_others_are_slow(
+    streams: list[StreamSample], head_s: float, slow: list[int]
+) -> None:
+    assert slow_ones(streams, head_s) == slow
 
 
 @pytest.mark.parametrize("fast", [1, 10, 60])
@@ -30,26 +45,6 @@ def test_of_many_silent_streams_few_are_cut_at_a_time(fast: int) -> None:
     """The store is overloaded, and would get yet more requests."""
     streams = [FAST] * fast + [SILENT] * 3 * fast
     assert 1 <= len(slow_ones(streams, 0)) <= max(1, len(streams) // FEW)
-
-
-def test_if_all_are_silent_one_is_cut() -> None:
-    assert slow_ones([SILENT], 0.1) == [0]
-    assert slow_ones([SILENT] * 9, 0.1) == [0]
-    assert slow_ones([SILENT], 0) == [], "nothing is known yet: a first byte may take seconds"
-    assert slow_ones([], 0.1) == []
-
-
-def test_those_that_may_not_be_cut_do_not_keep_others_from_it() -> None:
-    kept = StreamSample(0, WINDOW_S, may_be_cut=False)
-    assert slow_ones([kept, kept, SILENT, FAST], 0) == [2]
-
-
-def test_responses_that_begin_as_late_as_usual_are_not_slow() -> None:
-    """A store whose first byte takes 11 s would get three times as many requests."""
-    waiting, late = (StreamSample(0, WINDOW_S, head_waited_s=waited_s) for waited_s in (11, 11 * HEAD_TIMES))
-    assert slow_ones([FAST, waiting, FAST], 11) == []
-    assert slow_ones([FAST, late, FAST], 11) == [1]
-    assert slow_ones([FAST, waiting, FAST], 0.1) == [1]
 
 
 class ScriptedConnection(Connection):

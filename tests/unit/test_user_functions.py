@@ -20,21 +20,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path)
 
 
-def test_a_function_in_a_folder_is_imported(folder: str) -> None:
-    function = Function.parse("users_fine:find", folder)
-    assert function.load()(None) == []
-
-
-def test_a_function_in_a_file_is_imported(folder: str) -> None:
-    function = Function.parse("./users_fine.py:find", folder)
-    assert str(function) == f"{folder}/users_fine.py:find"
-    assert function.load()(None) == []
-
-
-def test_a_bare_name_is_a_function_of_growfs() -> None:
-    function = Function.parse("tar", "/")
-    assert str(function) == "growfs.producers:tar"
-    assert function.load().__name__ == "tar"
+def test_a_function_is_imported_from_a_folder_a_file_or_growfs(folder: str) -> None:
+    assert Function.parse("users_fine:find", folder).load()(None) == []
+    in_file = Function.parse("./users_fine.py:find", folder)
+    assert (str(in_file), in_file.load()(None)) == (f"{folder}/users_fine.py:find", [])
+    own = Function.parse("tar", "/")
+    assert (str(own), own.load().__name__) == ("growfs.producers:tar", "tar")
 
 
 @pytest.mark.parametrize(
