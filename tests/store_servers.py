@@ -71,7 +71,29 @@ class Store:
     def flags(self) -> list[str]:
         """The flags of `growfs mount` that are needed beside env."""
         endpoint = ["--endpoint-url", self.endpoint_url] if self.endpoint_url else []
-        return [*endpoint, *(["--anon"] if self.anon else [])]
+        options = {} if self.env else self.options
+        words = [word for name, value in options.items() for word in ("--storage-option", f"{name}={value}")]
+        return [*endpoint, *(["--anon"] if self.anon else []), *words]
+
+    @property
+    def server(self) -> str:
+        """HOST:PORT of its server."""
+        connection = self.options.get("connection_string", "").partition("BlobEndpoint=")[2]
+        return urlsplit(self.endpoint_url or self.options.get("base_url") or connection or self.url).netloc
+
+    def reached_at(self, address: str) -> Store:
+        """The same store for those who reach its server at another HOST:PORT."""
+
+        def there(text: str) -> str:
+            return text.replace(self.server, address)
+
+        return replace(
+            self,
+            url=there(self.url),
+            options={name: there(value) for name, value in self.options.items()},
+            endpoint_url=self.endpoint_url and there(self.endpoint_url),
+            env={name: there(value) for name, value in self.env.items()},
+        )
 
 
 def http(method: str, url: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> bytes:

@@ -7,7 +7,6 @@ library are described in that store (growfs/remote/stores).
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
@@ -27,9 +26,6 @@ from growfs.remote.names import redact
 
 if TYPE_CHECKING:
     from growfs.remote.stores.base import StoreRemote
-
-DETAIL_CHARS_MAX = 200
-DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})  # only of the local disk
 
 _BUSY = frozenset(
     {"ConnectionError", "TimeoutError", "timeout", "gaierror", "IncompleteRead"}  # Python, botocore, asyncio, requests
@@ -173,7 +169,7 @@ def clean(text: str, secrets: Collection[str]) -> str:
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     text = " ".join(redact(text).split())
-    return text if len(text) <= DETAIL_CHARS_MAX else text[:DETAIL_CHARS_MAX] + "..."
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

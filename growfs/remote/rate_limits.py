@@ -16,13 +16,6 @@ from growfs.syscalls import memfd_create
 
 _PAGE = struct.Struct("=IIdd")  # streams of each worker; number of workers; bytes/s of each, 0 for no limit; latency
 
-RATE_MAX = (1 << 64) - 1
-"""A higher rate is no different, and an integer of any size would not fit the page."""
-CHECK_INTERVAL_S = 0.1
-"""How soon a stream that waits for bandwidth notices a change of the limit."""
-BURST_S = 0.1
-"""For this long, unused bandwidth can still be used."""
-
 
 class SharedLimits:
     """Owns the page. fd: its file descriptor, with which another process can also map it."""
@@ -41,7 +34,8 @@ class SharedLimits:
         latency_s: in which the remote delivers a file; 0 if that is not known.
         """
         workers = max(1, workers)
-        page = _PAGE.pack(max(1, -(-streams // workers)), workers, min(bytes_per_s, RATE_MAX) / workers, latency_s)
+        rate = min(bytes_per_s, 1 << 64) / workers  # an integer of any size would not fit the page
+        page = _PAGE.pack(max(1, -(-streams // workers)), workers, rate, latency_s)
         self._page[: len(page)] = page  # pack_into would first fill it with zeros, and a worker might read them
 
     @property
@@ -114,11 +108,11 @@ class TokenBucket:
                 if not rate or missing <= 0:
                     self._granted += count if waits_in_turn else 0
                     return
-            time.sleep(min(missing / rate, CHECK_INTERVAL_S))
+            time.sleep(min(missing / rate, 0.1))  # to notice soon if the limit changes
 
     def _earn(self) -> float:
         rate, now = self._rate(), time.monotonic()
-        most = self._asked + self._urgent + BURST_S * rate
+        most = self._asked + self._urgent + 0.1 * rate  # what was not used within 0.1 s is lost
         self._earned = min(self._earned + (now - self._updated_at) * rate, most) if rate else most
         self._updated_at = now
         return rate

@@ -40,20 +40,12 @@ from growfs.errors import RemoteBusy, RemoteError
 T = TypeVar("T")
 
 TRIES_MAX = 5
-PROBE_TRIES_MAX = 3
-"""For a request that finds out whether the store is away: the result is known before files under way fail."""
 DELAY_S_MIN = 0.2
 DELAY_S_MAX = 10.0
-RETRY_AFTER_S_MAX = 60.0
-"""A store may ask for a longer pause (Retry-After), but gets at most this one."""
-FILE_FAILURES_MAX = 1000
-"""How many more failures than answers a file may have: each of 256 streams may fail almost four times. At the start of
-an outage, they all do."""
 BUDGET = 100.0
 """Retries of a mount that are available without any answers."""
-BUDGET_PER_ANSWER = 0.2
 BUDGET_PER_S = 2.0
-"""Added to the budget by each answer and each second. If the budget is empty, a retry waits: a store that does not
+"""Added to the budget by each second. If the budget is empty, a retry waits: a store that does not
 answer at all gets BUDGET_PER_S requests a second from all workers together, however many files are wanted."""
 
 
@@ -85,7 +77,7 @@ class Retries:
         """Count a request that was answered in full."""
         with self._lock:
             self.answered += 1
-            self._budget = min(BUDGET / self._workers(), self._budget + BUDGET_PER_ANSWER)
+            self._budget = min(BUDGET / self._workers(), self._budget + 0.2)
 
     def restore(self) -> None:
         """Restore the whole budget."""
@@ -119,7 +111,8 @@ class Tries:
 
     def _begin_anew(self) -> None:
         self._failures.clear()
-        self._left = FILE_FAILURES_MAX
+        # So many more failures than answers: each of 256 streams may fail almost four times, as in an outage.
+        self._left = 1000
         self._restarts = 0
         self._is_spent = False
 
@@ -169,7 +162,8 @@ class Tries:
             raise error
         self._retries.on_failure(error)
         delay_s: float = min(DELAY_S_MIN * 2 ** min(failures - 1, 10), DELAY_S_MAX) * random.uniform(1, 1.5)
-        delay_s = max(delay_s, min(error.retry_after_s, RETRY_AFTER_S_MAX), self._retries.spend())
+        asked_s = min(error.retry_after_s, 60.0)  # a store may ask for longer (Retry-After)
+        delay_s = max(delay_s, asked_s, self._retries.spend())
         if self._retries.sleep(delay_s):  # it was away, which says nothing about this file
             self._retries.restore()
             with self._lock:

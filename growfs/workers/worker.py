@@ -36,7 +36,8 @@ from growfs.remote import is_within, open_remote, preload
 from growfs.remote.interface import ByteRange, FetchTask, Remote, RemoteFile, RemoteSpec
 from growfs.remote.names import redact
 from growfs.remote.rate_limits import SharedLimits
-from growfs.remote.retries import PROBE_TRIES_MAX, Retries
+from growfs.remote.retries import Retries
+from growfs.remote.stores.base import PAGE_FILES_MAX
 from growfs.workers import messages, process
 from growfs.workers.downloader import Downloader
 from growfs.workers.fork_server import GUARD
@@ -55,8 +56,6 @@ from growfs.workers.messages import (
     StillWorking,
 )
 from growfs.workers.process import lower_priority
-
-GONE_PER_MESSAGE = 1000
 
 
 def main() -> None:
@@ -169,7 +168,8 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
         remote = open_remote(replace(spec, extent=request.extent), retries=Retries(on_failure=heartbeat.note_failure))
         return _list(remote, spec, request, send, heartbeat)
     if isinstance(request, Probe):
-        remote = open_remote(spec, retries=Retries(tries_max=PROBE_TRIES_MAX) if request.repeats else None)
+        # Its few tries end before files that are under way fail.
+        remote = open_remote(spec, retries=Retries(tries_max=3) if request.repeats else None)
         return _probe(remote, request, spec.traits.is_computed)
     assert isinstance(request, Compute)
     return _compute(request, send)
@@ -244,8 +244,8 @@ def _list(remote: Remote, spec: RemoteSpec, request: ListRemote, send: Send, hea
             # As many as S3 lists in a page. If one in a hundred of those that a listing lacks is still there, 1000 of
             # them do not show it once in 20,000 times.
             _require_gone(remote, redact(spec.url), len(gone), comparison.to_ask(gone, 1000), heartbeat)
-        for start in range(0, len(gone), GONE_PER_MESSAGE):
-            send(ListingDiff(request.listing, gone=gone[start : start + GONE_PER_MESSAGE]))
+        for start in range(0, len(gone), PAGE_FILES_MAX):
+            send(ListingDiff(request.listing, gone=gone[start : start + PAGE_FILES_MAX]))
         if comparison.late:
             send(ListingDiff(request.listing, new=comparison.late))
     connection.close()

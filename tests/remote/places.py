@@ -56,6 +56,13 @@ class Kind:
         return Place(lambda path: open_remote(place.spec(path), retries=Retries()), place.put, place.delete)
 
 
+def new_store(kind: str, request: pytest.FixtureRequest) -> Store:
+    """An empty store of one of KINDS, which no other test uses."""
+    store = KINDS[kind].new(request, uuid.uuid4().hex)
+    assert isinstance(store, Store)
+    return store
+
+
 def _fake(request: pytest.FixtureRequest, name: str) -> Place:
     fake = FakeRemote(page_files=5)
     return Place(lambda path: FakeRemote(missing=True) if path else fake, fake.put, fake.delete)

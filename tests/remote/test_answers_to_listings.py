@@ -5,11 +5,10 @@ A proxy before the server of each store answers so from the second page, or the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 import pytest
 
@@ -17,9 +16,9 @@ from growfs.errors import RemoteBusy, RemoteError
 from growfs.remote import open_remote
 from growfs.remote.interface import RemoteSpec
 from tests.needs import need
-from tests.s3.proxy import Choice, Fault, Proxy, Request, Response, proxy_to, shorten
-from tests.servers import S3Server, WebFolder
-from tests.store_servers import Hub, Nginx, Store, hub_data_set, hub_server, nginx_folder
+from tests.remote.places import BY_LIBRARY, new_store
+from tests.s3.proxy import Choice, Exchange, Fault, Proxy, Request, Response, proxy_to, shorten
+from tests.store_servers import Store, hub_data_set, hub_server
 
 PATHS = ["a/1", "a/2", "a/3", "b/1", "b/2", "c/1"]
 LOG_IN = b"<!DOCTYPE html><html><title>Sign in</title><a href='/help'>Help</a><form></form></html>"
@@ -64,108 +63,59 @@ class Listed:
         return [file.path for page in open_remote(self.spec).pages() for file in page.files]
 
 
-def at(url: str, proxy: Proxy) -> str:
-    """The URL with the proxy in place of its server."""
-    return urlsplit(url)._replace(netloc=urlsplit(proxy.url).netloc).geturl()
-
-
-def fill(store: Store) -> Store:
-    for path in PATHS:
-        store.put(path, b"x")
-    return store
-
-
-def repeat_first() -> Fault:
+def repeat_first(_: Store) -> Fault:
     first: list[Response] = []
 
-    def play(exchange: Any) -> None:
+    def play(exchange: Exchange) -> None:
         first.extend([] if first else [exchange.forward()])
         exchange.send(first[0])
 
     return play
 
 
-def s3(request: pytest.FixtureRequest, proxy_of: Callable[[str], Proxy], client: str = "auto") -> Listed:
-    server: S3Server = request.getfixturevalue("moto_s3")
-    prefix = uuid4().hex
-    for path in PATHS:
-        server.put(f"{prefix}/{path}", b"x")
-    proxy = proxy_of(server.endpoint_url)
-    spec = server.spec(prefix, endpoint_url=proxy.url, client=client)
-    return Listed(spec, proxy, lambda each: each.is_listing, repeat_first())
-
-
-def s3_by_library(request: pytest.FixtureRequest, proxy_of: Callable[[str], Proxy]) -> Listed:
-    return s3(request, proxy_of, "library")
-
-
-def gs(request: pytest.FixtureRequest, proxy_of: Callable[[str], Proxy]) -> Listed:
-    store = fill(request.getfixturevalue("google_store").below(uuid4().hex))
-    proxy = proxy_of(str(store.endpoint_url))
+def repeat_token(store: Store) -> Fault:
     item = b'{"name": "%s/a/1", "size": "1", "generation": "1"}' % store.url.rpartition("/")[2].encode()
     page = b'{"kind": "storage#objects", "nextPageToken": "t", "items": [%s]}' % item
-    spec = replace(store.spec(), endpoint_url=proxy.url)
-    return Listed(spec, proxy, lambda each: "/o?" in each.target, send(page, "application/json"))
+    return send(page, "application/json")
 
 
-def az(request: pytest.FixtureRequest, proxy_of: Callable[[str], Proxy]) -> Listed:
-    store = fill(request.getfixturevalue("azure_store").below(uuid4().hex))
-    proxy = proxy_of(request.getfixturevalue("azurite"))
-    connection = store.options["connection_string"].replace(f"http://{proxy.server}", proxy.url)
-    page = b"<EnumerationResults><Blobs/><NextMarker>t</NextMarker></EnumerationResults>"
-    spec = replace(store.spec(), storage_options={"connection_string": connection})
-    return Listed(spec, proxy, lambda each: "comp=list" in each.target, send(page, "application/xml"))
+def repeat_marker(_: Store) -> Fault:
+    return send(b"<EnumerationResults><Blobs/><NextMarker>t</NextMarker></EnumerationResults>", "application/xml")
 
 
-def hf(request: pytest.FixtureRequest, proxy_of: Callable[[str], Proxy]) -> Listed:
-    hub: Hub = request.getfixturevalue("hub")
-    fill(hub_data_set(hub))
-    proxy = proxy_of(hub.url)
-    hub.url = proxy.url  # in the links to the next page
-    return Listed(hub_data_set(hub).spec(), proxy, lambda each: "/tree/" in each.target, repeat_first())
+STORES: dict[str, tuple[Callable[[Request], bool], Callable[[Store], Fault] | None]] = {
+    "moto": (lambda request: request.is_listing, repeat_first),
+    "moto by library": (lambda request: request.is_listing, repeat_first),
+    "google": (lambda request: "/o?" in request.target, repeat_token),
+    "azure": (lambda request: "comp=list" in request.target, repeat_marker),
+    "hub": (lambda request: "/tree/" in request.target, repeat_first),
+    "http": (lambda request: request.target.endswith("/"), None),
+    "webdav": (lambda request: request.method == "PROPFIND", None),
+}
+"""By kind: which of its requests are for a listing, and its page that names itself as the next one, if it has pages."""
 
 
-def http(request: pytest.FixtureRequest, proxy_of: Callable[[str], Proxy]) -> Listed:
-    web: WebFolder = request.getfixturevalue("http_folder")
-    name = uuid4().hex
-    for path in PATHS:
-        (web.folder / name / path).parent.mkdir(parents=True, exist_ok=True)
-        (web.folder / name / path).write_bytes(b"x")
-    proxy = proxy_of(web.url)
-    return Listed(RemoteSpec(at(web.url + name, proxy)), proxy, lambda each: each.target.endswith("/"))
-
-
-def webdav(request: pytest.FixtureRequest, proxy_of: Callable[[str], Proxy]) -> Listed:
-    nginx: Nginx = request.getfixturevalue("nginx")
-    store = fill(nginx_folder(nginx, uuid4().hex, webdav=True))
-    proxy = proxy_of(nginx.url)
-    spec = replace(store.spec(), storage_options={"base_url": at(store.options["base_url"], proxy)})
-    return Listed(spec, proxy, lambda each: each.method == "PROPFIND")
-
-
-STORES = (s3, s3_by_library, gs, az, hf, http, webdav)
-
-
-@pytest.fixture
-def hub() -> Any:
-    need("huggingface_hub")
-    with hub_server() as server:
-        yield server
-
-
-@pytest.fixture(params=STORES, ids=lambda store: str(store.__name__))
-def listed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(params=STORES)
+def listed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listed]:
     for module in ("s3.bucket", "hf"):
         monkeypatch.setattr(f"growfs.remote.stores.{module}.PAGE_FILES_MAX", 2)
-    proxies: list[Any] = []
-
-    def proxy_of(url: str) -> Proxy:
-        proxies.append(proxy_to(url))
-        proxy: Proxy = proxies[0].__enter__()
-        return proxy
-
-    yield request.param(request, proxy_of)
-    proxies[0].__exit__(None, None, None)
+    is_listing, repeated = STORES[request.param]
+    kind, by_library = request.param.removesuffix(BY_LIBRARY), request.param.endswith(BY_LIBRARY)
+    with ExitStack() as stack:
+        if kind == "hub":
+            need("huggingface_hub")
+            hub = stack.enter_context(hub_server())
+            store = hub_data_set(hub)
+        else:
+            store = new_store(kind, request)
+        for path in PATHS:
+            store.put(path, b"x")
+        proxy = stack.enter_context(proxy_to(f"http://{store.server}"))
+        if kind == "hub":
+            hub.url = proxy.url  # in the links to the next page
+        spec = store.reached_at(urlsplit(proxy.url).netloc).spec()
+        client = "library" if by_library else "auto"
+        yield Listed(replace(spec, client=client), proxy, is_listing, repeated and repeated(store))
 
 
 def test_through_the_proxy_each_store_is_listed_in_several_requests(listed: Listed) -> None:

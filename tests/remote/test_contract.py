@@ -120,23 +120,13 @@ def listed(pages: list[Page]) -> dict[str, RemoteFile]:
     return found
 
 
-def test_a_listing_is_complete_and_paged(filled: Filled) -> None:
+def test_a_listing_is_complete_and_paged_and_resumes_from_each_cursor(filled: Filled) -> None:
     pages = list(filled.remote.pages())
     assert set(listed(pages)) == filled.files
     assert all(len(page.files) <= 5 for page in pages)
-
-
-def test_a_listing_resumes_from_each_cursor(filled: Filled) -> None:
-    pages = list(filled.remote.pages())
     for done, page in enumerate(pages, 1):
         rest = listed(list(filled.remote.pages(page.cursor)))
         assert set(rest) == filled.files - {file.path for page in pages[:done] for file in page.files}
-
-
-def test_what_a_listing_lacks_is_asked_for_by_name(changing: Filled) -> None:
-    changing.place.delete(CHANGED[0])
-    files = [RemoteFile(path, None, None, "") for path in (*CHANGED, "never/there")]
-    assert [changing.remote.still_has(file) for file in files] == [False, True, False]
 
 
 def test_a_listing_agrees_with_stat(filled: Filled) -> None:
@@ -176,14 +166,6 @@ def test_fetch_of_a_byte_range_copies_only_that(filled: Filled, tmp_path: Path) 
         assert computed.bytes == 0 or computed.text() == digest.of(target)
 
 
-def test_a_byte_range_of_another_version_is_refused(changing: Filled, tmp_path: Path) -> None:
-    file = changing.remote.stat("a.bin")
-    for content in (b"x" * 300_001, b"short"):
-        changing.place.put("a.bin", content)
-        with pytest.raises(RemoteChanged):
-            changing.remote.fetch(FetchTask(file, tmp_path / "target", byte_range=ByteRange(1000, 10)))
-
-
 def test_an_exception_in_progress_ends_the_fetch(filled: Filled, tmp_path: Path) -> None:
     file = filled.remote.stat("a.bin")
 
@@ -195,30 +177,43 @@ def test_an_exception_in_progress_ends_the_fetch(filled: Filled, tmp_path: Path)
 
 
 def test_another_version_than_the_listed_one_is_refused(changing: Filled, tmp_path: Path) -> None:
-    file = changing.remote.stat("train/cat/1.jpg")
-    changing.place.put("train/cat/1.jpg", b"quite another cat")
-    with pytest.raises(RemoteChanged):
-        changing.remote.fetch(FetchTask(file, tmp_path / "target"))
-    now = changing.remote.stat("train/cat/1.jpg")
+    remote, path, target = changing.remote, "a.bin", tmp_path / "target"
+    file = remote.stat(path)
+    with open_seekable(remote, file) as source:
+        source.read(10)
+        changing.place.put(path, b"x" * 400_000)
+        source.raw.seek(0)
+        with pytest.raises(RemoteChanged):
+            source.raw.readall()
+    for content in (b"x" * 300_001, b"short"):
+        changing.place.put(path, content)
+        for byte_range in (None, ByteRange(1000, 10)):
+            with pytest.raises(RemoteChanged):
+                remote.fetch(FetchTask(file, target, byte_range=byte_range))
+        with pytest.raises(RemoteChanged):
+            open_seekable(remote, file)
+    now = remote.stat(path)
     assert now.version != file.version
-    changing.remote.fetch(FetchTask(now, tmp_path / "target"))
-    assert (tmp_path / "target").read_bytes() == b"quite another cat"
+    remote.fetch(FetchTask(now, target))
+    assert target.read_bytes() == b"short"
 
 
-def test_a_deleted_file_is_missing(changing: Filled, tmp_path: Path) -> None:
-    file = changing.remote.stat("a.bin")
-    changing.place.delete("a.bin")
-    with pytest.raises(RemoteMissing):
-        changing.remote.stat("a.bin")
-    with pytest.raises(RemoteMissing):
-        changing.remote.fetch(FetchTask(file, tmp_path / "target"))
-    assert "a.bin" not in listed(list(changing.remote.pages()))
-
-
-def test_a_listing_includes_new_files(changing: Filled) -> None:
-    list(changing.remote.pages())
+def test_a_deleted_file_is_missing_and_a_new_one_is_listed(changing: Filled, tmp_path: Path) -> None:
+    remote, (deleted, stays) = changing.remote, CHANGED
+    file = remote.stat(deleted)
+    assert set(listed(list(remote.pages()))) == set(CHANGED)
+    changing.place.delete(deleted)
     changing.place.put("train/new/1.jpg", b"new")
-    assert set(listed(list(changing.remote.pages()))) == {*CHANGED, "train/new/1.jpg"}
+    assert set(listed(list(remote.pages()))) == {stays, "train/new/1.jpg"}
+    for look in (
+        lambda: remote.stat(deleted),
+        lambda: remote.fetch(FetchTask(file, tmp_path / "target")),
+        lambda: open_seekable(remote, file),
+    ):
+        with pytest.raises(RemoteMissing):
+            look()
+    asked = [RemoteFile(path, None, None, "") for path in (deleted, stays, "never/there")]
+    assert [remote.still_has(file) for file in asked] == [False, True, False]
 
 
 def test_a_root_that_does_not_exist_is_missing(filled: Filled) -> None:
@@ -256,22 +251,3 @@ def test_open_reads_a_file_from_any_position(filled: Filled) -> None:
                 assert source.read(3) == content[max(0, start) :][:3], (path, start)
             source.seek(-min(5, len(content)), os.SEEK_END)
             assert source.read() == content[-5:]
-
-
-def test_open_refuses_another_version_than_the_listed_one(changing: Filled) -> None:
-    file = changing.remote.stat("train/cat/1.jpg")
-    changing.place.put("train/cat/1.jpg", b"quite another cat")
-    with pytest.raises(RemoteChanged):
-        open_seekable(changing.remote, file)
-    changing.place.delete("train/cat/1.jpg")
-    with pytest.raises(RemoteMissing):
-        open_seekable(changing.remote, file)
-
-
-def test_a_file_that_changes_while_it_is_read_is_noticed(changing: Filled) -> None:
-    with open_seekable(changing.remote, changing.remote.stat("a.bin")) as source:
-        source.read(10)
-        changing.place.put("a.bin", os.urandom(400_000))
-        source.raw.seek(0)
-        with pytest.raises(RemoteChanged):
-            source.raw.readall()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -42,38 +41,32 @@ class MetadataService(QuietHandler):
         self.reply("role" if is_list else json.dumps(CREDENTIALS | {"Code": "Success"}))
 
 
-Configure = Callable[[Path, str], dict[str, str]]
-
-
-def by_file(folder: Path, server: str) -> dict[str, str]:
-    (folder / "keys").write_text("[default]\naws_access_key_id = found\naws_secret_access_key = s\n")
-    return {"AWS_SHARED_CREDENTIALS_FILE": str(folder / "keys")}
-
-
-def by_profile(folder: Path, server: str) -> dict[str, str]:
-    (folder / "config").write_text("[profile team]\naws_access_key_id = found\naws_secret_access_key = s\n")
-    return {"AWS_CONFIG_FILE": str(folder / "config"), "AWS_PROFILE": "team"}
-
-
-def by_process(folder: Path, server: str) -> dict[str, str]:
-    answer = {"Version": 1, "AccessKeyId": "found", "SecretAccessKey": "s"}
-    (folder / "answer").write_text(json.dumps(answer))
-    print_it = f"{sys.executable} -c \"print(open('{folder}/answer').read())\""
-    (folder / "config").write_text(f"[default]\ncredential_process = {print_it}\n")
-    return {"AWS_CONFIG_FILE": str(folder / "config")}
-
-
-WAYS: dict[str, Configure] = {
-    "environment": lambda folder, server: {"AWS_ACCESS_KEY_ID": "found", "AWS_SECRET_ACCESS_KEY": "s"},
-    "file": by_file,
-    "profile": by_profile,
-    "process": by_process,
-    "container": lambda folder, server: {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{server}/role"},
-    "machine": lambda folder, server: {
-        "AWS_EC2_METADATA_DISABLED": "false",
-        "AWS_EC2_METADATA_SERVICE_ENDPOINT": server,
-    },
+CLOSED = "http://127.0.0.1:9"
+FOUND = "aws_access_key_id = found\naws_secret_access_key = s"
+ANSWER = {"Version": 1, "AccessKeyId": "found", "SecretAccessKey": "s"}
+WAYS = {
+    "environment": {"AWS_ACCESS_KEY_ID": "found", "AWS_SECRET_ACCESS_KEY": "s"},
+    "file": {"AWS_SHARED_CREDENTIALS_FILE": f"[default]\n{FOUND}"},
+    "profile": {"AWS_CONFIG_FILE": f"[profile team]\n{FOUND}", "AWS_PROFILE": "team"},
+    "process": {"AWS_CONFIG_FILE": f"[default]\ncredential_process = echo {json.dumps(json.dumps(ANSWER))}"},
+    "container": {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "{server}role"},
+    "machine": {"AWS_EC2_METADATA_DISABLED": "false", "AWS_EC2_METADATA_SERVICE_ENDPOINT": "{server}"},
 }
+"""The variables of each; instead of the path of a file, they have its content."""
+Configure = Callable[[dict[str, str]], None]
+
+
+@pytest.fixture
+def configure(alone: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Configure:
+    """Sets variables, and writes the content of those that name a file to one."""
+
+    def set_variables(variables: dict[str, str]) -> None:
+        for name, value in variables.items():
+            if name.endswith("_FILE"):
+                (tmp_path / name).write_text(value)
+            monkeypatch.setenv(name, str(tmp_path / name) if name.endswith("_FILE") else value)
+
+    return set_variables
 
 
 def preload() -> None:
@@ -82,14 +75,12 @@ def preload() -> None:
 
 
 @pytest.mark.parametrize(("way", "by_s3fs"), [*((way, False) for way in WAYS), ("file", True), ("machine", True)])
-@pytest.mark.usefixtures("alone")
-def test_credentials_are_found(way: str, by_s3fs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_found(way: str, by_s3fs: bool, configure: Configure) -> None:
     options = {"cache_regions": False} if by_s3fs else {}
     preload()
     with serving(MetadataService) as url:
-        for name, value in WAYS[way](tmp_path, url.rstrip("/")).items():
-            monkeypatch.setenv(name, value)
-        remote = S3Remote(RemoteSpec("s3://bucket", options, "http://127.0.0.1:9"))
+        configure({name: value.replace("{server}", url) for name, value in WAYS[way].items()})
+        remote = S3Remote(RemoteSpec("s3://bucket", options, CLOSED))
         assert "Credential=found/" in remote._request(FILE, "GET").headers["Authorization"]
     assert (remote._plain_client is None) == by_s3fs, "cache_regions is an option of s3fs alone"
 
@@ -112,55 +103,6 @@ def test_a_wrong_profile_is_reported_where_it_is_used(monkeypatch: pytest.Monkey
 LOGIN = "login_session = arn:aws:iam::1:user/me"
 
 
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(
-    ("env", "profile", "kind", "message"),
-    [
-        (
-            {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:9/role"},
-            "",
-            RemoteDenied,
-            "no credentials from the role of the container",
-        ),
-        ({}, LOGIN, RemoteDenied, "no credentials from aws login"),
-        (
-            {},
-            f"role_arn = r\nsource_profile = root\n[profile root]\n{LOGIN}",
-            RemoteDenied,
-            "'aws login --profile root'",
-        ),
-        ({}, "credential_process = false", RemoteDenied, "run that command, and fix it"),
-        (
-            {"AWS_ENDPOINT_URL_STS": "http://127.0.0.1:9"},
-            "role_arn = arn:aws:iam::123456789012:role/growfs\nweb_identity_token_file = /proc/version",
-            RemoteBusy,
-            'cannot reach the server (Could not connect to the endpoint URL: "http://127.0.0.1:9/"',
-        ),
-    ],
-    ids=["container", "login", "role", "process", "unreachable"],
-)
-def test_credentials_that_cannot_be_had_are_an_outage(
-    env: dict[str, str],
-    profile: str,
-    kind: type[GrowfsError],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whatever the class of the error is: it is told by where it occurs."""
-    monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0)
-    monkeypatch.setattr("botocore.retryhandler.delay_exponential", lambda *_, **__: 0)
-    (tmp_path / "config").write_text(f"[profile team]\n{profile}\n")
-    for name, value in {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_PROFILE": "team", **env}.items():
-        monkeypatch.setenv(name, value)
-    for options in ({}, {"cache_regions": False}) if "container" in message else ({},):  # botocore, s3fs
-        remote = S3Remote(RemoteSpec("s3://bucket", options, "http://127.0.0.1:9"))
-        with pytest.raises(kind, match=re.escape(message)):
-            remote._request(FILE, "GET")
-        with pytest.raises(kind, match=re.escape(message)):
-            next(iter(remote.pages()))
-
-
 class RefusingService(QuietHandler):
     """Security Token Service (STS), which refuses every request."""
 
@@ -168,58 +110,70 @@ class RefusingService(QuietHandler):
         self.reply("<ErrorResponse><Error><Code>AccessDenied</Code><Message>no</Message></Error></ErrorResponse>", 403)
 
 
-@pytest.mark.usefixtures("alone")
+BY_CONTAINER = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{CLOSED}/role"}
+BY_CLOSED_STS = {"AWS_ENDPOINT_URL_STS": CLOSED}
+ROLE = "role_arn = arn:aws:iam::123456789012:role/growfs\n"
+WEB_IDENTITY = f"{ROLE}web_identity_token_file = /proc/version"
+KEYS_PROFILE = "[profile keys]\naws_access_key_id = a\naws_secret_access_key = s"
+SIGN_ON = "sso_start_url = https://x\nsso_region = us-east-1\nsso_account_id = 1\nsso_role_name = r"
+
+
 @pytest.mark.parametrize(
-    ("profile", "message"),
+    ("env", "profile", "kind", "message"),
     [
-        (
-            "role_arn = arn:aws:iam::123456789012:role/growfs\nsource_profile = keys\n"
-            "[profile keys]\naws_access_key_id = a\naws_secret_access_key = s",
-            "no credentials from a role that ~/.aws/config assumes",
-        ),
-        (
-            "role_arn = arn:aws:iam::123456789012:role/growfs\nweb_identity_token_file = /proc/version",
-            "no credentials from a role by web identity",
-        ),
-        (
-            "sso_start_url = https://x\nsso_region = us-east-1\nsso_account_id = 1\nsso_role_name = r",
-            "no credentials from the single sign-on",
-        ),
+        (BY_CONTAINER, "", RemoteDenied, "no credentials from the role of the container"),
+        ({}, LOGIN, RemoteDenied, "no credentials from aws login"),
+        ({}, f"{ROLE}source_profile = root\n[profile root]\n{LOGIN}", RemoteDenied, "'aws login --profile root'"),
+        ({}, "credential_process = false", RemoteDenied, "run that command, and fix it"),
+        (BY_CLOSED_STS, WEB_IDENTITY, RemoteBusy, "cannot reach the server (Could not connect to the endpoint URL"),
+        ({}, f"{ROLE}source_profile = keys\n{KEYS_PROFILE}", RemoteDenied, "a role that ~/.aws/config assumes"),
+        ({}, WEB_IDENTITY, RemoteDenied, "no credentials from a role by web identity"),
+        ({}, SIGN_ON, RemoteDenied, "no credentials from the single sign-on"),
     ],
-    ids=["role", "web identity", "sign-on"],
+    ids=["container", "login", "role by login", "process", "unreachable", "role", "web identity", "sign-on"],
 )
-def test_the_service_that_refuses_credentials_is_named(
-    profile: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_credentials_that_cannot_be_had_are_an_outage_and_their_source_is_named(
+    env: dict[str, str],
+    profile: str,
+    kind: type[GrowfsError],
+    message: str,
+    configure: Configure,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "config").write_text(f"[profile team]\n{profile}\n")
+    """Whatever the class of the error is: it is told by where it occurs."""
+    monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0)
+    monkeypatch.setattr("botocore.retryhandler.delay_exponential", lambda *_, **__: 0)
+    shared = {"AWS_CONFIG_FILE": f"[profile team]\n{profile}", "AWS_PROFILE": "team", "AWS_DEFAULT_REGION": "us-east-1"}
     with serving(RefusingService) as url:
-        env = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_PROFILE": "team", "AWS_ENDPOINT_URL_STS": url}
-        for name, value in {**env, "AWS_DEFAULT_REGION": "us-east-1"}.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(RemoteDenied, match=re.escape(message)):
-            S3Remote(RemoteSpec("s3://bucket", {}, "http://127.0.0.1:9"))._request(FILE, "GET")
+        configure({**shared, "AWS_ENDPOINT_URL_STS": url, **env})
+        for options in ({}, {"cache_regions": False}) if env == BY_CONTAINER else ({},):  # botocore, s3fs
+            remote = S3Remote(RemoteSpec("s3://bucket", options, CLOSED))
+            with pytest.raises(kind, match=re.escape(message)):
+                remote._request(FILE, "GET")
+            with pytest.raises(kind, match=re.escape(message)):
+                next(iter(remote.pages()))
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.fixture
+def asked(configure: Configure, tmp_path: Path) -> Path:
+    """A file that gets a line each time that the process is asked which prints the file `answer`."""
+    path = tmp_path / "asked"
+    process = f"sh -c 'echo >> {path}; cat {tmp_path}/answer'"
+    configure({"AWS_CONFIG_FILE": f"[default]\ncredential_process = {process}"})
+    return path
+
+
 def test_what_credentials_are_good_for_is_used_up_and_they_are_asked_for_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, asked, config = (tmp_path / name for name in ("answer", "asked", "config"))
     soon = (datetime.now(timezone.utc) + timedelta(minutes=5)).isoformat()
-    answer.write_text(
-        json.dumps(
-            {"Version": 1, "AccessKeyId": "found", "SecretAccessKey": "s", "SessionToken": "t", "Expiration": soon}
-        )
-    )
-    config.write_text(f"[default]\ncredential_process = sh -c 'echo >> {asked}; cat {answer}'\n")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    (tmp_path / "answer").write_text(json.dumps(ANSWER | {"SessionToken": "t", "Expiration": soon}))
     monkeypatch.setattr("growfs.remote.stores.s3.signer.FRESH_S", 0)
-    remote = S3Remote(RemoteSpec("s3://bucket", {}, "http://127.0.0.1:9"))
+    remote = S3Remote(RemoteSpec("s3://bucket", {}, CLOSED))
     remote._request(FILE, "GET")
-    answer.unlink()
-    assert "Credential=found/" in remote._request(FILE, "GET").headers["Authorization"], (
-        "the store has not refused them"
-    )
+    (tmp_path / "answer").unlink()
+    request = remote._request(FILE, "GET")
+    assert "Credential=found/" in request.headers["Authorization"], "the store has not refused them"
     remote._signer = None
     asked.unlink()
     for _ in range(3):
@@ -235,16 +189,9 @@ class Denying(QuietHandler):
         self.reply("<Error><Code>AccessDenied</Code></Error>", 403)
 
 
-@pytest.mark.usefixtures("alone")
-def test_a_remote_that_is_opened_anew_does_not_ask_for_other_credentials_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_remote_that_is_opened_anew_does_not_ask_for_other_credentials_each_time(asked: Path, tmp_path: Path) -> None:
     """As a listing does that waits until access is allowed."""
-    asked, config = tmp_path / "asked", tmp_path / "config"
-    answer = {"Version": 1, "AccessKeyId": "found", "SecretAccessKey": "s", "Expiration": CREDENTIALS["Expiration"]}
-    (tmp_path / "answer").write_text(json.dumps(answer))
-    config.write_text(f"[default]\ncredential_process = sh -c 'echo >> {asked}; cat {tmp_path}/answer'\n")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    (tmp_path / "answer").write_text(json.dumps(ANSWER | {"Expiration": CREDENTIALS["Expiration"]}))
     preload()
     with serving(Denying) as url:
         for _ in range(5):
@@ -254,7 +201,7 @@ def test_a_remote_that_is_opened_anew_does_not_ask_for_other_credentials_each_ti
 
 
 def test_a_signer_of_a_client_that_is_forgotten_meanwhile_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    remote = S3Remote(RemoteSpec("s3://bucket", {"key": "k", "secret": "s"}, "http://127.0.0.1:9"))
+    remote = S3Remote(RemoteSpec("s3://bucket", {"key": "k", "secret": "s"}, CLOSED))
     make = remote._new_signer
     forgetting = threading.Thread(target=remote._forget_client)
 

@@ -22,10 +22,10 @@ from growfs.remote import digest
 from growfs.remote.client_choice import LEFT_MAX
 from growfs.remote.digest import Digest
 from growfs.remote.http.connection import HttpRequest
-from growfs.remote.http.download import USELESS_HEADS_MAX, RangeDownloader
+from growfs.remote.http.download import RangeDownloader
 from growfs.remote.http.threads import THREADS_DEFAULT, TransferJob, TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
-from growfs.remote.retries import RETRY_AFTER_S_MAX, TRIES_MAX, Retries
+from growfs.remote.retries import TRIES_MAX, Retries
 from growfs.remote.retrying import RetryingRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.bucket import S3Remote
@@ -339,7 +339,7 @@ def test_a_store_says_how_long_it_wants_to_be_left_alone(serve: Serve, tmp_path:
     store.status = lambda request: 503 if len(store.gets) == 4 else None
     pauses: list[float] = []
     assert fetched(RetryingRemote(lambda: s3(serve(store)), Retries(pauses.append)), tmp_path) == DATA
-    assert pauses == [7.0 if value == "7" else RETRY_AFTER_S_MAX]
+    assert pauses == [7.0 if value == "7" else 60.0]
 
 
 @pytest.mark.parametrize("at", [1, 4])
@@ -472,9 +472,9 @@ def test_the_checksum_of_a_file_fetched_in_parts_is_verified(
 def test_head_requests_stop_for_a_store_that_sends_no_checksums(serve: Serve, tmp_path: Path) -> None:
     store = FakeStore(DATA)
     remote = s3(serve(store))
-    for _ in range(USELESS_HEADS_MAX + 3):
+    for _ in range(11):
         fetched(remote, tmp_path)
-    assert sum(request.method == "HEAD" for request in store.requests) == USELESS_HEADS_MAX
+    assert sum(request.method == "HEAD" for request in store.requests) == 8
 
 
 def test_an_idle_connection_to_the_same_server_is_taken(serve: Serve) -> None:

@@ -60,17 +60,18 @@ def test_a_missing_bucket_is_reported(kind: str, request: pytest.FixtureRequest)
     assert "no such bucket; check the name and --endpoint-url" in str(error)
 
 
-def test_wrong_keys_are_denied(rclone_s3: S3Server) -> None:
-    error = error_of(rclone_s3.spec(storage_options={"key": "growfs-access", "secret": SECRET}))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": "growfs-access", "secret": SECRET}, "credentials are wrong"),
+        ({"key": "nobody-known", "secret": SECRET}, ""),
+        ({}, "no credentials found; set AWS_ACCESS_KEY_ID"),
+    ],
+)
+def test_wrong_and_missing_keys_are_denied(rclone_s3: S3Server, options: dict[str, str], message: str) -> None:
+    error = error_of(rclone_s3.spec(storage_options=options))
     assert isinstance(error, RemoteDenied)
-    assert "credentials are wrong" in str(error)
-    assert isinstance(error_of(rclone_s3.spec(storage_options={"key": "nobody-known", "secret": SECRET})), RemoteDenied)
-
-
-def test_missing_keys_are_denied(rclone_s3: S3Server) -> None:
-    error = error_of(rclone_s3.spec(storage_options={}))
-    assert isinstance(error, RemoteDenied)
-    assert "no credentials found; set AWS_ACCESS_KEY_ID" in str(error)
+    assert message in str(error)
 
 
 def test_a_private_bucket_is_denied(moto_s3: S3Server) -> None:
@@ -96,6 +97,7 @@ def test_an_unreachable_server_is_busy(tmp_path: Path) -> None:
         ("/tmp", {"anon": True}, "--anon does not apply to file://"),
         ("https://h/", {"endpoint_url": "http://x"}, "--endpoint-url does not apply to http://"),
         ("memory://h/", {"endpoint_url": "http://x"}, "--endpoint-url does not apply to memory://"),
+        ("az://b", {"endpoint_url": "http://x"}, "must begin with https"),
     ],
 )
 def test_options_that_make_no_sense_are_usage_errors(url: str, more: dict[str, Any], message: str) -> None:
@@ -116,21 +118,10 @@ def test_a_missing_package_is_named(url: str, package: str, monkeypatch: pytest.
         open_remote(RemoteSpec(url, {"base_url": "https://h/"} if package == "webdav4" else {}))
 
 
-def test_options_reach_each_store() -> None:
-    url = "https://store.example"
-
-    def options(spec: RemoteSpec) -> dict[str, Any]:
-        timeouts = {"config_kwargs", "read_timeout"}
-        store = open_store(spec)
-        assert isinstance(store, FsspecRemote)
-        return {key: value for key, value in store._options.items() if key not in timeouts}
-
-    assert options(RemoteSpec("s3://b", {}, url, True)) == {"client_kwargs": {"endpoint_url": url}, "anon": True}
-    assert options(RemoteSpec("gs://b", {}, url, True)) == {"endpoint_url": url, "token": "anon"}
-    assert options(RemoteSpec("abfs://b", {}, url, True)) == {"account_host": "store.example", "anon": True}
-    assert options(RemoteSpec("hf://b", {}, url, True)) == {"endpoint": url, "token": False}
-    with pytest.raises(UsageError, match="must begin with https"):
-        options(RemoteSpec("az://b", {}, "http://store.example"))
+def test_the_server_of_azure_is_passed_on_as_the_host_of_an_account() -> None:
+    store = open_store(RemoteSpec("abfs://b", {}, "https://store.example", anon=True))
+    assert isinstance(store, FsspecRemote)
+    assert store._options.items() >= {"account_host": "store.example", "anon": True}.items()
 
 
 def test_an_unknown_storage_option_is_named(rclone_s3: S3Server) -> None:
@@ -146,11 +137,8 @@ class Faulty(QuietHandler):
 
     def do_GET(self) -> None:
         self.seen.append(self.headers["User-Agent"] or "")
-        status, body = (
-            self.answers.pop(0)
-            if self.answers
-            else (200, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
-        )
+        empty = 200, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+        status, body = self.answers.pop(0) if self.answers else empty
         self.reply(body, status, {"ETag": '"e"'})
 
 
@@ -222,17 +210,23 @@ def test_busy_errors_are_retried_with_growing_delays(faulty: RemoteSpec, caplog:
     assert SECRET not in caplog.text
 
 
-def test_retries_are_limited_and_only_for_busy_errors(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "error", "calls"),
+    [
+        ("stat", RemoteBusy("busy"), TRIES_MAX),
+        ("stat", RemoteDenied("no"), 1),
+        ("pages", RemoteBusy("busy"), TRIES_MAX),  # of the first page
+        ("pages", RemoteDenied("no"), 1),
+    ],
+)
+def test_retries_are_limited_and_only_for_busy_errors(method: str, error: GrowfsError, calls: int) -> None:
     fake = FakeRemote()
     fake.put("a", b"x")
+    fake.fail(method, *[error] * TRIES_MAX)
     remote = RetryingRemote(lambda: fake, Retries(lambda _: None))
-    fake.fail("stat", *[RemoteBusy("busy")] * TRIES_MAX)
-    with pytest.raises(RemoteBusy):
-        remote.stat("a")
-    fake.fail("stat", RemoteDenied("no"))
-    with pytest.raises(RemoteDenied):
-        remote.stat("a")
-    assert len(fake.calls) == TRIES_MAX + 1
+    with pytest.raises(type(error)):
+        remote.stat("a") if method == "stat" else list(remote.pages())
+    assert len(fake.calls) == calls
 
 
 def test_a_retried_listing_resumes_where_it_failed(tmp_path: Path) -> None:
@@ -250,15 +244,6 @@ def test_a_retried_listing_resumes_where_it_failed(tmp_path: Path) -> None:
     pages = list(RetryingRemote(open_source, Retries(lambda _: None)).pages())
     assert [file.path for page in pages for file in page.files] == ["a", "b", "c"]
     assert len(opened) == 1 + 1000, "denied, it is opened anew, with new credentials"
-
-
-@pytest.mark.parametrize("error", [RemoteBusy("busy"), RemoteDenied("no")])
-def test_a_listing_whose_first_page_fails_is_given_up(error: GrowfsError) -> None:
-    fake = FakeRemote()
-    fake.put("a", b"x")
-    fake.fail("pages", *[error] * TRIES_MAX)
-    with pytest.raises(type(error)):
-        list(RetryingRemote(lambda: fake, Retries(lambda _: None)).pages())
 
 
 def test_progress_counts_every_byte_that_arrives(tmp_path: Path) -> None:
@@ -311,6 +296,9 @@ class ClientResponseError(Exception):
         self.message, self.status = message, 401
 
 
+REFUSED = ConnectionError("refused")
+
+
 def untrusted() -> Exception:
     error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] and much more")
     error.verify_message = "self-signed certificate"
@@ -320,48 +308,18 @@ def untrusted() -> Exception:
 @pytest.mark.parametrize(
     ("error", "url", "server", "message"),
     [
-        (
-            ConnectionError("refused"),
-            "s3://b",
-            "http://h:1",
-            "(refused); check the network and --endpoint-url http://h:1",
-        ),
-        (ConnectionError("refused"), "webdav://x", "http://h/", "and the option base_url http://h/"),
-        (ConnectionError("refused"), "az://c", "", "and --endpoint-url or the connection string"),
-        (ConnectionError("refused"), "az://c", "https://h", "the network and --endpoint-url https://h"),
-        (
-            untrusted(),
-            "s3://b",
-            "https://h",
-            "(self-signed certificate); check --endpoint-url https://h; for your own server",
-        ),
+        (REFUSED, "s3://b", "http://h:1", "(refused); check the network and --endpoint-url http://h:1"),
+        (REFUSED, "webdav://x", "http://h/", "and the option base_url http://h/"),
+        (REFUSED, "az://c", "", "and --endpoint-url or the connection string"),
+        (REFUSED, "az://c", "https://h", "the network and --endpoint-url https://h"),
+        (untrusted(), "s3://b", "https://h", "(self-signed certificate); check --endpoint-url https://h; for your own"),
         (untrusted(), "s3://b", "", "for your own server, set AWS_CA_BUNDLE"),
-        (
-            Refused(405),
-            "webdav://x",
-            "https://h/",
-            "webdav://x: its server does not offer WebDAV there; check the option base_url https://h/",
-        ),
-        (
-            ClientResponseError("Unauthorized"),
-            "http://u:p@h/",
-            "",
-            "access denied (401: Unauthorized); credentials: in the URL",
-        ),
+        (Refused(405), "webdav://x", "https://h/", "x: its server does not offer WebDAV there; check the option base_"),
+        (ClientResponseError("No"), "http://u:p@h/", "", "access denied (401: No); credentials: in the URL"),
         (untrusted(), "https://h/", "", "check the URL; for your own server, set SSL_CERT_FILE"),
         (Refused(403), "hf://datasets/d", "", "denied (403: no); credentials: HF_TOKEN in the environment; check its"),
-        (
-            Refused(403, "AuthenticationFailed"),
-            "az://c",
-            "",
-            "have expired (no); credentials: AZURE_STORAGE_SAS_TOKEN in the environment; set AZURE",
-        ),
-        (
-            ClientAuthenticationError("a page of text"),
-            "az://c",
-            "",
-            "no credentials found; set AZURE_STORAGE_ACCOUNT_NAME",
-        ),
+        (Refused(403, "AuthenticationFailed"), "az://c", "", "expired (no); credentials: AZURE_STORAGE_SAS_TOKEN in"),
+        (ClientAuthenticationError("a page"), "az://c", "", "no credentials found; set AZURE_STORAGE_ACCOUNT_NAME"),
     ],
 )
 def test_a_message_names_the_server_the_credentials_and_what_to_do(

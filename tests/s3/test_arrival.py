@@ -17,23 +17,11 @@ import pytest
 
 from growfs.fuse.mounting import mounted_at
 from tests.harness import Growfs, until
-from tests.servers import S3Server
 from tools.benchmarks.noisy_s3 import Noise, serving
 
 SIZE = 2 << 20
 FILES = 20
 BANDWIDTH = "12MB/s"
-
-
-def names(files: int = FILES) -> list[str]:
-    return [f"{number:02}.bin" for number in range(files)]
-
-
-@pytest.fixture(scope="module")
-def bucket(rclone_s3: S3Server) -> str:
-    for name in names():
-        rclone_s3.put(f"arrival/{name}", name.encode() + bytes(SIZE - len(name)))
-    return f"s3://{rclone_s3.bucket}/arrival"
 
 
 BEGUN_MAX = 5
@@ -72,28 +60,15 @@ def whole_files(growfs: Growfs) -> int:
 
 def test_large_local_files_arrive_one_after_the_other(growfs: Growfs, tmp_path: Path) -> None:
     """They are not split, and copied two at a time: until all are there, a whole one for all bytes but theirs."""
-    for name in names():
-        (tmp_path / "large").mkdir(exist_ok=True)
-        (tmp_path / "large" / name).write_bytes(bytes(SIZE))
+    (tmp_path / "large").mkdir()
+    for number in range(FILES):
+        (tmp_path / "large" / f"{number}.bin").write_bytes(bytes(SIZE))
     growfs.mount(tmp_path / "large", "--bandwidth", BANDWIDTH, "--no-wait")
     received, whole = 0, 0
     while whole < FILES:
         whole = whole_files(growfs)
         assert whole >= received / SIZE - INCOMPLETE_MAX
         received = growfs.status()["fetch"]["bytes_total"]
-
-
-def test_a_miss_overtakes_files_that_have_begun(growfs: Growfs, rclone_s3: S3Server, bucket: str) -> None:
-    """The parts that are under way may end, and no other file's part begins.
-
-    As one file of 17 it would take 17 times its bytes. Until it is admitted, others are fetched.
-    """
-    growfs.env.update(rclone_s3.env)
-    growfs.mount(bucket, "--bandwidth", BANDWIDTH, "--wait-files", "1")
-    before = growfs.status()["fetch"]["bytes_total"]
-    missing = max(set(names()) - {path.name for path in (growfs.cache / "files").iterdir()})
-    assert (growfs.mountpoint / missing).read_bytes().startswith(missing.encode())
-    assert growfs.status()["fetch"]["bytes_total"] - before < 12 * SIZE
 
 
 @pytest.mark.promise(7)

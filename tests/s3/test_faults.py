@@ -183,27 +183,9 @@ def test_a_fault_of_the_whole_remote_is_waited_out(growfs: Growfs, bucket: Bucke
     assert (status["outage"], status["fetch"]["failed"]) == (None, 0)
 
 
-@pytest.mark.long
 @pytest.mark.promise(3, 16)
-def test_a_remote_that_has_no_object_any_more_and_then_has_them_again(growfs: Growfs, bucket: Bucket) -> None:
-    """404 for all that the listing has: the names that are not cached go, and come with the next listing."""
-    bucket.put("d/cached")
-    growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0")
-    until(lambda: growfs.names() == {"d/cached"})
-    growfs.run("pause", growfs.mountpoint)
-    bucket.put("d/missing")
-    until(lambda: growfs.status()["remote"]["files"] == 2)
-    bucket.proxy.fault = lambda request: None if request.is_listing else FAULTS["missing"]
-    assert outcome(growfs.mountpoint / "d/missing") == "ENOENT"
-    assert (growfs.mountpoint / "d/cached").read_bytes() == bucket.truth["d/cached"]
-    bucket.proxy.fault = none
-    growfs.run("resume", growfs.mountpoint)
-    fill(growfs, bucket)
-
-
-@pytest.mark.promise(3, 16)
-def test_a_bucket_that_is_gone_for_a_moment_loses_no_file(growfs: Growfs, bucket: Bucket) -> None:
-    """Neither a fetch nor a listing takes NoSuchBucket for the end of a file."""
+def test_a_bucket_or_its_objects_that_are_gone_for_a_moment_lose_no_file(growfs: Growfs, bucket: Bucket) -> None:
+    """Neither a fetch nor a listing takes NoSuchBucket for the end of a file; NoSuchKey ends it until it is listed."""
     bucket.put("d/cached")
     growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0", "--miss-timeout", "1s")
     until(lambda: growfs.names() == {"d/cached"})
@@ -214,6 +196,9 @@ def test_a_bucket_that_is_gone_for_a_moment_loses_no_file(growfs: Growfs, bucket
     assert outcome(growfs.mountpoint / "d/missing") == "ETIMEDOUT"
     assert "no such bucket; check the name" in until(lambda: growfs.status()["outage"])["why"]
     assert growfs.status()["remote"]["files"] == 2
+    bucket.proxy.fault = lambda request: None if request.is_listing else FAULTS["missing"]
+    until(lambda: outcome(growfs.mountpoint / "d/missing") == "ENOENT")
+    assert (growfs.mountpoint / "d/cached").read_bytes() == bucket.truth["d/cached"]
     bucket.proxy.fault = none
     growfs.run("resume", growfs.mountpoint)
     fill(growfs, bucket)

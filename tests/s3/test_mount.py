@@ -153,13 +153,6 @@ def test_a_whole_bucket_is_mounted_and_anon_sends_no_credentials(growfs: Growfs,
         assert not [request for request in proxy.requests if request.headers["Authorization"]]
 
 
-def test_a_manifest_in_a_bucket_selects_the_files(growfs: Growfs, moto: S3Server) -> None:
-    url, tree = put_tree(moto)
-    moto.put("lists/good.txt", f"# the good ones\na/0.bin\n\n./b/1.bin\n{url}/b/2.bin\n".encode())
-    growfs.mount(url, "--manifest", f"s3://{moto.bucket}/lists/good.txt")
-    assert growfs.content() == {path: tree[path] for path in ("a/0.bin", "b/1.bin", "b/2.bin")}
-
-
 def test_an_inventory_selects_the_files(growfs: Growfs, moto: S3Server, inventories: InventoryBucket) -> None:
     url, tree = put_tree(moto)
     prefix = url.rpartition("/")[2]
@@ -178,16 +171,3 @@ def test_a_missing_file_of_a_local_manifest_is_reported(growfs: Growfs, moto: S3
     error = until(lambda: growfs.status()["last_error"])
     assert "a/gone.bin: no such file" in error
     assert growfs.content() == {"a/0.bin": tree["a/0.bin"]}
-
-
-def test_storage_options_may_be_nested(growfs: Growfs, moto_s3: S3Server) -> None:
-    url, tree = put_tree(moto_s3)
-    options = {
-        "key": moto_s3.access_key,
-        "secret": moto_s3.secret_key,
-        "client_kwargs.endpoint_url": moto_s3.endpoint_url,
-        "client_kwargs.region_name": "eu-west-1",
-    }
-    growfs.env = {name: value for name, value in growfs.env.items() if not name.startswith("AWS_")}
-    growfs.mount(url, *(word for name, value in options.items() for word in ("--storage-option", f"{name}={value}")))
-    assert growfs.content() == tree

@@ -9,16 +9,20 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 
+from growfs.errors import GrowfsError
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, RemoteSpec
 from tests.harness import Growfs, until
 from tests.remote.fake_store import FakeStore, Request
+from tests.remote.places import new_store
 from tests.s3.proxy import proxy_to, s3_error
 from tests.servers import QuietHandler, free_port, running, serving
 from tests.store_servers import (
@@ -35,35 +39,19 @@ from tests.store_servers import (
     nginx_folder,
 )
 
-KINDS = ("azure", "google", "hub", "nginx", "webdav")
 LARGE = 2_000_000
 """In bytes: fetched in parts."""
 
 
-def new_store(kind: str, request: pytest.FixtureRequest) -> Store:
-    """A store that nothing else uses: a folder of a shared one."""
-    name = f"mount-{uuid4().hex[:8]}"
-    if kind in ("nginx", "webdav"):
-        return nginx_folder(request.getfixturevalue("nginx"), name, kind == "webdav")
-    shared: Store = request.getfixturevalue(f"{kind}_store")
-    return shared.below(name)
-
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["azure", "google", "hub", "nginx", "webdav"])
 def store(request: pytest.FixtureRequest) -> Store:
     """A new place in each of the stores."""
     return new_store(str(request.param), request)
 
 
-def flags_of(store: Store) -> list[str]:
-    """The flags with which `growfs mount` reaches the store."""
-    options = [] if store.env else [f"{name}={value}" for name, value in store.options.items()]
-    return [*store.flags, *(word for option in options for word in ("--storage-option", option))]
-
-
 def mount(growfs: Growfs, store: Store, *flags: object) -> None:
     growfs.env.update(store.env)
-    growfs.mount(store.url, *flags_of(store), *flags)
+    growfs.mount(store.url, *store.flags, *flags)
 
 
 @pytest.mark.promise(1, 2, 16)
@@ -100,7 +88,7 @@ def test_a_file_of_webdav_is_fetched_by_its_get_alone(nginx: Nginx, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "line"),
+    ("kind", "url", "message"),
     [
         ("azure", "az://no-such-container", "no such file or folder; check the URL"),
         ("google", "gs://no-such-bucket", "no such file or folder; check the URL"),
@@ -109,17 +97,11 @@ def test_a_file_of_webdav_is_fetched_by_its_get_alone(nginx: Nginx, tmp_path: Pa
             "hf://datasets/growfs/nothing",
             "no such repository, or it is private; credentials: none, because of --anon; check the name; set HF_TOKEN",
         ),
-        ("webdav", "webdav://no-such-folder", "no such file or folder; check the URL"),
     ],
 )
-def test_a_store_that_does_not_exist_ends_the_mount_in_one_line(
-    growfs: Growfs, request: pytest.FixtureRequest, kind: str, path: str, line: str
-) -> None:
-    store = new_store(kind, request)
-    growfs.env.update(store.env)
-    done = growfs.mount(path, *flags_of(store), check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert f"{path}: {line}" in done.stderr
+def test_a_store_that_is_not_there_is_named(request: pytest.FixtureRequest, kind: str, url: str, message: str) -> None:
+    with pytest.raises(GrowfsError, match=f"{url}: {message}"):
+        list(open_remote(replace(new_store(kind, request).spec(), url=url)).pages())
 
 
 @pytest.mark.long
@@ -130,18 +112,8 @@ def test_a_server_that_is_gone_is_named_and_filling_goes_on_when_it_is_back(
 ) -> None:
     store = new_store(kind, request)
     store.put("first", b"first")
-    server = store.endpoint_url or store.options["connection_string"].partition("BlobEndpoint=")[2].strip(";")
-    with proxy_to("//".join(server.split("/")[:3:2])) as proxy:
-        near = server.replace("/".join(server.split("/")[:3]), proxy.url)
-        store = Store(
-            store.url,
-            store.put,
-            store.delete,
-            endpoint_url=store.endpoint_url and near,
-            anon=store.anon,
-            env={name: value.replace(server, near) for name, value in store.env.items()},
-        )
-        mount(growfs, store, "--settle", "0", "--refresh", "0.5s")
+    with proxy_to(f"http://{store.server}") as proxy:
+        mount(growfs, store.reached_at(urlsplit(proxy.url).netloc), "--settle", "0", "--refresh", "0.5s")
         until(lambda: growfs.names() == {"first"})
         proxy.is_away = True
         store.put("second", b"second")
@@ -214,13 +186,9 @@ def test_google_credentials_are_found(growfs: Growfs, gcs_endpoint: str, tmp_pat
 def azure_token() -> str:
     """A token of Microsoft Entra ID as Azurite takes it: it does not check who signed it."""
     tenant, now = "00000000-0000-0000-0000-000000000001", int(time.time())
-    claims: dict[str, object] = {
-        "iss": f"https://sts.windows.net/{tenant}/",
-        "aud": "https://storage.azure.com",
-        "tid": tenant,
-    }
-    claims |= {"aud": "https://storage.azure.com", "iat": now - 60, "nbf": now - 60, "exp": now + 3600}
-    parts = [json.dumps(part).encode() for part in ({"alg": "RS256", "typ": "JWT"}, claims)]
+    claims = {"iss": f"https://sts.windows.net/{tenant}/", "aud": "https://storage.azure.com", "tid": tenant}
+    times = {"iat": now - 60, "nbf": now - 60, "exp": now + 3600}
+    parts = [json.dumps(part).encode() for part in ({"alg": "RS256", "typ": "JWT"}, claims | times)]
     return ".".join(urlsafe_b64encode(part).decode().rstrip("=") for part in [*parts, b"signed"])
 
 

@@ -63,11 +63,7 @@ def test_each_file_has_one_result(tmp_path: Path, downloader: Downloader, report
     (tmp_path / "3").mkdir()  # a directory where the file belongs
     downloader.submit(
         FetchFiles(
-            [
-                fetch_request(tmp_path, 1, "small"),
-                fetch_request(tmp_path, 2, "gone"),
-                fetch_request(tmp_path, 3, "small"),
-            ],
+            [fetch_request(tmp_path, id, path) for id, path in ((1, "small"), (2, "gone"), (3, "small"))],
             [],
             in_background=False,
         )
@@ -77,11 +73,8 @@ def test_each_file_has_one_result(tmp_path: Path, downloader: Downloader, report
     small = by_id[1]
     assert isinstance(small, Fetched)
     assert (small.size, small.digest) == (10, digest.of(tmp_path / "1"))
-    assert [type(failed.error) for _, failed in sorted(by_id.items()) if isinstance(failed, FetchFailed)] == [
-        RemoteMissing,
-        DiskFailed,
-        SizeExceeded,
-    ]
+    failures = {id: type(failed.error) for id, failed in by_id.items() if isinstance(failed, FetchFailed)}
+    assert failures == {2: RemoteMissing, 3: DiskFailed, 4: SizeExceeded}
     assert bytes <= 10 + 100_000
     assert not (tmp_path / "4").exists()
 

@@ -10,7 +10,6 @@ from growfs.remote.retries import (
     BUDGET_PER_S,
     DELAY_S_MAX,
     DELAY_S_MIN,
-    FILE_FAILURES_MAX,
     TRIES_MAX,
     Retries,
     Tries,
@@ -55,7 +54,7 @@ def test_while_others_of_the_file_arrive_a_request_is_repeated_longer(now: list[
     for _ in range(10 * TRIES_MAX):
         tries.pause(BUSY, "a")
         tries.answered()
-    for _ in range(FILE_FAILURES_MAX - 1):
+    for _ in range(999):
         tries.pause(BUSY, object())
     with pytest.raises(RemoteBusy):
         tries.pause(BUSY, object())

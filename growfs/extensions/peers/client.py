@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from growfs.remote.digest import Digest
 from growfs.remote.http.connection import ConnectionFailed, FallBack, Headers, HttpRequest, Timeouts
-from growfs.remote.http.download import MISSING_STATUSES, ChecksumMismatch, HttpError, RangeDownloader
+from growfs.remote.http.download import ChecksumMismatch, HttpError, RangeDownloader
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile
 from growfs.remote.metadata import fitting
@@ -54,8 +54,8 @@ class PeerClient:
                 try:
                     return self._fetch(task, task.digest, peer)
                 except (ConnectionFailed, HttpError, ChecksumMismatch) as error:
-                    if isinstance(error, HttpError) and error.status in MISSING_STATUSES:
-                        continue  # it was evicted between two parts
+                    if isinstance(error, HttpError) and error.status in (404, 410, 416):
+                        continue  # it was evicted between two parts; 416: a range of an empty file
                     self._pause(peer)
                     log.warning("%s: not fetched from the node %s: %s", task.file.path, peer, error)
         return None

@@ -12,11 +12,10 @@ from base64 import b64decode
 from contextlib import suppress
 
 from growfs.paths import StrPath
+from growfs.remote import digest
 from growfs.remote.digest import CrcSegments
 from growfs.remote.http.connection import Headers
 from growfs.remote.interface import Progress, ignore_progress
-
-BUFFER_BYTES = 1 << 20
 
 # The sizes in bytes of the checksums that can be verified, cheapest first.
 _SIZES = {"crc64nvme": 8, "crc32c": 4, "crc32": 4, "sha256": 32, "sha1": 20, "md5": 16}
@@ -89,7 +88,7 @@ class _ExpectedHash:
         """As _ExpectedCrc.mismatch."""
         first = self._first
         if first.bytes < total:
-            buffer = memoryview(bytearray(BUFFER_BYTES))
+            buffer = memoryview(bytearray(digest.BUFFER_BYTES))
             with open(path, "rb", buffering=0) as file:
                 file.seek(first.bytes)
                 while count := file.readinto(buffer):

@@ -64,12 +64,8 @@ TIMEOUTS = Timeouts(connect_s=5, read_s=30)
 IDLE_S_MAX = 15.0
 """A connection that was idle for longer is not reused: a NAT or a load balancer may have silently forgotten it, and a
 request would wait for its timeout. Most forget after a minute or more, some after 20 s."""
-KEEPALIVE_S = 10
 NEXT_ADDRESS_S = 0.25
 """How long one address of a host is tried before the next is tried in parallel (RFC 8305, 5)."""
-SILENT_S = 600.0
-"""For how long an address that did not answer is tried after the others of its host."""
-REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 REDIRECTS_MAX = 10
 _PUBLIC_HEADERS = {"accept", "accept-encoding", "user-agent"}
 """The headers that the target of a redirect to another server may see: any other header may hold a secret."""
@@ -212,10 +208,11 @@ class Connection:
         store's library may do better: it may trust another certificate.
         """
         response = self._exchange(request, headers)
-        while request.redirects and response.status in REDIRECT_STATUSES and "location" in response.headers:
+        while request.redirects and response.status in (301, 302, 303, 307, 308) and "location" in response.headers:
             request = request.redirected(response.headers["location"])
-            with suppress(FallBack, ConnectionFailed):
-                self.read(response)  # to its end, as otherwise the connection cannot be reused
+            if request.method != "HEAD":  # whose response has no body
+                with suppress(FallBack, ConnectionFailed):
+                    self.read(response)  # to its end, as otherwise the connection cannot be reused
             response = self._exchange(request, headers)
         return response
 
@@ -563,14 +560,14 @@ def _open(host: str, port: int, timeouts: Timeouts) -> socket.socket:
     random.shuffle(found)
     families = [[entry for entry in found if (entry[0] == preferred) is first] for first in (True, False)]
     addresses = [entry for pair in zip_longest(*families) for entry in pair if entry]
-    silent_since = time.monotonic() - SILENT_S
+    silent_since = time.monotonic() - 600  # later, it is tried in its turn again
     addresses.sort(key=lambda entry: _silent_at.get(entry[4], -math.inf) > silent_since)
     sock = _race([(family, address) for family, _, _, _, address in addresses], timeouts.connect_s)
     sock.settimeout(timeouts.connect_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
         # Sent data may stay unacknowledged for this long, in ms (tcp(7)).
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20 * 1000)
     return sock

@@ -42,7 +42,6 @@ from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask
 from growfs.remote.metadata import SECOND_NS, to_ns
 
-USELESS_HEADS_MAX = 8
 WRONG_FILES_MIN = 3
 """So many files whose content arrived twice, and none that matched, show that the store's checksums are wrong."""
 CUTS_MAX = 2
@@ -51,7 +50,6 @@ GOOD_STATUSES = (200, 206)
 MIXED = "segments of different versions"
 """Then the library fetches the file in one piece, if no version was listed: servers behind one name may differ."""
 REFUSED_STATUSES = (400, 401, 403)  # what stores return for an expired signature
-MISSING_STATUSES = (404, 410, 416)  # 416: a range of an empty file
 
 log = logging.getLogger(__name__)
 
@@ -185,9 +183,9 @@ class RangeDownloader:
             )
 
     def record_head(self, useful: bool) -> None:
-        """Record whether a HEAD brought a checksum. After too many that did not, no more are sent."""
+        """Record whether a HEAD brought a checksum. After eight that did not, no more are sent."""
         self._useless_heads = 0 if useful else self._useless_heads + 1
-        self.heads_useful = self._useless_heads < USELESS_HEADS_MAX
+        self.heads_useful = self._useless_heads < 8
 
     @contextmanager
     def connection(self, origin: Origin | None = None) -> Iterator[Connection]:

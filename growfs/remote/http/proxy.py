@@ -13,8 +13,6 @@ from urllib.request import getproxies, proxy_bypass
 from growfs.errors import UsageError
 from growfs.remote.names import join_address
 
-PORT = 80
-
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
@@ -49,7 +47,7 @@ def proxy_for(url: str) -> Proxy | None:
     found = proxies[name] if "://" in proxies[name] else f"http://{proxies[name]}"
     try:
         address = urlsplit(found)
-        host, port = address.hostname or "", address.port or PORT
+        host, port = address.hostname or "", address.port or 80
     except ValueError:
         host = ""
     if not host:

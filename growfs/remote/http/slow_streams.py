@@ -20,11 +20,6 @@ from growfs.remote.http.connection import Connection
 
 WINDOW_S = 3.0
 """Connections are compared by the bytes they received in this time."""
-HEAD_TIMES = 2
-"""A response has not begun late until it took this many times as long as most: a store's first byte may take seconds,
-and more requests would not make it faster."""
-FEW = 4
-"""In each window, one connection in 4 may be cut, but at least one."""
 
 
 class StreamSample(NamedTuple):
@@ -39,12 +34,13 @@ class StreamSample(NamedTuple):
 
     def is_held_up(self, usual_head_s: float) -> bool:
         """Whether it was waiting the whole time, and its response should have begun. usual_head_s: see `slow_ones`."""
-        # Otherwise it was held up locally, by the disk or a limit.
-        return self.waited_s >= 0.8 * WINDOW_S and not 0 < self.head_waited_s < HEAD_TIMES * usual_head_s
+        # Otherwise it was held up locally, by the disk or a limit. A response is late if it takes twice as long as
+        # most: a store's first byte may take seconds, and more requests would not make it faster.
+        return self.waited_s >= 0.8 * WINDOW_S and not 0 < self.head_waited_s < 2 * usual_head_s
 
 
 def slow_ones(samples: Sequence[StreamSample], usual_head_s: float) -> list[int]:
-    """The numbers of the samples that are slow and should be cut.
+    """The numbers of the samples that are slow and should be cut: one in four, but at least one.
 
     If all are silent, or the only one is, one is cut, to see whether another request is answered. usual_head_s: how
     long it usually takes until a response begins; 0 if that is not known.
@@ -56,7 +52,7 @@ def slow_ones(samples: Sequence[StreamSample], usual_head_s: float) -> list[int]
         for number, sample in enumerate(samples)
         if sample.may_be_cut and sample.is_held_up(usual_head_s) and sample.bytes * 16 < mean
     ]
-    most = max(1, len(samples) // FEW) if total else 1
+    most = max(1, len(samples) // 4) if total else 1
     return sorted(slow, key=lambda number: samples[number].bytes)[:most]
 
 

@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from growfs.errors import RemoteChanged
+from growfs.remote.digest import BUFFER_BYTES
 from growfs.remote.http.connection import ConnectionFailed, FallBack, Headers
 from growfs.remote.http.download import ErrorTranslator, HttpError, RangeDownloader, SignRequest, extent_of
 from growfs.remote.interface import RemoteFile
-
-SKIP_BYTES = 1 << 20
 
 
 class HttpStream:
@@ -54,7 +53,7 @@ class HttpStream:
             raise FallBack("a different range than requested")
         self.file = check(total, response.headers)
         while position < start:  # the server ignored the range
-            skipped = memoryview(bytearray(min(start - position, SKIP_BYTES)))
+            skipped = memoryview(bytearray(min(start - position, BUFFER_BYTES)))
             position += self._connection.read_some(response, skipped, total - position)
         return total - start
 
@@ -98,7 +97,7 @@ class FileStream:
             try:
                 source.seek(start)
             except ValueError:  # it cannot seek
-                while start and (skipped := len(source.read(min(start, SKIP_BYTES)))):
+                while start and (skipped := len(source.read(min(start, BUFFER_BYTES)))):
                     start -= skipped
 
     def readinto(self, buffer: memoryview) -> int:

@@ -5,6 +5,7 @@ Each store has a file (or folder) here, which holds everything that growfs knows
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -241,7 +242,7 @@ class StoreRemote(ABC):
         try:
             yield
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in errors.DISK_ERRNOS:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
                 raise
             raise self.translated(error, path) from None
 

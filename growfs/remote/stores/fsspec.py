@@ -43,7 +43,6 @@ from growfs.remote.stores.base import Access, Entry, StoreRemote
 PAGE_READ_S = 300
 """How long a listing library waits for a page: a server may need minutes."""
 SIGNED_S = 3600
-EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
 LEFT_TO_LIBRARY = "left to the store's library"
 
 
@@ -120,7 +119,10 @@ class FsspecRemote(StoreRemote):
             what = self.package and pip_install(self.package)
             raise UsageError(f"{scheme}:// needs a package that is not installed: {what or error}") from None
         except ValueError:
-            raise UsageError(f"{scheme}:// is not a store that fsspec knows; examples: {EXAMPLES}") from None
+            raise UsageError(
+                f"{scheme}:// is not a store that fsspec knows; examples: s3://bucket/prefix, gs://bucket/prefix,"
+                " az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
+            ) from None
 
     def _library_options(self) -> dict[str, Any]:
         """The storage options, with --endpoint-url and --anon under the names used by the store's library."""

@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, RemoteUnavailable
+from growfs.remote.digest import BUFFER_BYTES
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.metadata import fitting
 from growfs.remote.stores.base import Entry, StoreRemote
 
-CHUNK_BYTES = 1 << 20
 NO_PERMISSION = "permission denied"
 
 
@@ -52,7 +52,7 @@ class LocalRemote(StoreRemote):
         size = wanted.size if wanted else file.size
         most, written = wanted.size if wanted else sys.maxsize, 0
         update_digest = task.digest.segment(0).update if task.digest else None
-        buffer = memoryview(bytearray(CHUNK_BYTES if size is None else max(1, min(size, CHUNK_BYTES))))
+        buffer = memoryview(bytearray(BUFFER_BYTES if size is None else max(1, min(size, BUFFER_BYTES))))
         with self._threads.unsplit(size), open(task.target, "wb") as out:
             with closing(self.open(file, wanted.offset if wanted else 0)) as source:
                 while count := source.readinto(buffer[: most - written]):

@@ -34,8 +34,6 @@ from growfs.remote.stores.s3.static_settings import CONFIG, StaticSettings, serv
 
 REGION_TRIES_MAX = 3
 """How often a process asks a bucket for its region: the answer may be lost."""
-NEEDS_HOST = frozenset({"SecondLevelDomainForbidden", "PathStyleDomainForbidden", "VirtualHostDomainRequired"})
-"""Codes of stores that refuse requests with the bucket in the path."""
 DIRECTORY_SUFFIXES = ("--x-s3", "--xa-s3")
 """Of directory buckets (S3 Express), and of access points to them: they have no order and no StartAfter."""
 TENANT = r"((?!arn:)\w+:(?!\d+(/|$)))"
@@ -178,7 +176,7 @@ class BucketAccess(FsspecRemote):
             return problem.denied(
                 f"the store's clock shows a different time ({problem.detail})", "set this machine's clock"
             )
-        if problem.words & NEEDS_HOST:
+        if problem.words & {"SecondLevelDomainForbidden", "PathStyleDomainForbidden", "VirtualHostDomainRequired"}:
             return problem.denied(
                 f"the bucket must be in the host's name ({problem.detail})",
                 "pass --storage-option config_kwargs.s3.addressing_style=virtual",

@@ -24,8 +24,6 @@ from growfs.syscalls import memfd_create
 
 FRESH_S = 900
 """Credentials that are valid for longer need no renewal: botocore begins to renew them this long before expiry."""
-PAGE_BYTES = 64 << 10
-"""Tokens take a few hundred bytes; services announce no limit."""
 PAUSE_S, PAUSE_S_MAX = 30.0, 3600.0
 """How long to wait between two renewals; doubled each time until a refused request is served with new credentials.
 There is no wait if the last ones were served, and are now refused themselves."""
@@ -38,7 +36,7 @@ class SharedCredentials:
     def __init__(self, pause_s: float) -> None:
         """pause_s: how long credentials are not requested after they could not be obtained."""
         self._pause_s = pause_s
-        self._page = mmap.mmap(-1, PAGE_BYTES)
+        self._page = mmap.mmap(-1, 64 << 10)  # tokens take a few hundred bytes; services announce no limit
         self._between_processes = memfd_create("growfs-credentials")
         self._between_threads = threading.Lock()
 
@@ -83,7 +81,7 @@ class SharedCredentials:
 
     def _write(self, failed_at: float, found: dict[str, str]) -> None:
         text = json.dumps(found).encode()
-        if len(text) > PAGE_BYTES - _HEAD.size:
+        if len(text) > len(self._page) - _HEAD.size:
             text = b""
         _HEAD.pack_into(self._page, 0, failed_at, len(text))
         self._page[_HEAD.size : _HEAD.size + len(text)] = text

@@ -18,10 +18,8 @@ from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.metadata import file_from_fields, to_ns
 from growfs.remote.names import reason_to_skip
 
-ROOT = "ListBucketResult"
 ENCODED = {"EncodingType": "url"}
 """A parameter that makes a listing encode its keys, as XML cannot carry all characters."""
-LOST = "the listing cannot show its name: it is not UTF-8, or contains a control character"
 LOST_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _CONTROLS = re.compile(
     "[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\ufffe\\uffff]|&#(x0*([0-8bcef]|1[0-9a-f])|0*([0-8]|1[124-9]|2[0-9]|3[01]));",
@@ -80,9 +78,9 @@ def parsed(body: bytes, prefix: str, plus: str | None = " ") -> KeyPage:
 
 
 def _parsed(root: ET.Element, prefix: str, plus: str | None) -> KeyPage:
-    if not root.tag.endswith(ROOT):
+    space = root.tag.removesuffix("ListBucketResult")
+    if space == root.tag:
         raise NotAListing(f"<{root.tag}>")
-    space = root.tag[: -len(ROOT)]
     truncated = root.findtext(f"{space}IsTruncated")
     if truncated not in ("true", "false"):
         raise NotAListing("it does not say whether there are more names")
@@ -137,7 +135,7 @@ def _key_page(
         path = name[begin:]
         found.append(file_from_fields(path, int(item[size]), item.get(etag, ""), seconds_ns(item.get(time))))
         if LOST_CHARACTER in name and quote(LOST_CHARACTER) not in sent.upper():
-            reasons[path] = LOST
+            reasons[path] = "the listing cannot show its name: it is not UTF-8, or contains a control character"
         elif item.get(storage) in ARCHIVES:
             reasons[path] = ARCHIVED
     example = next((sent for sent in keys if "+" in sent), "") if plus is None else ""
