@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from growfs.remote.interface import FetchTask, RemoteFile
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.s3.credentials import Renewal
-from tests.remote.fake_store import PART, Serve
+from tests.remote.fake_store import PART, Scene, Serve
 from tests.s3.credentials import without_credentials
 
 
@@ -60,6 +61,11 @@ def library_fetches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def serve() -> Iterator[Serve]:
     with ExitStack() as stack:
         yield lambda store, tls=None: stack.enter_context(store.serving(tls))
+
+
+@pytest.fixture
+def scene(serve: Serve, tmp_path: Path, library_fetches: list[str]) -> Scene:
+    return Scene(serve, tmp_path, library_fetches)
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.s3.bucket import S3Remote
+from growfs.remote.stores.web import HttpRemote
 from tests.servers import QuietHandler, serving
 
 PART = 1000
@@ -41,11 +42,11 @@ def s3(url: str, **options: Any) -> S3Remote:
     return S3Remote(RemoteSpec("s3://bucket", {**KEYS, **options}, url))
 
 
-def fetched(remote: Any, tmp_path: Path, file: RemoteFile = FILE) -> bytes:
+def fetched(remote: Any, folder: Path, file: RemoteFile = FILE) -> bytes:
     """The content of a file after fetch; progress must report each byte once, unless the file begins anew."""
     reported: list[int] = []
-    found = remote.fetch(FetchTask(file, tmp_path / "target", reported.append, restart=reported.clear))
-    data = (tmp_path / "target").read_bytes()
+    found = remote.fetch(FetchTask(file, folder / "target", reported.append, restart=reported.clear))
+    data = (folder / "target").read_bytes()
     assert found.size == sum(reported) == len(data)
     return data
 
@@ -168,3 +169,21 @@ class FakeStore:
 
         with serving(Handler, tls) as url:
             yield url
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Runs stores, and fetches their files to a folder. by_library: the paths of those that a library fetched."""
+
+    serve: Serve
+    folder: Path
+    by_library: list[str]
+
+    def s3(self, store: FakeStore, **options: Any) -> S3Remote:
+        return s3(self.serve(store), **options)
+
+    def web(self, store: FakeStore) -> HttpRemote:
+        return HttpRemote(RemoteSpec(self.serve(store)))
+
+    def fetched(self, remote: Any, file: RemoteFile = FILE) -> bytes:
+        return fetched(remote, self.folder, file)

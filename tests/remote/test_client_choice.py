@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from growfs.remote.retrying import RetryingRemote
 from growfs.remote.stores.registry import choose_client
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.web import HttpRemote
-from tests.remote.fake_store import KEYS, SMALL, FakeStore, Serve, fetched
+from tests.remote.fake_store import KEYS, SMALL, FakeStore, Scene
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -68,34 +67,30 @@ def test_a_proxy_that_growfs_does_not_speak_to_is_known_at_once(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("client", ["growfs", "library"])
-def test_the_chosen_client_reads_the_files(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], client: str
-) -> None:
+def test_the_chosen_client_reads_the_files(scene: Scene, client: str) -> None:
     store = FakeStore(SMALL)
-    assert fetched(HttpRemote(RemoteSpec(serve(store), client=client)), tmp_path) == SMALL
-    assert library_fetches == (["x"] if client == "library" else [])
+    assert scene.fetched(HttpRemote(RemoteSpec(scene.serve(store), client=client))) == SMALL
+    assert scene.by_library == (["x"] if client == "library" else [])
     assert {request.headers["User-Agent"] == "growfs" for request in store.gets} == {client == "growfs"}
 
 
 @pytest.mark.parametrize("size", [len(SMALL), None])
 @pytest.mark.parametrize("client", ["growfs", "library"])
-def test_the_answers_to_either_client_count(serve: Serve, tmp_path: Path, client: str, size: int | None) -> None:
+def test_the_answers_to_either_client_count(scene: Scene, client: str, size: int | None) -> None:
     """Otherwise a few refusals in an hour would lower the number of streams for good."""
-    spec = RemoteSpec("s3://bucket", {**KEYS}, serve(FakeStore(SMALL)), client=client)
+    spec = RemoteSpec("s3://bucket", {**KEYS}, scene.serve(FakeStore(SMALL)), client=client)
     retries = Retries()
     remote = RetryingRemote(lambda: S3Remote(spec), retries)
-    assert fetched(remote, tmp_path, RemoteFile("x", size, None, "")) == SMALL
+    assert scene.fetched(remote, RemoteFile("x", size, None, "")) == SMALL
     assert retries.answered == 1
 
 
-def test_with_client_growfs_each_file_is_tried_without_the_library(
-    serve: Serve, tmp_path: Path, library_fetches: list[str]
-) -> None:
+def test_with_client_growfs_each_file_is_tried_without_the_library(scene: Scene) -> None:
     store = FakeStore(SMALL, body="chunked")
-    remote = HttpRemote(RemoteSpec(serve(store), client="growfs"))
+    remote = HttpRemote(RemoteSpec(scene.serve(store), client="growfs"))
     for _ in range(LEFT_MAX + 2):
-        assert fetched(remote, tmp_path) == SMALL
-    assert len(library_fetches) == LEFT_MAX + 2
+        assert scene.fetched(remote) == SMALL
+    assert len(scene.by_library) == LEFT_MAX + 2
     assert len([request for request in store.gets if request.headers["User-Agent"] == "growfs"]) == LEFT_MAX + 2
 
 

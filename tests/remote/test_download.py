@@ -11,7 +11,6 @@ import random
 import threading
 import time
 from base64 import b64encode
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,18 @@ from growfs.remote.retrying import RetryingRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.web import HttpRemote
-from tests.remote.fake_store import DATA, FILE, KEYS, PART, SMALL, FakeStore, Request, Serve, fetched, part_starts, s3
+from tests.remote.fake_store import (
+    DATA,
+    FILE,
+    KEYS,
+    PART,
+    SMALL,
+    FakeStore,
+    Request,
+    Scene,
+    part_starts,
+    s3,
+)
 from tests.servers import S3Server
 
 OTHER = random.Random(4).randbytes(len(DATA))
@@ -38,9 +48,9 @@ OTHER = random.Random(4).randbytes(len(DATA))
 pytestmark = pytest.mark.usefixtures("small_parts")
 
 
-def test_each_part_is_requested_once(serve: Serve, tmp_path: Path, library_fetches: list[str]) -> None:
+def test_each_part_is_requested_once(scene: Scene) -> None:
     store, threads = FakeStore(DATA), TransferThreads()
-    remote = S3Remote(RemoteSpec("s3://bucket", KEYS, serve(store)), threads)
+    remote = S3Remote(RemoteSpec("s3://bucket", KEYS, scene.serve(store)), threads)
 
     def fetch(file: RemoteFile) -> list[Request]:
         """By a thread that counts as a stream, as in a worker; returns the GETs that it took."""
@@ -48,7 +58,7 @@ def test_each_part_is_requested_once(serve: Serve, tmp_path: Path, library_fetch
 
         def run() -> None:
             try:
-                contents.append(fetched(remote, tmp_path, file))
+                contents.append(scene.fetched(remote, file))
             finally:
                 ended.set()
 
@@ -64,32 +74,30 @@ def test_each_part_is_requested_once(serve: Serve, tmp_path: Path, library_fetch
     assert {request.headers["If-Match"] for request in gets} == {None, '"v1"'}
     fetch(FILE)
     assert len({request.port for request in store.gets}) <= THREADS_DEFAULT + 1, "that of the HEAD is used again"
-    assert ({request.method for request in store.requests}, library_fetches) == ({"GET", "HEAD"}, [])
+    assert ({request.method for request in store.requests}, scene.by_library) == ({"GET", "HEAD"}, [])
 
 
 @pytest.mark.parametrize("size", [len(SMALL), None])
-def test_a_small_file_takes_one_get(serve: Serve, tmp_path: Path, library_fetches: list[str], size: int | None) -> None:
+def test_a_small_file_takes_one_get(scene: Scene, size: int | None) -> None:
     store = FakeStore(SMALL)
-    remote = s3(serve(store))
+    remote = scene.s3(store)
     for _ in range(3):
-        assert fetched(remote, tmp_path, RemoteFile("x", size, None, "v1")) == SMALL
+        assert scene.fetched(remote, RemoteFile("x", size, None, "v1")) == SMALL
     assert [request.method for request in store.requests] == ["GET"] * 3
-    assert (len({request.port for request in store.requests}), library_fetches) == (1, [])
+    assert (len({request.port for request in store.requests}), scene.by_library) == (1, [])
     assert {request.start for request in store.requests} == {None if size else 0}
 
 
 @pytest.mark.parametrize("part", [ByteRange(0, 10), ByteRange(3 * PART + 7, PART), ByteRange(PART - 1, 4 * PART + 3)])
-def test_only_the_byte_range_of_the_task_is_requested(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], part: ByteRange
-) -> None:
+def test_only_the_byte_range_of_the_task_is_requested(scene: Scene, part: ByteRange) -> None:
     store = FakeStore(DATA)
     computed = Digest()
-    found = s3(serve(store)).fetch(
-        FetchTask(RemoteFile("x", None, None, "v1"), tmp_path / "target", digest=computed, byte_range=part)
+    found = scene.s3(store).fetch(
+        FetchTask(RemoteFile("x", None, None, "v1"), scene.folder / "target", digest=computed, byte_range=part)
     )
     data = DATA[part.offset : part.offset + part.size]
-    assert ((tmp_path / "target").read_bytes(), found.size, library_fetches) == (data, len(DATA), [])
-    assert computed.text() == digest.of(tmp_path / "target")
+    assert ((scene.folder / "target").read_bytes(), found.size, scene.by_library) == (data, len(DATA), [])
+    assert computed.text() == digest.of(scene.folder / "target")
     starts = part_starts(part.size, part.offset)
     assert sorted((request.method, request.start or 0) for request in store.requests) == [
         ("GET", start) for start in starts
@@ -100,39 +108,29 @@ def test_only_the_byte_range_of_the_task_is_requested(
 @pytest.mark.parametrize("ranges", ["partial", "rclone", "ignored"])
 @pytest.mark.parametrize("keeps_alive", [True, False])
 def test_a_file_is_fetched_however_the_server_handles_ranges(
-    serve: Serve,
-    tmp_path: Path,
-    library_fetches: list[str],
-    kind: Any,
-    ranges: str,
-    keeps_alive: bool,
-    size: int | None,
+    scene: Scene, kind: Any, ranges: str, keeps_alive: bool, size: int | None
 ) -> None:
     store = FakeStore(DATA, ranges=ranges, keeps_alive=keeps_alive)
-    remote = kind(serve(store))
+    remote = kind(scene.serve(store))
     for number in range(2):
         before = len(store.gets)
-        assert fetched(remote, tmp_path, RemoteFile("x", size, None, "v1")) == DATA
+        assert scene.fetched(remote, RemoteFile("x", size, None, "v1")) == DATA
         if ranges != "ignored":
             assert len(store.gets) - before == 11
         elif number:  # the first time, several parts are requested before it shows
             assert len(store.gets) - before == 1
-    assert library_fetches == []
+    assert scene.by_library == []
 
 
 @pytest.mark.parametrize("zone", [" GMT", " -0000", ""])
-def test_a_time_is_a_validator_whatever_its_zone(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], zone: str
-) -> None:
+def test_a_time_is_a_validator_whatever_its_zone(scene: Scene, zone: str) -> None:
     store = FakeStore(DATA, etag=None, modified=f"Tue, 03 Nov 2020 10:00:00{zone}")
-    assert fetched(HttpRemote(RemoteSpec(serve(store))), tmp_path) == DATA
-    assert library_fetches == []
+    assert scene.fetched(scene.web(store)) == DATA
+    assert scene.by_library == []
 
 
 @pytest.mark.parametrize("honors_if_match", [True, False])
-def test_a_file_of_servers_that_disagree_comes_in_one_piece(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], honors_if_match: bool
-) -> None:
+def test_a_file_of_servers_that_disagree_comes_in_one_piece(scene: Scene, honors_if_match: bool) -> None:
     """Each connection reaches one of two servers."""
     store, servers = FakeStore(DATA, honors_if_match=honors_if_match), dict[int, int]()
 
@@ -140,8 +138,8 @@ def test_a_file_of_servers_that_disagree_comes_in_one_piece(
         store.etag = f'"of {servers.setdefault(request.port, len(servers) % 2)}"'
 
     store.on_get = on_get
-    assert fetched(HttpRemote(RemoteSpec(serve(store))), tmp_path) == DATA
-    assert library_fetches == ["x"]
+    assert scene.fetched(scene.web(store)) == DATA
+    assert scene.by_library == ["x"]
 
 
 @pytest.mark.promise(33)
@@ -155,12 +153,10 @@ def test_a_file_of_servers_that_disagree_comes_in_one_piece(
         {"etag": None, "data": OTHER[:-1]},
     ],
 )
-def test_a_file_that_changes_midway_is_refused(
-    serve: Serve, tmp_path: Path, honors_if_match: bool, change: dict[str, Any]
-) -> None:
+def test_a_file_that_changes_midway_is_refused(scene: Scene, honors_if_match: bool, change: dict[str, Any]) -> None:
     store = FakeStore(DATA, etag='"v1"' if change["etag"] else None, honors_if_match=honors_if_match)
-    remote = s3(serve(store))
-    file = remote.fetch(FetchTask(FILE, tmp_path / "target"))
+    remote = scene.s3(store)
+    file = remote.fetch(FetchTask(FILE, scene.folder / "target"))
     store.requests.clear()
 
     def on_get(_: Request) -> None:
@@ -170,7 +166,7 @@ def test_a_file_that_changes_midway_is_refused(
 
     store.on_get = on_get
     with pytest.raises(RemoteChanged):
-        remote.fetch(FetchTask(file, tmp_path / "target"))
+        remote.fetch(FetchTask(file, scene.folder / "target"))
 
 
 @pytest.mark.parametrize(
@@ -184,26 +180,22 @@ def test_a_file_that_changes_midway_is_refused(
         {"data": b""},
     ],
 )
-def test_unusual_responses_are_left_to_the_library(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], behaviour: dict[str, Any]
-) -> None:
+def test_unusual_responses_are_left_to_the_library(scene: Scene, behaviour: dict[str, Any]) -> None:
     store = FakeStore(**{"data": DATA, **behaviour})
-    remote = HttpRemote(RemoteSpec(serve(store)))
+    remote = scene.web(store)
     tries = LEFT_MAX + 2
     for _ in range(tries):
-        assert fetched(remote, tmp_path) == store.data
-    assert library_fetches == ["x"] * tries
+        assert scene.fetched(remote) == store.data
+    assert scene.by_library == ["x"] * tries
     ranged = len([request for request in store.requests if request.start == 0])
     assert ranged == (tries if behaviour == {"data": b""} else LEFT_MAX), "plain GETs are given up for such a server"
 
 
-def test_a_server_that_stops_sending_ranges_is_left_to_the_library(
-    serve: Serve, tmp_path: Path, library_fetches: list[str]
-) -> None:
+def test_a_server_that_stops_sending_ranges_is_left_to_the_library(scene: Scene) -> None:
     """At once where nothing of the file has arrived yet, else at the second try."""
-    url = serve(FakeStore(DATA, ranges="first"))
-    assert fetched(RetryingRemote(lambda: s3(url), Retries(lambda _: None)), tmp_path) == DATA
-    assert library_fetches == ["x"]
+    url = scene.serve(FakeStore(DATA, ranges="first"))
+    assert scene.fetched(RetryingRemote(lambda: s3(url), Retries(lambda _: None))) == DATA
+    assert scene.by_library == ["x"]
 
 
 @pytest.mark.promise(3)
@@ -215,12 +207,7 @@ def test_a_server_that_stops_sending_ranges_is_left_to_the_library(
     ],
 )
 def test_a_part_that_fails_goes_on_from_its_last_byte(
-    serve: Serve,
-    tmp_path: Path,
-    library_fetches: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    fault: str | int,
-    failing: set[int],
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, fault: str | int, failing: set[int]
 ) -> None:
     monkeypatch.setattr("growfs.remote.http.connection.PIECE_BYTES", 10 * len(DATA))
     store = FakeStore(DATA)
@@ -238,9 +225,9 @@ def test_a_part_that_fails_goes_on_from_its_last_byte(
     store.on_get, store.status = on_get, status
     failures: list[RemoteError] = []
     retries, progress = Retries(lambda _: None, failures.append), list[int]()
-    task = FetchTask(RemoteFile("x", len(DATA), None, "v1"), tmp_path / "target", progress.append, Digest())
-    assert RetryingRemote(lambda: s3(serve(store)), retries).fetch(task).size == len(DATA)
-    assert (tmp_path / "target").read_bytes() == DATA
+    task = FetchTask(RemoteFile("x", len(DATA), None, "v1"), scene.folder / "target", progress.append, Digest())
+    assert RetryingRemote(lambda: scene.s3(store), retries).fetch(task).size == len(DATA)
+    assert (scene.folder / "target").read_bytes() == DATA
     assert task.digest
     assert task.digest.text() == digest.of(task.target)
     starts = list(part_starts(len(DATA)))
@@ -251,18 +238,16 @@ def test_a_part_that_fails_goes_on_from_its_last_byte(
     assert [type(error) for error in failures] == [
         RemoteThrottled if fault in (429, 503) else RemoteBusy for _ in failing
     ]
-    assert (retries.answered, library_fetches) == (len(starts), [])
+    assert (retries.answered, scene.by_library) == (len(starts), [])
 
 
-def test_a_lone_request_that_is_not_answered_is_sent_again(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lone_request_that_is_not_answered_is_sent_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader waits for the file, and nothing else is requested, so that nothing shows that responses come sooner."""
     monkeypatch.setattr("growfs.remote.http.slow_streams.WINDOW_S", 0.2)
     store, ended = FakeStore(SMALL), threading.Event()
     failures: list[RemoteError] = []
     threads = TransferThreads(latency_s=lambda: 0.01)
-    source = S3Remote(RemoteSpec("s3://bucket", KEYS, serve(store)), threads)
+    source = S3Remote(RemoteSpec("s3://bucket", KEYS, scene.serve(store)), threads)
     remote = RetryingRemote(lambda: source, Retries(lambda _: None, failures.append))
 
     def headers(_: Request) -> dict[str, str]:
@@ -272,16 +257,14 @@ def test_a_lone_request_that_is_not_answered_is_sent_again(
 
     store.headers_for = headers
     try:
-        assert fetched(remote, tmp_path) == SMALL
+        assert scene.fetched(remote) == SMALL
     finally:
         ended.set()
     assert failures == [], "the timeout did not end it"
 
 
 @pytest.mark.parametrize("fault", ["range", "length", "etag"])
-def test_one_odd_answer_to_a_part_costs_that_part_only(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], fault: str
-) -> None:
+def test_one_odd_answer_to_a_part_costs_that_part_only(scene: Scene, fault: str) -> None:
     store, failures = FakeStore(DATA), list[RemoteError]()
     start = part_starts(len(DATA))[4]  # all parts are requested at once; that of the first one decides about the store
 
@@ -292,27 +275,25 @@ def test_one_odd_answer_to_a_part_costs_that_part_only(
         store.etag, store.honors_if_match = '"v2"' if is_odd and fault == "etag" else '"v1"', False
 
     store.on_get = on_get
-    remote = RetryingRemote(lambda: s3(serve(store)), Retries(lambda _: None, failures.append))
-    assert fetched(remote, tmp_path, RemoteFile("x", len(DATA), None, "")) == DATA
-    assert library_fetches == []
+    remote = RetryingRemote(lambda: scene.s3(store), Retries(lambda _: None, failures.append))
+    assert scene.fetched(remote, RemoteFile("x", len(DATA), None, "")) == DATA
+    assert scene.by_library == []
     assert len(store.gets) == len(part_starts(len(DATA))) + 1
     assert len(failures) == 1
 
 
-def test_a_request_that_is_repeated_is_signed_again(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_is_repeated_is_signed_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an outage of hours, the old signature has expired."""
     hours = itertools.count()
     monkeypatch.setattr("growfs.remote.stores.s3.signer.gmtime", lambda: time.gmtime(next(hours) * 3600))
     store = FakeStore(SMALL)
     store.status = lambda request: 503 if len(store.gets) == 1 else None
-    assert fetched(RetryingRemote(lambda: s3(serve(store)), Retries(lambda _: None)), tmp_path) == SMALL
-    assert (len({request.headers["x-amz-date"] for request in store.gets}), library_fetches) == (2, [])
+    assert scene.fetched(RetryingRemote(lambda: scene.s3(store), Retries(lambda _: None))) == SMALL
+    assert (len({request.headers["x-amz-date"] for request in store.gets}), scene.by_library) == (2, [])
 
 
 @pytest.mark.parametrize("fault", ["cut", 503])
-def test_a_file_fails_when_one_part_always_fails(serve: Serve, tmp_path: Path, fault: str | int) -> None:
+def test_a_file_fails_when_one_part_always_fails(scene: Scene, fault: str | int) -> None:
     store = FakeStore(DATA)
     _, _, start, end, *_ = part_starts(len(DATA))
 
@@ -325,8 +306,8 @@ def test_a_file_fails_when_one_part_always_fails(serve: Serve, tmp_path: Path, f
         store.status = lambda request: 503 if is_bad(request) else None
     pauses: list[float] = []
     with pytest.raises(RemoteBusy):
-        RetryingRemote(lambda: s3(serve(store)), Retries(pauses.append)).fetch(
-            FetchTask(RemoteFile("x", len(DATA), None, "v1"), tmp_path / "target")
+        RetryingRemote(lambda: scene.s3(store), Retries(pauses.append)).fetch(
+            FetchTask(RemoteFile("x", len(DATA), None, "v1"), scene.folder / "target")
         )
     assert TRIES_MAX <= sum(map(is_bad, store.gets)) <= 3 * TRIES_MAX
     good = [request.start or 0 for request in store.gets if not is_bad(request)]
@@ -334,11 +315,11 @@ def test_a_file_fails_when_one_part_always_fails(serve: Serve, tmp_path: Path, f
 
 
 @pytest.mark.parametrize("value", ["7", "Tue, 01 Jan 2030 00:00:00 GMT", "Tue, 01 Jan 2030 00:00:00"])
-def test_a_store_says_how_long_it_wants_to_be_left_alone(serve: Serve, tmp_path: Path, value: str) -> None:
+def test_a_store_says_how_long_it_wants_to_be_left_alone(scene: Scene, value: str) -> None:
     store = FakeStore(DATA, extra_headers={"Retry-After": value})
     store.status = lambda request: 503 if len(store.gets) == 4 else None
     pauses: list[float] = []
-    assert fetched(RetryingRemote(lambda: s3(serve(store)), Retries(pauses.append)), tmp_path) == DATA
+    assert scene.fetched(RetryingRemote(lambda: scene.s3(store), Retries(pauses.append))) == DATA
     assert pauses == [7.0 if value == "7" else 60.0]
 
 
@@ -347,13 +328,11 @@ def test_a_store_says_how_long_it_wants_to_be_left_alone(serve: Serve, tmp_path:
     ("status", "kind"),
     [(503, RemoteThrottled), (429, RemoteThrottled), (500, RemoteBusy), (404, RemoteMissing), (403, RemoteDenied)],
 )
-def test_each_status_raises_its_error(
-    serve: Serve, tmp_path: Path, status: int, kind: type[Exception], at: int
-) -> None:
+def test_each_status_raises_its_error(scene: Scene, status: int, kind: type[Exception], at: int) -> None:
     store = FakeStore(DATA)
     store.status = lambda _: status if len(store.gets) >= at else None
     with pytest.raises(kind) as caught:
-        s3(serve(store), token="the-token").fetch(FetchTask(FILE, tmp_path / "target"))
+        scene.s3(store, token="the-token").fetch(FetchTask(FILE, scene.folder / "target"))
     assert type(caught.value) is kind
     assert "the-token" not in str(caught.value)
 
@@ -362,56 +341,52 @@ MD5 = hashlib.md5(SMALL)
 
 
 def test_a_store_whose_checksums_are_all_wrong_is_believed_about_the_rest(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], caplog: pytest.LogCaptureFixture
+    scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The same bytes arrive twice, so that they were not damaged in transit."""
     store = FakeStore(DATA, extra_headers={"x-amz-checksum-crc32c": b64encode(bytes(4)).decode()})
-    source = s3(serve(store))
+    source = scene.s3(store)
     remote = RetryingRemote(lambda: source, Retries(lambda _: None))
     for path in ("a", "b"):
         with pytest.raises(RemoteBusy, match="damaged in transit"):
-            fetched(remote, tmp_path, RemoteFile(path, len(DATA), None, "v1"))
+            scene.fetched(remote, RemoteFile(path, len(DATA), None, "v1"))
     for path in ("c", "d", "a"):
-        assert fetched(remote, tmp_path, RemoteFile(path, len(DATA), None, "v1")) == DATA
+        assert scene.fetched(remote, RemoteFile(path, len(DATA), None, "v1")) == DATA
     assert caplog.text.count("c: the CRC32C of the content is not the one that the store sent, as for all files") == 1
     store.on_get = lambda request: setattr(store, "data", random.Random(len(store.gets)).randbytes(len(DATA)))
     with pytest.raises(RemoteBusy, match="damaged in transit"):
-        fetched(remote, tmp_path, RemoteFile("e", len(DATA), None, "v1"))
-    assert library_fetches == []
+        scene.fetched(remote, RemoteFile("e", len(DATA), None, "v1"))
+    assert scene.by_library == []
 
 
-def test_a_checksum_that_was_right_once_is_believed(serve: Serve, tmp_path: Path) -> None:
+def test_a_checksum_that_was_right_once_is_believed(scene: Scene) -> None:
     store = FakeStore(SMALL, extra_headers={"Content-MD5": b64encode(MD5.digest()).decode()})
-    source = s3(serve(store))
+    source = scene.s3(store)
     remote = RetryingRemote(lambda: source, Retries(lambda _: None))
-    assert fetched(remote, tmp_path) == SMALL
+    assert scene.fetched(remote) == SMALL
     store.data = OTHER[: len(SMALL)]
     for path in "abcde":
         with pytest.raises(RemoteBusy, match="damaged in transit"):
-            fetched(remote, tmp_path, RemoteFile(path, len(SMALL), None, "v1"))
+            scene.fetched(remote, RemoteFile(path, len(SMALL), None, "v1"))
 
 
 @pytest.mark.parametrize("status", [400, 501])
-def test_a_store_that_refuses_to_be_asked_for_checksums_is_not(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], status: int
-) -> None:
+def test_a_store_that_refuses_to_be_asked_for_checksums_is_not(scene: Scene, status: int) -> None:
     store = FakeStore(DATA)
     store.status = lambda request: status if "x-amz-checksum-mode" in request.headers else None
-    remote = s3(serve(store))
+    remote = scene.s3(store)
     for _ in range(2):
         refused = sum("x-amz-checksum-mode" in request.headers for request in store.requests)
-        assert fetched(remote, tmp_path) == DATA
+        assert scene.fetched(remote) == DATA
     assert sum("x-amz-checksum-mode" in request.headers for request in store.requests) == refused, "it is known by now"
     store.status = lambda _: 400
     with pytest.raises(RemoteError):
-        fetched(remote, tmp_path)
-    assert library_fetches == ["x"], "no manner helped"
+        scene.fetched(remote)
+    assert scene.by_library == ["x"], "no manner helped"
 
 
 @pytest.mark.parametrize("has_length", [True, False])
-def test_an_object_that_is_stored_compressed_is_fetched_as_it_is_stored(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], has_length: bool
-) -> None:
+def test_an_object_that_is_stored_compressed_is_fetched_as_it_is_stored(scene: Scene, has_length: bool) -> None:
     """Some stores decompress it for clients that do not accept gzip; others compress nothing on the way."""
     store, packed = FakeStore(DATA), gzip.compress(DATA)
 
@@ -422,32 +397,32 @@ def test_an_object_that_is_stored_compressed_is_fetched_as_it_is_stored(
         store.extra_headers = {"Content-Encoding": "gzip"} if accepts else {}
 
     store.on_get = on_get
-    remote = s3(serve(store))
+    remote = scene.s3(store)
     for _ in range(2):
-        assert fetched(remote, tmp_path, RemoteFile("x", len(packed), None, "v1")) == packed
-    assert library_fetches == []
+        assert scene.fetched(remote, RemoteFile("x", len(packed), None, "v1")) == packed
+    assert scene.by_library == []
 
 
 @pytest.mark.promise(33)
 def test_after_refusals_the_library_makes_all_requests_and_content_is_still_verified(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], caplog: pytest.LogCaptureFixture
+    scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = FakeStore(SMALL)
     store.status = lambda request: None if "Botocore" in request.headers.get("User-Agent", "") else 403
-    remote = s3(serve(store))
+    remote = scene.s3(store)
     for _ in range(LEFT_MAX):
         assert "the store's library" not in caplog.text
-        assert fetched(remote, tmp_path) == SMALL
+        assert scene.fetched(remote) == SMALL
     assert "the store's library makes all requests from now on, which is slower: status 403" in caplog.text
     assert (remote._threads.library.files, remote._threads.library.gave_up) == (LEFT_MAX, "status 403")
     store.status = lambda _: None
     store.extra_headers = {"Content-MD5": b64encode(bytes(16)).decode()}
     with pytest.raises(RemoteBusy, match="the MD5 of the content is not"):
-        fetched(remote, tmp_path)
-    assert len(library_fetches) == LEFT_MAX + 1
+        scene.fetched(remote)
+    assert len(scene.by_library) == LEFT_MAX + 1
     store.extra_headers = {"Content-MD5": b64encode(MD5.digest()).decode()}
-    assert fetched(remote, tmp_path) == SMALL
-    assert len(library_fetches) == LEFT_MAX + 2
+    assert scene.fetched(remote) == SMALL
+    assert len(scene.by_library) == LEFT_MAX + 2
 
 
 @pytest.mark.promise(33)
@@ -455,31 +430,31 @@ def test_after_refusals_the_library_makes_all_requests_and_content_is_still_veri
 @pytest.mark.parametrize("matches", [True, False])
 @pytest.mark.parametrize("sent_by", ["GET", "HEAD"])
 def test_the_checksum_of_a_file_fetched_in_parts_is_verified(
-    serve: Serve, tmp_path: Path, name: str, matches: bool, sent_by: str
+    scene: Scene, name: str, matches: bool, sent_by: str
 ) -> None:
     crc = getattr(checksums, name)(DATA if matches else OTHER)
     checksum = {f"x-amz-checksum-{name}": b64encode(crc.to_bytes(8 if name == "crc64nvme" else 4, "big")).decode()}
     store = FakeStore(DATA, ranges="partial" if sent_by == "HEAD" else "ignored")
     store.headers_for = lambda request: checksum if request.method == sent_by else {}
-    remote = s3(serve(store))
+    remote = scene.s3(store)
     if matches:
-        assert fetched(remote, tmp_path) == DATA
+        assert scene.fetched(remote) == DATA
     else:
         with pytest.raises(RemoteBusy, match=f"damaged in transit.*{name.upper()}"):
-            fetched(remote, tmp_path)
+            scene.fetched(remote)
 
 
-def test_head_requests_stop_for_a_store_that_sends_no_checksums(serve: Serve, tmp_path: Path) -> None:
+def test_head_requests_stop_for_a_store_that_sends_no_checksums(scene: Scene) -> None:
     store = FakeStore(DATA)
-    remote = s3(serve(store))
+    remote = scene.s3(store)
     for _ in range(11):
-        fetched(remote, tmp_path)
+        scene.fetched(remote)
     assert sum(request.method == "HEAD" for request in store.requests) == 8
 
 
-def test_an_idle_connection_to_the_same_server_is_taken(serve: Serve) -> None:
+def test_an_idle_connection_to_the_same_server_is_taken(scene: Scene) -> None:
     downloader = RangeDownloader(TransferThreads())
-    first, second = (HttpRequest(f"{serve(FakeStore(SMALL))}/x") for _ in range(2))
+    first, second = (HttpRequest(f"{scene.serve(FakeStore(SMALL))}/x") for _ in range(2))
     with downloader.connection(first.origin) as one, downloader.connection(second.origin) as other:
         for connection, request in ((one, first), (other, second)):
             connection.read(connection.send(request, {}))
@@ -492,55 +467,54 @@ def test_an_idle_connection_to_the_same_server_is_taken(serve: Serve) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EOPNOTSUPP])
 def test_disk_space_is_reserved_once_the_size_is_known(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def fallocate(*_: int) -> None:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "posix_fallocate", fallocate)
-    remote = s3(serve(FakeStore(DATA)))
-    assert fetched(remote, tmp_path) == DATA, "nothing is reserved while the size is unknown"
+    remote = scene.s3(FakeStore(DATA))
+    assert scene.fetched(remote) == DATA, "nothing is reserved while the size is unknown"
     file = remote.stat("x")
     if code == errno.ENOSPC:
         with pytest.raises(OSError, match="No space left"):
-            fetched(remote, tmp_path, file)
+            scene.fetched(remote, file)
     else:
-        assert fetched(remote, tmp_path, file) == DATA
+        assert scene.fetched(remote, file) == DATA
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_signed_urls_of_any_fsspec_store_are_used(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], monkeypatch: pytest.MonkeyPatch, changed: bool
-) -> None:
+def test_signed_urls_of_any_fsspec_store_are_used(scene: Scene, monkeypatch: pytest.MonkeyPatch, changed: bool) -> None:
     import fsspec
 
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/signs/x", DATA)
-    url = serve(FakeStore(DATA))
+    url = scene.serve(FakeStore(DATA))
     monkeypatch.setattr(type(memory), "sign", lambda *_, **more: f"{url}x?{more['expiration']}")
     remote = FsspecRemote(RemoteSpec("memory://signs"))
     file = remote.stat("x")
     if changed:
         memory.pipe_file("/signs/x", DATA)
         with pytest.raises(RemoteChanged):
-            fetched(remote, tmp_path, file)
+            scene.fetched(remote, file)
     else:
-        assert fetched(remote, tmp_path, file) == DATA
-        assert remote.fetch(FetchTask(file, tmp_path / "target")) == file
-    assert library_fetches == []
+        assert scene.fetched(remote, file) == DATA
+        assert remote.fetch(FetchTask(file, scene.folder / "target")) == file
+    assert scene.by_library == []
     monkeypatch.setattr(type(memory), "sign", lambda *_, **more: "/no/url")
-    assert (remote.fetch(FetchTask(remote.stat("x"), tmp_path / "target")).size, library_fetches) == (len(DATA), ["x"])
+    assert (remote.fetch(FetchTask(remote.stat("x"), scene.folder / "target")).size, scene.by_library) == (
+        len(DATA),
+        ["x"],
+    )
 
 
-def test_ranges_of_a_real_server_are_used(
-    rclone_s3: S3Server, tmp_path: Path, library_fetches: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranges_of_a_real_server_are_used(scene: Scene, rclone_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     rclone_s3.put("ranged/first", SMALL)
     remote = S3Remote(rclone_s3.spec("ranged"))
-    fetched(remote, tmp_path, RemoteFile("first", len(SMALL), None, ""))  # the slow setup is done once
+    scene.fetched(remote, RemoteFile("first", len(SMALL), None, ""))  # the slow setup is done once
     rclone_s3.put("ranged/x", DATA)
-    assert fetched(remote, tmp_path) == DATA
-    assert library_fetches == ["x"], "the file is of this very second, so its version might miss a change"
+    assert scene.fetched(remote) == DATA
+    assert scene.by_library == ["x"], "the file is of this very second, so its version might miss a change"
     monkeypatch.setattr("growfs.remote.http.download._has_validator", lambda _: True)
-    assert fetched(remote, tmp_path, remote.stat("x")) == DATA
-    assert library_fetches == ["x"]
+    assert scene.fetched(remote, remote.stat("x")) == DATA
+    assert scene.by_library == ["x"]

@@ -16,7 +16,7 @@ from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.web import HttpRemote
 from tests.forward_proxy import AWAY, ForwardProxy, forward_proxy
-from tests.remote.fake_store import DATA, FILE, PART, SMALL, FakeStore, Serve, fetched, s3
+from tests.remote.fake_store import DATA, FILE, PART, SMALL, FakeStore, Scene, Serve, s3
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -47,13 +47,11 @@ def proxy(
         yield proxy
 
 
-def test_files_come_through_the_proxy(
-    proxy: ForwardProxy, scheme: str, store: FakeStore, tmp_path: Path, library_fetches: list[str]
-) -> None:
+def test_files_come_through_the_proxy(scene: Scene, proxy: ForwardProxy, scheme: str, store: FakeStore) -> None:
     url = f"{scheme}://{AWAY}/"
-    assert fetched(HttpRemote(RemoteSpec(url)), tmp_path) == DATA
-    assert fetched(s3(url), tmp_path) == DATA
-    assert library_fetches == []
+    assert scene.fetched(HttpRemote(RemoteSpec(url))) == DATA
+    assert scene.fetched(s3(url)) == DATA
+    assert scene.by_library == []
     assert len(store.gets) > 2 * len(DATA) // PART, "both came in parts"
     if scheme == "https":
         assert set(proxy.tunnels) == {AWAY}
@@ -77,11 +75,10 @@ def test_files_come_through_the_proxy(
     ],
 )
 def test_a_proxy_that_refuses_is_named_without_its_password(
+    scene: Scene,
     proxy: ForwardProxy,
     scheme: str,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    library_fetches: list[str],
     status: int,
     kind: type[GrowfsError],
     says: str,
@@ -91,7 +88,7 @@ def test_a_proxy_that_refuses_is_named_without_its_password(
         monkeypatch.setenv(f"{scheme}_proxy", f"http://{ENCODED}@{AWAY}")
     for remote in (HttpRemote(RemoteSpec(f"{scheme}://{AWAY}/")), s3(f"{scheme}://{AWAY}/")):
         with pytest.raises(GrowfsError) as caught:
-            fetched(remote, tmp_path)
+            scene.fetched(remote)
         assert type(caught.value) is kind
         message = str(caught.value)
         assert f"through the proxy (http://{AWAY if status == 0 else proxy.url[7:]}: " in message
@@ -99,7 +96,7 @@ def test_a_proxy_that_refuses_is_named_without_its_password(
         assert "check HTTPS_PROXY and HTTP_PROXY" in message
         assert "p@ss" not in message
         assert "p%40ss" not in message
-    assert library_fetches == []
+    assert scene.by_library == []
 
 
 @pytest.mark.parametrize("scheme", ["http"])
@@ -134,27 +131,23 @@ def test_variables_are_read_as_by_urllib(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "secret" not in str(caught.value)
 
 
-def test_what_no_proxy_names_is_reached_directly(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_proxy_names_is_reached_directly(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://{AWAY}")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert fetched(HttpRemote(RemoteSpec(serve(FakeStore(SMALL)))), tmp_path) == SMALL
-    assert library_fetches == []
+    assert scene.fetched(scene.web(FakeStore(SMALL))) == SMALL
+    assert scene.by_library == []
 
 
-def test_a_proxy_that_speaks_no_http_is_left_to_the_library(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_that_speaks_no_http_is_left_to_the_library(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("all_proxy", f"socks5://{AWAY}")
-    assert fetched(HttpRemote(RemoteSpec(serve(FakeStore(SMALL)))), tmp_path) == SMALL
-    assert library_fetches == ["x"]
+    assert scene.fetched(scene.web(FakeStore(SMALL))) == SMALL
+    assert scene.by_library == ["x"]
 
 
-def test_peers_are_reached_directly(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_are_reached_directly(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://{AWAY}")
     store = FakeStore(SMALL)
-    peer = serve(store).removeprefix("http://").rstrip("/")
-    task = FetchTask(RemoteFile(FILE.path, len(SMALL), None, "v1"), tmp_path / "target", digest=Digest())
+    peer = scene.serve(store).removeprefix("http://").rstrip("/")
+    task = FetchTask(RemoteFile(FILE.path, len(SMALL), None, "v1"), scene.folder / "target", digest=Digest())
     PeerClient("token", TransferThreads()).fetch(task, [peer])
     assert [request.target for request in store.requests] == ["/files/x"]

@@ -19,7 +19,7 @@ from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.gs import GoogleRemote
 from growfs.remote.stores.web import HttpRemote
 from tests.forward_proxy import AWAY
-from tests.remote.fake_store import DATA, FILE, SMALL, FakeStore, Request, Serve, fetched, part_starts, s3
+from tests.remote.fake_store import DATA, FILE, SMALL, FakeStore, Request, Scene, Serve, part_starts
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -42,19 +42,13 @@ def here(serve: Serve, there: FakeStore) -> FakeStore:
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("size", [None, len(DATA)])
 def test_parts_come_from_where_the_server_redirects(
-    serve: Serve,
-    here: FakeStore,
-    there: FakeStore,
-    tmp_path: Path,
-    library_fetches: list[str],
-    status: int,
-    size: int | None,
+    scene: Scene, here: FakeStore, there: FakeStore, status: int, size: int | None
 ) -> None:
     here.status = lambda _: status
-    url = serve(here).replace("://", "://me:secret@")
+    url = scene.serve(here).replace("://", "://me:secret@")
     remote = HttpRemote(RemoteSpec(url, {"headers": {"X-Key": "secret"}}))
-    assert fetched(remote, tmp_path, RemoteFile("x", size, None, "")) == DATA
-    assert library_fetches == []
+    assert scene.fetched(remote, RemoteFile("x", size, None, "")) == DATA
+    assert scene.by_library == []
     assert len(there.gets) > 10
     if size is None:  # else some parts are requested before the first is redirected
         assert len(here.gets) == 1
@@ -64,10 +58,10 @@ def test_parts_come_from_where_the_server_redirects(
     assert "secret" not in "".join(str(request.headers) for request in there.gets)
 
 
-def test_the_same_server_gets_the_password_again(serve: Serve, tmp_path: Path, library_fetches: list[str]) -> None:
+def test_the_same_server_gets_the_password_again(scene: Scene) -> None:
     store = FakeStore(SMALL, location="elsewhere")
-    assert fetched(HttpRemote(RemoteSpec(serve(store).replace("://", "://me:secret@"))), tmp_path) == SMALL
-    assert library_fetches == []
+    assert scene.fetched(HttpRemote(RemoteSpec(scene.serve(store).replace("://", "://me:secret@")))) == SMALL
+    assert scene.by_library == []
     assert [request.target for request in store.gets] == ["/x", "/elsewhere"]
     assert len({request.headers["Authorization"] for request in store.gets}) == 1
     assert len({request.port for request in store.gets}) == 1, "the connection is kept"
@@ -75,13 +69,13 @@ def test_the_same_server_gets_the_password_again(serve: Serve, tmp_path: Path, l
 
 @pytest.mark.parametrize("status", [302, 307])
 def test_an_object_of_s3_comes_from_where_the_store_redirects(
-    serve: Serve, here: FakeStore, there: FakeStore, tmp_path: Path, library_fetches: list[str], status: int
+    scene: Scene, here: FakeStore, there: FakeStore, status: int
 ) -> None:
     here.status = lambda _: status
-    remote = s3(serve(here), token="secret")
+    remote = scene.s3(here, token="secret")
     for _ in range(2):
-        assert fetched(remote, tmp_path, RemoteFile("x", len(DATA), None, "v1")) == DATA
-    assert library_fetches == []
+        assert scene.fetched(remote, RemoteFile("x", len(DATA), None, "v1")) == DATA
+    assert scene.by_library == []
     assert all(request.headers["Authorization"] for request in here.gets)
     sent = [name.lower() for request in there.gets for name in request.headers]
     assert "authorization" not in sent
@@ -89,57 +83,48 @@ def test_an_object_of_s3_comes_from_where_the_store_redirects(
 
 
 def test_an_object_of_s3_whose_redirect_needs_credentials_is_left_to_the_library(
-    serve: Serve, here: FakeStore, there: FakeStore, tmp_path: Path, library_fetches: list[str]
+    scene: Scene, here: FakeStore, there: FakeStore
 ) -> None:
     there.status = lambda request: None if request.headers["Authorization"] else 403
-    remote = s3(serve(here))
+    remote = scene.s3(here)
     with pytest.raises(GrowfsError):
-        fetched(remote, tmp_path, RemoteFile("x", len(DATA), None, "v1"))
-    assert library_fetches == ["x"]
+        scene.fetched(remote, RemoteFile("x", len(DATA), None, "v1"))
+    assert scene.by_library == ["x"]
 
 
-def test_the_connections_to_both_servers_are_kept(
-    serve: Serve, here: FakeStore, there: FakeStore, tmp_path: Path
-) -> None:
+def test_the_connections_to_both_servers_are_kept(scene: Scene, here: FakeStore, there: FakeStore) -> None:
     there.data = SMALL[:10]
-    remote = HttpRemote(RemoteSpec(serve(here)))
+    remote = scene.web(here)
     for _ in range(3):
-        assert fetched(remote, tmp_path) == SMALL[:10]
+        assert scene.fetched(remote) == SMALL[:10]
     for store in (here, there):
         assert (len(store.gets), len({request.port for request in store.gets})) == (3, 1)
 
 
 def test_a_part_that_is_cut_goes_on_from_its_last_byte(
-    serve: Serve,
-    here: FakeStore,
-    there: FakeStore,
-    tmp_path: Path,
-    library_fetches: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    scene: Scene, here: FakeStore, there: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("growfs.remote.http.connection.PIECE_BYTES", 100)
     there.on_get = lambda _: setattr(there, "body", "cut" if len(there.gets) == 4 else "plain")
-    remote = RetryingRemote(partial(HttpRemote, RemoteSpec(serve(here))), Retries(lambda _: None))
-    assert fetched(remote, tmp_path) == DATA
-    assert (len(here.gets), library_fetches) == (1, [])
+    remote = RetryingRemote(partial(HttpRemote, RemoteSpec(scene.serve(here))), Retries(lambda _: None))
+    assert scene.fetched(remote) == DATA
+    assert (len(here.gets), scene.by_library) == (1, [])
     starts = [request.start or 0 for request in there.gets]
     assert len(starts) == len(set(starts)), "nothing that arrived is requested again"
 
 
-def test_a_url_that_has_expired_is_asked_for_anew(
-    serve: Serve, here: FakeStore, there: FakeStore, tmp_path: Path, library_fetches: list[str]
-) -> None:
+def test_a_url_that_has_expired_is_asked_for_anew(scene: Scene, here: FakeStore, there: FakeStore) -> None:
     there.status = lambda request: 403 if len(there.gets) > 5 and request.target.endswith("token=1") else None
-    assert fetched(HttpRemote(RemoteSpec(serve(here))), tmp_path) == DATA
-    assert library_fetches == []
+    assert scene.fetched(scene.web(here)) == DATA
+    assert scene.by_library == []
     refused = len(there.gets) - len(part_starts(len(DATA)))
     assert 0 < refused <= THREADS_DEFAULT + 1, "only the parts that were under way"
     assert 1 < len(here.gets) <= len(part_starts(len(DATA)))
 
 
-def test_a_stream_is_redirected(serve: Serve, here: FakeStore, there: FakeStore) -> None:
+def test_a_stream_is_redirected(scene: Scene, here: FakeStore, there: FakeStore) -> None:
     there.ranges = "ignored"
-    stream = HttpRemote(RemoteSpec(serve(here))).open(FILE, start=len(DATA) - 10)
+    stream = scene.web(here).open(FILE, start=len(DATA) - 10)
     buffer = memoryview(bytearray(20))
     assert (stream.readinto(buffer), bytes(buffer[:10])) == (10, DATA[-10:])
     stream.close()
@@ -147,16 +132,14 @@ def test_a_stream_is_redirected(serve: Serve, here: FakeStore, there: FakeStore)
 
 
 @pytest.mark.parametrize("location", ["x", "http://[::1", "ftp://host/x", "http://host:port/x", f"http://a:b@{AWAY}/x"])
-def test_other_redirects_are_left_to_the_library(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], location: str
-) -> None:
+def test_other_redirects_are_left_to_the_library(scene: Scene, location: str) -> None:
     store = FakeStore(b"", extra_headers={"Location": location}, status=lambda _: 302)
     gets: list[int] = []
-    remote = HttpRemote(RemoteSpec(serve(store)))
-    store.on_get = lambda _: gets.append(len(library_fetches))
+    remote = scene.web(store)
+    store.on_get = lambda _: gets.append(len(scene.by_library))
     with pytest.raises(GrowfsError):
-        remote.fetch(FetchTask(FILE, tmp_path / "target"))
-    assert library_fetches == ["x"]
+        remote.fetch(FetchTask(FILE, scene.folder / "target"))
+    assert scene.by_library == ["x"]
     assert gets.count(0) == (1 + REDIRECTS_MAX if location == "x" else 1)
 
 
@@ -186,6 +169,6 @@ def test_a_library_waits_for_each_read(
         kind(spec).read_folder("")
 
 
-def test_a_download_by_the_library_may_take_any_time(serve: Serve) -> None:
-    remote = HttpRemote(RemoteSpec(serve(FakeStore(SMALL))))
+def test_a_download_by_the_library_may_take_any_time(scene: Scene) -> None:
+    remote = scene.web(FakeStore(SMALL))
     assert remote.fs.client_kwargs["timeout"].total is None

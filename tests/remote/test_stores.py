@@ -303,7 +303,7 @@ def test_google_storage_is_fetched_in_parts_with_a_token_and_told_who_pays(
     assert {request.target for request in store.requests} == {"/bucket/a%20b/%25"}
     assert {request.headers["Authorization"] for request in store.requests} == {"Bearer token"}
     assert sorted(request.start or 0 for request in store.gets) == list(part_starts(len(DATA)))
-    payer = {False: None, True: cloud.project}.get(pays, pays)
+    payer = cloud.project if pays is True else pays or None
     assert {request.headers["x-goog-user-project"] for request in store.requests} == {payer}
 
 
