@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,27 +21,10 @@ from tests.needs import use
 from tests.servers import S3Server
 
 CSV_COLUMNS = [
-    "Bucket",
-    "Key",
-    "VersionId",
-    "IsLatest",
-    "IsDeleteMarker",
-    "Size",
-    "LastModifiedDate",
-    "ETag",
-    "StorageClass",
-]
-PARQUET_COLUMNS = [
-    "bucket",
-    "key",
-    "version_id",
-    "is_latest",
-    "is_delete_marker",
-    "size",
-    "last_modified_date",
-    "e_tag",
-    "storage_class",
-]
+    "Bucket", "Key", "VersionId", "IsLatest", "IsDeleteMarker", "Size", "LastModifiedDate", "ETag", "StorageClass"
+]  # fmt: skip
+PARQUET_COLUMNS = [re.sub(r"(?<=.)(?=[A-Z][a-z])", "_", name).lower() for name in CSV_COLUMNS]
+"""The same in snake case; ETag is e_tag."""
 
 
 @dataclass

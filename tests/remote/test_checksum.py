@@ -27,7 +27,6 @@ CHECKSUMS = {
     "sha256": hashlib.sha256(CHECKED).hexdigest(),
     "md5": MD5.hexdigest(),
 }
-AES = {"x-amz-server-side-encryption": "AES256"}
 
 
 def base64(hexadecimal: str) -> str:
@@ -109,6 +108,7 @@ def test_each_form_of_checksum_is_verified(tmp_path: Path, form: str, part: int)
         aws("crc32c", "no such thing"),
         headers(x_goog_hash=f"crc32c={base64(CHECKSUMS['crc32c'])}", x_goog_stored_content_encoding="gzip"),
         headers(Content_MD5=base64(CHECKSUMS["md5"]), Content_Range="bytes 0-3/9"),
+        headers(Content_MD5="no such thing"),
         headers(ETag=f'"{CHECKSUMS["md5"]}"'),
         headers(ETag=f'"{CHECKSUMS["md5"]}-2"', x_amz_server_side_encryption="AES256"),
         headers(ETag=f'"{CHECKSUMS["md5"]}"', x_amz_server_side_encryption="aws:kms"),

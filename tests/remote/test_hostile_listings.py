@@ -38,15 +38,6 @@ def page(key: Key, encoded: bool) -> bytes:
     return content.encode("utf-8", "surrogatepass")
 
 
-def assert_harmless_or_refused(key: Key, encoded: bool) -> None:
-    try:
-        found, _ = parsed(page(key, encoded), "").without_skipped(1)
-    except NotAListing:
-        return
-    for file in found:
-        assert_harmless(file.path, file.size, file.mtime_ns)
-
-
 def assert_harmless(path: str, size: int | None, mtime_ns: int | None) -> None:
     joined = os.path.normpath(os.path.join("/base/folder", path))
     assert joined == "/base/folder/" + path, "it leads elsewhere, or two names are one file"
@@ -60,7 +51,12 @@ def assert_harmless(path: str, size: int | None, mtime_ns: int | None) -> None:
 @pytest.mark.promise(31)
 @given(entries, st.booleans())
 def test_what_a_hostile_listing_names_can_be_a_file_or_is_skipped(key: Key, encoded: bool) -> None:
-    assert_harmless_or_refused(key, encoded)
+    try:
+        found, _ = parsed(page(key, encoded), "").without_skipped(1)
+    except NotAListing:
+        return
+    for file in found:
+        assert_harmless(file.path, file.size, file.mtime_ns)
 
 
 @pytest.mark.promise(31)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from growfs.errors import UsageError
 from growfs.remote.filter import PathFilter
-from growfs.remote.metadata import to_ns
+from growfs.remote.metadata import file_from_info, to_ns
 from growfs.remote.names import reason_to_skip, redact
 
 
@@ -52,17 +54,35 @@ def test_secrets_are_removed_from_urls(url: str, shown: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "when",
-    ["2024-01-02T03:04:05Z", "2024-01-02 03:04:05+00:00", "Tue, 02 Jan 2024 03:04:05 GMT", 1704164645, "1704164645.0"],
+    ("when", "ns"),
+    [
+        *((when, 0) for when in ("2024-01-02T03:04:05Z", "2024-01-02 03:04:05+00:00", "Tue, 02 Jan 2024 03:04:05 GMT")),
+        *((when, 0) for when in (1704164645, "1704164645.0")),
+        *((when, 100_000_000) for when in ("2024-01-02T03:04:05.1Z", 1704164645.1)),
+        ("2024-01-02T03:04:05.123456789Z", 123_456_000),
+    ],
 )
-def test_timestamps_of_each_format_are_parsed(when: str | int) -> None:
-    assert to_ns(when) == 1704164645 * 10**9
+def test_timestamps_of_each_format_are_parsed(when: str | float, ns: int) -> None:
+    assert to_ns(when) == 1704164645 * 10**9 + ns
 
 
-def test_fractions_are_kept_and_invalid_timestamps_are_none() -> None:
-    assert to_ns("2024-01-02T03:04:05.1Z") == to_ns(1704164645.1) == 1704164645_100_000_000
-    assert to_ns("2024-01-02T03:04:05.123456789Z") == 1704164645_123_456_000
-    assert to_ns("yesterday") is to_ns(None) is to_ns("") is to_ns("nan") is None
+@pytest.mark.parametrize("when", ["yesterday", None, "", "nan"])
+def test_other_timestamps_are_unknown(when: str | None) -> None:
+    assert to_ns(when) is None
+
+
+def test_times_are_read_as_stores_write_them() -> None:
+    day = 19_783 * 86_400 * 10**9  # 2024-03-01
+    infos: list[tuple[str, Any, int | None]] = [
+        ("modify", "20240301000000", day),
+        ("modify", "20240301000000.5", day),
+        ("modificationTime", day // 1_000_000, day),
+        ("Last-Modified", "Fri, 01 Mar 2024 00:00:00 -0000", day),
+        ("Last-Modified", "Fri, 01 Mar 2024 00:00:00", day),
+        ("Last-Modified", "Fri, 01 Mar 2024 00:00:00 +99999999999999", None),
+    ]
+    for name, when, ns in infos:
+        assert file_from_info("x", {name: when, "size": 1}).mtime_ns == ns, when
 
 
 def test_the_path_filter_includes_and_excludes() -> None:

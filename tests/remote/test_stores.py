@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -24,7 +25,6 @@ from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, UsageError
 from growfs.remote import digest, open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
-from growfs.remote.metadata import SECOND_NS, file_from_info
 from growfs.remote.retries import Retries
 from growfs.remote.retrying import RetryingRemote
 from growfs.remote.stores.base import Entry, walk
@@ -94,20 +94,6 @@ def test_files_of_a_web_server_that_are_compressed_by_their_names_arrive_as_stor
     assert library_fetches == []
 
 
-def test_times_are_read_as_stores_write_them() -> None:
-    day = 19_783 * 86_400 * SECOND_NS  # 2024-03-01
-    infos: list[dict[str, Any]] = [
-        {"modify": "20240301000000"},
-        {"modify": "20240301000000.5"},
-        {"modificationTime": day // 1_000_000},
-        {"Last-Modified": "Fri, 01 Mar 2024 00:00:00 -0000"},
-        {"Last-Modified": "Fri, 01 Mar 2024 00:00:00"},
-        {"Last-Modified": "Fri, 01 Mar 2024 00:00:00 +99999999999999"},
-    ]
-    found = [file_from_info("x", info | {"size": 1}).mtime_ns for info in infos]
-    assert found == [day, day, day, day, day, None]
-
-
 def test_a_library_without_an_event_loop_fetches_several_files_at_a_time(tmp_path: Path) -> None:
     register_implementation("one-at-a-time", OneAtATime, clobber=True)
     MemoryFileSystem().pipe({"/shared/a": b"content a", "/shared/b": b"content b"})
@@ -123,7 +109,7 @@ class FtpClient:
     """A connection to a server with one large file: what fsspec uses of ftplib.
 
     error: what each call raises, as after a transfer that did not end. called: the method that sent the file. sent: the
-    bytes that it sent. type: what the server says of the file: file or dir.
+    bytes that it sent last. type: what the server says of the file: file or dir.
     """
 
     def __init__(self) -> None:
@@ -145,6 +131,7 @@ class FtpClient:
     def _send(self, called: str, callback: Callable[[bytes], object], step: int) -> None:
         if self.error:
             raise self.error
+        self.sent = 0
         self.called, self.error = called, ftplib.error_reply("a reply to the last command")
         for start in range(0, len(LARGE), step):
             piece = LARGE[start : start + step]
@@ -187,35 +174,31 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> Connections:
 
 
 @pytest.mark.parametrize(("kind", "method"), [(FtpClient, "retrbinary"), (SftpClient, "getfo")])
-def test_a_fetch_by_ftp_or_sftp_reports_progress(
+def test_a_fetch_by_ftp_or_sftp_reports_progress_and_ends_with_any_error(
     connections: Connections, tmp_path: Path, kind: type[FtpClient], method: str
 ) -> None:
     made, remote = connections(kind), FsspecRemote(RemoteSpec("ftp://host/root"))
     file, target, computed = remote.stat("x"), tmp_path / "x", Digest()
     reported: list[int] = []
-    assert remote.fetch(FetchTask(file, target, reported.append, computed)) == file
+    task = FetchTask(file, target, reported.append, computed)
+    assert remote.fetch(task) == file
     assert target.read_bytes() == LARGE
     assert sum(reported) == len(LARGE) == computed.bytes
     assert max(reported) < len(LARGE)
     assert computed.text() == digest.of(target)
     assert made[-1].called == method
+    for error in (SizeExceeded("enough"), InterruptedError("enough")):
+        with pytest.raises(type(error), match="enough"):
+            remote.fetch(FetchTask(file, target, partial(fail, error)))
+        assert made[-1].sent < len(LARGE)
+        assert remote.fetch(FetchTask(file, target)) == file
+    with pytest.raises(OSError, match="No space left"):
+        remote.fetch(FetchTask(file, Path("/dev/full")))
+    assert remote.fetch(FetchTask(file, target)) == file
 
 
-@pytest.mark.parametrize("kind", [FtpClient, SftpClient])
-@pytest.mark.parametrize("error", [SizeExceeded("enough"), InterruptedError("enough")], ids=repr)
-def test_an_error_of_progress_ends_a_fetch_by_ftp_or_sftp(
-    connections: Connections, tmp_path: Path, kind: type[FtpClient], error: Exception
-) -> None:
-    made, remote = connections(kind), FsspecRemote(RemoteSpec("ftp://host/root"))
-    file = remote.stat("x")
-
-    def progress(_: int) -> None:
-        raise error
-
-    with pytest.raises(type(error), match="enough"):
-        remote.fetch(FetchTask(file, tmp_path / "x", progress))
-    assert made[-1].sent < len(LARGE)
-    assert remote.fetch(FetchTask(file, tmp_path / "x")) == file
+def fail(error: Exception, _: int) -> None:
+    raise error
 
 
 def test_a_missing_file_and_a_directory_in_its_place_cost_no_ftp_connection(
@@ -233,15 +216,6 @@ def test_a_missing_file_and_a_directory_in_its_place_cost_no_ftp_connection(
     assert len(made) == before
     with pytest.raises(RemoteMissing):
         remote.fetch(FetchTask(file, tmp_path / "x"))
-
-
-def test_a_disk_that_is_full_for_a_moment_fails_one_fetch_by_ftp(connections: Connections, tmp_path: Path) -> None:
-    connections(FtpClient)
-    remote = FsspecRemote(RemoteSpec("ftp://host/root"))
-    file = remote.stat("x")
-    with pytest.raises(OSError, match="No space left"):
-        remote.fetch(FetchTask(file, Path("/dev/full")))
-    assert remote.fetch(FetchTask(file, tmp_path / "x")) == file
 
 
 @pytest.mark.parametrize(

@@ -118,10 +118,6 @@ class Exchange:
         if self.request.method != "HEAD":
             handler.wfile.write(response.body[:until])
 
-    def send_more(self, data: bytes) -> None:
-        """Send more of the body."""
-        self._handler.wfile.write(data)
-
     def hang_up(self, reset: bool = False) -> None:
         """Close the connection after what was sent. reset: at once, by a TCP reset."""
         self._handler.close_connection = True
@@ -179,19 +175,6 @@ def stall(seconds: float, before_head: bool = False) -> Fault:
             exchange.send(response, len(response.body) // 2)
             exchange.wait(seconds)
             exchange.hang_up()
-
-    return play
-
-
-def trickle(seconds: float) -> Fault:
-    """Send the body a byte at a time, each after so long."""
-
-    def play(exchange: Exchange) -> None:
-        response = exchange.forward()
-        exchange.send(response, 0)
-        for byte in response.body:
-            exchange.wait(seconds)
-            exchange.send_more(bytes([byte]))
 
     return play
 

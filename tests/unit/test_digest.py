@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from awscrt import checksums
 
-from growfs.cache.recovery import verify_content
 from growfs.remote import digest
 from growfs.remote.digest import Digest, of
 
@@ -55,12 +54,3 @@ def test_missing_parts_are_an_error(path: Path) -> None:
     digest_.reset()
     feed(digest_, 0, len(DATA))
     assert (digest_.bytes, digest_.text()) == (len(DATA), of(path))
-
-
-def test_verify_content_compares_a_file_with_its_digest(path: Path) -> None:
-    stat, text = path.stat(), of(path)
-    assert verify_content(path, text) == (stat.st_ino, stat.st_mtime_ns)
-    path.write_bytes(DATA[:-1] + b"!")
-    assert verify_content(path, text) is None
-    path.unlink()
-    assert verify_content(path, text) is None

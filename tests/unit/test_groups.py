@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from growfs.bitmaps import BitMap64
-from growfs.cache.schema import PINNED
 from growfs.remote.groups import group_of
 from growfs.rotation.pass_order import Amount
 from growfs.rotation.queries import Listed, kept_bytes, may_go
-from growfs.scheduler.in_flight import Priority
 from tests.unit.local_cache import LocalCache, file
 
 BLOCK = 4096
@@ -66,24 +64,6 @@ async def test_a_group_of_many_files_is_joined_once(cache: LocalCache) -> None:
     await admit(cache, *paths)
     cache.database._writer.set_trace_callback(None)
     assert len(statements) < 5 * len(paths)
-
-
-@pytest.mark.promise(24)
-async def test_a_pin_of_one_file_keeps_its_group_listed(cache: LocalCache) -> None:
-    names = await pairs(cache, 8)
-    pinned, partner = names[0]
-    pin = PINNED, cache.node(pinned).id
-    await cache.database.write(lambda writer: writer.execute("UPDATE node SET pinned = ? WHERE id = ?", pin))
-    await cache.begin()
-    cache.generations.turnover = 0.5
-    cache.share = Amount(1000, 1 << 40)
-    await cache.shrink(16 * 4096)
-    for _ in range(6):
-        await cache.begin(opened=frozenset(cache.node(path).id for pair in names for path in pair))
-        listed = cache.listed()
-        assert len(listed) < 16
-        assert {pinned, partner} <= listed
-        assert all((jpg in listed) == (json in listed) for jpg, json in names)
 
 
 @pytest.mark.promise(17, 24)
@@ -162,26 +142,6 @@ async def test_evicting_one_file_evicts_its_group(cache: LocalCache) -> None:
     names = await pairs(cache, 3)
     await cache.space.evict([cache.node(names[0][0]).id])
     assert cache.resident() == {name for pair in names[1:] for name in pair}
-
-
-@pytest.mark.promise(7, 24)
-async def test_folders_that_are_groups_come_and_go(cache: LocalCache) -> None:
-    """The smallest file of each folder would fit into half of the cache; a whole folder of each does not."""
-    folders = [[f"{folder}/{number}" for number in range(4)] for folder in range(6)]
-    await cache.list([file(path) for paths in folders for path in paths])
-    for paths in folders[:4]:
-        await admit(cache, *paths)
-    await cache.shrink(16 * BLOCK)
-    cache.generations.turnover = 0.3
-    cache.share = Amount(1000, 1 << 40)
-    await cache.begin()
-    everything = frozenset(cache.node(path).id for paths in folders for path in paths)
-    shown = cache.listed()
-    await cache.begin(opened=everything)
-    assert cache.listed() != shown
-    assert await cache.reserve(4 * BLOCK, Priority.DRAW, BitMap64()) == 4 * BLOCK
-    left = cache.resident()
-    assert {sum(path in left for path in paths) for paths in folders} == {0, 4}
 
 
 @pytest.mark.promise(7, 24)

@@ -152,14 +152,6 @@ def test_the_total_rate_is_the_limit(clock: Clock, limits: SharedLimits, threads
     assert clock.now - began >= total / RATE - 0.1
 
 
-def test_workers_share_the_rate(clock: Clock, limits: SharedLimits) -> None:
-    limits.set(16, 4, RATE)
-    began = clock.now
-    bandwidths = [bucket_of(SharedLimits(os.dup(limits.fd))) for _ in range(4)]
-    clock.run(*[spender(bucket, 100, 10_000) for bucket in bandwidths])
-    assert clock.now - began == pytest.approx(4, rel=0.1)
-
-
 def test_each_stream_resumes_as_soon_as_its_own_bytes_are_allowed(clock: Clock, limits: SharedLimits) -> None:
     """With a low rate and many streams, waiting for the sum of all would take longer than a worker may be silent."""
     limits.set(100, 1, RATE)
