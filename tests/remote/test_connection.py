@@ -98,7 +98,7 @@ def target(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def get(connection: Connection, url: str, target: int) -> bytes:
+def fetched(connection: Connection, url: str, target: int) -> bytes:
     """The body of a GET; the callback must report each byte once."""
     reported: list[int] = []
     os.ftruncate(target, 0)
@@ -106,6 +106,15 @@ def get(connection: Connection, url: str, target: int) -> bytes:
     connection.copy(response, target, 0, lambda piece: reported.append(len(piece)))
     assert sum(reported) == response.length
     return os.pread(target, 1 << 20, 0)
+
+
+Get = Callable[..., bytes]
+"""Returns the body of a GET by the connection, by default from the server."""
+
+
+@pytest.fixture
+def get(server: Server, connection: Connection, target: int) -> Get:
+    return lambda url=server.url: fetched(connection, url, target)
 
 
 def send_segments(client: socket.socket, *pieces: bytes) -> None:
@@ -116,7 +125,7 @@ def send_segments(client: socket.socket, *pieces: bytes) -> None:
         time.sleep(0.002)
 
 
-def test_responses_may_be_split_into_segments_anywhere(server: Server, connection: Connection, target: int) -> None:
+def test_responses_may_be_split_into_segments_anywhere(server: Server, get: Get, connection: Connection) -> None:
     whole = HEAD + BODY
     end = len(HEAD)
     cuts = [
@@ -132,7 +141,7 @@ def test_responses_may_be_split_into_segments_anywhere(server: Server, connectio
         bounds = [0, *at, len(whole)]
         pieces = [whole[start:stop] for start, stop in pairwise(bounds)]
         server.answer = lambda client, _, pieces=pieces: send_segments(client, *pieces)  # type: ignore[misc]
-        assert get(connection, server.url, target) == BODY
+        assert get() == BODY
     assert [len(heads) for heads in server.requests] == [len(cuts)], "one connection is used for all"
 
 
@@ -142,7 +151,7 @@ def test_a_head_that_almost_fills_the_buffer_is_read(
     for extra in (0, 1, 5, 100):
         monkeypatch.setattr(module, "BUFFER_BYTES", len(HEAD) + extra)
         with closing(Connection()) as connection:
-            assert get(connection, server.url, target) == BODY
+            assert fetched(connection, server.url, target) == BODY
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -162,18 +171,16 @@ CLOSES = {
 
 
 @pytest.mark.parametrize("head", CLOSES.values(), ids=CLOSES.keys())
-def test_a_connection_that_the_server_will_close_is_not_reused(
-    server: Server, connection: Connection, target: int, head: bytes
-) -> None:
+def test_a_connection_that_the_server_will_close_is_not_reused(server: Server, get: Get, head: bytes) -> None:
     server.answer = lambda client, _: client.sendall(head + BODY)
     for _ in range(2):
-        assert get(connection, server.url, target) == BODY
+        assert get() == BODY
     assert [len(heads) for heads in server.requests] == [1, 1]
 
 
 @pytest.mark.parametrize("later", [False, True])
 def test_bytes_beyond_the_length_are_not_read_as_the_next_response(
-    server: Server, connection: Connection, target: int, later: bool
+    server: Server, get: Get, connection: Connection, target: int, later: bool
 ) -> None:
     forged = HEAD + b"F" * len(BODY)
 
@@ -189,8 +196,8 @@ def test_bytes_beyond_the_length_are_not_read_as_the_next_response(
         connection.copy(response, target, 0, lambda _: None)
         sent.wait()
     else:
-        assert get(connection, server.url, target) == BODY
-    assert get(connection, server.url, target) == BODY
+        assert get() == BODY
+    assert get() == BODY
     assert len(server.requests) == 2
 
 
@@ -240,15 +247,13 @@ HEADS = [
 
 
 @pytest.mark.parametrize("head", HEADS, ids=range(len(HEADS)))
-def test_a_response_that_is_not_http_is_refused(
-    server: Server, connection: Connection, target: int, head: bytes
-) -> None:
+def test_a_response_that_is_not_http_is_refused(server: Server, get: Get, connection: Connection, head: bytes) -> None:
     answer = server.answer
     server.answer = lambda client, _: client.sendall(head)
     with pytest.raises(FallBack):
         connection.send(HttpRequest(server.url), {})
     server.answer = answer
-    assert get(connection, server.url, target) == BODY, "the next request works"
+    assert get() == BODY, "the next request works"
 
 
 def test_status_and_headers_are_parsed(server: Server, connection: Connection) -> None:
@@ -262,11 +267,7 @@ def test_status_and_headers_are_parsed(server: Server, connection: Connection) -
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200", HEAD, HEAD + BODY[:100]], ids=["-", "half", "head", "body"])
 @pytest.mark.parametrize("ends", ["silence", "hang-up", "reset"])
 def test_an_incomplete_response_fails_without_a_retry(
-    server: Server,
-    connection: Connection,
-    target: int,
-    sent: bytes,
-    ends: str,
+    server: Server, get: Get, connection: Connection, sent: bytes, ends: str
 ) -> None:
     connection.timeouts = Timeouts(5, 0.2 if ends == "silence" else 30)
 
@@ -282,7 +283,7 @@ def test_an_incomplete_response_fails_without_a_retry(
 
     server.answer = answer
     with pytest.raises(ConnectionFailed) as caught:
-        get(connection, server.url, target)
+        get()
     if ends == "silence":
         assert "stopped sending" in str(caught.value)
     elif ends == "hang-up" and sent.startswith(HEAD):
@@ -292,24 +293,22 @@ def test_an_incomplete_response_fails_without_a_retry(
 
 
 def test_a_kept_connection_that_the_server_closed_is_reopened_once(
-    server: Server, connection: Connection, target: int
+    server: Server, get: Get, connection: Connection
 ) -> None:
-    assert get(connection, server.url, target) == BODY
+    assert get() == BODY
     server.answer = lambda *_: True
     with pytest.raises(ConnectionFailed, match="hung up"):
         connection.send(HttpRequest(server.url), {})
     assert [len(heads) for heads in server.requests] == [2, 1]
     server.answer = lambda client, number: client.sendall(HEAD + BODY)
-    assert get(connection, server.url, target) == BODY
-    assert get(connection, server.url, target) == BODY
+    assert get() == BODY
+    assert get() == BODY
     assert [len(heads) for heads in server.requests] == [2, 1, 2]
 
 
-def test_a_kept_connection_that_falls_silent_is_not_retried(
-    server: Server, connection: Connection, target: int
-) -> None:
+def test_a_kept_connection_that_falls_silent_is_not_retried(server: Server, get: Get, connection: Connection) -> None:
     connection.timeouts = Timeouts(5, 0.2)
-    assert get(connection, server.url, target) == BODY
+    assert get() == BODY
     server.answer = lambda *_: server.gate.wait()
     with pytest.raises(ConnectionFailed, match="stopped sending"):
         connection.send(HttpRequest(server.url), {})
@@ -363,7 +362,7 @@ def test_a_head_that_comes_a_byte_at_a_time_is_not_waited_for(
 
 
 def test_the_rest_of_a_response_is_not_read_as_the_next_one(
-    server: Server, connection: Connection, target: int
+    server: Server, get: Get, connection: Connection, target: int
 ) -> None:
     def fail(_: memoryview) -> None:
         raise InterruptedError
@@ -371,14 +370,14 @@ def test_the_rest_of_a_response_is_not_read_as_the_next_one(
     with pytest.raises(InterruptedError):
         connection.copy(connection.send(HttpRequest(server.url), {}), target, 0, fail)
     connection.send(HttpRequest(server.url), {})  # its body is not read
-    assert get(connection, server.url, target) == BODY
+    assert get() == BODY
     assert [len(heads) for heads in server.requests] == [1, 1, 1]
 
 
-def test_a_head_request_has_no_body(server: Server, connection: Connection, target: int) -> None:
+def test_a_head_request_has_no_body(server: Server, get: Get, connection: Connection) -> None:
     server.answer = lambda client, number: client.sendall(HEAD if number == 0 else HEAD + BODY)
     assert connection.send(HttpRequest(server.url, method="HEAD"), {}).length == len(BODY)
-    assert get(connection, server.url, target) == BODY
+    assert get() == BODY
     assert [[head.split()[0] for head in heads] for heads in server.requests] == [[b"HEAD", b"GET"]]
 
 
@@ -399,7 +398,8 @@ Resolve = Callable[..., None]
 def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
     def resolve_to(*addresses: int | tuple[str, int]) -> None:
         found = [("127.0.0.1", each) if isinstance(each, int) else each for each in addresses]
-        infos = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in found]
+        families = {True: socket.AF_INET6, False: socket.AF_INET}
+        infos = [(families[":" in address[0]], socket.SOCK_STREAM, 0, "", address) for address in found]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: infos)
 
     return resolve_to
@@ -407,15 +407,15 @@ def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
 
 @pytest.mark.parametrize("why", ["refused", "unreachable|denied"])
 def test_addresses_of_a_host_are_tried_until_one_connects(
-    server: Server, connection: Connection, target: int, resolve: Resolve, why: str
+    server: Server, get: Get, connection: Connection, resolve: Resolve, why: str
 ) -> None:
     """Those of IPv6 are unreachable on a machine that has IPv4 only: connect(2) fails at once, as for this one."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # but does not listen
         bad: int | tuple[str, int] = closed.getsockname()[1] if why == "refused" else ("255.255.255.255", 80)
-        resolve(*[bad] * 5, server.port)
+        resolve(("::1", 9), *[bad] * 5, server.port)
         for _ in range(3):
-            assert get(connection, STORE, target) == BODY
+            assert get(STORE) == BODY
             connection.close()
         resolve(*[bad] * 5)
         with pytest.raises(ConnectionFailed, match=why):
@@ -438,7 +438,7 @@ def test_an_address_that_does_not_answer_is_not_waited_for(
         # At last, each has been tried, and the good one comes first.
         for next_address_s in [module.NEXT_ADDRESS_S, *[0.001] * 40, *[100] * 5]:
             monkeypatch.setattr(module, "NEXT_ADDRESS_S", next_address_s)
-            assert get(connection, STORE, target) == BODY
+            assert fetched(connection, STORE, target) == BODY
             connection.close()
         resolve(*silent)
         connection.timeouts = Timeouts(connect_s=0.3, read_s=10)
@@ -447,13 +447,13 @@ def test_an_address_that_does_not_answer_is_not_waited_for(
 
 
 def test_a_connection_that_was_idle_is_not_used_again(
-    server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
+    server: Server, get: Get, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
-        assert get(connection, server.url, target) == BODY
+        assert get() == BODY
     monkeypatch.setattr("growfs.remote.http.connection.IDLE_S_MAX", 0.1)
     time.sleep(0.15)
-    assert get(connection, server.url, target) == BODY
+    assert get() == BODY
     assert [len(heads) for heads in server.requests] == [2, 1]
 
 
@@ -462,28 +462,28 @@ def test_connections_are_spread_over_the_addresses_of_a_host(target: int, resolv
     resolve(*(server.port for server in servers))
     for _ in range(40):
         with closing(Connection()) as connection:
-            get(connection, STORE, target)
+            fetched(connection, STORE, target)
     for server in servers:
         server.close()
     assert all(server.requests for server in servers)
 
 
-def test_an_ipv6_address_works(connection: Connection, target: int) -> None:
+def test_an_ipv6_address_works(get: Get) -> None:
     try:
         server = Server(socket.AF_INET6, "::1")
     except OSError:
         pytest.skip("no IPv6 here")
-    assert get(connection, server.url, target) == BODY
+    assert get(server.url) == BODY
     server.close()
     assert re.search(rb"\r\nHost: \[::1\]:\d+\r\n", server.requests[0][0])
 
 
-def test_a_connection_switches_between_servers(server: Server, connection: Connection, target: int) -> None:
+def test_a_connection_switches_between_servers(server: Server, get: Get) -> None:
     other = Server()
     other.answer = lambda client, _: client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother")
     for _ in range(2):
-        assert get(connection, server.url, target) == BODY
-        assert get(connection, other.url, target) == b"other"
+        assert get() == BODY
+        assert get(other.url) == b"other"
     other.close()
 
 
@@ -553,7 +553,7 @@ def test_errors_contain_no_secret(connection: Connection, failure: OSError, monk
     assert SECRET not in f"{caught.value!r} {caught.value} {request!r} {request}"
 
 
-def test_another_thread_can_interrupt_a_read(server: Server, connection: Connection, target: int) -> None:
+def test_another_thread_can_interrupt_a_read(server: Server, get: Get, connection: Connection, target: int) -> None:
     requested = threading.Event()
 
     def answer(*_: object) -> None:
@@ -571,12 +571,10 @@ def test_another_thread_can_interrupt_a_read(server: Server, connection: Connect
     connection.close()
     connection.interrupt()
     server.answer = lambda client, _: client.sendall(HEAD + BODY)
-    assert get(connection, server.url, target) == BODY
+    assert get() == BODY
 
 
-def test_short_writes_are_continued(
-    server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_writes_are_continued(server: Server, get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, piece, at: real(fd, piece[:100], at))
-    assert get(connection, server.url, target) == BODY
+    assert get() == BODY

@@ -297,16 +297,6 @@ def test_special_buckets_have_signatures_of_their_own(
     assert signature in remote._page_request({"Bucket": remote._bucket_and_prefix[0], "Prefix": "x/"}).url
 
 
-def test_anonymous_requests_are_not_signed() -> None:
-    client = remote_of({}, ENDPOINT, anon=True)._client()
-    signer = signer_by_library(client, "bucket")
-    parameters = wanted(client, "bucket")
-    for key in ODD_KEYS:
-        url = client.boto.generate_presigned_url("get_object", {**parameters, "Key": key})
-        assert signer.request(key) == HttpRequest(url, {"x-amz-checksum-mode": "ENABLED"})
-    assert signer.request("x").url == f"{ENDPOINT}/bucket/x"
-
-
 def test_old_signature_versions_are_left_to_the_library() -> None:
     client = remote_of({"config_kwargs": {"signature_version": "s3"}}, ENDPOINT)._client()
     signer = signer_by_library(client, "bucket")

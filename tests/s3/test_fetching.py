@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +14,7 @@ from growfs.workers.process import IDLE_GROUP, KEEP_PRIORITY_VARIABLE, NICENESS,
 from tests.crash.scene import children
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
-from tests.s3.proxy import Proxy, Request, proxy_to, s3_error
+from tests.s3.proxy import proxy_to, s3_error
 from tests.servers import S3Server
 
 RATE = 2_000_000
@@ -39,16 +37,6 @@ def put(server: S3Server, files: int, size: int = 0) -> tuple[str, dict[str, byt
 
 def workers_of(growfs: Growfs) -> list[int]:
     return [worker for fork_server in children(growfs.pid) for worker in children(fork_server)]
-
-
-def hold_after(proxy: Proxy, files: int) -> None:
-    """Hold back all fetches after the first `files`."""
-    count = itertools.count()
-
-    def is_late(request: Request) -> bool:
-        return request.is_fetch and next(count) >= files
-
-    proxy.hold(is_late)
 
 
 def nicenesses(pid: int) -> set[int]:
@@ -135,19 +123,3 @@ def test_a_worker_that_keeps_its_priority_fetches_small_files_that_readers_wait_
     (worker,) = set(workers_of(growfs)) - before
     assert nicenesses(worker) == {os.getpriority(os.PRIO_PROCESS, 0)}
     assert not is_idle(worker)
-
-
-def test_no_file_is_lost_when_a_worker_dies(growfs: Growfs, server: S3Server) -> None:
-    url, tree = put(server, 150)
-    with proxy_to(server.endpoint_url) as proxy:
-        hold_after(proxy, 50)
-        growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
-        until(lambda: sum(request.is_fetch for request in proxy.requests) > 50)
-        os.kill(workers_of(growfs)[0], signal.SIGKILL)
-        until(lambda: "others take over" in growfs.log())
-        proxy.release()
-        growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "50s")
-    status = growfs.status()
-    assert (status["fetch"]["failed"], status["last_error"]) == (0, None)
-    growfs.run("set", growfs.mountpoint, "settle=0")
-    assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == tree

@@ -108,38 +108,6 @@ def test_what_the_library_alone_can_request_is_left_to_it_for_good_and_the_statu
     assert f"client     s3fs ({fetch['client_reason']})\n" in text
 
 
-@pytest.mark.promise(15)
-def test_a_mount_with_the_server_down_serves_a_partial_cache(growfs: Growfs, moto: S3Server) -> None:
-    url, tree = put_tree(moto)
-    with proxy_to(moto.endpoint_url) as proxy:
-        flags = ("--endpoint-url", proxy.url)
-        growfs.mount(url, *flags, "--cache-size", "18kB")
-        until(lambda: growfs.status()["state"] == "held")
-        growfs.umount()
-    growfs.mount(url, *flags, "--cache-size", "18kB")
-    found = growfs.content()
-    assert len(found) == 3  # of four that are cached: a full cache holds some back (18)
-    assert found.items() <= tree.items()
-    assert "cannot reach the server" in until(lambda: growfs.status()["last_error"], timeout_s=60)
-
-
-@pytest.mark.promise(29)
-def test_a_second_mount_fetches_nothing_again(growfs: Growfs, moto: S3Server) -> None:
-    url, tree = put_tree(moto)
-    with proxy_to(moto.endpoint_url) as proxy:
-        growfs.mount(url, "--endpoint-url", proxy.url)
-        until(lambda: growfs.status()["state"] == "complete")
-        growfs.umount()
-        targets = sorted(request.target.split("?")[0] for request in proxy.requests if not request.is_listing)
-        assert targets == sorted(f"/{url.removeprefix('s3://')}/{path}" for path in tree), "each once"
-        proxy.requests.clear()
-        growfs.mount(url, "--endpoint-url", proxy.url)
-        until(lambda: any(request.is_listing for request in proxy.requests))
-        until(lambda: not growfs.status()["remote"]["listing"])
-        assert growfs.content() == tree
-        assert not [request for request in proxy.requests if request.is_fetch]
-
-
 def test_a_whole_bucket_is_mounted_and_anon_sends_no_credentials(growfs: Growfs, moto_s3: S3Server) -> None:
     bucket = f"public-{uuid4().hex[:8]}"
     with moto_s3.client() as client:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import shutil
-import time
-from dataclasses import replace
-
 import pytest
 
 from tests.forkserver import SETUP_VARIABLE
@@ -100,43 +95,6 @@ def test_a_link_that_loses_its_packets_for_seconds_costs_hardly_a_byte(growfs: G
         growfs.umount()
 
 
-@pytest.mark.long
-@pytest.mark.promise(3, 14)
-def test_half_an_hour_of_all_kinds_of_noise_loses_nothing(growfs: Growfs) -> None:
-    """Each cache is filled from nothing, while files that are not cached yet are read, too."""
-    slow = 1000
-    noise = Noise(
-        keys=5000, size=1_000_000, latency_s=0.05, connection_bytes_per_s=250_000, refused=0.02, stalled=0.01,
-        slow_key=slow, idle_s=20, away_s=8, away_as=("closed", "silent", "late"),
-    )  # fmt: skip
-    chance, caches = random.Random(1), 0
-    others = [number for number in range(noise.keys) if number != slow]
-
-    def is_filled() -> bool:
-        assert is_whole(growfs, chance.choice(others), noise)
-        return bool(growfs.status()["cache"]["files"] == len(others))
-
-    with serving(noise) as (store, url):
-        end = time.monotonic() + 1800
-        while time.monotonic() < end:
-            sent = store.counters.bytes
-            mount(growfs, url, "--cache-size", "10GB", "--miss-timeout", "2m")
-            until(lambda: growfs.status()["remote"]["files"] == noise.keys, 100)
-            until(is_filled, 1800)
-            assert key(slow) not in growfs.names()
-            assert all(is_whole(growfs, number, noise) for number in others)
-            assert growfs.status()["fetch"]["failed"] == 0
-            assert store.counters.bytes - sent < 1.1 * noise.keys * noise.size
-            store.noise = replace(noise, slow_key=None)
-            until(lambda: growfs.status()["state"] == "complete", 300)
-            assert is_whole(growfs, slow, noise)
-            store.noise = noise
-            growfs.umount()
-            shutil.rmtree(growfs.cache_dir)
-            caches += 1
-    assert caches > 1
-
-
 def test_what_others_have_is_listed_while_one_object_trickles(growfs: Growfs) -> None:
     growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import admission; admission.LATE_S = 1"
     noise = Noise(keys=500, size=1000, slow_key=50)
@@ -146,20 +104,4 @@ def test_what_others_have_is_listed_while_one_object_trickles(growfs: Growfs) ->
         assert key(50) not in growfs.names()
         assert growfs.status()["fetch"]["late_file"] == key(50)
         assert "slowly; later files are listed first" in growfs.log()  # on a busy machine, others were late first
-        growfs.umount()
-
-
-def test_a_connection_that_a_router_forgot_is_not_waited_for(growfs: Growfs) -> None:
-    """The pause is longer than routers allow; here, both are a tenth of what they are elsewhere."""
-    growfs.env[SETUP_VARIABLE] = "from growfs.remote.http import connection; connection.IDLE_S_MAX = 1.5"
-    noise = Noise(keys=100, size=1000, idle_s=1.5)
-    with serving(noise) as (store, url):
-        mount(growfs, url, "--cache-size", "300kB", "--rotation", "never")
-        until(lambda: growfs.status()["state"] == "held")
-        cached = set(growfs.names())
-        time.sleep(1.7)
-        missing = next(number for number in range(noise.keys) if key(number) not in cached)
-        before = store.counters.connections
-        assert is_whole(growfs, missing, noise)
-        assert store.counters.connections > before
         growfs.umount()

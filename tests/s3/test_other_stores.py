@@ -21,7 +21,6 @@ from growfs.errors import GrowfsError
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, RemoteSpec
 from tests.harness import Growfs, until
-from tests.remote.fake_store import FakeStore, Request
 from tests.remote.places import new_store
 from tests.s3.proxy import proxy_to, s3_error
 from tests.servers import QuietHandler, free_port, running, serving
@@ -265,33 +264,3 @@ def test_the_token_of_the_hub_is_found(growfs: Growfs, tmp_path: Path, source: s
         elsewhere = [headers for _, path, headers in hub.requests if path.startswith("/cdn/")]
         assert len(elsewhere) > 1
         assert not [headers for headers in elsewhere if "Authorization" in headers], "the token is the hub's alone"
-
-
-@pytest.mark.promise(1)
-def test_files_behind_a_redirect_arrive_over_a_link_that_cuts_them(growfs: Growfs) -> None:
-    """The listing is on one server, and the files are on another one, which ends a response midway."""
-    data = random.Random(6).randbytes(4_000_000)
-    there = FakeStore(data)
-    cut: list[int] = []
-
-    def on_get(request: Request) -> None:
-        there.body = "plain"
-        if request.start and not cut:
-            start, end = map(int, request.headers["Range"].partition("=")[2].split("-"))
-            cut.append(start + (end + 1 - start) // 2)
-            there.body = "cut"
-
-    there.on_get = on_get
-    with there.serving() as elsewhere:
-
-        class Handler(QuietHandler):
-            def do_GET(self) -> None:
-                if self.path == "/":
-                    return self.reply('<a href="large">large</a>')
-                return self.reply("", 302, {"Location": f"{elsewhere}cdn{self.path}"})
-
-        with serving(Handler) as url:
-            growfs.mount(url)
-            assert growfs.content() == {"large": data}
-    assert cut[0] in [request.start for request in there.gets]
-    assert sum(request.method != "GET" for request in there.requests) == 0, "a library asks by HEAD"

@@ -121,17 +121,6 @@ def test_a_store_that_lists_other_etags_than_it_sends_changes_no_file(
         until(lambda: (growfs.mountpoint / "b").read_bytes() == b"another size")
 
 
-@pytest.mark.promise(16)
-def test_an_empty_listing_does_not_empty_the_mount(growfs: Growfs, moto: S3Server, prefix: str) -> None:
-    """An empty listing is more likely an error of the remote than a request to empty the cache."""
-    url = put(moto, prefix, "a")
-    growfs.mount(url, "--refresh", "0.2s", "--settle", "0", "--wait-files", "1")
-    moto.delete(f"{prefix}/a")
-    assert url in until(lambda: growfs.status()["last_error"])
-    assert growfs.names() == {"a"}
-    assert (growfs.mountpoint / "a").read_bytes() == b"a"
-
-
 @pytest.mark.promise(3, 14)
 @pytest.mark.parametrize(
     "why",
