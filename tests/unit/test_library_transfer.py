@@ -49,6 +49,12 @@ def test_parts_are_read_side_by_side(target: Path) -> None:
     assert (sum(reported), digest.bytes, digest.text()) == (len(DATA), len(DATA), of(target))
 
 
+def test_a_range_of_a_file_is_written_from_the_start(target: Path) -> None:
+    task = FetchTask(RemoteFile("x", len(DATA), None, ""), target)
+    write_segments(TransferThreads(), task, ByteRange(700, 2500), PART, lambda start, end: DATA[start:end])
+    assert target.read_bytes() == DATA[700:3200]
+
+
 class AllParts(TransferThreads):
     """Does each part, although the one before has failed: as if all of them were read at the same time."""
 
