@@ -355,42 +355,32 @@ def test_a_file_of_each_directory_comes_next_once_the_listing_is_complete(
 
 
 @pytest.mark.promise(7, 15)
-def test_a_mount_returns_while_a_long_listing_goes_on(growfs: Growfs, rclone_s3: S3Server, prefix: str) -> None:
-    growfs.env |= {
-        **rclone_s3.env,
-        SETUP_VARIABLE: "from growfs.scheduler import prefetcher; prefetcher.LISTING_GRACE_S = 0",
-    }
-    for number in range(1100):
-        rclone_s3.put(f"{prefix}/{number:05}", b"x" * 20_000)
-    url = f"s3://{rclone_s3.bucket}/{prefix}"
-    with proxy_to(rclone_s3.endpoint_url) as proxy:
-        proxy.hold(lambda request: request.is_later_page)
-        growfs.mount(url, "--endpoint-url", proxy.url, "--list-timeout", "0.2s", "--cache-size", "2MB")
-        status = growfs.status()
-        assert (status["state"], status["remote"]["listed"]) == ("listing", False)
-        assert "the listing was not complete after 0.2 s" in status["unpromised"]
-        assert status["cache"]["content_bytes"] >= 200_000, "a tenth of the cache"
-        assert growfs.names()
-
-
-@pytest.mark.promise(7, 15)
-def test_a_mount_does_not_wait_for_the_listing_of_too_many_directories(
-    growfs: Growfs, moto: S3Server, prefix: str
+@pytest.mark.parametrize(
+    ("folders", "flags", "why"),
+    [
+        ("", ["--list-timeout", "0.2s"], "the listing was not complete after 0.2 s"),
+        ("/1/2/3/4/5/6/7/8/9/10/x", [], "more than 100 directories"),
+    ],
+    ids=["slow", "too many directories"],
+)
+def test_a_mount_returns_while_a_long_listing_goes_on(
+    growfs: Growfs, moto: S3Server, prefix: str, folders: str, flags: list[str], why: str
 ) -> None:
-    """The first page of the listing has more than are too many."""
+    """With the first page alone, or at once if that has more directories than are waited for."""
     growfs.env[SETUP_VARIABLE] = (
         "from growfs.remote.stores.s3 import bucket; from growfs.scheduler import prefetcher, readiness\n"
         "bucket.PAGE_FILES_MAX, prefetcher.LISTING_GRACE_S, readiness.SEED_DIRECTORIES_MAX = 20, 0, 100\n"
     )
     for number in range(21):
-        moto.put(f"{prefix}/{number:05}/1/2/3/4/5/6/7/8/9/10/x", b"x" * 20_000)
+        moto.put(f"{prefix}/{number:05}{folders}", b"x" * 20_000)
     with proxy_to(moto.endpoint_url) as proxy:
         proxy.hold(lambda request: request.is_later_page)
-        growfs.mount(f"s3://{moto.bucket}/{prefix}", "--endpoint-url", proxy.url, "--cache-size", "2MB")
+        growfs.mount(f"s3://{moto.bucket}/{prefix}", "--endpoint-url", proxy.url, "--cache-size", "2MB", *flags)
         status = growfs.status()
         assert (status["state"], status["remote"]["listed"]) == ("listing", False)
-        assert "more than 100 directories" in status["unpromised"]
+        assert why in status["unpromised"]
         assert status["cache"]["content_bytes"] >= 200_000, "a tenth of the cache"
+        assert growfs.names()
 
 
 @pytest.mark.promise(3, 14)
