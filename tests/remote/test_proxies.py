@@ -131,16 +131,15 @@ def test_variables_are_read_as_by_urllib(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "secret" not in str(caught.value)
 
 
-def test_what_no_proxy_names_is_reached_directly(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", f"http://{AWAY}")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert scene.fetched(scene.web(FakeStore(SMALL))) == SMALL
-    assert scene.by_library == []
-
-
-def test_a_proxy_that_speaks_no_http_is_left_to_the_library(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_speaks_no_http_is_left_to_the_library_unless_no_proxy_names_the_server(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("all_proxy", f"socks5://{AWAY}")
-    assert scene.fetched(scene.web(FakeStore(SMALL))) == SMALL
+    store = FakeStore(SMALL)
+    assert scene.fetched(scene.web(store)) == SMALL
+    assert scene.by_library == ["x"]
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert scene.fetched(scene.web(store)) == SMALL
     assert scene.by_library == ["x"]
 
 

@@ -13,7 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from tests.s3.proxy import Fault, Request, s3_error
+from tests.harness import Growfs
+from tests.s3.proxy import Fault, Proxy, Request, none, s3_error
 from tests.servers import QuietHandler, serving
 
 ROLE = "growfs-role"
@@ -158,3 +159,18 @@ def environment(kind: str, issuer: Issuer, folder: Path) -> Iterator[dict[str, s
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": url,
             "AWS_ENDPOINT_URL_STS": url.rstrip("/"),
         }
+
+
+@contextmanager
+def only_credentials_of(issuer: Issuer, kind: str, growfs: Growfs, proxy: Proxy, folder: Path) -> Iterator[None]:
+    """In the block, growfs has no others, and the proxy refuses requests that are not signed with valid ones.
+
+    kind: one of KINDS or of MENDS.
+    """
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        growfs.env.pop(name)
+    with environment(kind, issuer, folder) as env:
+        growfs.env.update(env)
+        proxy.fault = issuer.choose
+        yield
+        proxy.fault = none

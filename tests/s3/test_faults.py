@@ -17,7 +17,7 @@ import pytest
 
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, starting_with, until
-from tests.s3.credentials import KINDS, MENDS, Issuer, environment
+from tests.s3.credentials import KINDS, MENDS, Issuer, only_credentials_of
 from tests.s3.proxy import FAULTS, REFUSED, Fault, Proxy, Request, none, proxy_to, repeat_page, stall, wrong_region
 from tests.servers import S3Server
 
@@ -293,11 +293,7 @@ def test_credentials_that_expire_are_renewed(
     issuer = Issuer(lasts_s=5 if expires == "as-announced" else 3600)
     for number in range(6):
         bucket.put(f"d/{number}")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        growfs.env.pop(name)
-    with environment(kind, issuer, tmp_path) as env:
-        growfs.env.update(env)
-        bucket.proxy.fault = issuer.choose
+    with only_credentials_of(issuer, kind, growfs, bucket.proxy, tmp_path):
         growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0")
         fill(growfs, bucket)
         issued = issuer.issued
@@ -306,17 +302,12 @@ def test_credentials_that_expire_are_renewed(
             bucket.put(f"d/{number}")
         fill(growfs, bucket)
         assert issuer.issued > issued
-        bucket.proxy.fault = none
 
 
 @pytest.mark.promise(14)
 def test_the_processes_of_a_mount_ask_for_credentials_once(growfs: Growfs, bucket: Bucket, tmp_path: Path) -> None:
     issuer = Issuer()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        growfs.env.pop(name)
-    with environment("process", issuer, tmp_path) as env:
-        growfs.env.update(env)
-        bucket.proxy.fault = issuer.choose
+    with only_credentials_of(issuer, "process", growfs, bucket.proxy, tmp_path):
         bucket.put("0")
         growfs.env[SETUP_VARIABLE] = starting_with(4)
         growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0", "--workers", 4)
@@ -327,7 +318,6 @@ def test_the_processes_of_a_mount_ask_for_credentials_once(growfs: Growfs, bucke
             assert issuer.issued == issued
             assert growfs.status()["fetch"]["client"] == "growfs", "the library would have been refused as well"
             issuer.revoke()
-        bucket.proxy.fault = none
 
 
 @pytest.mark.promise(3, 14)
@@ -339,11 +329,7 @@ def test_credentials_that_cannot_be_renewed_are_waited_for(
 ) -> None:
     """Whatever the service says. Status and log say once what mends it, and only probes ask the service meanwhile."""
     issuer = Issuer()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        growfs.env.pop(name)
-    with environment(kind, issuer, tmp_path) as env, ThreadPoolExecutor() as pool:
-        growfs.env.update(env)
-        bucket.proxy.fault = issuer.choose
+    with only_credentials_of(issuer, kind, growfs, bucket.proxy, tmp_path), ThreadPoolExecutor() as pool:
         # The fork server imported botocore, which looks then where its tokens are, with another HOME.
         growfs.env[SETUP_VARIABLE] = (
             "from growfs.remote import retries; retries.DELAY_S_MIN = 0.01\n"
@@ -374,4 +360,3 @@ def test_credentials_that_cannot_be_renewed_are_waited_for(
         issuer.refuses = False
         assert reading.result(60) == bucket.truth["missing/19"]
         fill(growfs, bucket)
-        bucket.proxy.fault = none

@@ -22,7 +22,7 @@ from growfs.status_and_metrics import MountStatus
 from tests.cli.support import start_growfs
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
-from tests.s3.credentials import Issuer, environment
+from tests.s3.credentials import Issuer, only_credentials_of
 from tests.s3.proxy import Exchange, Fault, Request, none, proxy_to, s3_error, stall
 from tests.servers import S3Server
 
@@ -272,11 +272,10 @@ def test_a_listing_goes_on_where_it_stopped(
     url = put(moto, prefix, *"abcdefgh")
     growfs.env[SETUP_VARIABLE] = WAITING_PAGES
     issuer = Issuer()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        growfs.env.pop(name)
-    with environment("web-identity", issuer, tmp_path) as env, proxy_to(moto.endpoint_url) as proxy:
-        growfs.env.update(env)
-        proxy.fault = issuer.choose
+    with (
+        proxy_to(moto.endpoint_url) as proxy,
+        only_credentials_of(issuer, "web-identity", growfs, proxy, tmp_path),
+    ):
         proxy.hold(lambda request: request.is_later_page)
         growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
         until(lambda: any(request.is_later_page for request in proxy.requests))
