@@ -37,7 +37,6 @@ from growfs.remote.interface import ByteRange, FetchTask, Remote, RemoteFile, Re
 from growfs.remote.names import redact
 from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.retries import Retries
-from growfs.remote.stores.base import PAGE_FILES_MAX
 from growfs.workers import messages, process
 from growfs.workers.downloader import Downloader
 from growfs.workers.fork_server import GUARD
@@ -244,8 +243,8 @@ def _list(remote: Remote, spec: RemoteSpec, request: ListRemote, send: Send, hea
             # As many as S3 lists in a page. If one in a hundred of those that a listing lacks is still there, 1000 of
             # them do not show it once in 20,000 times.
             _require_gone(remote, redact(spec.url), len(gone), comparison.to_ask(gone, 1000), heartbeat)
-        for start in range(0, len(gone), PAGE_FILES_MAX):
-            send(ListingDiff(request.listing, gone=gone[start : start + PAGE_FILES_MAX]))
+        for start in range(0, len(gone), 1000):
+            send(ListingDiff(request.listing, gone=gone[start : start + 1000]))
         if comparison.late:
             send(ListingDiff(request.listing, new=comparison.late))
     connection.close()

@@ -119,10 +119,11 @@ class FsspecRemote(StoreRemote):
             what = self.package and pip_install(self.package)
             raise UsageError(f"{scheme}:// needs a package that is not installed: {what or error}") from None
         except ValueError:
-            raise UsageError(
-                f"{scheme}:// is not a store that fsspec knows; examples: s3://bucket/prefix, gs://bucket/prefix,"
-                " az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
-            ) from None
+            examples = (
+                "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name,"
+                " https://host/dir/, /dir"
+            )
+            raise UsageError(f"{scheme}:// is not a store that fsspec knows; examples: {examples}") from None
 
     def _library_options(self) -> dict[str, Any]:
         """The storage options, with --endpoint-url and --anon under the names used by the store's library."""
