@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from growfs.errors import RemoteBusy
-from growfs.remote.retries import (
-    BUDGET,
-    BUDGET_PER_S,
-    DELAY_S_MAX,
-    DELAY_S_MIN,
-    TRIES_MAX,
-    Retries,
-    Tries,
-)
+from growfs.remote.retries import BUDGET, BUDGET_PER_S, DELAY_S_MAX, DELAY_S_MIN, TRIES_MAX, Retries, Tries
 
 BUSY = RemoteBusy("busy")
 
