@@ -17,40 +17,22 @@ PERIOD_S = 0.5
 """How often the number is adjusted."""
 PERIOD_FIRST_S = 0.2
 """The same while streams are doubled: from 64 to 256 takes two periods in which the link is mostly idle."""
-STREAMS_MIN = 1
 STREAMS_FIRST = 16
 STREAMS_FIRST_SMALL = 64
 """If the first file is small. Most of its time is a round trip, which occupies a stream but hardly the link. Near a
 store these are enough; with 200 ms, 256 streams fetch 1,280 files a second."""
-LATENT_SHARE = 0.25
-"""If the latency alone occupies this share of the streams, they are doubled: neither the link nor a CPU is busy yet.
-A store's latency varies, and the least is used, so the share is well below 1 from the start."""
 BUSY_PERIODS = 2
 """Doubling stops after so many periods in which the latency occupied a smaller share. A single one may have begun just
 before the first files arrived."""
-SMALL_BYTES = 128 << 10
-STREAMS_FIRST_LARGE = 24
-"""If the first file is large. New connections become fast by doubling the data sent in each round trip (RFC 5681): with
-100 ms, 24 of them fill a link of 125 MB/s 0.3 s sooner than 16. Smaller files have too few segments for that: some
-streams would take segments of the next file, and the first would arrive later.
-"""
-LARGE_BYTES = 256 << 20
 STREAMS_MAX = 256
 GAIN_MIN = 0.25
 """More streams are kept if the rate grows by at least this fraction of their own growth."""
-STEP_SHARE = 4
-"""A step changes the number of streams by one part in 4."""
 REST_PERIODS = 10
 """Periods between two experiments with another number of streams."""
-FIRST_REST_PERIODS = 4
-"""Periods before the first experiment: new connections become faster by themselves. The experiment tries fewer streams:
-more would be newer connections still, and if the link has a queue, their segments take seconds."""
 MEMORY = 0.7
 """The weight of a request after another period: those of the last two seconds dominate."""
 AHEAD_FILES = 4 * REPORT_FILES
 """Minimum number of files that a worker has: more than it fetches until its last report is processed."""
-AHEAD_BYTES = 64 << 20
-"""Minimum number of bytes that a worker has."""
 AHEAD_S = 0.5
 """A worker has at least the files that it fetches in this time, at the last period's rate."""
 AHEAD_COMPUTED = 2
@@ -69,7 +51,9 @@ class ConcurrencyController:
         self._has_begun = False
         self._before: tuple[int, float] | None = None  # streams and rate before the step that is being tried
         self._settling = 0  # periods until the step is judged even if more streams are in use than that
-        self._rest = FIRST_REST_PERIODS
+        # Periods before the first experiment: new connections become faster by themselves. It tries fewer streams: more
+        # would be newer connections still, and if the link has a queue, their segments take seconds.
+        self._rest = 4
         self._up = False  # the direction of the next step
         self._is_repeated = False  # it is a step that failed before
         self._starting = 0  # streams are doubled until the latency has occupied few of them in so many periods
@@ -93,10 +77,13 @@ class ConcurrencyController:
     def begin_file(self, bytes: int | None) -> None:
         """Begin to fetch a file. The first one is taken as typical. bytes: its size, if known."""
         if bytes is not None and not self._has_begun:
-            if bytes <= SMALL_BYTES:
+            if bytes <= 128 << 10:
                 self._wanted, self._starting = STREAMS_FIRST_SMALL, BUSY_PERIODS
-            elif bytes >= LARGE_BYTES:
-                self._wanted = STREAMS_FIRST_LARGE
+            elif bytes >= 256 << 20:
+                # New connections become fast by doubling the data sent in each round trip (RFC 5681): with 100 ms, 24
+                # of them fill a link of 125 MB/s 0.3 s sooner than 16. Smaller files have too few segments for that:
+                # some streams would take segments of the next file, and the first would arrive later.
+                self._wanted = 24
         self._has_begun = True
 
     def note_files(self, files_per_s: float, latency_s: float) -> None:
@@ -113,7 +100,7 @@ class ConcurrencyController:
         count, share = self._answered + self._throttled, 0.1  # more refusals mean that the store wants fewer requests
         # By three standard deviations: of few requests, more may be refused by chance.
         if throttled and self._throttled > share * count + 3 * math.sqrt(share * (1 - share) * count):
-            self._allowed = max(STREAMS_MIN, 0.75 * min(self._allowed, self._wanted))
+            self._allowed = max(1, 0.75 * min(self._allowed, self._wanted))
             self._answered = self._throttled = 0.0  # those came from more streams than now
         elif answered:
             self._allowed = min(max(self._allowed + 1, 1.2 * self._allowed), STREAMS_MAX)  # streams double in 2 s
@@ -128,7 +115,9 @@ class ConcurrencyController:
         elif not was_busy or not bytes_per_s:
             pass  # the period shows nothing; a step that is being tried is judged later
         elif self._starting:
-            if self._latent < LATENT_SHARE * self._wanted:
+            # If the latency alone occupies a quarter of the streams, neither the link nor a CPU is busy yet. A store's
+            # latency varies, and the least is used, so the share is well below 1 from the start.
+            if self._latent < 0.25 * self._wanted:
                 self._starting -= 1
             else:
                 self._wanted = min(2 * self._wanted, STREAMS_MAX)
@@ -146,12 +135,12 @@ class ConcurrencyController:
         return self.streams
 
     def _step(self, rate: float) -> None:
-        step = max(1, self._wanted // STEP_SHARE)
-        streams = self._wanted + (step if self._up or self._wanted == STREAMS_MIN else -step)
+        step = max(1, self._wanted // 4)
+        streams = self._wanted + (step if self._up or self._wanted == 1 else -step)
         self._before = self._wanted, rate
         # Fewer streams are judged after ten periods at the latest: misses may use more at any time.
         self._settling = 10 if streams < self._wanted else 0
-        self._wanted = min(max(streams, STREAMS_MIN), STREAMS_MAX)
+        self._wanted = min(streams, STREAMS_MAX)
 
     def _judge(self, rate: float) -> None:
         assert self._before
@@ -228,5 +217,5 @@ class FilesAhead(NamedTuple):
         """
         if self.is_computed:
             return files < max(AHEAD_COMPUTED, AHEAD_S * self.files_per_s / busy)
-        is_short_of_bytes = bytes < max(AHEAD_BYTES, AHEAD_S * self.bytes_per_s / busy)
+        is_short_of_bytes = bytes < max(64 << 20, AHEAD_S * self.bytes_per_s / busy)
         return is_short_of_bytes and files < max(AHEAD_FILES, 2 * streams)
