@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,17 +88,17 @@ class LocalCache:
         self.store.count_gone(changes.removed)
         return changes
 
-    async def reserve_by_rotation(self, size: int, holds: BitMap64) -> int | None:
+    async def reserve_by_rotation(self, size: int, holds: BitMap64 | None = None) -> int | None:
         """Reserve for a draw, while readers have these holds; returns the bytes."""
         return await self.reserve(size, Priority.DRAW, holds)
 
-    async def reserve_by_eviction(self, size: int, holds: BitMap64) -> int | None:
+    async def reserve_by_eviction(self, size: int, holds: BitMap64 | None = None) -> int | None:
         """Reserve for a miss, while readers have these holds; returns the bytes."""
         return await self.reserve(size, Priority.READER, holds)
 
-    async def reserve(self, size: int, priority: Priority, holds: BitMap64) -> int | None:
+    async def reserve(self, size: int, priority: Priority, holds: BitMap64 | None = None) -> int | None:
         """Reserve for that priority, while readers have these holds; returns the bytes."""
-        self.holds = holds
+        self.holds = holds or BitMap64()
         reserved = await self.space.reserve_by_eviction(size, priority)
         if reserved:
             self.reserved.append(reserved)
@@ -169,12 +170,10 @@ class LocalCache:
         """
         generations, before = self.generations, self.generations.number
         self.open_all()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(generations.run)
+        async with running(generations.run):
             await generations.begin(lasting_holds or BitMap64(), opened)
             if generations.number > before:
                 await generations.written.wait()
-            nursery.cancel_scope.cancel()
         return generations.current
 
     def open_all(self) -> None:
@@ -231,6 +230,16 @@ class LocalCache:
         """Stop cleanly."""
         self.store.stop()
         self.database.close()
+
+
+@asynccontextmanager
+async def running(*services: Callable[[], Awaitable[None]]) -> AsyncIterator[trio.Nursery]:
+    """Run services within the block, in a nursery."""
+    async with trio.open_nursery() as nursery:
+        for service in services:
+            nursery.start_soon(service)
+        yield nursery
+        nursery.cancel_scope.cancel()
 
 
 def run_in_memory(run: Callable[[Path], Awaitable[None]]) -> None:
