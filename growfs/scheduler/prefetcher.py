@@ -33,12 +33,8 @@ from growfs.status_and_metrics import MountState, SkippedStatus
 
 LISTING_GRACE_S = 5.0
 """How long the first draws wait for the listing to finish, unless the start waits for a number of files or bytes."""
-FAILED_RETRY_S, FAILED_RETRY_S_MAX = 30.0, 86_400.0
-"""Pause before failed files are retried at the end of a pass; doubled each time that none succeeded."""
-ORDER_PAUSES = 10
-"""While single files change, the order is computed again after this many times the duration of the last computation."""
-DRAWS_PER_STEP = 64
-"""Groups drawn before the kernel is answered again: most draws do not wait for anything, and take 0.05 ms."""
+FAILED_RETRY_S = 30.0
+"""Pause before failed files are retried at the end of a pass; doubled each time that none succeeded, up to a day."""
 
 
 class Prefetcher:
@@ -120,10 +116,12 @@ class Prefetcher:
         self._state.invalidate_order()
 
     async def _watch_files(self) -> None:
-        """Draw changed files. Each changes the order, which takes minutes of CPU for ten million files."""
+        """Draw changed files. Each changes the order, which takes minutes of CPU for ten million files: at most a tenth
+        of the time.
+        """
         while True:
             await self._catalog_sync.file_changed.wait()
-            await trio.sleep(ORDER_PAUSES * self._order_took_s)
+            await trio.sleep(10 * self._order_took_s)
             self._state.invalidate_order()
 
     async def _draw_early(self) -> None:
@@ -211,7 +209,7 @@ class Prefetcher:
             state.enter(MountState.FILLING)
             if not await drawer.draw_failed_again():
                 return False
-            pause_s = FAILED_RETRY_S if drawer.excluded < excluded else min(2 * pause_s, FAILED_RETRY_S_MAX)
+            pause_s = FAILED_RETRY_S if drawer.excluded < excluded else min(2 * pause_s, 86_400.0)
         if not state.is_stale:
             state.rest()
         while self._fetcher.downloads and not (state.is_stale or state.has_evicted or self._may_continue()):
@@ -343,7 +341,7 @@ class Drawer:
     async def draw_all(self, groups: Iterable[Sequence[int]]) -> bool:
         """Draw groups in order; False if the order is out of date."""
         for number, ids in enumerate(groups):
-            if number % DRAWS_PER_STEP == 0:
+            if number % 64 == 0:  # most draws do not wait for anything, and take 0.05 ms
                 await trio.lowlevel.checkpoint()
             if all(any(id in skipped for skipped in self._skipped.values()) for id in ids):
                 self._state.finish(*ids)
