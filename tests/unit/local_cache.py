@@ -233,7 +233,7 @@ class LocalCache:
 
 
 @asynccontextmanager
-async def running(*services: Callable[[], Awaitable[None]]) -> AsyncIterator[trio.Nursery]:
+async def running(*services: Callable[[], Awaitable[object]]) -> AsyncIterator[trio.Nursery]:
     """Run services within the block, in a nursery."""
     async with trio.open_nursery() as nursery:
         for service in services:

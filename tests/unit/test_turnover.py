@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,9 @@ from hypothesis import strategies as st
 from growfs.bitmaps import BitMap64
 from growfs.cache.schema import FROZEN, PINNED
 from growfs.disk import BLOCK
-from growfs.rotation.queries import delisted_sizes
 from growfs.rotation.rules import Generation, GenerationPlan, TurnoverInput
 from growfs.scheduler.in_flight import Priority
-from tests.unit.local_cache import LocalCache, file, open_local_cache, run_in_memory
+from tests.unit.local_cache import LocalCache, file, open_local_cache, run_in_memory, running
 
 
 class TurnoverScene:
@@ -65,12 +65,21 @@ class TurnoverScene:
 
         opened: the names of the files that were opened; by default all.
         """
-        self.cache.generations.turnover = delist * BLOCK / self.store.room.limit_bytes
-        self.cache.generations.rotation = "auto" if delist > 0 else "never"
+        self._set_turnover(delist)
         ids = [self.id(name) for name in (self.names if opened is None else opened) if self.is_resident(name)]
         generation = await self.cache.begin(lasting_holds, frozenset(ids))
         assert generation
         return generation
+
+    async def decide(self, delist: int = 0) -> None:
+        """Begin a generation whose changes are not committed yet."""
+        self._set_turnover(delist)
+        self.cache.open_all()
+        await self.cache.generations.begin(BitMap64(), frozenset())
+
+    def _set_turnover(self, delist: int) -> None:
+        self.cache.generations.turnover = delist * BLOCK / self.store.room.limit_bytes
+        self.cache.generations.rotation = "auto" if delist > 0 else "never"
 
     def is_resident(self, name: str) -> bool:
         return path(name) in self.cache.resident()
@@ -144,75 +153,34 @@ async def test_a_generation_that_delists_nothing_needs_no_plan(
 # Which files are delisted.
 
 
-@pytest.mark.promise(18)
-async def test_the_files_shown_for_longest_are_delisted(scene: TurnoverScene) -> None:
-    await show_all(scene, "123456")
-    first = scene.cache.generations.current
-    second = await scene.begin(delist=2)
-    assert (scene.listed(), second.files) == ("3456", 4)
-    assert scene.listed(first) == "123456"  # a reader of that generation still sees all
-    assert scene.resident() == "123456"
-    assert sum(size for _, size in delisted_sizes(scene.cache.database.rows)) == 2 * BLOCK
-
-
 @pytest.mark.promise(18, 23)
 @pytest.mark.parametrize("pinned", [PINNED, FROZEN, PINNED | FROZEN])
 async def test_pinned_and_frozen_files_are_never_delisted_or_evicted(scene: TurnoverScene, pinned: int) -> None:
+    """One that is delisted already is listed again."""
     await show_all(scene, "12345")
+    await scene.begin(delist=2)
+    assert scene.listed() == "345"
     for name in "13":
         await scene.mark(name, pinned)
     for _ in range(3):
         await scene.begin(delist=5)
         assert scene.listed() == "13"
-        assert await scene.cache.reserve_by_rotation(scene.store.room.limit_bytes, BitMap64()) is None
+        assert await scene.cache.reserve_by_rotation(scene.store.room.limit_bytes) is None
     assert {"1", "3"} <= set(scene.resident())
-
-
-async def test_a_delisted_file_that_is_pinned_is_listed_again(scene: TurnoverScene) -> None:
-    await show_all(scene, "12345")
-    await scene.begin(delist=2)
-    await scene.mark("1", PINNED)
-    await scene.begin(delist=2)
-    assert scene.listed() == "145"
-
-
-@pytest.mark.promise(7, 18)
-async def test_a_directory_keeps_the_last_file_of_each_extension(scene: TurnoverScene) -> None:
-    names = ["a/1.jpg", "a/1.txt", "b/1.jpg", "b/2.jpg", "b/3.jpg", "b/4.jpg", "a/2.jpg", "README"]
-    await scene.remote(*names)
-    await scene.admit(*names)
-    await scene.begin()
-    await scene.begin(delist=8)
-    assert scene.cache.listed() == {"a/1.txt", "a/2.jpg", "b/4.jpg", "a/README"}
-    await scene.begin(delist=8)
-    assert scene.cache.listed() == {"a/1.txt", "a/2.jpg", "b/4.jpg", "a/README"}
 
 
 @pytest.mark.promise(24)
 async def test_a_group_is_delisted_as_a_whole(scene: TurnoverScene) -> None:
+    """Also one whose first file was cached before the others."""
     await scene.remote(*"123456")
-    await scene.admit_group("1", "4")
-    await scene.admit("2")
+    await scene.admit("1", "2")
+    await scene.admit_into_group("4", "1", "4")
     await scene.admit_group("3", "5", "6")
-    assert scene.row("1")[1] == scene.row("4")[1]
     await scene.begin()
     await scene.begin(delist=2)
-    assert scene.listed() == "2356"
-    await scene.begin(delist=3)
     assert scene.listed() == "356"
     await scene.begin(delist=4)
     assert scene.listed() == "356"  # the last three are one group, and some file must stay listed
-
-
-async def test_a_group_admitted_in_parts_is_one_group(scene: TurnoverScene) -> None:
-    """Its first file was resident before the others were admitted."""
-    await scene.remote(*"1234")
-    await scene.admit("1", "2", "3")
-    await scene.admit_into_group("4", "1", "4")
-    assert scene.row("1")[1] == scene.row("4")[1]
-    await scene.begin()
-    await scene.begin(delist=2)
-    assert scene.listed() == "14"
 
 
 async def test_opens_recorded_in_the_database_count(scene: TurnoverScene) -> None:
@@ -288,48 +256,23 @@ def test_show_files_always_lists_exactly_that_many(data: st.DataObject) -> None:
 # Sequence numbers and queue positions.
 
 
-async def test_a_new_version_keeps_its_queue_position(scene: TurnoverScene) -> None:
+@pytest.mark.promise(2, 6)
+async def test_every_generation_shows_a_new_version_just_where_it_showed_the_old_one(scene: TurnoverScene) -> None:
     await show_all(scene, "1234")
-    await scene.begin(delist=2)
-    before = {name: scene.row(name) for name in "13"}
+    first, second = scene.cache.generations.current, await scene.begin(delist=2)
+    before = {name: (scene.id(name), scene.row(name)) for name in "13"}
     scene.store.room.limit_bytes += BLOCK
-    for name in "13":
-        old = scene.id(name)
+    for name, (old, row) in before.items():
         await scene.cache.renew(path(name), b"y" * BLOCK)
         assert scene.id(name) != old
-        assert scene.row(name) == before[name]
-    assert scene.listed() == "34"
+        assert scene.row(name) == row
+    assert (scene.listed(first), scene.listed(second)) == ("1234", "34")
     scene.store.room.limit_bytes -= BLOCK
     await scene.begin(delist=2)
     assert scene.listed() == "34"
 
 
-@pytest.mark.promise(2, 6)
-async def test_every_generation_shows_a_new_version_just_where_it_showed_the_old_one(scene: TurnoverScene) -> None:
-    await show_all(scene, "1234")
-    second = await scene.begin(delist=2)
-    third = await scene.begin()
-    scene.store.room.limit_bytes += BLOCK
-    for name in "13":
-        await scene.cache.renew(path(name), b"y" * BLOCK)
-    assert (scene.listed(second), scene.listed(third)) == ("34", "1234")
-
-
 # What rotation and misses may evict.
-
-
-@pytest.mark.promise(17)
-async def test_rotation_spares_held_files(scene: TurnoverScene) -> None:
-    await show_all(scene, "123456")
-    await scene.begin(delist=3)
-    holds = BitMap64(scene.row(name)[0] for name in "12")
-    assert await scene.cache.reserve_by_rotation(2 * BLOCK, holds) is None
-    assert scene.resident() == "123456"  # nothing is evicted where it would not be enough
-    assert await scene.cache.reserve_by_rotation(BLOCK, holds) == BLOCK
-    assert scene.resident() == "12456"
-    newest = scene.cache.generations.current
-    assert newest
-    assert await scene.cache.reserve_by_rotation(BLOCK, newest.listed) == BLOCK
 
 
 async def test_a_file_that_rotation_is_evicting_is_not_listed_again(
@@ -347,7 +290,7 @@ async def test_a_file_that_rotation_is_evicting_is_not_listed_again(
 
     async def rotate() -> None:
         monkeypatch.setattr(scene.store, "evict", slow_evict)
-        await scene.cache.reserve_by_rotation(BLOCK, BitMap64())
+        await scene.cache.reserve_by_rotation(BLOCK)
 
     async def begin() -> None:
         await scene.begin()
@@ -364,13 +307,19 @@ async def test_a_file_that_rotation_is_evicting_is_not_listed_again(
     assert listed == ["23456"]
 
 
-async def test_a_delisted_file_is_not_drawn_again_in_this_pass(scene: TurnoverScene) -> None:
+async def test_only_a_listed_file_that_a_miss_evicts_may_be_drawn_again_in_this_pass(scene: TurnoverScene) -> None:
     await show_all(scene, "1234")
     await scene.begin(delist=2)
-    await scene.cache.reserve_by_rotation(BLOCK, BitMap64())
-    assert scene.cache.node("a/1").drawn == 1
+    returned: list[bool] = []
+    scene.store.returned_to_pass.connect(lambda: returned.append(True))
+    assert await scene.cache.reserve_by_rotation(BLOCK)
     query = "SELECT first_shown, last_shown FROM node WHERE id = ?"
     assert scene.cache.database.row(query, scene.id("1")) == (1, 1)
+    assert not returned
+    assert await scene.cache.reserve_by_eviction(2 * BLOCK)
+    assert scene.resident() == "4"
+    assert returned
+    assert [scene.cache.node(path(name)).drawn for name in "123"] == [1, 1, 0]
 
 
 @pytest.mark.promise(19)
@@ -421,7 +370,7 @@ async def test_a_disk_that_refuses_to_evict_is_logged_once_a_minute(
     monkeypatch.setattr(scene.store, "evict", refuse)
     for times in (1, 2):
         for _ in range(3):
-            assert await scene.cache.reserve_by_eviction(BLOCK, BitMap64()) is None
+            assert await scene.cache.reserve_by_eviction(BLOCK) is None
         assert caplog.text.count("cannot make room: disk I/O error") == times
         mock_clock.jump(60)
 
@@ -432,19 +381,8 @@ async def test_if_the_disk_frees_less_than_the_files_took_more_are_evicted(
     await show_all(scene, "1234")
     store, short = scene.store, scene.store.room.short
     monkeypatch.setattr(store.room, "short", lambda need: short(need) + BLOCK * (store.evicted_files == 1))
-    assert await scene.cache.reserve_by_eviction(BLOCK, BitMap64())
+    assert await scene.cache.reserve_by_eviction(BLOCK)
     assert scene.resident() == "34"
-
-
-async def test_a_listed_file_that_a_miss_evicts_may_be_drawn_again(scene: TurnoverScene) -> None:
-    await show_all(scene, "1234")
-    await scene.begin(delist=2)
-    notified = []
-    scene.store.returned_to_pass.connect(lambda: notified.append(True))
-    assert await scene.cache.reserve_by_eviction(3 * BLOCK, BitMap64())
-    assert scene.resident() == "4"
-    assert notified
-    assert [scene.cache.node(path(name)).drawn for name in "123"] == [1, 1, 0]
 
 
 # What the database keeps.
@@ -477,20 +415,16 @@ async def delist_pairs(scene: TurnoverScene) -> None:
     assert scene.listed() == "56"
 
 
-async def test_rotation_evicts_a_group_as_a_whole(scene: TurnoverScene) -> None:
+@pytest.mark.parametrize(("used", "left"), [("", "3456"), ("open", "1256"), ("held", "1256")])
+async def test_rotation_evicts_a_group_as_a_whole_if_none_of_its_files_is_used(
+    scene: TurnoverScene, used: str, left: str
+) -> None:
     await delist_pairs(scene)
-    assert await scene.cache.reserve_by_rotation(BLOCK, BitMap64())
-    assert scene.resident() == "3456"
-
-
-@pytest.mark.parametrize("why", ["open", "held"])
-async def test_rotation_spares_a_group_one_of_whose_files_is_used(scene: TurnoverScene, why: str) -> None:
-    await delist_pairs(scene)
-    if why == "open":
+    if used == "open":
         assert scene.store.open(scene.id("2"))
-    holds = BitMap64([scene.row("1")[0]] if why == "held" else [])
+    holds = BitMap64([scene.row("1")[0]] if used == "held" else [])
     assert await scene.cache.reserve_by_rotation(BLOCK, holds)
-    assert scene.resident() == "1256"
+    assert scene.resident() == left
 
 
 async def test_a_partly_delisted_group_is_listed_whole_once_the_rest_is_admitted(scene: TurnoverScene) -> None:
@@ -507,60 +441,38 @@ async def test_a_partly_delisted_group_is_listed_whole_once_the_rest_is_admitted
 async def test_a_directory_not_listed_yet_keeps_a_file_as_well(scene: TurnoverScene) -> None:
     await scene.remote(*"123")
     await scene.admit(*"123")
-    assert await scene.cache.reserve_by_eviction(3 * BLOCK, BitMap64()) is None
-    assert await scene.cache.reserve_by_eviction(2 * BLOCK, BitMap64())
+    assert await scene.cache.reserve_by_eviction(3 * BLOCK) is None
+    assert await scene.cache.reserve_by_eviction(2 * BLOCK)
     assert scene.resident() == "1"
 
 
 # Between the beginning of a generation and the commit of its changes.
 
 
-async def test_files_are_listed_again_before_the_generation_is_committed(scene: TurnoverScene) -> None:
+async def test_a_generation_shows_its_changes_before_they_are_committed(scene: TurnoverScene) -> None:
     await show_all(scene, "1234")
-    await scene.begin(delist=2)
-    generations = scene.cache.generations
-    generations.rotation = "never"
-    written = [generations.is_written]
-    await generations.begin(BitMap64(), frozenset())
-    assert scene.listed() == "1234"
-    assert scene.row("1")[2] == 2
-    written.append(generations.is_written)  # as long as this is False, nothing is evicted
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(generations.run)
-        await generations.written.wait()
-        nursery.cancel_scope.cancel()
-    written.append(generations.is_written)
-    assert written == [True, False, True]
-    assert scene.row("1")[2] is None
-    assert scene.listed() == "1234"
+    generations, first = scene.cache.generations, scene.cache.generations.current
+    for delist, listed, rows in ((2, "34", (None, 2)), (0, "1234", (2, None))):
+        await scene.decide(delist)
+        assert (scene.listed(first), scene.listed(), scene.row("1")[2]) == ("1234", listed, rows[0])
+        assert not generations.is_written, "so nothing is evicted"
+        async with running(generations.run):
+            await generations.written.wait()
+        assert generations.is_written
+        assert (scene.listed(), scene.row("1")[2]) == (listed, rows[1])
 
 
 @pytest.mark.promise(7)
 async def test_a_miss_evicts_nothing_by_rows_that_a_generation_is_about_to_change(scene: TurnoverScene) -> None:
     """By the rows, an open file that is delisted would still be listed, and the only listed one could go."""
     await show_all(scene, "12")
-    generations = scene.cache.generations
-    generations.rotation, generations.turnover = "auto", 0.5
-    scene.cache.open_all()
-    await generations.begin(BitMap64(), frozenset(map(scene.id, "12")))
+    await scene.decide(delist=1)
     assert scene.listed() == "2"
     assert scene.store.open(scene.id("1"))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.cache.reserve_by_eviction, BLOCK, BitMap64())
+    generations = scene.cache.generations
+    async with running(partial(scene.cache.reserve_by_eviction, BLOCK)) as nursery:
         await trio.testing.wait_all_tasks_blocked(0.1)
         nursery.start_soon(generations.run)
         await generations.written.wait()
         await trio.testing.wait_all_tasks_blocked(0.1)
-        nursery.cancel_scope.cancel()
     assert scene.resident() == "12"
-
-
-async def test_files_are_delisted_before_the_generation_is_committed(scene: TurnoverScene) -> None:
-    await show_all(scene, "1234")
-    generations, first = scene.cache.generations, scene.cache.generations.current
-    generations.rotation, generations.turnover = "auto", 0.5
-    scene.cache.open_all()
-    await generations.begin(BitMap64(), frozenset(map(scene.id, "1234")))
-    assert scene.row("1")[2] is None
-    assert scene.listed() == "34"
-    assert scene.listed(first) == "1234"
