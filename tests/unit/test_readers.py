@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,12 +28,10 @@ from growfs.rotation.rules import Contents, Generation
 from growfs.vfs.filesystem import Misses, Vfs
 from growfs.vfs.generation_names import GENERATIONS_ID
 from growfs.vfs.virtual import VirtualFolder
-from tests.unit.local_cache import LocalCache, file
+from tests.unit.local_cache import LocalCache, file, running
 
 ME = os.getpid()
 SETTLE_S = 60.0
-
-
 HOLD_IDLE_S = 3600.0
 FILE = 5000
 """The id of a file that is opened."""
@@ -43,12 +42,9 @@ async def readers(cache: LocalCache) -> AsyncIterator[Readers]:
     await cache.list([file("a/1")])
     await cache.admit("a/1")
     readers = Readers(cache.generations, HOLD_IDLE_S, frozenset)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(readers.run)
-        nursery.start_soon(cache.generations.run)
+    async with running(readers.run, cache.generations.run):
         await wait_all_tasks_blocked()
         yield readers
-        nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
@@ -167,26 +163,20 @@ async def test_what_a_process_starts_long_after_it_listed_is_a_job_of_its_own(
 
 
 @pytest.mark.promise(17)
-async def test_an_open_counts_for_the_ancestor_that_listed(cache: LocalCache, readers: Readers, other: int) -> None:
-    reader, shown = await lists(readers, ME)
-    reader.job.is_shown(1, shown, 1)
-    opens(readers, other, cache.node("a/1").id)
-    (reader,) = readers.active()
-    assert (reader.pid, reader.opens) == (ME, 1)
-    assert await generation(readers, ME) == 2
-
-
-async def test_opens_of_a_process_that_listed_count_for_itself(readers: Readers, other: int) -> None:
-    await generation(readers, ME)
-    await generation(readers, other)
-    opens(readers, other)
-    assert {reader.pid: reader.opens for reader in readers.active()} == {ME: 0, other: 1}
-
-
-async def test_a_process_that_opens_without_a_listing_ancestor_is_a_reader(readers: Readers, other: int) -> None:
+async def test_an_open_counts_for_the_nearest_process_that_listed_or_else_for_its_own(
+    cache: LocalCache, readers: Readers, other: int
+) -> None:
     opens(readers, other)
     (reader,) = readers.active()
     assert (reader.pid, reader.opens, reader.listed_at) == (other, 1, None)
+    ancestor, shown = await lists(readers, ME)
+    ancestor.job.is_shown(1, shown, 1)
+    opens(readers, other, cache.node("a/1").id)
+    assert (reader.opens, ancestor.opens) == (1, 1)
+    assert await generation(readers, ME) == 2
+    await generation(readers, other)
+    opens(readers, other)
+    assert (reader.opens, ancestor.opens) == (2, 1)
 
 
 async def test_a_thread_counts_as_its_process(readers: Readers) -> None:
@@ -249,28 +239,21 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
 
 
 async def test_a_reader_holds_what_it_listed_until_it_ends(autojump_clock: MockClock, readers: Readers) -> None:
+    """At first it may be about to list more."""
     child = sleeper()
     reader = readers.reader_of(child.pid)
     await readers.begin(reader, 7)
     shown = readers.listing(reader, 7)
-    other, file = shown.last_seq - 1, shown.last_seq
-    await trio.sleep(SETTLE_S + 0.1)
-    assert {other, file} <= {*readers.holds()}, "it is still listing"
-    readers.close_generation(shown)
-    assert not readers.holds()
-    reader.is_shown([file], shown)
-    assert {*readers.holds()} == {file}
-    await end(readers, child)
-    assert not readers.holds()
-
-
-async def test_a_reader_may_be_about_to_list_more(autojump_clock: MockClock, readers: Readers) -> None:
-    reader = readers.reader_of(ME)
-    await readers.begin(reader, 7)
-    shown = readers.listing(reader, 7)
     readers.close_generation(shown)
     assert readers.holds() == shown.listed
+    readers.listing(reader, 7)
     await trio.sleep(SETTLE_S + 0.1)
+    assert readers.holds() == shown.listed, "it is still listing"
+    readers.close_generation(shown)
+    assert not readers.holds()
+    reader.is_shown([shown.last_seq], shown)
+    assert {*readers.holds()} == {shown.last_seq}
+    await end(readers, child)
     assert not readers.holds()
 
 
@@ -280,21 +263,16 @@ async def test_readers_that_end_while_their_registry_has_failed_are_forgotten_by
 ) -> None:
     readers = Readers(cache.generations, HOLD_IDLE_S, frozenset)
     known, new = sleeper(), sleeper()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(readers.run)
+    async with running(readers.run):
         await wait_all_tasks_blocked()
         opens(readers, known.pid)
-        nursery.cancel_scope.cancel()
     opens(readers, new.pid)
     for child in (known, new):
         child.kill()
         child.wait()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(readers.run)
-        with trio.fail_after(10):
-            while readers.active():
-                await readers.released.wait()
-        nursery.cancel_scope.cancel()
+    async with running(readers.run):
+        while readers.active():
+            await readers.released.wait()
 
 
 async def test_an_open_without_any_listing_holds_everything_of_that_moment(
@@ -467,12 +445,9 @@ async def test_a_process_that_is_behind_does_not_wait_until_the_next_generation_
         await trio.sleep_forever()
 
     monkeypatch.setattr(cache.generations, "begin", never)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(readers.begin_after, 1)
+    async with running(partial(readers.begin_after, 1)):
         await wait_all_tasks_blocked()
-        with trio.fail_after(1):
-            assert (await readers.begin_after(0)).number == 1
-        nursery.cancel_scope.cancel()
+        assert (await readers.begin_after(0)).number == 1
 
 
 async def test_with_rotation_always_only_readers_with_unopened_files_hold(cache: LocalCache, readers: Readers) -> None:
@@ -526,8 +501,4 @@ async def test_the_number_of_a_reader_is_given_to_no_other_while_it_lives(
         short = sleeper()
         reader, _ = await lists(readers, short.pid)
         assert reader.number != training.number
-        short.kill()
-        short.wait()
-        with trio.fail_after(10):
-            while reader in readers.active():  # noqa: ASYNC110 - the kernel says that it has ended
-                await trio.sleep(0.01)
+        await end(readers, short)

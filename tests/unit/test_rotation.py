@@ -51,6 +51,7 @@ def test_a_group_is_evicted_as_a_whole() -> None:
     assert pick_victims([*pair, victim(3, 10, group=6)], 10) == [1, 2]
     assert pick_victims([victim(3, 10, group=4), *pair], 10) == [3]
     assert pick_victims([victim(3, 10, group=4), *pair], 11) == [3, 1, 2]
+    assert pick_victims((victim(id, 10) for id in itertools.count()), 15) == [0, 1], "no more are read"
 
 
 # What a new generation delists.
@@ -68,17 +69,10 @@ def enough_of_each_kind(groups: Iterable[FileGroup], more: int = 1) -> dict[Kind
 
 
 Drawn = list[tuple[tuple[Kind, ...], int, bool, bool, bool, bool]]
+"""For each group: kinds, bytes, has_lasting_hold, delisted, opened, requeued."""
 GROUPS = st.lists(
-    st.builds(
-        lambda kinds, bytes, has_lasting_hold, delisted, opened, requeued: (
-            tuple(kinds),
-            bytes,
-            has_lasting_hold,
-            delisted,
-            opened,
-            requeued,
-        ),
-        st.lists(st.sampled_from([(1, "jpg"), (1, "txt"), (2, "jpg")]), min_size=1, max_size=3),
+    st.tuples(
+        st.lists(st.sampled_from([(1, "jpg"), (1, "txt"), (2, "jpg")]), min_size=1, max_size=3).map(tuple),
         st.integers(0, 100),
         st.booleans(),
         st.booleans(),
@@ -93,10 +87,7 @@ def file_groups(drawn: Drawn) -> list[FileGroup]:
     """File groups with admissions of their own; delisted ones come first."""
     seqs = itertools.count(1)
     ordered = sorted(drawn, key=lambda state: not state[3])
-    return [
-        FileGroup(tuple(next(seqs) for _ in kinds), kinds, bytes, has_lasting_hold, delisted, opened, requeued)
-        for kinds, bytes, has_lasting_hold, delisted, opened, requeued in ordered
-    ]
+    return [FileGroup(tuple(next(seqs) for _ in kinds), kinds, *state) for kinds, *state in ordered]
 
 
 def rank(group: FileGroup) -> int:
@@ -202,10 +193,6 @@ def test_bytes_that_a_generation_delists(
     turnover = TurnoverInput(limit, share, largest, lacking, free, 0, 0, BitMap64())
     assert needed_bytes(turnover, 0) == (expected, expected)
     assert needed_bytes(turnover._replace(rotates=False), 0) == (max(0, -free), max(0, -free))
-
-
-def test_no_more_victims_are_read_than_are_needed() -> None:
-    assert pick_victims((victim(id, 10) for id in itertools.count()), 15) == [0, 1]
 
 
 @pytest.mark.promise(18)
