@@ -28,8 +28,6 @@ from growfs.signal import Signal
 
 log = logging.getLogger(__name__)
 
-BATCH_MAX = 256
-"""Files admitted in one transaction."""
 LATE_S = 5.0
 """How long a drawn group that is not fetched holds back later ones, from when one of them is fetched."""
 
@@ -95,9 +93,9 @@ class AdmissionQueue:
         self.changed.notify()
 
     def next_batch(self) -> list[Download]:
-        """The next downloads to admit, in order: prioritized groups, then the head of the window."""
+        """The next downloads to admit in one transaction, in order: prioritized groups, then the head of the window."""
         batch: list[Download] = []
-        while len(batch) < BATCH_MAX and (group := self._take_next()):
+        while len(batch) < 256 and (group := self._take_next()):
             group.place = Place.TAKEN if group.is_fetched else Place.OUTSIDE  # otherwise it failed meanwhile
             if group.is_fetched:
                 batch.extend(group.downloads)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growfs.cache.catalog import Node
-from growfs.scheduler.admission import BATCH_MAX, LATE_S, AdmissionQueue
+from growfs.scheduler.admission import LATE_S, AdmissionQueue
 from growfs.scheduler.in_flight import Download, DownloadGroup, DownloadState, Place, Priority
 
 
@@ -18,26 +18,26 @@ def download(id: int, group: DownloadGroup, priority: Priority = Priority.DRAW) 
     return Download(node, f"{id}", f"{id}", group, priority)
 
 
-def draw(admission_queue: AdmissionQueue, *ids: int) -> DownloadGroup:
+def draw(queue: AdmissionQueue, *ids: int) -> DownloadGroup:
     """Append a group of drawn files to the queue."""
     group = DownloadGroup(is_drawn=True, ids=ids if len(ids) > 1 else ())
-    admission_queue.append(group)
+    queue.append(group)
     for id in ids:
         download(id, group)
     return group
 
 
-def finish_fetch(admission_queue: AdmissionQueue, *downloads: Download) -> None:
+def finish_fetch(queue: AdmissionQueue, *downloads: Download) -> None:
     """Mark downloads as fetched, as the fetcher does."""
     for download in downloads:
         download.move(DownloadState.FETCHING)
         download.move(DownloadState.FETCHED)
-        admission_queue.prioritize(download.group)
+        queue.prioritize(download.group)
 
 
-def admit_batch(admission_queue: AdmissionQueue) -> list[int]:
+def admit_batch(queue: AdmissionQueue) -> list[int]:
     """Admit the next batch; returns its ids."""
-    batch = admission_queue.next_batch()
+    batch = queue.next_batch()
     for download in batch:
         download.move(DownloadState.ADMITTED)
     return [download.node.id for download in batch]
@@ -46,17 +46,17 @@ def admit_batch(admission_queue: AdmissionQueue) -> list[int]:
 @pytest.mark.promise(14)
 @given(st.lists(st.integers(1, 3), max_size=8), st.randoms())
 def test_files_are_admitted_in_the_order_of_the_draws(sizes: list[int], order: random.Random) -> None:
-    admission_queue, ids = AdmissionQueue(), iter(range(1, 100))
-    groups = [draw(admission_queue, *(next(ids) for _ in range(size))) for size in sizes]
+    queue, ids = AdmissionQueue(), iter(range(1, 100))
+    groups = [draw(queue, *(next(ids) for _ in range(size))) for size in sizes]
     downloads = [download for group in groups for download in group.downloads]
     expected = [download.node.id for download in downloads]
     result = []
     order.shuffle(downloads)
     for download in downloads:
-        finish_fetch(admission_queue, download)
-        result += admit_batch(admission_queue)
+        finish_fetch(queue, download)
+        result += admit_batch(queue)
     assert result == expected
-    assert len(admission_queue) == 0
+    assert len(queue) == 0
 
 
 @pytest.mark.promise(14)
@@ -80,105 +80,89 @@ def test_a_file_that_others_passed_holds_them_back_for_seconds_only() -> None:
 
 
 def test_those_behind_a_released_group_do_not_wait_for_it() -> None:
-    admission_queue = AdmissionQueue()
-    refused, other = draw(admission_queue, 1), draw(admission_queue, 2)
-    finish_fetch(admission_queue, *other.downloads)
-    assert admit_batch(admission_queue) == []
-    admission_queue.release(refused)
-    admission_queue.release(refused)
-    assert admit_batch(admission_queue) == [2]
-    finish_fetch(admission_queue, *refused.downloads)
-    assert admit_batch(admission_queue) == [1]
-    assert len(admission_queue) == 0
+    queue = AdmissionQueue()
+    refused, other = draw(queue, 1), draw(queue, 2)
+    finish_fetch(queue, *other.downloads)
+    assert admit_batch(queue) == []
+    queue.release(refused)
+    queue.release(refused)
+    assert admit_batch(queue) == [2]
+    finish_fetch(queue, *refused.downloads)
+    assert admit_batch(queue) == [1]
+    assert len(queue) == 0
 
 
-def test_a_group_is_admitted_as_a_whole() -> None:
-    admission_queue = AdmissionQueue()
-    pair = draw(admission_queue, 1, 2)
-    finish_fetch(admission_queue, pair.downloads[1])
-    assert admit_batch(admission_queue) == []
-    finish_fetch(admission_queue, pair.downloads[0])
-    assert admit_batch(admission_queue) == [1, 2]
-
-
-def test_an_urgent_file_does_not_wait_for_earlier_ones() -> None:
-    admission_queue = AdmissionQueue()
-    first, second = draw(admission_queue, 1), draw(admission_queue, 2)
-    finish_fetch(admission_queue, *second.downloads)
-    assert admit_batch(admission_queue) == []
+def test_an_urgent_file_does_not_wait_for_earlier_ones_but_for_its_group() -> None:
+    queue = AdmissionQueue()
+    first, second = draw(queue, 1), draw(queue, 2, 3)
+    finish_fetch(queue, second.downloads[1])
     second.downloads[0].priority = Priority.READER
-    admission_queue.prioritize(second)
-    assert admit_batch(admission_queue) == [2]
-    assert len(admission_queue) == 1
-    finish_fetch(admission_queue, *first.downloads)
-    assert admit_batch(admission_queue) == [1]
-
-
-def test_a_missed_file_waits_for_its_whole_group() -> None:
-    admission_queue = AdmissionQueue()
-    draw(admission_queue, 9)
-    group = DownloadGroup(ids=(1, 2))
-    miss = [download(id, group, Priority.READER) for id in (1, 2)]
-    finish_fetch(admission_queue, miss[0])
-    assert admit_batch(admission_queue) == []
-    finish_fetch(admission_queue, miss[1])
-    assert admit_batch(admission_queue) == [1, 2]
-    assert len(admission_queue) == 1
+    queue.prioritize(second)
+    assert admit_batch(queue) == []
+    finish_fetch(queue, second.downloads[0])
+    assert admit_batch(queue) == [2, 3]
+    missed = DownloadGroup(ids=(4, 5))
+    misses = [download(id, missed, Priority.READER) for id in (4, 5)]
+    finish_fetch(queue, misses[0])
+    assert admit_batch(queue) == []
+    finish_fetch(queue, misses[1])
+    assert admit_batch(queue) == [4, 5]
+    assert len(queue) == 1
+    finish_fetch(queue, *first.downloads)
+    assert admit_batch(queue) == [1]
 
 
 def test_a_failed_file_does_not_block_later_ones() -> None:
-    admission_queue = AdmissionQueue()
-    first, second, third = (draw(admission_queue, id) for id in (1, 2, 3))
-    finish_fetch(admission_queue, *second.downloads, *third.downloads)
+    queue = AdmissionQueue()
+    first, second, third = (draw(queue, id) for id in (1, 2, 3))
+    finish_fetch(queue, *second.downloads, *third.downloads)
     first.downloads[0].move(DownloadState.FAILED)
-    assert admit_batch(admission_queue) == [2, 3]
-    assert len(admission_queue) == 0
+    assert admit_batch(queue) == [2, 3]
+    assert len(queue) == 0
 
 
 def test_a_batch_has_no_more_files_than_a_commit_may_have() -> None:
-    admission_queue = AdmissionQueue()
-    groups = [draw(admission_queue, id) for id in range(1, BATCH_MAX + 11)]
-    for group in groups:
-        finish_fetch(admission_queue, *group.downloads)
-    assert len(admit_batch(admission_queue)) == BATCH_MAX
-    assert len(admit_batch(admission_queue)) == 10
+    queue = AdmissionQueue()
+    for id in range(1, 301):
+        finish_fetch(queue, *draw(queue, id).downloads)
+    assert [len(admit_batch(queue)) for _ in range(3)] == [256, 44, 0]
 
 
 def test_a_group_is_in_one_batch_once() -> None:
     """Its store was busy, so those behind it do not wait; it arrives; a reader opens it, and it is asked for again."""
-    admission_queue = AdmissionQueue()
-    group = draw(admission_queue, 1)
-    admission_queue.release(group)
-    finish_fetch(admission_queue, *group.downloads)
+    queue = AdmissionQueue()
+    group = draw(queue, 1)
+    queue.release(group)
+    finish_fetch(queue, *group.downloads)
     group.downloads[0].priority = Priority.READER
-    admission_queue.prioritize(group)
-    admission_queue.prioritize(group)
-    assert [download.node.id for download in admission_queue.next_batch()] == [1]
-    admission_queue.prioritize(group)
-    assert admission_queue.next_batch() == [], "it is being admitted"
+    queue.prioritize(group)
+    queue.prioritize(group)
+    assert [download.node.id for download in queue.next_batch()] == [1]
+    queue.prioritize(group)
+    assert queue.next_batch() == [], "it is being admitted"
 
 
 def test_a_group_that_the_disk_refused_is_admitted_once_it_is_fetched_again() -> None:
-    admission_queue = AdmissionQueue()
-    group = draw(admission_queue, 1)
-    finish_fetch(admission_queue, *group.downloads)
-    (refused,) = admission_queue.next_batch()
-    admission_queue.give_back(group)
+    queue = AdmissionQueue()
+    group = draw(queue, 1)
+    finish_fetch(queue, *group.downloads)
+    (refused,) = queue.next_batch()
+    queue.give_back(group)
     refused.move(DownloadState.QUEUED)
-    finish_fetch(admission_queue, refused)
-    assert admit_batch(admission_queue) == [1]
+    finish_fetch(queue, refused)
+    assert admit_batch(queue) == [1]
 
 
 def test_a_drawn_group_that_has_left_the_window_may_be_released() -> None:
     """A reader opened it, and then its store was busy."""
-    admission_queue = AdmissionQueue()
-    group, other = draw(admission_queue, 1), draw(admission_queue, 2)
-    finish_fetch(admission_queue, *group.downloads)
+    queue = AdmissionQueue()
+    group, other = draw(queue, 1), draw(queue, 2)
+    finish_fetch(queue, *group.downloads)
     group.downloads[0].priority = Priority.READER
-    admission_queue.prioritize(group)
-    admission_queue.release(group)
+    queue.prioritize(group)
+    queue.release(group)
     assert group.place is Place.NEXT
-    finish_fetch(admission_queue, *other.downloads)
-    assert admit_batch(admission_queue) == [1, 2]
-    admission_queue.release(group)
-    assert len(admission_queue) == 0
+    finish_fetch(queue, *other.downloads)
+    assert admit_batch(queue) == [1, 2]
+    queue.release(group)
+    assert len(queue) == 0

@@ -6,13 +6,12 @@ import sqlite3
 import time
 
 import pytest
-import trio
 import trio.lowlevel
 
 from growfs.cache import usage
 from growfs.cache.schema import set_meta
 from growfs.cache.usage import DAY_S, Budget, UsageCounters
-from tests.unit.local_cache import LocalCache
+from tests.unit.local_cache import LocalCache, running
 
 
 class Clock:
@@ -36,23 +35,17 @@ def save(cache: LocalCache, budget: Budget) -> None:
     cache.database.write_now(budget.saving())
 
 
-def test_a_budget_is_spent_when_the_limit_is_reached(cache: LocalCache, clock: Clock) -> None:
+@pytest.mark.promise(27)
+def test_a_budget_is_spent_until_the_day_ends(cache: LocalCache, clock: Clock) -> None:
+    clock.now += DAY_S - 60
     budget = Budget(cache.database, 100)
     budget.spend(99)
     assert (budget.spent, budget.is_spent) == (99, False)
     budget.spend(5)
-    assert (budget.spent, budget.is_spent) == (104, True)
-    for limit, is_spent in ((105, False), (103, True), (0, False)):
+    assert (budget.spent, budget.is_spent, budget.resumes_s()) == (104, True, 60)
+    for limit, is_spent in ((105, False), (103, True), (0, False), (100, True)):
         budget.limit = limit
         assert budget.is_spent is is_spent
-
-
-@pytest.mark.promise(27)
-def test_the_count_restarts_when_a_day_ends(cache: LocalCache, clock: Clock) -> None:
-    clock.now += DAY_S - 60
-    budget = Budget(cache.database, 100)
-    budget.spend(100)
-    assert budget.resumes_s() == 60
     clock.now += 59.9
     assert budget.is_spent
     clock.now += 0.1
@@ -67,21 +60,10 @@ def test_the_count_survives_a_restart(cache: LocalCache, clock: Clock) -> None:
     budget.spend(60)
     save(cache, budget)
     clock.now += 3600
-    reloaded = Budget(cache.database, 100)
-    assert reloaded.spent == 60
-    reloaded.spend(40)
-    assert reloaded.is_spent
-    save(cache, reloaded)
+    assert Budget(cache.database, 100).spent == 60
     clock.now += DAY_S
     assert Budget(cache.database, 100).spent == 0
-
-
-def test_the_count_of_a_day_equal_to_the_day_before_is_saved(cache: LocalCache, clock: Clock) -> None:
-    budget = Budget(cache.database, 100)
-    budget.spend(60)
-    save(cache, budget)
-    clock.now += DAY_S
-    budget.spend(60)
+    budget.spend(60)  # as much as the day before
     save(cache, budget)
     assert Budget(cache.database, 100).spent == 60
 
@@ -126,14 +108,11 @@ async def test_the_bytes_of_a_file_that_takes_hours_are_saved_meanwhile(
     """No file becomes resident or is opened, and the daemon may be killed."""
     monkeypatch.setattr(usage, "SAVE_EVERY_S", 0.0)
     budget = Budget(cache.database, 0)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(UsageCounters(cache.database, budget).run)
-        with trio.fail_after(10):
-            for spent in (60, 67):
-                budget.spend(spent - budget.spent)
-                while Budget(cache.database, 0).spent != spent:
-                    await trio.lowlevel.checkpoint()
-        nursery.cancel_scope.cancel()
+    async with running(UsageCounters(cache.database, budget).run):
+        for spent in (60, 67):
+            budget.spend(spent - budget.spent)
+            while Budget(cache.database, 0).spent != spent:
+                await trio.lowlevel.checkpoint()
 
 
 def test_a_daemon_stops_although_its_last_counts_cannot_be_written(cache: LocalCache) -> None:

@@ -110,6 +110,8 @@ def test_an_open_after_a_listing_holds_nothing_more(reader: Reader) -> None:
     reader.opened(1, SECOND, 6.0)
     assert not reader.held
     assert reader.listed_at is not None, "release does not undo that it listed"
+    lists(reader, 7, FIRST)
+    assert held(reader, 7) == [5, 6]
 
 
 def test_files_shown_are_those_of_the_last_listings(reader: Reader) -> None:
@@ -172,14 +174,6 @@ def test_silence_begins_with_the_last_close(reader: Reader) -> None:
     assert reader.is_silent(500.1, 100.0, 10.0)
 
 
-def test_release_ends_all_holds(reader: Reader) -> None:
-    lists(reader, 7, FIRST, 0.0)
-    reader.release()
-    assert not reader.held
-    lists(reader, 7, FIRST, 1.0)
-    assert held(reader, 7) == [5, 6]
-
-
 # Holds that last.
 
 
@@ -195,11 +189,9 @@ def test_a_reader_may_keep_its_holds_when_another_one_lists(reader: Reader) -> N
         lists(reader, 2, generation)
         assert lasting(reader) == shown
         assert lasting(reader, lists_now=True) == [], "it is about to list again"
-
-
-def test_a_reader_that_never_listed_is_expected_never_to_list(reader: Reader) -> None:
-    reader.opened(7, FIRST, 0.0)
-    assert lasting(reader) == [1, 2, 3, 4]
+    never_listed = new_reader()
+    never_listed.opened(7, FIRST, 0.0)
+    assert lasting(never_listed) == [1, 2, 3, 4]
 
 
 def test_the_ranks_of_the_job_that_lists_are_about_to_list_again(reader: Reader) -> None:

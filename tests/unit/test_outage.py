@@ -11,17 +11,12 @@ import trio.testing
 
 from growfs.errors import (
     GrowfsError,
-    NoRoom,
-    NotMade,
     RemoteBusy,
-    RemoteChanged,
     RemoteDenied,
-    RemoteError,
-    RemoteMissing,
     RemoteUnavailable,
     unexpected,
 )
-from growfs.scheduler.outage import NEXT_PROBE_S, PAUSE_S_MAX, PAUSE_S_MIN, SUSPICION_S, Outage
+from growfs.scheduler.outage import NEXT_PROBE_S, PAUSE_S_MIN, SUSPICION_S, Outage
 
 BUSY, DENIED = RemoteBusy("cannot reach the server"), RemoteDenied("access denied")
 
@@ -54,22 +49,6 @@ async def start_remote() -> AsyncIterator[Remote]:
         nursery.start_soon(remote.outage.run)
         yield remote
         nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(
-    ("error", "possible"),
-    [
-        (BUSY, True),
-        (DENIED, True),
-        (RemoteError("sends whole files only"), False),
-        (RemoteMissing("gone"), False),
-        (RemoteChanged("another version"), False),
-        (NotMade("the producer failed"), False),
-        (NoRoom("the disk is full"), False),
-    ],
-)
-def test_an_answer_about_one_file_is_no_outage(error: GrowfsError, possible: bool) -> None:
-    assert isinstance(error, RemoteUnavailable) is possible
 
 
 async def test_a_failure_is_the_files_own_where_a_later_request_is_answered(clock: trio.testing.MockClock) -> None:
@@ -158,27 +137,20 @@ async def test_a_lost_probe_does_not_delay_the_end_and_a_slow_answer_counts(cloc
             assert trio.current_time() - back_at <= NEXT_PROBE_S + answered_in + 0.2
 
 
-@pytest.mark.parametrize("away_s", [3, 20, 60, 600])
-async def test_waiting_prolongs_an_outage_by_a_twentieth_at_most(clock: trio.testing.MockClock, away_s: float) -> None:
+@pytest.mark.parametrize("away_s", [3, 20, 60, 600, 3600])
+async def test_waiting_prolongs_an_outage_by_a_twentieth_and_half_a_minute_at_most(
+    clock: trio.testing.MockClock, away_s: float
+) -> None:
     async with start_remote() as remote:
         remote.error = BUSY
         remote.fail(BUSY)
         await trio.sleep(away_s)
         assert remote.outage.is_on
+        assert len(remote.probed_at) < 200
         remote.error = None
         waited_from = trio.current_time()
         await remote.outage.ended.wait()
-        assert trio.current_time() - waited_from <= max(1, away_s / 20) + 0.2
-
-
-async def test_the_pauses_of_a_long_outage_stay_below_half_a_minute(clock: trio.testing.MockClock) -> None:
-    async with start_remote() as remote:
-        remote.error = BUSY
-        remote.fail(BUSY)
-        await trio.sleep(3600)
-        pauses = [later - earlier for earlier, later in zip(remote.probed_at, remote.probed_at[1:], strict=False)]
-        assert max(pauses) == pytest.approx(PAUSE_S_MAX + 0.1)
-        assert len(pauses) < 200
+        assert trio.current_time() - waited_from <= min(30, max(1, away_s / 20)) + 0.2
 
 
 def test_a_module_that_is_missing_is_no_outage() -> None:
