@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from growfs.bitmaps import BitMap64
-from growfs.cache.database import Database
+from growfs.cache.database import RETRY_S, Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.rotation.pass_order import groups_of
@@ -28,9 +28,6 @@ from growfs.rotation.rules import Generation, GenerationPlan, Reading, TurnoverI
 from growfs.signal import Signal
 
 log = logging.getLogger(__name__)
-
-RETRY_S = 5.0
-"""Pause after the disk refuses to write a generation. Meanwhile, listings join the current one."""
 
 FORGET_GENERATIONS = (
     "DELETE FROM generation WHERE NOT EXISTS (SELECT 1 FROM resident WHERE suffix IS NOT NULL"
@@ -171,7 +168,8 @@ class Generations:
                 await self._write(self.current, self._unwritten)
             except sqlite3.DatabaseError as error:
                 log.warning("generation %d cannot be written, trying again: %s", self.number, error)
-                pause_s = RETRY_S if self._refused else 0.1  # a full disk usually has room again by then
+                # A full disk usually has room again at the second try. Meanwhile, listings join the current one.
+                pause_s = RETRY_S if self._refused else 0.1
                 self._refused = True
                 self.written.notify()
                 await trio.sleep(pause_s)

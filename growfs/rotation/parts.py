@@ -32,8 +32,6 @@ from growfs.units import format_size
 SPARE_SHARE = 100
 """One part in 100 of the cache is left free: for files that take more of the disk than their size, or are opened by
 name."""
-ALWAYS = "\0always"
-"""Added to a file in the digest of the catalog if each part lists it, because that decides which others are kept."""
 PART_FILES_MIN = 300
 """Of fewer, a batch takes a large share, and drop_last drops as much."""
 
@@ -187,7 +185,8 @@ class _Dividing:
         """Add a file of the catalog."""
         self._files += 1
         self._size += file.size
-        text = f"{file.path}\0{file.size}{ALWAYS * file.is_always_listed}".encode()
+        always = "\0always" * file.is_always_listed  # that decides which others are kept
+        text = f"{file.path}\0{file.size}{always}".encode()
         self._digest += int.from_bytes(blake2b(text, digest_size=16).digest(), "big")
         folder, _, name = file.path.rpartition("/")
         self._kind_of.append(self._kinds.setdefault((folder, extension(name)), len(self._kinds)))

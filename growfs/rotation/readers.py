@@ -28,8 +28,6 @@ from growfs.rotation.rules import EVERYWHERE, Generation
 from growfs.signal import Signal
 from growfs.syscalls import pidfd_open
 
-FORGET_THREADS_S = 1.0
-"""How long a thread number surely stands for the same thread. The kernel counts up, so reuse takes far longer."""
 SILENCE_EVERY_S = 5.0
 """How often the registry checks for readers that have fallen silent."""
 NUMBERS = (1 << 20) - 1
@@ -179,7 +177,8 @@ class Readers:
         return reader.number
 
     def _known_thread(self, tid: int) -> Reader | None:
-        if time.monotonic() - self._threads_since >= FORGET_THREADS_S:
+        # A number surely stands for the same thread for a second: the kernel counts up, so reuse takes far longer.
+        if time.monotonic() - self._threads_since >= 1.0:
             self._threads.clear()
             self._threads_since = time.monotonic()
         return self._threads.get(tid)

@@ -27,8 +27,6 @@ from growfs.rotation.rules import (
     with_parents,
 )
 
-DELISTED_DIRECTORY = "SELECT 1 FROM resident WHERE delisted IS NOT NULL AND suffix IS NULL LIMIT 1"
-
 
 def plan_generation(
     catalog: Path, number: int, turnover: TurnoverInput, beat: Callable[[], None] = lambda: None
@@ -56,7 +54,8 @@ def plan_generation(
 
 def _with_directories(connection: sqlite3.Connection, plan: GenerationPlan) -> GenerationPlan:
     """Extend the plan: delist directories without a listed file, and list those again that have one."""
-    if plan.keeps_last and connection.execute(DELISTED_DIRECTORY).fetchone() is None:
+    is_delisted = "SELECT 1 FROM resident WHERE delisted IS NOT NULL AND suffix IS NULL LIMIT 1"
+    if plan.keeps_last and connection.execute(is_delisted).fetchone() is None:
         return plan
     rows = connection.execute(
         "SELECT id, seq, parent, delisted FROM resident WHERE suffix IS NULL AND seq <= ?", (plan.generation.last_seq,)

@@ -31,10 +31,9 @@ log = logging.getLogger(__name__)
 
 SUSPICION_S = 1.0
 """How long a suspicion waits for the answer to another download before a probe is sent."""
-PROBE_S = 10.0
-"""The first probe counts as failed if not answered within this time, so that an outage is noticed soon."""
 PATIENT_PROBE_S = 40.0
-"""The same during an outage. A request is given up after 35 s, and a server that answers just in time is not away."""
+"""In an outage, a probe counts as failed after this time. A request is given up after 35 s, and a server that answers
+just in time is not away."""
 NEXT_PROBE_S = 5.0
 """In an outage, another probe is sent if the last one was not answered for this long: it may have been lost."""
 OTHERS_AGAIN_S = 10.0
@@ -238,7 +237,7 @@ async def probe_in_worker(workers: WorkerPool, catalog: Catalog, staging: Path, 
         channel = workers.spawn()
     except GrowfsError as error:
         return error
-    patience_s = PROBE_S if repeats else PATIENT_PROBE_S
+    patience_s = 10.0 if repeats else PATIENT_PROBE_S  # an outage is noticed soon
     try:
         with trio.fail_after(patience_s):
             await channel.call(Probe(files, staging / "probe", repeats))

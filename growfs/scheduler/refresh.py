@@ -36,8 +36,6 @@ EXTENT = 256
 """Files of an endless remote that are listed at first; doubled each time they run out."""
 FIRST_PAGE_S_MAX = 600.0
 """A listing fails after this long without data, if no file is known yet: a batch job may be waiting for it."""
-RETRY_S = 60.0
-"""Pause after a failed listing, if the catalog of an earlier one serves."""
 
 
 class CatalogSync:
@@ -132,7 +130,7 @@ class CatalogSync:
         ended_at = trio.current_time()
         while not (self._more_wanted or self._retry_due):
             every_s = self._every_s or math.inf
-            due = ended_at + (min(RETRY_S, every_s) if self.failure else every_s)
+            due = ended_at + (min(60.0, every_s) if self.failure else every_s)
             if self._outage.is_on:
                 due = math.inf  # only probes are sent
             if due <= trio.current_time():

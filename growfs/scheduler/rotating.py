@@ -34,8 +34,6 @@ T = TypeVar("T")
 
 FEW_FILES = 1_000
 """For this many files, a thread computes within the 5 to 10 ms that a worker takes to start."""
-ORDER_RETRY_S = 30.0
-"""Pause before asking another worker for an order."""
 
 
 class Selection(Planner, Protocol):
@@ -164,7 +162,7 @@ class Rotation(Selection):
                 if isinstance(error, SlowGroups) and self._share is None:
                     raise
                 log.warning("the order of the pass could not be computed (%s); trying again", error)
-                await trio.sleep(ORDER_RETRY_S)
+                await trio.sleep(30.0)
 
     async def early(self, nodes: Iterable[Node]) -> list[Node]:
         """The files that are in this node's share, in the order of the first pass; none if files have groups."""

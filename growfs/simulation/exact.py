@@ -17,12 +17,8 @@ from growfs.rotation.parts import CatalogFile, Division, ExactPass, divide, smal
 from growfs.simulation.training import DIRECTORIES, PolicyResult, Workload, duration, timespan
 from growfs.units import CacheSize, flag_size, format_size
 
-MODEL_FILES = 12_000
-"""At most about how many files a simulated dataset has."""
 HARDLY_WAITS = 0.99
 """The utilization from which on a reader counts as one that hardly waits."""
-GROWTH, CLOSE = 1.25, 1.02
-"""The smallest cache without waits is sought in steps of the first factor, and found up to the second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,7 @@ def simulate_exact(workload: Workload, part_size: CacheSize) -> ExactResult:
     real_file = whole / workload.files
     wanted = max(part_size.of(cache) / 2, real_file)
     largest = max(wanted, data / 4000)  # more parts are simulated as so many, which are larger
-    part_files = min(50, int(MODEL_FILES * largest / data))
+    part_files = min(50, int(12_000 * largest / data))  # about so many files are simulated at most
     count = math.ceil(data / max(real_file, largest / part_files) - 1e-6)
     size = data // count
     files = [CatalogFile(id, f"{id % DIRECTORIES}/{id}", size, size, False) for id in range(1, count + 1)]
@@ -129,13 +125,13 @@ def _smallest_without_waits(workload: Workload, part_size: CacheSize) -> ExactRe
     to_keep = (1 - workload.bandwidth / (HARDLY_WAITS * workload.read_rate)) * workload.data_bytes
     too_small = size = max(workload.cache_bytes, int(to_keep))
     best: ExactResult | None = None
-    while best is None or best.cache_bytes > CLOSE * too_small + 1:
+    while best is None or best.cache_bytes > 1.02 * too_small + 1:
         result = simulate_exact(replace(workload, cache_bytes=size), part_size)
         if result.later.utilization >= HARDLY_WAITS:
             best = result
         else:
             too_small = size
-        size = (too_small + best.cache_bytes) // 2 if best else min(int(GROWTH * size) + 1, workload.data_bytes)
+        size = (too_small + best.cache_bytes) // 2 if best else min(int(1.25 * size) + 1, workload.data_bytes)
     return best
 
 

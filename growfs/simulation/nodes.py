@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from growfs.rotation.circle import Position, awaits, first_place, follower, hosts
 
-FILES, FILES_MAX = 400, 6400
-"""How many files the data has, from FILES on, so that each cache holds 8 if they suffice."""
+FILES = 400
+"""How many files the data has at least."""
 PATIENCE = 0.5
 """The maximum share of a pass that a node waits."""
 MODEL_NODES = 8
@@ -91,7 +91,7 @@ def walk(nodes: Sequence[SimulatedNode], passes: float, speeds: Sequence[int] | 
 
 def cluster(count: int, share: float) -> list[SimulatedNode]:
     """Nodes that begin together. share: the part of the files that each can cache."""
-    files = min(FILES_MAX, max(FILES, math.ceil(8 / share)))
+    files = min(6400, max(FILES, math.ceil(8 / share)))  # each cache holds 8 if so many suffice
     room = max(1, round(share * files))
     return [SimulatedNode(first_place(rank, count, share, []), room, files) for rank in range(count)]
 

@@ -25,9 +25,6 @@ from growfs.rotation.reader import Reader
 from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import POLICIES, Cache, File, MountSettings, Replacing, Rotating
 
-WINDOW = 16
-"""How many complete files may wait for one that was drawn before them, for each parallel fetch."""
-
 
 @dataclass(slots=True)
 class SimulatedDownload:
@@ -120,7 +117,8 @@ class Simulation:
         """Begin fetches while there are slots, files and room; schedule the next attempt."""
         active = [download.lacking for download in self._window if download.lacking > 0]
         self.lacks_room = False
-        while len(active) < self._parallel and len(self._window) < WINDOW * self._parallel:
+        # For each parallel fetch, 16 complete files may wait for one that was drawn before them.
+        while len(active) < self._parallel and len(self._window) < 16 * self._parallel:
             id = self._next()
             if id is None:
                 break

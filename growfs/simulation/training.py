@@ -13,14 +13,10 @@ from growfs.simulation.cache import POLICIES, File, MountSettings
 from growfs.simulation.simulator import Simulation
 from growfs.units import format_timespan
 
-MODEL_FILES = 2000
-"""How many files a simulated dataset has; more if its cache would hold fewer than MODEL_CACHE_FILES."""
-MODEL_CACHE_FILES = 200
 DIRECTORIES = 10
 REPEATS_MAX = 4.0
 """With more opens of each fetched file, accuracy falls off, both in published results and in simulations."""
 SEEN = 0.99
-UNITS_S = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,8 @@ class PolicyResult:
 def simulate_policy(workload: Workload, policy: str) -> PolicyResult:
     """Simulate a training run that lists the files for each epoch, and reads all files that it sees."""
     cache_files = workload.cache_bytes / workload.data_bytes * workload.files
-    scale = max(1.0, min(workload.files / MODEL_FILES, cache_files / MODEL_CACHE_FILES))
+    # 2000 files are simulated; more if the cache would hold fewer than 200.
+    scale = max(1.0, min(workload.files / 2000, cache_files / 200))
     total = max(1, round(workload.files / scale))
     # growfs fetches no more than four times as much as is read.
     bandwidth = min(workload.bandwidth, 4.0 * workload.read_rate)
@@ -173,7 +170,8 @@ def timespan(days: float) -> str:
 
 def duration(s: float) -> str:
     """A duration in its largest unit: shorter than `timespan` gives it."""
-    unit, unit_s = next((row for row in UNITS_S if s >= row[1]), UNITS_S[-1])
+    units = (("days", 86_400), ("hours", 3_600), ("minutes", 60))
+    unit, unit_s = next((row for row in units if s >= row[1]), ("seconds", 1))
     return f"{s / unit_s:,.1f} {unit}"
 
 

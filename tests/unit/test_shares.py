@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from trio.testing import MockClock
 
 from growfs.errors import GrowfsError
 from growfs.rotation.pass_order import Amount, Order, Pass
@@ -37,7 +38,7 @@ def ordered(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 
 
 async def test_a_group_that_takes_too_long_for_the_names_of_the_remote_is_refused_at_first(
-    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     """Later, it is tried again: the disk may be slow, and the mount goes on without."""
     found: list[Order | Exception] = [Order(), WorkerSilent(), Order()]
@@ -50,7 +51,6 @@ async def test_a_group_that_takes_too_long_for_the_names_of_the_remote_is_refuse
         return outcome
 
     monkeypatch.setattr(rotating, "call_worker", compute)
-    monkeypatch.setattr(rotating, "ORDER_RETRY_S", 0.0)
     first = Pass(0, 1, group="(.*).*.*x")
     order = Rotation(no_workers, cache.database, cache.catalog, cache.store, cache.folder / "partial", first)
     await order.remaining(cache.store.room.max_file_bytes)
