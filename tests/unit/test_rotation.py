@@ -87,7 +87,7 @@ def file_groups(drawn: Drawn) -> list[FileGroup]:
     """File groups with admissions of their own; delisted ones come first."""
     seqs = itertools.count(1)
     ordered = sorted(drawn, key=lambda state: not state[3])
-    return [FileGroup(tuple(next(seqs) for _ in kinds), kinds, *state) for kinds, *state in ordered]
+    return [FileGroup(tuple(next(seqs) for _ in kinds), kinds, bytes, *flags) for kinds, bytes, *flags in ordered]
 
 
 def rank(group: FileGroup) -> int:

@@ -453,12 +453,14 @@ async def test_a_generation_shows_its_changes_before_they_are_committed(scene: T
     await show_all(scene, "1234")
     generations, first = scene.cache.generations, scene.cache.generations.current
     for delist, listed, rows in ((2, "34", (None, 2)), (0, "1234", (2, None))):
+        written = [generations.is_written]
         await scene.decide(delist)
         assert (scene.listed(first), scene.listed(), scene.row("1")[2]) == ("1234", listed, rows[0])
-        assert not generations.is_written, "so nothing is evicted"
+        written.append(generations.is_written)
         async with running(generations.run):
             await generations.written.wait()
-        assert generations.is_written
+        written.append(generations.is_written)
+        assert written == [True, False, True], "nothing is evicted meanwhile"
         assert (scene.listed(), scene.row("1")[2]) == (listed, rows[1])
 
 
