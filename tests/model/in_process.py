@@ -109,7 +109,6 @@ class Loop:
         began.wait()
 
     def run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Run a function in the loop, and return its result."""
         return trio.from_thread.run(function, *args, trio_token=self._token)
 
 
@@ -316,11 +315,9 @@ class Reader:
         return stat.st_ino, stat.st_nlink
 
     def close(self, fd: int) -> None:
-        """Close it."""
         self._mount.call(partial(self._mount.close_file, fd))
 
     def map(self, fd: int) -> mmap.mmap:
-        """Map an open file."""
         real, size = self._mount.content(fd)
         again = os.open(f"/proc/self/fd/{real}", os.O_RDONLY)  # as the kernel opens it for a reader
         try:
@@ -329,11 +326,9 @@ class Reader:
             os.close(again)
 
     def fork(self) -> Reader:
-        """A child process."""
         return Reader(self._mount, self._mount.processes.start(self.pid))
 
     def end(self) -> None:
-        """End the process."""
         self._mount.processes.end(self.pid)
         self._mount.settle()
 
@@ -371,12 +366,10 @@ class InProcess:
 
     @property
     def cache(self) -> Path:
-        """The cache folder."""
         return self._cache.path
 
     @property
     def now(self) -> float:
-        """The time, in seconds."""
         return self._loop.clock.current_time()
 
     def mount(self, **options: Any) -> None:
@@ -428,7 +421,6 @@ class InProcess:
         os.close(self._cache.lock) if not clean else None
 
     def unmount(self) -> None:
-        """End the daemon. No reader may be left."""
         self._loop.run(self._stop, True)
         self._check()
 
@@ -445,11 +437,9 @@ class InProcess:
         connection.close()
 
     def make_durable(self) -> None:
-        """Sync what is cached."""
         self._loop.run(self.components.status.store.make_durable)
 
     def end(self) -> None:
-        """Leave nothing."""
         self.processes.end_all()
         with contextlib.suppress(AttributeError):
             if not self._ended.is_set():

@@ -59,7 +59,6 @@ figures: Counter[str] = Counter()
 
 
 def kind(path: str) -> tuple[str, str]:
-    """A path's directory and extension."""
     return os.path.dirname(path), os.path.splitext(path)[1]
 
 
@@ -260,7 +259,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.driver.remote.files) > 1)
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
-        """A file is deleted from the remote."""
         self.driver.remote.delete(data.draw(st.sampled_from(sorted(self.driver.remote.files))))
         self._forgive_drops()
 
@@ -291,7 +289,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.readers) < 4)
     @rule()
     def start(self) -> None:
-        """A process begins."""
         self._start()
 
     def _start(self) -> ReaderState:
@@ -456,7 +453,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(reader.files for reader in self.readers))
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        """A process closes a file."""
         files = [(reader, fd) for reader in self.readers for fd in sorted(reader.files)]
         self._close(*files[data.draw(st.integers(0, len(files) - 1))])
         self.driver.settle()

@@ -68,7 +68,7 @@ class FolderRemote(Remote):
 
 
 class Reader:
-    """A process that reads the mount."""
+    """A process that reads the mount. The methods are those of `in_process.Reader`."""
 
     def __init__(self, mount: Mounted, process: ReaderProcess) -> None:
         self._mount = mount
@@ -76,11 +76,9 @@ class Reader:
         self._inodes: dict[int, int] = {}
 
     def listing(self, directory: str) -> Callable[[], dict[str, int]]:
-        """What lists a directory: returns the size of each file, by path. For `together`."""
         return partial(self._process.call, "list", directory)
 
     def opening(self, path: str) -> Callable[[], int]:
-        """What opens a file, and returns a descriptor. For `together`."""
         return partial(self._open, path)
 
     def _open(self, path: str) -> int:
@@ -92,40 +90,31 @@ class Reader:
         return fd
 
     def list(self, directory: str) -> dict[str, int]:
-        """The size of each file in a directory, by path. Raises OSError."""
         return dict(self._mount.call(self.listing(directory)))
 
     def open(self, path: str) -> int:
-        """Open a file; returns a descriptor. Raises OSError."""
         return int(self._mount.call(self.opening(path)))
 
     def generation(self) -> int:
-        """The number of the generation that it listed last."""
         return self._mount.generation_of(self._process.pid)
 
     def read(self, fd: int) -> bytes:
-        """The content of an open file."""
         return bytes(self._process.call("read", fd))
 
     def identity(self, fd: int) -> tuple[int, int]:
-        """The inode number of the cached file, and how many links it has."""
         inode = self._inodes[fd]
         return inode, int(any(inode == stat.st_ino for _, stat in disk.walk_files(self._mount.cache / "files")))
 
     def close(self, fd: int) -> None:
-        """Close it."""
         self._mount.call(partial(self._process.call, "close", fd))
 
     def map(self, fd: int) -> Mapping:
-        """Map an open file."""
         return Mapping(self._process, int(self._process.call("map", fd)))
 
     def fork(self) -> Reader:
-        """A child process."""
         return self._mount.reader_of(self._process.fork())
 
     def end(self) -> None:
-        """End the process."""
         self._process.end()
         self._mount.settle()
 
@@ -137,12 +126,11 @@ class Mapping:
         self._process, self._number = process, number
 
     def close(self) -> None:
-        """Unmap it."""
         self._process.call("unmap", self._number)
 
 
 class Mounted:
-    """A mount of a folder. folder: an empty one, for the remote, the cache and the mountpoint."""
+    """A mount of a folder, with the methods of `InProcess`. folder: an empty one, for remote, cache and mountpoint."""
 
     def __init__(self, folder: Path, engine: str) -> None:
         self.remote = FolderRemote(folder / "remote")
@@ -158,11 +146,9 @@ class Mounted:
 
     @property
     def cache(self) -> Path:
-        """The cache folder."""
         return self._growfs.cache
 
     def mount(self, **options: Any) -> None:
-        """Mount, and return when the daemon is quiet, or the listing hangs."""
         flags: list[object] = ["--no-wait"]
         for name, values in options.items():
             for value in values if isinstance(values, list) else [values]:
@@ -171,24 +157,20 @@ class Mounted:
         self.settle()
 
     def unmount(self) -> None:
-        """End the daemon. No reader may be left."""
         call(self.cache, "go_on")
         self._growfs.umount()
 
     def crash(self) -> None:
-        """End the daemon by SIGKILL."""
         self._growfs.kill()
         unmount(self._growfs.mountpoint, lazy=True)
 
     def lose_power(self) -> None:
-        """Have the next daemon find that the machine was started anew since the last one: after `crash`."""
         connection = sqlite3.connect(self.cache / "catalog.sqlite")
         with connection:
             connection.execute("UPDATE meta SET value = 'another' WHERE key = 'boot_id'")
         connection.close()
 
     def end(self) -> None:
-        """Leave nothing."""
         for process in self._processes:
             process.end()
         self._threads.shutdown()
@@ -199,7 +181,6 @@ class Mounted:
     # What readers and commands do.
 
     def reader(self) -> Reader:
-        """A new process."""
         return self.reader_of(ReaderProcess.start(self._growfs.mountpoint))
 
     def reader_of(self, process: ReaderProcess) -> Reader:
@@ -208,18 +189,15 @@ class Mounted:
         return Reader(self, process)
 
     def command(self, name: str, **arguments: Any) -> Any:
-        """Run a command of the control socket. Raises GrowfsError."""
         return self.call(partial(call, self.cache, name, **arguments))
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run a function while the clock goes on as far as it waits for time; then wait until the daemon is quiet."""
         (result,) = self.together(function)
         if isinstance(result, BaseException):
             raise result
         return result
 
     def together(self, *functions: Callable[[], Any]) -> list[Any]:
-        """Run functions at the same time; returns their results, or what they raised."""
         running = [self._threads.submit(function) for function in functions]
         for _ in range(CALL_STEPS_MAX):
             if not wait(running, CALL_S).not_done:
@@ -229,20 +207,17 @@ class Mounted:
         raise AssertionError("a call hangs")
 
     def settle(self, seconds: float = 0) -> None:
-        """Let time pass, and wait until the daemon is quiet."""
         self._idle(seconds, STEPS)
 
     def _idle(self, seconds: float = 0, steps: int = 0) -> None:
         call(self.cache, "idle", seconds=seconds, steps=steps, step_s=STEP_S)
 
     def list_remote(self) -> None:
-        """List the remote now."""
         call(self.cache, "set", options={"refresh": f"{STEP_S}s"})
         self._idle(STEP_S)  # the last listing may have ended at this very moment
         call(self.cache, "set", options={"refresh": "0"})
 
     def names(self) -> set[str]:
-        """All files that can be opened."""
         connection = read_only(self.cache / "catalog.sqlite")
         rows = {id: (parent, name, is_dir) for id, parent, name, is_dir in connection.execute(NODES)}
         connection.close()
@@ -254,11 +229,9 @@ class Mounted:
         return {path_of(id) for id, (_, _, is_dir) in rows.items() if not is_dir}
 
     def cache_figures(self) -> dict[str, int]:
-        """As `cache` in status.json."""
         return dict(self._growfs.status()["cache"])
 
     def has_kept_last(self) -> bool:
-        """Whether directories have kept their last files since this was last asked."""
         return self.keeps_last
 
     keeps_last = True
@@ -269,14 +242,11 @@ class Mounted:
     """Whether its disk can be full, and a listing can fail."""
 
     def free_bytes(self) -> int:
-        """The bytes that are free on the disk."""
         return sys.maxsize
 
     def generation_of(self, pid: int) -> int:
-        """The number of the generation that a process listed last."""
         (reader,) = [reader for reader in self._growfs.status()["readers"] if reader["pid"] == pid]
         return int(reader["generation"])
 
     def generation(self) -> int:
-        """The number of the newest generation."""
         return int(self._growfs.status()["generation"])

@@ -25,7 +25,6 @@ class ReaderProcess:
 
     @classmethod
     def start(cls, mountpoint: Path) -> ReaderProcess:
-        """A new process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             pid = os.fork()

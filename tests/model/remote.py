@@ -29,17 +29,14 @@ class Remote:
         self.pages: int | None = None
 
     def put(self, path: str, blocks: int) -> None:
-        """Write a new version of a file."""
         self.version += 1
         self.files[path] = (self.version, blocks)
         self.versions.setdefault(path, {})[self.version] = blocks
 
     def delete(self, path: str) -> None:
-        """Delete a file."""
         del self.files[path]
 
     def content(self, path: str) -> bytes:
-        """The content of a file."""
         return content_of(path, *self.files[path])
 
     def version_of(self, path: str, content: bytes) -> int | None:
@@ -50,7 +47,6 @@ class Remote:
         return version if blocks is not None and content_of(path, version, blocks) == content else None
 
     def file(self, path: str) -> RemoteFile | None:
-        """A file as a fetch finds it."""
         if path not in self.files:
             return None
         version, _ = self.files[path]
@@ -58,5 +54,4 @@ class Remote:
         return RemoteFile(path, size, EPOCH_NS + version * 10**9, f"v{version}")
 
     def listing(self) -> list[RemoteFile]:
-        """All files, as a listing has them."""
         return [file for path in sorted(self.files) if (file := self.file(path))]

@@ -29,7 +29,6 @@ def seeds(few: int, many: int) -> list[object]:
 
 
 def catalog(files: int, directories: int = 10) -> list[File]:
-    """Files of equal size, spread over directories."""
     return [File(1 + i % directories, f"c{1 + i % directories}/{i:06}.rec", SIZE) for i in range(files)]
 
 
@@ -67,7 +66,6 @@ class Processes(Simulation):
         return SimProcess(self, reader)
 
     def run(self, processes: Iterable[Process]) -> None:
-        """Run processes concurrently until all have ended."""
         heap = [(self.now, number, process) for number, process in enumerate(processes)]
         while heap:
             at, number, process = heap[0]
@@ -116,7 +114,6 @@ class SimProcess(SimReader):
         return wait
 
     def close(self, id: int) -> None:
-        """Close a file that was kept open."""
         self.reader.closed(self._simulation.now)
         self._simulation.cache.closed(id)
         if self._simulation.lacks_room:
@@ -168,15 +165,12 @@ class World:
         return self.opens >= self.opens_target
 
     def fill(self, part: float = 1.0) -> None:
-        """Let the cache fill up to a part of its limit."""
         self.simulation.sleep(1.02 * part * self.limit / self.simulation.bandwidth)
 
     def run(self, *processes: Process) -> None:
-        """Run the processes concurrently until all have ended."""
         self.simulation.run(processes)
 
     def shuffled(self, ids: Sequence[int]) -> list[int]:
-        """The ids in random order."""
         return self.random.sample(ids, len(ids))
 
     # Steps of processes.

@@ -83,17 +83,14 @@ class LocalCache:
         return differing + len(gone) + len(comparison.late)
 
     async def apply(self, part: ListingDiff) -> Changes:
-        """Apply a part of a listing, as CatalogSync does."""
         changes = await self.catalog.apply(part, self.store.drop_files)
         self.store.count_gone(changes.removed)
         return changes
 
     async def reserve_by_rotation(self, size: int, holds: BitMap64 | None = None) -> int | None:
-        """Reserve for a draw, while readers have these holds; returns the bytes."""
         return await self.reserve(size, Priority.DRAW, holds)
 
     async def reserve_by_eviction(self, size: int, holds: BitMap64 | None = None) -> int | None:
-        """Reserve for a miss, while readers have these holds; returns the bytes."""
         return await self.reserve(size, Priority.READER, holds)
 
     async def reserve(self, size: int, priority: Priority, holds: BitMap64 | None = None) -> int | None:
@@ -119,17 +116,14 @@ class LocalCache:
         return Demand(bytes, max(self.largest, self.waiting.largest), self.waiting.versions)
 
     def in_flight(self, template: str | None = None) -> InFlightTable:
-        """A table of downloads for this cache. template: of its groups."""
         return InFlightTable(self.database, self.catalog, template, self.folder / "partial")
 
     def node(self, path: str) -> Node:
-        """The node at path, which exists."""
         node = self.find(path)
         assert node, path
         return node
 
     def find(self, path: str) -> Node | None:
-        """The node at path, or None."""
         id = id_at(self.database.rows, path)
         return None if id is None else self.catalog.node(id)
 
@@ -143,7 +137,6 @@ class LocalCache:
         return StagedFile(node, path, file, Fetched(len(content), node.mtime_ns, digest.of(file)), reserved)
 
     async def admit(self, *paths: str, content: bytes = b"x" * 100) -> None:
-        """Admit files."""
         for path in paths:
             assert (await self.store.admit([self.stage(path, content)])).admitted
 
@@ -205,36 +198,30 @@ class LocalCache:
         return listed
 
     def totals(self) -> tuple[int, int]:
-        """(files, bytes) of the current generation."""
         files, bytes, _ = self.generations.hidden(self.database.rows)
         return self.store.resident_files - files, self.store.resident_content_bytes - bytes
 
     def resident(self) -> set[str]:
-        """The paths of the resident files."""
         ids = self.database.rows("SELECT r.id FROM resident r JOIN node n USING (id) WHERE n.is_dir = 0")
         nodes = [self.catalog.node(id) for (id,) in ids]
         return {self.catalog.path(node) for node in nodes if node}
 
     def cached(self) -> dict[str, bytes]:
-        """The content of files/."""
         files = self.folder / "files"
         return {str(path.relative_to(files)): path.read_bytes() for path, _ in disk.walk_files(files)}
 
     def catalog_files(self) -> set[RemoteFile]:
-        """The files of the catalog."""
         rows = self.database.rows("SELECT id FROM node WHERE is_dir = 0")
         nodes = [node for (id,) in rows if (node := self.catalog.node(id))]
         return {RemoteFile(self.catalog.path(node), node.size, node.mtime_ns, node.version) for node in nodes}
 
     def close(self) -> None:
-        """Stop cleanly."""
         self.store.stop()
         self.database.close()
 
 
 @asynccontextmanager
 async def running(*services: Callable[[], Awaitable[object]]) -> AsyncIterator[trio.Nursery]:
-    """Run services within the block, in a nursery."""
     async with trio.open_nursery() as nursery:
         for service in services:
             nursery.start_soon(service)
@@ -286,5 +273,4 @@ def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
 
 
 def file(path: str, size: int | None = 100, version: str = "v1") -> RemoteFile:
-    """A file of the remote."""
     return RemoteFile(path, size, 1_700_000_000 * 10**9, version)

@@ -62,14 +62,6 @@ def mount() -> Mount:
 
 
 @pytest.mark.promise(6)
-def test_each_epoch_shows_something_new(mount: Mount) -> None:
-    reader = mount.reader()
-    for epoch in range(1, 5):
-        assert mount.lists(reader) == epoch
-        mount.opens(reader, FILES)
-
-
-@pytest.mark.promise(6)
 def test_all_directories_of_a_walk_are_of_one_generation(mount: Mount) -> None:
     reader, other = mount.reader(), mount.reader()
     for directory in range(10):
@@ -78,19 +70,6 @@ def test_all_directories_of_a_walk_are_of_one_generation(mount: Mount) -> None:
         mount.lists(other)
         mount.opens(reader, 10)
     assert mount.newest.number > 1
-
-
-@pytest.mark.promise(5, 6)
-def test_a_directory_that_nobody_holds_any_more_is_shown_as_it_is_now(mount: Mount) -> None:
-    """Some of what the view showed of it may be gone."""
-    reader, other = mount.reader(), mount.reader()
-    for one in (reader, other):
-        mount.lists(one, 1)
-    for _ in range(5):
-        mount.now += 100.0
-        mount.opens(other, FILES)
-        mount.lists(other, 1)
-    assert mount.lists(reader, 2) == mount.newest.number > 3
 
 
 @pytest.mark.promise(17)
@@ -120,21 +99,6 @@ def test_ranks_that_list_a_folder_each_have_an_epoch_of_all_of_them(mount: Mount
 
 
 @pytest.mark.promise(6)
-def test_two_listings_without_an_epoch_in_between_show_the_same(mount: Mount) -> None:
-    """Keras lists for its training and its validation set, and a notebook looks at a batch before the second one."""
-    keras, other = mount.reader(), mount.reader()
-    mount.lists(other)
-    for looks in (0, 3, 3):  # at the same batch: the order is seeded
-        first = mount.lists(keras)
-        mount.opens(keras, looks)
-        mount.opens(other, FILES)
-        mount.lists(other)
-        mount.now += 5.0
-        assert mount.lists(keras) == first
-    assert mount.newest.number > first
-
-
-@pytest.mark.promise(6)
 def test_few_opens_are_an_epoch_in_time(mount: Mount) -> None:
     reader = mount.reader()
     shown = []
@@ -148,32 +112,6 @@ def test_few_opens_are_an_epoch_in_time(mount: Mount) -> None:
 
 
 @pytest.mark.promise(6)
-def test_a_script_that_polls_sees_growth(mount: Mount) -> None:
-    script = mount.reader()
-    shown = []
-    for _ in range(13):
-        shown.append(mount.lists(script))
-        mount.now += 10.0
-    assert shown == [1] * 7 + [2] * 6
-
-
-@pytest.mark.promise(6)
-@pytest.mark.parametrize("opens", [(49, 50), (50, 49), (13, 12)])
-def test_the_ranks_of_a_job_move_on_together(mount: Mount, opens: tuple[int, int]) -> None:
-    job = Job()
-    ranks = [mount.reader(job) for _ in opens]
-    other = mount.reader()
-    for _ in range(5):
-        assert len({mount.lists(rank) for rank in ranks}) == 1
-        for place, (rank, files) in enumerate(zip(ranks, opens, strict=True)):
-            mount.opens(rank, files, first=50 * place)
-            mount.now += 20.0
-        mount.opens(other, FILES)
-        mount.lists(other)
-    assert mount.newest.number >= 5
-
-
-@pytest.mark.promise(6)
 def test_workers_that_read_a_directory_twice_see_one_list(mount: Mount) -> None:
     """As pathlib's rglob does. The first one has opened files before the second one reads it again."""
     job = Job()
@@ -183,29 +121,6 @@ def test_workers_that_read_a_directory_twice_see_one_list(mount: Mount) -> None:
         mount.opens(fast, 50)
         assert mount.lists(slow) == epoch
         mount.opens(slow, 50, first=50)
-
-
-@pytest.mark.promise(6)
-def test_a_rank_is_shown_what_its_job_sees_however_late_it_comes(mount: Mount) -> None:
-    job = Job()
-    first, late, stranger = mount.reader(job), mount.reader(job), mount.reader()
-    shown = mount.lists(first)
-    mount.opens(first, FILES)
-    mount.now += 20 * SETTLE_S
-    assert mount.lists(stranger) == shown + 1
-    assert mount.lists(late) == shown
-    mount.now += 100 * SETTLE_S
-    assert mount.lists(mount.reader(job)) == shown
-
-
-@pytest.mark.promise(6)
-def test_processes_that_read_and_ended_have_had_their_epoch(mount: Mount) -> None:
-    """A new process for each epoch."""
-    for epoch in range(1, 5):
-        process = mount.reader()
-        assert mount.lists(process) == epoch
-        mount.opens(process, FILES)
-        process.ended()
 
 
 @pytest.mark.promise(6)
@@ -274,23 +189,6 @@ def test_a_program_may_list_at_each_sample(
 
 
 @pytest.mark.promise(6)
-@pytest.mark.parametrize("pause_s", [1.0, 30.0])
-def test_a_walk_may_take_longer_than_the_settle_time(mount: Mount, pause_s: float) -> None:
-    """Two walks without an open between them show one generation, and so do those of two ranks."""
-    job = Job()
-    ranks = [mount.reader(job), mount.reader(job)]
-    other = mount.reader()
-    shown = set[int]()
-    for _ in range(2):
-        for directory in range(100):
-            shown |= {mount.lists(rank, directory) for rank in ranks}
-            mount.now += pause_s
-            mount.opens(other, FILES)
-            mount.lists(other)
-    assert shown == {1}
-
-
-@pytest.mark.promise(6)
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_rank_that_opened_nothing_sees_what_its_job_sees(mount: Mount, first: int) -> None:
     """Whether it is the first to list again, or not."""
@@ -345,17 +243,6 @@ def test_who_opens_nothing_of_a_part_sees_the_newest_one_and_begins_none(mount: 
                 monitor.opened(id, mount.newest, mount.now, is_of_view=False)
             mount.now += SETTLE_S
         mount.opens(trainer, FILES)
-
-
-@pytest.mark.promise(6)
-def test_jobs_that_start_one_after_another_keep_nobody_from_the_next_epoch(mount: Mount) -> None:
-    trainer = mount.reader()
-    for epoch in range(1, 20):
-        assert mount.lists(trainer) == epoch
-        mount.opens(trainer, FILES)
-        for _ in range(3):
-            mount.now += 1.0
-            mount.lists(mount.reader())  # which has not opened anything yet
 
 
 def test_what_was_listed_before_the_mount_was_ready_is_not_shown_again(mount: Mount) -> None:
