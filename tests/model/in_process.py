@@ -27,7 +27,7 @@ import trio
 import trio._core._run
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from growfs import disk
+from growfs import disk, proc
 from growfs.cache.cache_folder import open_cache, read_only
 from growfs.cache.catalog import Removed
 from growfs.cache.listing_diff import Comparison, ListingDiff
@@ -348,6 +348,7 @@ class InProcess:
             (trio.to_thread, "run_sync", run_here),
             (wiring, "EngineChoice", Engine),
             (wiring, "Control", Control),
+            (proc, "process", self.processes.get),
             (readers, "process", self.processes.get),
             (readers, "thread_group", lambda tid: tid),  # a process of this machine may have that number
             (filesystem, "thread_group", lambda tid: tid),
