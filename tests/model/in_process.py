@@ -255,9 +255,11 @@ class Processes:
         self._pipes: dict[int, int] = {}
         self._last = 1000
 
-    def start(self, parent: int = 1) -> int:
+    def start(self, parent: int = 1, is_forked: bool = True) -> int:
         self._last += 1
-        self._processes[self._last] = ModelProcess(self._last, parent, str(self._last), "reader", parent > 1)
+        self._processes[self._last] = ModelProcess(
+            self._last, parent, str(self._last), "reader", is_forked and parent > 1
+        )
         return self._last
 
     def get(self, pid: int) -> Process | None:

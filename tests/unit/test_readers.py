@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import trio
@@ -23,14 +22,14 @@ from growfs.extensions.exact.part_states import PartsInUse
 from growfs.proc import Process, process, thread_group
 from growfs.rotation.parts import Part, PassPosition
 from growfs.rotation.reader import Reader
-from growfs.rotation.readers import FOREIGN, Readers
+from growfs.rotation.readers import FOREIGN, Readers, _process_of
 from growfs.rotation.rules import Contents, Generation
 from growfs.vfs.filesystem import Misses, Vfs
 from growfs.vfs.generation_names import GENERATIONS_ID
 from growfs.vfs.virtual import VirtualFolder
+from tests.model.in_process import ModelProcess, Processes
 from tests.unit.local_cache import LocalCache, file, running
 
-ME = os.getpid()
 SETTLE_S = 60.0
 HOLD_IDLE_S = 3600.0
 FILE = 5000
@@ -38,26 +37,36 @@ FILE = 5000
 
 
 @pytest.fixture
-async def readers(cache: LocalCache) -> AsyncIterator[Readers]:
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+    """Stands for /proc."""
+    processes = Processes()
+    monkeypatch.setattr("growfs.proc.process", processes.get)
+    monkeypatch.setattr("growfs.rotation.readers.process", processes.get)
+    monkeypatch.setattr("growfs.rotation.readers.thread_group", lambda tid: tid)
+    monkeypatch.setattr("growfs.rotation.readers._watched", processes.watch)
+    yield processes
+    processes.end_all()
+
+
+@pytest.fixture
+def me(processes: Processes) -> int:
+    return processes.start()
+
+
+@pytest.fixture
+def child(processes: Processes, me: int) -> int:
+    """A process that `me` has started, and that runs the same program."""
+    return processes.start(me, is_forked=False)
+
+
+@pytest.fixture
+async def readers(cache: LocalCache, processes: Processes) -> AsyncIterator[Readers]:
     await cache.list([file("a/1")])
     await cache.admit("a/1")
     readers = Readers(cache.generations, HOLD_IDLE_S, frozenset)
     async with running(readers.run, cache.generations.run):
         await wait_all_tasks_blocked()
         yield readers
-
-
-@pytest.fixture
-def other() -> Iterator[int]:
-    """Another process, a child of this one."""
-    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    yield child.pid
-    child.communicate()
-
-
-def sleeper() -> subprocess.Popen[bytes]:
-    """A process that sleeps until the test ends it."""
-    return subprocess.Popen(["sleep", "100"])
 
 
 async def lists(readers: Readers, pid: int, directory: int = 1) -> tuple[Reader, Generation]:
@@ -82,138 +91,107 @@ def opens(readers: Readers, tid: int, id: int = FILE, waited: bool = False) -> i
     return number
 
 
-async def end(readers: Readers, process: subprocess.Popen[bytes]) -> None:
+async def end(readers: Readers, processes: Processes, pid: int) -> None:
     """Kill a process, and return when the registry has released its reader."""
-    process.kill()
-    process.wait()
-    with trio.fail_after(10):
-        while any(reader.pid == process.pid for reader in readers.active()):
-            await readers.released.wait()
-
-
-LETTERS = str.maketrans("0123456789", "abcdefghij")
-"""Ranks may differ in their numbers."""
-
-
-class CommandLines:
-    """Stands for /proc: the command lines of processes that start together, each with a parent of its own."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.changed: dict[str, bytes] = {}
-        """By path; the others are the path, with letters for its digits."""
-        self.reads: list[str] = []
-        monkeypatch.setattr("growfs.proc.Path", lambda path: SimpleNamespace(read_bytes=lambda: self.read(path)))
-        monkeypatch.setattr("growfs.proc.process", lambda pid: None)
-        monkeypatch.setattr("growfs.rotation.readers.process", lambda pid: Process(pid, 1000 + pid, "1", "python"))
-        monkeypatch.setattr("growfs.rotation.readers.thread_group", lambda tid: tid)
-        monkeypatch.setattr("growfs.rotation.readers._watched", lambda pid: None)
-
-    def read(self, path: str) -> bytes:
-        self.reads.append(path)
-        return self.changed.get(path, path.translate(LETTERS).encode())
+    processes.end(pid)
+    while any(reader.pid == pid for reader in readers.active()):
+        await readers.released.wait()
 
 
 async def test_the_command_lines_of_many_processes_are_read_once(
-    readers: Readers, monkeypatch: pytest.MonkeyPatch
+    readers: Readers, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is compared with all others: those that started together and have the same one are ranks of a job."""
-    lines, pids = CommandLines(monkeypatch), range(100, 150)
+    read: list[int] = []
+
+    def command_line(process: Process) -> bytes:
+        read.append(process.pid)
+        return b"x" * process.pid  # numbers do not count
+
+    monkeypatch.setattr(ModelProcess, "command_line", property(command_line))
+    pids = [processes.start() for _ in range(50)]
     for pid in pids:
         await lists(readers, pid)
-    assert sorted(lines.reads) == [f"/proc/{pid}/cmdline" for pid in pids]
+    assert sorted(read) == pids
     assert len({reader.job for reader in readers.active()}) == len(pids)
 
 
 @pytest.mark.promise(6)
 async def test_a_rank_whose_script_has_begun_its_program_is_in_the_job_of_those_that_still_list(
-    readers: Readers, monkeypatch: pytest.MonkeyPatch
+    readers: Readers, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wrapper script may list the files that it gives to the program, with exec."""
-    lines, ranks = CommandLines(monkeypatch), range(100, 103)
-    for pid in ranks:
-        lines.changed[f"/proc/{pid}/cmdline"] = b"sh\0rank.sh\0"
+    programs: dict[int, bytes] = {}
+    lines = property(lambda process: programs.get(process.pid, b"sh\0rank.sh\0"))
+    monkeypatch.setattr(ModelProcess, "command_line", lines)
+    for _ in range(3):
+        pid = processes.start()
         await lists(readers, pid)
-        lines.changed[f"/proc/{pid}/cmdline"] = f"python\0train.py\0{pid}\0".encode()
+        programs[pid] = f"python\0train.py\0{pid}\0".encode()
     assert len({reader.job for reader in readers.active()}) == 1
 
 
 @pytest.mark.promise(6)
 async def test_a_rank_sees_what_its_job_sees_however_late_it_lists(
-    readers: Readers, other: int, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    readers: Readers, processes: Processes, me: int, child: int, mock_clock: MockClock
 ) -> None:
-    stranger = sleeper()
-    monkeypatch.setattr(Process, "age_s", property(lambda _: trio.current_time()))  # it started before anybody listed
-    reader, shown = await lists(readers, ME)
+    reader, shown = await lists(readers, me)
     reader.job.is_shown(1, shown, 1)
     mock_clock.jump(10 * SETTLE_S)
-    assert await generation(readers, stranger.pid) == shown.number + 1 == 2
-    assert await generation(readers, other) == 1, "a child that runs the same program"
-    stranger.kill()
-    stranger.wait()
+    assert await generation(readers, processes.start()) == shown.number + 1 == 2
+    assert await generation(readers, child) == 1
 
 
 @pytest.mark.promise(6)
 async def test_what_a_process_starts_long_after_it_listed_is_a_job_of_its_own(
-    readers: Readers, other: int, mock_clock: MockClock
+    readers: Readers, me: int, child: int, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A notebook that has looked at the folder runs a training script, which lists once."""
-    assert await generation(readers, ME) == 1
+    monkeypatch.setattr(ModelProcess, "age_s", 0.0)
+    assert await generation(readers, me) == 1
     mock_clock.jump(10 * SETTLE_S)
-    assert await generation(readers, other) == 2
+    assert await generation(readers, child) == 2
 
 
 @pytest.mark.promise(17)
 async def test_an_open_counts_for_the_nearest_process_that_listed_or_else_for_its_own(
-    cache: LocalCache, readers: Readers, other: int
+    cache: LocalCache, readers: Readers, child: int, me: int
 ) -> None:
-    opens(readers, other)
+    opens(readers, child)
     (reader,) = readers.active()
-    assert (reader.pid, reader.opens, reader.listed_at) == (other, 1, None)
-    ancestor, shown = await lists(readers, ME)
+    assert (reader.pid, reader.opens, reader.listed_at) == (child, 1, None)
+    ancestor, shown = await lists(readers, me)
     ancestor.job.is_shown(1, shown, 1)
-    opens(readers, other, cache.node("a/1").id)
+    opens(readers, child, cache.node("a/1").id)
     assert (reader.opens, ancestor.opens) == (1, 1)
-    assert await generation(readers, ME) == 2
-    await generation(readers, other)
-    opens(readers, other)
+    assert await generation(readers, me) == 2
+    await generation(readers, child)
+    opens(readers, child)
     assert (reader.opens, ancestor.opens) == (2, 1)
 
 
-async def test_a_thread_counts_as_its_process(readers: Readers) -> None:
-    tids: list[int] = []
-    done = threading.Event()
+async def test_a_thread_counts_as_its_process() -> None:
+    def run() -> tuple[int, int]:
+        return thread_group(threading.get_native_id()), _process_of(threading.get_native_id()).pid
 
-    def run() -> None:
-        tids.append(threading.get_native_id())
-        done.wait(10)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    while not tids:
-        await trio.lowlevel.checkpoint()
-    assert thread_group(tids[0]) == ME
-    assert await generation(readers, tids[0]) == 1
-    opens(readers, tids[0])
-    assert [reader.pid for reader in readers.active()] == [ME]
-    done.set()
-    thread.join()
+    assert await trio.to_thread.run_sync(run) == (os.getpid(), os.getpid())
 
 
-async def test_readers_that_the_kernel_does_not_identify_are_one(readers: Readers) -> None:
+async def test_readers_that_the_kernel_does_not_identify_are_one(readers: Readers, me: int) -> None:
     assert await generation(readers, 0) == 1
     opens(readers, 0)
-    await generation(readers, ME)
+    await generation(readers, me)
     living = {reader.pid: reader for reader in readers.active()}
-    assert set(living) == {0, ME}
+    assert set(living) == {0, me}
     assert (living[0].opens, living[0].command) == (1, "another pid namespace")
 
 
-async def test_readers_that_ended_are_forgotten(readers: Readers) -> None:
+async def test_readers_that_ended_are_forgotten(readers: Readers, processes: Processes) -> None:
     for _ in range(5):
-        child = sleeper()
-        await generation(readers, child.pid)
-        number = opens(readers, child.pid)
-        await end(readers, child)
+        pid = processes.start()
+        await generation(readers, pid)
+        number = opens(readers, pid)
+        await end(readers, processes, pid)
         readers.closed(number)  # the kernel reports the close later
     assert readers.active() == []
     assert not readers._readers
@@ -228,7 +206,7 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
         child.stdout.readline()
         info = process(child.pid)
         assert info
-        assert (info.pid, info.parent) == (child.pid, ME)
+        assert (info.pid, info.parent) == (child.pid, os.getpid())
         assert info.command == name.decode(errors="replace")
         assert int(info.start) > 0
         assert thread_group(child.pid) == child.pid
@@ -238,10 +216,11 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
 # Holds.
 
 
-async def test_a_reader_holds_what_it_listed_until_it_ends(autojump_clock: MockClock, readers: Readers) -> None:
+async def test_a_reader_holds_what_it_listed_until_it_ends(
+    autojump_clock: MockClock, readers: Readers, processes: Processes, me: int
+) -> None:
     """At first it may be about to list more."""
-    child = sleeper()
-    reader = readers.reader_of(child.pid)
+    reader = readers.reader_of(me)
     await readers.begin(reader, 7)
     shown = readers.listing(reader, 7)
     readers.close_generation(shown)
@@ -253,44 +232,40 @@ async def test_a_reader_holds_what_it_listed_until_it_ends(autojump_clock: MockC
     assert not readers.holds()
     reader.is_shown([shown.last_seq], shown)
     assert {*readers.holds()} == {shown.last_seq}
-    await end(readers, child)
+    await end(readers, processes, me)
     assert not readers.holds()
 
 
 @pytest.mark.promise(17)
 async def test_readers_that_end_while_their_registry_has_failed_are_forgotten_by_its_next_run(
-    cache: LocalCache,
+    cache: LocalCache, processes: Processes
 ) -> None:
     readers = Readers(cache.generations, HOLD_IDLE_S, frozenset)
-    known, new = sleeper(), sleeper()
+    known, new = processes.start(), processes.start()
     async with running(readers.run):
         await wait_all_tasks_blocked()
-        opens(readers, known.pid)
-    opens(readers, new.pid)
-    for child in (known, new):
-        child.kill()
-        child.wait()
+        opens(readers, known)
+    opens(readers, new)
+    for pid in (known, new):
+        processes.end(pid)
     async with running(readers.run):
         while readers.active():
             await readers.released.wait()
 
 
 async def test_an_open_without_any_listing_holds_everything_of_that_moment(
-    readers: Readers, other: int, monkeypatch: pytest.MonkeyPatch
+    readers: Readers, processes: Processes, me: int
 ) -> None:
-    monkeypatch.setattr("growfs.rotation.readers.are_ranks", lambda *_: False)
-    child = sleeper()
-    _, shown = await lists(readers, child.pid)
-    opens(readers, other, waited=True)
-    (reader,) = [reader for reader in readers.active() if reader.pid == other]
+    _, shown = await lists(readers, processes.start())
+    opens(readers, me, waited=True)
+    (reader,) = [reader for reader in readers.active() if reader.pid == me]
     assert (reader.opens, reader.waited, reader.listed_at) == (1, 1, None)
     assert reader.held == shown.listed
-    await end(readers, child)
 
 
-async def test_holds_end_after_a_long_silence(readers: Readers, autojump_clock: MockClock) -> None:
-    _, shown = await lists(readers, ME, 7)
-    number = opens(readers, ME)
+async def test_holds_end_after_a_long_silence(readers: Readers, autojump_clock: MockClock, me: int) -> None:
+    _, shown = await lists(readers, me, 7)
+    number = opens(readers, me)
     await trio.sleep(2 * HOLD_IDLE_S)
     assert shown.last_seq in readers.holds()  # it has a file open
     readers.closed(number)
@@ -298,7 +273,7 @@ async def test_holds_end_after_a_long_silence(readers: Readers, autojump_clock: 
     assert shown.last_seq in readers.holds()
     await trio.sleep(10)
     assert shown.last_seq not in readers.holds()
-    assert [reader.pid for reader in readers.active()] == [ME]
+    assert [reader.pid for reader in readers.active()] == [me]
 
 
 @pytest.mark.promise(21)
@@ -318,10 +293,10 @@ async def test_what_unknown_readers_listed_is_held_for_a_while(readers: Readers,
 
 
 async def test_a_generation_is_held_while_a_folder_of_it_is_open(
-    cache: LocalCache, readers: Readers, other: int
+    cache: LocalCache, readers: Readers, child: int
 ) -> None:
     cache.generations.settle_s = 0
-    _, first = await lists(readers, other)
+    _, first = await lists(readers, child)
     readers.release()
     readers.open_generation(first, FOREIGN)
     readers.release()
@@ -335,30 +310,30 @@ async def test_a_generation_is_held_while_a_folder_of_it_is_open(
 
 
 async def test_a_process_holds_the_last_generation_that_it_opened_until_it_ends(
-    cache: LocalCache, readers: Readers
+    cache: LocalCache, readers: Readers, processes: Processes
 ) -> None:
     cache.generations.settle_s = 0
-    child, asked = sleeper(), await readers.begin_after(0)
-    readers.open_generation(asked, child.pid)
+    reader, other, asked = processes.start(), processes.start(), await readers.begin_after(0)
+    readers.open_generation(asked, reader)
     readers.close_generation(asked)
     await readers.begin_number(2)
     assert asked.last_seq in readers.holds()
     assert list(readers.named_generations()) == [1, 2]
     second = readers.named_generations()[2]
-    readers.open_generation(second, child.pid)
+    readers.open_generation(second, reader)
     readers.close_generation(second)
     assert list(readers.named_generations()) == [2]
-    readers.open_generation(asked, ME)  # an earlier one changes nothing for the process that opened a later one
-    readers.open_generation(asked, child.pid)
+    readers.open_generation(asked, other)  # an earlier one changes nothing for the process that opened a later one
+    readers.open_generation(asked, reader)
     readers.close_generation(asked)
     assert [each.newest for each in readers.active()] == [second, asked]
-    await end(readers, child)
+    await end(readers, processes, reader)
     assert [each.newest for each in readers.active()] == [asked]
 
 
 @pytest.mark.promise(47)
 async def test_a_part_is_held_while_it_is_in_use_although_another_one_is_the_newest(
-    cache: LocalCache, readers: Readers, monkeypatch: pytest.MonkeyPatch
+    cache: LocalCache, readers: Readers, monkeypatch: pytest.MonkeyPatch, me: int
 ) -> None:
     parts = PartsInUse()
     monkeypatch.setattr(cache.generations.planner, "use", lambda part: parts.open(part, 0))
@@ -367,7 +342,7 @@ async def test_a_part_is_held_while_it_is_in_use_although_another_one_is_the_new
         1, 2, listed=BitMap64([1, 2]), contents=Contents({}, 0), position=PassPosition(1, 1), to_read=BitMap64([FILE])
     )
     newest = Generation(2, 2)
-    readers.open_generation(part, ME)
+    readers.open_generation(part, me)
     readers.close_generation(part)
     cache.generations.current, cache.generations.kept = newest, [newest]
     assert part.listed <= readers.holds()
@@ -379,16 +354,18 @@ async def test_a_part_is_held_while_it_is_in_use_although_another_one_is_the_new
 
 
 @pytest.mark.promise(49)
-async def test_a_generation_is_held_for_ranks_that_have_yet_to_come_to_it(cache: LocalCache, readers: Readers) -> None:
-    fast, slow = sleeper(), sleeper()
+async def test_a_generation_is_held_for_ranks_that_have_yet_to_come_to_it(
+    cache: LocalCache, readers: Readers, processes: Processes
+) -> None:
+    fast, slow = processes.start(), processes.start()
     generations = [await readers.begin_after(0)]
     for number in range(2, 6):
         await readers.begin_number(number)
         generations.append(readers.named_generations()[number])
 
-    def held(*opens: tuple[subprocess.Popen[bytes], int]) -> list[int]:
+    def held(*opens: tuple[int, int]) -> list[int]:
         for rank, number in opens:
-            readers.open_generation(generations[number - 1], rank.pid)
+            readers.open_generation(generations[number - 1], rank)
             readers.close_generation(generations[number - 1])
         return list(readers.named_generations())
 
@@ -397,8 +374,6 @@ async def test_a_generation_is_held_for_ranks_that_have_yet_to_come_to_it(cache:
     assert held((slow, 3), (slow, 4)) == [1, 3, 4, 5]
     readers._release_silent(trio.current_time() + 2 * cache.generations.settle_s)
     assert held() == [4, 5]
-    await end(readers, slow)
-    await end(readers, fast)
 
 
 async def test_the_next_generation_begins_only_if_there_is_something_new(cache: LocalCache, readers: Readers) -> None:
@@ -450,55 +425,57 @@ async def test_a_process_that_is_behind_does_not_wait_until_the_next_generation_
         assert (await readers.begin_after(0)).number == 1
 
 
-async def test_with_rotation_always_only_readers_with_unopened_files_hold(cache: LocalCache, readers: Readers) -> None:
+async def test_with_rotation_always_only_readers_with_unopened_files_hold(
+    cache: LocalCache, readers: Readers, me: int
+) -> None:
     cache.generations.set_rotation("always")
-    reader, shown = await lists(readers, ME, 7)
+    reader, shown = await lists(readers, me, 7)
     reader.job.is_shown(7, shown, 2)
-    opens(readers, ME)
-    opens(readers, ME)
+    opens(readers, me)
+    opens(readers, me)
     assert readers.holds()
-    opens(readers, ME, FILE + 1)
+    opens(readers, me, FILE + 1)
     assert not readers.holds()
 
 
 @pytest.mark.promise(6)
-async def test_simultaneous_listings_begin_one_generation(readers: Readers, other: int) -> None:
+async def test_simultaneous_listings_begin_one_generation(readers: Readers, child: int, me: int) -> None:
     numbers = []
 
     async def begin(pid: int) -> None:
         numbers.append(await generation(readers, pid))
 
     async with trio.open_nursery() as nursery:
-        for pid in (ME, other, FOREIGN):
+        for pid in (me, child, FOREIGN):
             nursery.start_soon(begin, pid)
     assert numbers == [1, 1, 1]
 
 
 @pytest.mark.promise(6)
 async def test_a_rank_that_opened_few_files_joins_the_generation_that_another_begins(
-    readers: Readers, other: int
+    readers: Readers, child: int, me: int
 ) -> None:
-    for pid in (ME, other):
+    for pid in (me, child):
         reader, shown = await lists(readers, pid)
         reader.job.is_shown(1, shown, 10)
     for id in range(5):
-        opens(readers, ME, id)
-    opens(readers, other, 5)
+        opens(readers, me, id)
+    opens(readers, child, 5)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lists, readers, ME)
+        nursery.start_soon(lists, readers, me)
         while not readers._beginning.locked():
             await trio.lowlevel.checkpoint()
-        assert await generation(readers, other) == 2
+        assert await generation(readers, child) == 2
 
 
 async def test_the_number_of_a_reader_is_given_to_no_other_while_it_lives(
-    monkeypatch: pytest.MonkeyPatch, readers: Readers, other: int
+    monkeypatch: pytest.MonkeyPatch, readers: Readers, processes: Processes
 ) -> None:
     """Opens are counted by it, and a training run outlives any number of short commands."""
     monkeypatch.setattr("growfs.rotation.readers.NUMBERS", 3)
-    training, _ = await lists(readers, os.getpid())
+    training, _ = await lists(readers, processes.start())
     for _ in range(5):
-        short = sleeper()
-        reader, _ = await lists(readers, short.pid)
+        short = processes.start()
+        reader, _ = await lists(readers, short)
         assert reader.number != training.number
-        await end(readers, short)
+        await end(readers, processes, short)
