@@ -92,11 +92,13 @@ def test_keras_gets_equal_sets(phase_s: int, filled: float) -> None:
 
 @pytest.mark.promise(6)
 @pytest.mark.parametrize("seed", seeds(2, 12))
-def test_keras_gets_equal_sets_beside_another_job(seed: int) -> None:
-    """The other job lists again, and begins generations, at any time, also between the two calls."""
-    world = World(downloads=2.0, seed=seed, opens=11_000)
+def test_keras_and_ranks_get_equal_sets_beside_another_job(seed: int) -> None:
+    """The other job lists again, and begins generations, at any time, also between the two calls of Keras."""
+    world = World(downloads=2.0, seed=seed, opens=20_000)
     world.fill()
-    pairs = []
+    pairs: list[tuple[set[int], set[int]]] = []
+    epochs: list[list[frozenset[int]]] = []
+    job = Job()
 
     def keras() -> Process:
         while not world.enough:
@@ -107,20 +109,6 @@ def test_keras_gets_equal_sets_beside_another_job(seed: int) -> None:
             pairs.append((set(training), set(validation)))
             yield from world.read(reader, world.shuffled(training))
             reader.exit()
-
-    world.run(keras(), world.train(start_s=world.random.uniform(0, 100), step_s=0.3))
-    assert len(pairs) > 10
-    assert [training ^ validation for training, validation in pairs if training != validation] == []
-    assert all(world.simulation.shown)
-
-
-@pytest.mark.promise(6)
-@pytest.mark.parametrize("seed", seeds(2, 12))
-def test_ranks_get_equal_listings_beside_another_job(seed: int) -> None:
-    world = World(downloads=2.0, seed=seed, opens=11_000)
-    world.fill()
-    epochs: list[list[frozenset[int]]] = []
-    job = Job()
 
     def rank(number: int) -> Process:
         reader = world.simulation.reader(job)
@@ -137,7 +125,10 @@ def test_ranks_get_equal_listings_beside_another_job(seed: int) -> None:
             epoch += 1
         reader.exit()
 
-    world.run(*(rank(number) for number in range(RANKS)), world.train(start_s=world.random.uniform(0, 100), step_s=0.3))
+    ranks = [rank(number) for number in range(RANKS)]
+    world.run(keras(), *ranks, world.train(start_s=world.random.uniform(0, 100), step_s=0.3))
+    assert len(pairs) > 10
+    assert [training ^ validation for training, validation in pairs if training != validation] == []
     whole = [lists for lists in epochs if len(lists) == RANKS]
     assert len(whole) > 10
     assert [len(set(lists)) for lists in whole] == [1] * len(whole)

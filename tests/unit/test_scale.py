@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import random
 import sqlite3
 import threading
@@ -109,13 +108,19 @@ async def test_queries_of_the_answering_thread_scan_no_table(cache: LocalCache) 
     assert generation
     assert generation.files < FILES
     queries = record_queries(cache.database._reader)
+    passed: int | None = 0
+    entries, steps = list[Entry](), 0
+    while passed is not None:
+        entries, _, passed = visible_entries(cache.store, cache.node("a").id, passed, generation, 5, 0)
+        steps += 1
+    assert entries
+    assert steps > (FILES + 1 - generation.files) // 5 > 4, "no step looks at more than five files, listed or not"
     assert await cache.reserve_by_rotation(BLOCK, BitMap64(range(generation.last_seq + 1))) is None
     assert await cache.reserve_by_rotation(BLOCK)
     assert await cache.reserve_by_eviction(40 * BLOCK)
     resident = sorted(cache.resident())
     cache.find(names[0])
     cache.node(resident[-1])
-    cache.entries(cache.node("a").id, generation)
     assert cache.store.open(cache.node(resident[-1]).id)
     assert cache.catalog.undrawn(10)
     assert cache.catalog.pass_number == 1
@@ -123,20 +128,6 @@ async def test_queries_of_the_answering_thread_scan_no_table(cache: LocalCache) 
     tested = {query for query in queries if "n.is_dir = 0" not in query}  # without those of this test itself
     assert len(tested) > 5
     assert not scans(cache, tested)
-
-
-async def test_delisted_files_are_skipped_in_bounded_steps(cache: LocalCache) -> None:
-    await full_cache(cache)
-    generation = cache.generations.current
-    assert generation
-    passed: int | None = 0
-    entries, steps = list[Entry](), 0
-    while passed is not None:
-        entries, _, passed = visible_entries(cache.store, cache.node("a").id, passed, generation, 5, 0)
-        steps += 1
-    assert steps > (FILES + 1 - generation.files) // 5 > 4, "no step looks at more than five files"
-    assert entries
-    assert visible_entries(cache.store, ROOT, 0, generation, 5, 0)[-1] is None
 
 
 async def test_totals_are_the_same_after_a_clean_stop_and_after_a_crash(tmp_path: Path) -> None:
@@ -208,17 +199,6 @@ def test_a_reader_of_many_directories_takes_few_bytes_for_each() -> None:
             reader.job.is_shown(directory, generation, 5)
         assert memory()[0] < 5 * len(directories)
     assert reader.job.files_shown == 5 * len(directories)
-
-
-def test_what_many_readers_hold_is_told_a_worker_in_few_bytes() -> None:
-    readers, generation = [Reader(pid, "99", "python") for pid in range(50)], Generation(1, 10)
-    generation.listed.update(range(1, FILES))
-    for reader in readers:
-        reader.lists(1, generation, 1.0)
-        reader.is_shown(range(1, FILES), generation)
-    lasting_holds = BitMap64().union(*(reader.lasting_holds(Reader(0, "0", "python")) for reader in readers))
-    assert lasting_holds == generation.listed
-    assert len(pickle.dumps(lasting_holds)) < FILES / 8 + 1000, "a bit for each file"
 
 
 async def test_fetching_many_files_takes_few_tasks(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
