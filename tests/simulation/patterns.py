@@ -29,7 +29,55 @@ class Pattern:
     options: Callable[[], dict[str, Any]] = dict
 
 
-PATTERNS: dict[str, Pattern] = {}
+def _one_alone() -> dict[str, Any]:
+    return {"files": [*catalog(1000), File(11, "c11/alone.rec", 1000)]}
+
+
+PATTERNS = {
+    "single re-lister": Pattern(lambda world: [world.train()]),
+    "lists once": Pattern(lambda world: [world.train(relist=False)], grows=False),
+    "8 ranks with offsets, each reads everything": Pattern(
+        lambda world: [world.train(start_s=8.0 * rank, step_s=STEP_S * (1 + rank / 100)) for rank in range(8)]
+    ),
+    "two jobs out of phase": Pattern(lambda world: [world.train(), world.train(start_s=77.0, step_s=1.7)]),
+    "a re-lister beside one that listed once": Pattern(
+        lambda world: [world.train(start_s=30.0), world.train(relist=False)]
+    ),
+    "30% epochs": Pattern(lambda world: [world.train(part=0.3)]),
+    "60% epochs": Pattern(lambda world: [world.train(part=0.6)]),
+    "sampling with replacement": Pattern(
+        lambda world: [world.train(choose=lambda ids: world.random.choices(ids, k=len(ids)))]
+    ),
+    "files opened three times in a row": Pattern(lambda world: [world.train(times=lambda epoch: 3)]),
+    "files opened three times, and then once": Pattern(
+        lambda world: [world.train(times=lambda epoch: 3 if epoch == 0 else 1)]
+    ),
+    "a directory with one file": Pattern(
+        lambda world: [world.train(), world.train(start_s=50.0, part=0.3)], options=_one_alone
+    ),
+    "150 directories": Pattern(
+        lambda world: [world.train(), world.train(start_s=50.0, relist=False, epochs=3)],
+        options=lambda: {"files": catalog(1500, 150), "share": 0.3},
+    ),
+    "a reader that opens half of the names": Pattern(
+        lambda world: [world.train(choose=lambda ids: [id for id in ids if id // 10 % 2])]
+    ),
+    "ls, find, du in between": Pattern(
+        lambda world: [world.train(), world.look(45.0, walks=False), world.look(61.0), world.look(307.0)]
+    ),
+    "cp -r and grep -r in between": Pattern(
+        lambda world: [world.train(), world.look(700.0, copies=True), world.look(1111.0, copies=True, step_s=0.5)]
+    ),
+    "a program that lists at each sample": Pattern(
+        lambda world: [world.train_listing_at_each_sample(), world.train(start_s=50.0)]
+    ),
+    "workers that list at each sample": Pattern(
+        lambda world: [world.train_listing_at_each_sample(workers=4), world.train(start_s=50.0)]
+    ),
+    "workers that list at each sample, of a program that listed once": Pattern(
+        lambda world: [world.train_listing_at_each_sample(workers=4, relist=False), world.train(start_s=50.0)]
+    ),
+}
 
 
 def pattern(name: str, **fields: Any) -> Callable[[Callable[[World], list[Process]]], None]:
@@ -39,11 +87,6 @@ def pattern(name: str, **fields: Any) -> Callable[[Callable[[World], list[Proces
         PATTERNS[name] = Pattern(processes, **fields)
 
     return register
-
-
-@pattern("single re-lister")
-def _(world: World) -> list[Process]:
-    return [world.train()]
 
 
 @pattern("one file is opened before the first listing")
@@ -66,32 +109,12 @@ def _(world: World) -> list[Process]:
     return [world.train(reader=reader)]
 
 
-@pattern("lists once", grows=False)
-def _(world: World) -> list[Process]:
-    return [world.train(relist=False)]
-
-
-@pattern("8 ranks with offsets, each reads everything")
-def _(world: World) -> list[Process]:
-    return [world.train(start_s=8.0 * rank, step_s=STEP_S * (1 + rank / 100)) for rank in range(8)]
-
-
 @pattern("8 ranks with offsets, disjoint parts")
 def _(world: World) -> list[Process]:
     def part(rank: int) -> Callable[[list[int]], list[int]]:
         return lambda ids: sorted(ids)[rank::8]
 
     return [world.train(start_s=8.0 * rank, choose=part(rank)) for rank in range(8)]
-
-
-@pattern("two jobs out of phase")
-def _(world: World) -> list[Process]:
-    return [world.train(), world.train(start_s=77.0, step_s=1.7)]
-
-
-@pattern("a re-lister beside one that listed once")
-def _(world: World) -> list[Process]:
-    return [world.train(start_s=30.0), world.train(relist=False)]
 
 
 @pattern("train re-listed while validation was listed once", listed_once=(1,))
@@ -120,31 +143,6 @@ def _(world: World) -> list[Process]:
     return [trials(0.0), trials(100.0), trials(200.0)]
 
 
-@pattern("30% epochs")
-def _(world: World) -> list[Process]:
-    return [world.train(part=0.3)]
-
-
-@pattern("60% epochs")
-def _(world: World) -> list[Process]:
-    return [world.train(part=0.6)]
-
-
-@pattern("sampling with replacement")
-def _(world: World) -> list[Process]:
-    return [world.train(choose=lambda ids: world.random.choices(ids, k=len(ids)))]
-
-
-@pattern("files opened three times in a row")
-def _(world: World) -> list[Process]:
-    return [world.train(times=lambda epoch: 3)]
-
-
-@pattern("files opened three times, and then once")
-def _(world: World) -> list[Process]:
-    return [world.train(times=lambda epoch: 3 if epoch == 0 else 1)]
-
-
 @pattern("a job that dies at 40% and resumes")
 def _(world: World) -> list[Process]:
     def process() -> Process:
@@ -162,30 +160,6 @@ def _(world: World) -> list[Process]:
             second.exit()
 
     return [process()]
-
-
-def _one_alone() -> dict[str, Any]:
-    return {"files": [*catalog(1000), File(11, "c11/alone.rec", 1000)]}
-
-
-@pattern("a directory with one file", options=_one_alone)
-def _(world: World) -> list[Process]:
-    return [world.train(), world.train(start_s=50.0, part=0.3)]
-
-
-@pattern("150 directories", options=lambda: {"files": catalog(1500, 150), "share": 0.3})
-def _(world: World) -> list[Process]:
-    return [world.train(), world.train(start_s=50.0, relist=False, epochs=3)]
-
-
-@pattern("a reader that opens half of the names")
-def _(world: World) -> list[Process]:
-    return [world.train(choose=lambda ids: [id for id in ids if id // 10 % 2])]
-
-
-@pattern("ls, find, du in between")
-def _(world: World) -> list[Process]:
-    return [world.train(), world.look(45.0, walks=False), world.look(61.0), world.look(307.0)]
 
 
 @pattern("a file browser that stays open")
@@ -211,11 +185,6 @@ def _(world: World) -> list[Process]:
         reader.exit()
 
     return [world.train(), indexer()]
-
-
-@pattern("cp -r and grep -r in between")
-def _(world: World) -> list[Process]:
-    return [world.train(), world.look(700.0, copies=True), world.look(1111.0, copies=True, step_s=0.5)]
 
 
 @pattern("Keras lists twice while the cache fills", filled=0.1)
@@ -372,21 +341,6 @@ def _(world: World) -> list[Process]:
         reader.exit()
 
     return [process()]
-
-
-@pattern("a program that lists at each sample")
-def _(world: World) -> list[Process]:
-    return [world.train_listing_at_each_sample(), world.train(start_s=50.0)]
-
-
-@pattern("workers that list at each sample")
-def _(world: World) -> list[Process]:
-    return [world.train_listing_at_each_sample(workers=4), world.train(start_s=50.0)]
-
-
-@pattern("workers that list at each sample, of a program that listed once")
-def _(world: World) -> list[Process]:
-    return [world.train_listing_at_each_sample(workers=4, relist=False), world.train(start_s=50.0)]
 
 
 @pattern("ranks that start seconds apart")
