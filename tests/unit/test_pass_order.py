@@ -234,7 +234,9 @@ def test_shares_are_of_about_equal_size() -> None:
 
 
 @pytest.mark.promise(26)
-def test_neither_a_growing_catalog_nor_another_pass_moves_a_file_to_another_node() -> None:
+def test_a_growing_catalog_moves_no_file_to_another_node() -> None:
+    """Nor does another pass."""
+
     def share(paths: Set[str], node: int, seed: int = 0, number: int = 1) -> set[str]:
         return {path for path in paths if Pass(seed, number, (node, NODES)).has(path)}
 
