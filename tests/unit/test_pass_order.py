@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence, Set
 
 import pytest
@@ -159,16 +159,10 @@ def flat(*parts: Sequence[int]) -> list[int]:
 @given(NAMES, st.data())
 def test_frozen_files_come_first_and_once(paths: set[str], data: st.DataObject) -> None:
     frozen = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
-    drawing = whole_order(paths, Pass(0, 1), frozen=frozen)
-    assert set(paths_of(paths, drawing.frozen)) == frozen
-    assert Counter(paths_of(paths, flat(drawing.frozen, drawing.seeds, drawing.rest))) == Counter(paths)
-
-
-@given(NAMES, st.data())
-def test_frozen_files_that_were_drawn_are_not_drawn_again(paths: set[str], data: st.DataObject) -> None:
-    drawn = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
-    drawing = whole_order(paths, Pass(0, 1), resident=drawn, frozen=paths, drawn=drawn)
-    assert set(paths_of(paths, drawing.frozen)) == paths - drawn
+    cached = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
+    drawing = whole_order(paths, Pass(0, 1), resident=cached, frozen=frozen)
+    assert set(paths_of(paths, drawing.frozen)) == frozen - cached
+    assert Counter(paths_of(paths, flat(drawing.frozen, drawing.seeds, drawing.rest))) == Counter(paths - cached)
 
 
 def test_an_evicted_file_that_is_frozen_later_is_drawn_again() -> None:
@@ -271,28 +265,21 @@ def draws(paths: Set[str], drawing: Order) -> list[set[str]]:
 
 @pytest.mark.promise(24)
 @given(PAIRS, TEMPLATES, st.integers(1, 3), st.data())
-def test_a_group_is_drawn_together_and_once(paths: set[str], group: str, number: int, data: st.DataObject) -> None:
+def test_a_group_is_drawn_as_a_whole_and_once_until_all_of_it_is_drawn(
+    paths: set[str], template: str, number: int, data: st.DataObject
+) -> None:
     frozen = data.draw(st.sets(st.sampled_from(sorted(paths)), max_size=2)) if paths else set()
-    drawn = draws(paths, whole_order(paths, Pass(0, number, None, group), frozen=frozen))
-    assert sum(map(len, drawn)) == len(paths)
-    groups: dict[str, set[str]] = {}
-    for path in paths:
-        groups.setdefault(group_of(group, path), set()).add(path)
-    assert sorted(map(sorted, drawn)) == sorted(map(sorted, groups.values()))
-    frozen_groups = {group_of(group, path) for path in frozen}
-    first = drawn[: len(frozen_groups)]
-    assert {group_of(group, path) for members in first for path in members} == frozen_groups
-
-
-@given(PAIRS, st.data())
-def test_a_group_drawn_in_part_is_drawn_again_as_a_whole(paths: set[str], data: st.DataObject) -> None:
     drawn = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
-    drawn_groups = draws(paths, whole_order(paths, Pass(0, 1, None, "{stem}"), drawn=drawn))
-    missing = {group_of("{stem}", path) for path in paths - drawn}
-    assert {group_of("{stem}", path) for members in drawn_groups for path in members} >= missing
-    for members in drawn_groups:
-        (group,) = {group_of("{stem}", path) for path in members}
-        assert members == {path for path in paths if group_of("{stem}", path) == group}
+    groups = defaultdict[str, set[str]](set)
+    for path in paths:
+        groups[group_of(template, path)].add(path)
+    found = draws(paths, whole_order(paths, Pass(0, number, None, template), drawn=drawn, frozen=frozen))
+    keys = [group_of(template, min(members)) for members in found]
+    assert found == [groups[key] for key in keys]
+    assert len(keys) == len(set(keys))
+    assert {group_of(template, path) for path in paths - drawn} <= set(keys)
+    frozen_groups = {group_of(template, path) for path in frozen}
+    assert set(keys[: len(frozen_groups)]) == frozen_groups
 
 
 @given(PAIRS, st.integers(1, 4), TEMPLATES, st.data())

@@ -50,7 +50,6 @@ class Twins:
         return held_by([real for real, _ in self.readers], NOW)
 
     def set_turnover(self, share: float) -> None:
-        """Set the share that each generation delists."""
         self.cache.generations.turnover = share
         self.simulated._settings = replace(self.simulated._settings, turnover=share)
 
@@ -65,14 +64,12 @@ class Twins:
             await self.admit(id)
 
     async def admit(self, id: int) -> None:
-        """Fetch a file, if it fits without an eviction."""
         size = self.simulated.files[id].size
         if id not in self.resident and size <= self.simulated.free:
             await self.cache.admit(self.paths[id], content=b"x" * size)
             self.simulated.admit(id)
 
     async def open_file(self, number: int) -> None:
-        """Open a resident file, and leave it open."""
         if (id := self.resident_file(number)) not in self.open:
             assert self.cache.store.open(self.node_id(id))
             self.simulated.opened(id)
@@ -87,7 +84,6 @@ class Twins:
             self.opened.add(id)
 
     async def close_files(self, _: int) -> None:
-        """Close all open files."""
         for id in self.open:
             self.cache.store.close_file(self.node_id(id))
         self.open.clear()
@@ -109,11 +105,7 @@ class Twins:
         directory = self.cache.node(f"d{place}").id if place else EVERYWHERE
         real.lists(directory, generation, NOW)
         real.is_shown(
-            [
-                seq
-                for seq, parent in self.cache.database.rows("SELECT seq, parent FROM resident")
-                if parent == directory
-            ],
+            (seq for (seq,) in self.cache.database.rows("SELECT seq FROM resident WHERE parent = ?", directory)),
             generation,
         )
         copy.lists(place, begun, NOW)
@@ -121,7 +113,6 @@ class Twins:
         self.simulated.readers_changed()
 
     async def release(self, number: int) -> None:
-        """Release all holds of a reader."""
         for reader in self.readers[number % READERS]:
             reader.release()
         self.simulated.readers_changed()

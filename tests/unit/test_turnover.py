@@ -43,20 +43,12 @@ class TurnoverScene:
             self.store.room.limit_bytes += BLOCK
             await self.cache.admit(path(name), content=b"x" * BLOCK)
 
-    async def admit_group(self, *names: str) -> None:
-        """Admit files that are delisted and evicted as one group."""
+    async def admit_group(self, *names: str, others: str = "") -> None:
+        """Admit files that are delisted and evicted as one group, perhaps with others, which may be resident."""
         self.store.room.limit_bytes += len(names) * BLOCK
-        staged = [self.cache.stage(path(name), b"x" * BLOCK) for name in names]
-        group = tuple(map(self.id, names))
-        done = await self.store.admit([staged_file._replace(group=group) for staged_file in staged])
-        assert set(done.admitted) == set(group)
-
-    async def admit_into_group(self, name: str, *group: str) -> None:
-        """Admit a file into the group of others, which may be resident."""
-        self.store.room.limit_bytes += BLOCK
-        staged_file = self.cache.stage(path(name), b"x" * BLOCK)
-        done = await self.store.admit([staged_file._replace(group=tuple(map(self.id, group)))])
-        assert done.admitted
+        group = tuple(map(self.id, (*names, *others)))
+        staged = [self.cache.stage(path(name), b"x" * BLOCK)._replace(group=group) for name in names]
+        assert len((await self.store.admit(staged)).admitted) == len(names)
 
     async def begin(
         self, delist: int = 0, lasting_holds: BitMap64 | None = None, opened: str | None = None
@@ -174,7 +166,7 @@ async def test_a_group_is_delisted_as_a_whole(scene: TurnoverScene) -> None:
     """Also one whose first file was cached before the others."""
     await scene.remote(*"123456")
     await scene.admit("1", "2")
-    await scene.admit_into_group("4", "1", "4")
+    await scene.admit_group("4", others="1")
     await scene.admit_group("3", "5", "6")
     await scene.begin()
     await scene.begin(delist=2)
@@ -431,7 +423,7 @@ async def test_a_partly_delisted_group_is_listed_whole_once_the_rest_is_admitted
     await delist_pairs(scene)
     await scene.store.evict([scene.id("1")])
     scene.store.room.limit_bytes -= BLOCK
-    await scene.admit_into_group("1", "2")
+    await scene.admit_group("1", others="2")
     assert scene.row("1")[1] == scene.row("2")[1]
     assert scene.listed() == "56"
     await scene.begin(delist=3)
