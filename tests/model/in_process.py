@@ -371,10 +371,6 @@ class InProcess:
     def cache(self) -> Path:
         return self._cache.path
 
-    @property
-    def now(self) -> float:
-        return self._loop.clock.current_time()
-
     def mount(self, **options: Any) -> None:
         """Mount, and return when the daemon is quiet, or the listing hangs."""
         self.request = MountRequest(URL, Path("/mnt"), Options.parse(options), Path("/"))
@@ -421,7 +417,8 @@ class InProcess:
             os.close(file.fd)  # as the end of the process would
         if clean:
             self._cache.release()
-        os.close(self._cache.lock) if not clean else None
+        else:
+            os.close(self._cache.lock)
 
     def unmount(self) -> None:
         self._loop.run(self._stop, True)
@@ -438,9 +435,6 @@ class InProcess:
         with connection:
             connection.execute("UPDATE meta SET value = 'another' WHERE key = 'boot_id'")
         connection.close()
-
-    def make_durable(self) -> None:
-        self._loop.run(self.components.status.store.make_durable)
 
     def end(self) -> None:
         self.processes.end_all()
