@@ -235,6 +235,9 @@ def test_there_are_no_more_workers_than_asked_for_and_none_for_what_is_idle() ->
     assert workers.count == 2
     workers.update([0.1, 0.1])
     assert workers.count == 2
+    few = WorkerCount(3, 8)
+    few.update([WORKER_CORES, WORKER_CORES])  # the third one had no files
+    assert few.count == 3
 
 
 def test_cpu_time_of_several_periods_that_is_reported_at_once_is_taken_for_that_of_one() -> None:
