@@ -27,6 +27,7 @@ from tests.blocking_server import BlockingServer, blocking_server
 from tests.cli.support import cache_folders
 from tests.crash.scene import Scene, alive, kill_workers
 from tests.forkserver import SETUP_VARIABLE
+from tests.fuse.test_lifecycle import CACHE
 from tests.harness import Growfs, files_below, make_tree, set_format, until
 
 LABELLED = [name for name, value in vars(disk).items() if callable(value) and value.__module__ == disk.__name__]
@@ -128,6 +129,8 @@ def in_umount(growfs: Growfs, fault: str) -> Iterator[Scene]:
         pid = growfs.pid
         growfs.umount()
         until(lambda: not alive(pid))
+        if fault.startswith("SYNC_STOP:E"):
+            assert {path.name for path in growfs.cache.iterdir()} == CACHE
         yield scene
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +14,6 @@ from uuid import uuid4
 import pytest
 
 from growfs.fuse.mounting import file_system
-from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import Library, only, opened
 from tests.harness import Growfs, make_tree, may_use_real_time, scheduling_policy, until
 from tests.servers import S3Server
@@ -134,26 +136,20 @@ def test_readahead_advice_leaves_one_copy_in_memory(library: Library) -> None:
         until(lambda: cached_bytes(fd) == 0)  # of the mount's file, beside those of the cached one
 
 
+@pytest.mark.promise(13)
 @only("passthrough")
-def test_virtual_files_are_read_through_the_daemon(library: Library) -> None:
-    reads = requests(library.growfs, "READ")
-    assert (library.path / ".growfs/status").read_text()
-    assert requests(library.growfs, "READ") > reads
+def test_there_are_no_file_handles_for_an_nfs_server(library: Library) -> None:
+    libc, size = ctypes.CDLL(None, use_errno=True), 128  # MAX_HANDLE_SZ (fcntl.h)
+    handle = ctypes.create_string_buffer(struct.pack("Ii", size, 0), 8 + size)
+    result = libc.name_to_handle_at(-1, bytes(library.path / "sizes"), handle, ctypes.byref(ctypes.c_int()), 0)
+    assert (result, ctypes.get_errno()) == (-1, errno.EOPNOTSUPP)
 
 
 @only("libfuse")
-def test_a_python_without_wrappers_of_newer_system_calls(growfs: Growfs, tmp_path: Path) -> None:
-    """As uv and conda build it. Listings need pidfd_open, and reads RWF_NOWAIT."""
-    growfs.env[SETUP_VARIABLE] = WITHOUT_WRAPPERS
-    tree = make_tree(tmp_path / "remote", directories=1, files=2)
-    growfs.mount(tmp_path / "remote")
-    assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == tree
-
-
-@only("libfuse")
-def test_a_bucket_is_mounted_by_a_python_without_these_wrappers(
+def test_a_python_without_wrappers_of_newer_system_calls_mounts_a_bucket(
     growfs: Growfs, rclone_s3: S3Server, tmp_path: Path
 ) -> None:
+    """As uv and conda build it. Listings need pidfd_open, and reads RWF_NOWAIT."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_WRAPPERS)  # for each process, also those started later
     prefix = uuid4().hex
     tree = {"a/one.bin": b"1", "two.bin": b"22"}

@@ -37,6 +37,7 @@ import ctypes, sys
 ctypes.CDLL(None).prctl(15, bytes.fromhex("636166c3"))  # PR_SET_NAME: half a character at the end
 open(sys.argv[1])
 """
+"""The kernel keeps 15 bytes of a name, so that it may be cut in the middle of a character."""
 CAT = ("cat",)
 PYTHON = (sys.executable, "-S", "-c", "import sys; print(open(sys.argv[1]).read())")
 HANDLING = (sys.executable, "-S", "-c", HANDLES)
@@ -55,29 +56,25 @@ def waiting(growfs: Growfs, path: Path, *command: str) -> Iterator[subprocess.Po
 
 
 @pytest.mark.promise(3, 10)
-def test_a_fatal_signal_ends_the_wait(growfs: Growfs, server: BlockingServer) -> None:
+def test_a_fatal_signal_ends_the_wait_of_its_process(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
-    for command, number in (
-        (CAT, signal.SIGKILL), (CAT, signal.SIGINT), (PYTHON, signal.SIGINT), (PYTHON, signal.SIGTERM)
-    ):  # fmt: skip
-        with waiting(growfs, path, *command) as process:
-            process.send_signal(number)
-            assert process.wait(30) == -number
-    assert "0000.bin" in server.blocked
+    with waiting(growfs, path, *CAT) as other:
+        for command, number in (
+            (CAT, signal.SIGKILL), (CAT, signal.SIGINT), (PYTHON, signal.SIGINT), (PYTHON, signal.SIGTERM)
+        ):  # fmt: skip
+            with waiting(growfs, path, *command) as process:
+                process.send_signal(number)
+                assert process.wait(30) == -number
+        with waiting(growfs, path, sys.executable, "-S", "-c", NAMED) as process:
+            refused = growfs.run("umount", growfs.mountpoint, check=False)
+            assert_refused(refused, f"caf\N{REPLACEMENT CHARACTER} ({process.pid})")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == -signal.SIGTERM
+        assert "0000.bin" in server.blocked
+        server.unblock()
+        assert other.communicate(timeout=30)[0] == "0000"
+    assert server.requests["0000.bin"] == 1
     growfs.umount()  # no process uses it any more
-
-
-@pytest.mark.promise(3, 10)
-@only("passthrough")
-def test_the_name_of_a_process_may_be_cut_mid_character(growfs: Growfs, server: BlockingServer) -> None:
-    """The kernel keeps 15 bytes of it."""
-    (path,) = mount_blocked(server, 1, growfs)
-    with waiting(growfs, path, sys.executable, "-S", "-c", NAMED) as process:
-        refused = growfs.run("umount", growfs.mountpoint, check=False)
-        assert_refused(refused, f"caf\N{REPLACEMENT CHARACTER} ({process.pid})")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == -signal.SIGTERM
-    growfs.umount()
 
 
 PID_NAMESPACE = ("--pid", "--fork", "--kill-child")
@@ -150,45 +147,26 @@ def test_a_reader_that_the_daemon_may_not_see_goes_on_waiting(server: BlockingSe
 
 
 @pytest.mark.promise(3)
-def test_a_handled_signal_does_not_end_the_wait(growfs: Growfs, server: BlockingServer) -> None:
-    (path,) = mount_blocked(server, 1, growfs)
-    with waiting(growfs, path, *HANDLING) as process:
-        for number in (signal.SIGCHLD, signal.SIGWINCH, signal.SIGUSR1):
-            process.send_signal(number)
-            growfs.status()  # by now the daemon has read the interrupt
-        assert growfs.status()["miss"]["files_total"] == 2  # it has not opened the file again
-        assert process.poll() is None
-        server.unblock()
-        assert process.communicate(timeout=30)[0] == "0000"
-    assert process.returncode == 0
-
-
-@pytest.mark.promise(3)
-@only("passthrough")
-def test_a_fatal_signal_after_a_handled_one_ends_the_wait(growfs: Growfs, server: BlockingServer) -> None:
+def test_a_handled_signal_does_not_end_the_wait_and_a_fatal_one_after_it_does(
+    growfs: Growfs, server: BlockingServer
+) -> None:
     """The kernel reports only the first signal (fs/fuse/dev.c, request_wait_answer)."""
     (path,) = mount_blocked(server, 1, growfs)
-    for number in (signal.SIGKILL, signal.SIGTERM):
+    for end in (signal.SIGKILL, signal.SIGTERM, None):
         with waiting(growfs, path, *HANDLING) as process:
-            process.send_signal(signal.SIGWINCH)
-            growfs.status()  # by now the daemon has read the interrupt
-            process.send_signal(number)
-            assert process.wait(30) == -number
-    assert "0000.bin" in server.blocked
-
-
-@pytest.mark.promise(3)
-@only("passthrough")
-def test_a_signal_to_one_waiting_process_does_not_affect_the_others(growfs: Growfs, server: BlockingServer) -> None:
-    (path,) = mount_blocked(server, 1, growfs)
-    with ExitStack() as stack:
-        first, second, third = [stack.enter_context(waiting(growfs, path, *CAT)) for _ in range(3)]
-        first.kill()
-        second.send_signal(signal.SIGINT)
-        assert (first.wait(30), second.wait(30)) == (-signal.SIGKILL, -signal.SIGINT)
-        server.unblock()
-        assert third.communicate(timeout=30)[0] == "0000"
-    assert server.requests["0000.bin"] == 1
+            before = growfs.status()["miss"]["files_total"]
+            for number in (signal.SIGCHLD, signal.SIGWINCH, signal.SIGUSR1):
+                process.send_signal(number)
+                growfs.status()  # by now the daemon has read the interrupt
+            assert growfs.status()["miss"]["files_total"] == before, "it has not opened the file again"
+            assert process.poll() is None
+            if end:
+                process.send_signal(end)
+                assert process.wait(30) == -end
+            else:
+                server.unblock()
+                assert process.communicate(timeout=30)[0] == "0000"
+    assert process.returncode == 0
 
 
 @pytest.mark.promise(3)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
-import struct
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +18,6 @@ from tests.harness import Growfs, make_tree, until
 FILES = 20
 LOOKUP_THREADS = 2
 ABORT_S = 60.0
-HANDLE_BYTES_MAX = 128
-"""MAX_HANDLE_SZ (fcntl.h)."""
 
 
 @pytest.mark.promise(9)
@@ -65,19 +60,21 @@ def test_invalidations_do_not_deadlock_with_lookups(growfs: Growfs, tmp_path: Pa
 
 @pytest.mark.promise(9)
 @only("passthrough")
-def test_attributes_of_directories_expire_after_a_second_and_of_files_do_not(growfs: Growfs, tmp_path: Path) -> None:
+def test_attributes_of_directories_and_of_removed_files_expire_after_a_second_and_of_others_do_not(
+    growfs: Growfs, tmp_path: Path
+) -> None:
     make_tree(tmp_path / "remote", directories=1, files=1)
     (tmp_path / "remote/file").touch()
     growfs.mount(tmp_path / "remote")
     file, directory = growfs.mountpoint / "file", growfs.mountpoint / "class0"
 
-    def lookups() -> int:
-        return int(growfs.status()["requests"].get("LOOKUP", 0))
+    def requests(kind: str) -> int:
+        return int(growfs.status()["requests"].get(kind, 0))
 
     def is_looked_up(path: Path) -> bool:
-        before = lookups()
+        before = requests("LOOKUP")
         path.stat()
-        return lookups() > before
+        return requests("LOOKUP") > before
 
     assert is_looked_up(file)
     until(lambda: not is_looked_up(directory))
@@ -88,34 +85,13 @@ def test_attributes_of_directories_expire_after_a_second_and_of_files_do_not(gro
     growfs.run("set", growfs.mountpoint, "refresh=0.1")
     until((growfs.mountpoint / "not-cached").exists)
     assert not is_looked_up(growfs.mountpoint / "not-cached")
-
-
-@only("passthrough")
-def test_attributes_of_an_open_file_that_was_removed_stay_for_a_second(growfs: Growfs, tmp_path: Path) -> None:
-    """With libfuse, the kernel would otherwise request them before each read."""
-    tree = make_tree(tmp_path / "remote", directories=1, files=2)
-    growfs.mount(tmp_path / "remote")
-    path = min(tree)
-    with opened(growfs.mountpoint / path) as fd:
-        (tmp_path / "remote" / path).unlink()
-        growfs.run("set", growfs.mountpoint, "refresh=0.1")
-        until(lambda: not (growfs.mountpoint / path).exists())
-        before = growfs.status()["requests"].get("GETATTR", 0)
+    with opened(file) as fd:
+        (tmp_path / "remote/file").unlink()
+        until(lambda: not file.exists())
+        before = requests("GETATTR")
         for _ in range(1000):
             os.fstat(fd)
-        assert growfs.status()["requests"]["GETATTR"] - before < 100
-
-
-@pytest.mark.promise(13)
-@only("passthrough")
-def test_there_are_no_file_handles_for_an_nfs_server(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=1, files=1)
-    growfs.mount(tmp_path / "remote")
-    libc = ctypes.CDLL(None, use_errno=True)
-    handle = ctypes.create_string_buffer(struct.pack("Ii", HANDLE_BYTES_MAX, 0), 8 + HANDLE_BYTES_MAX)
-    mount_id = ctypes.c_int()
-    result = libc.name_to_handle_at(-1, bytes(growfs.mountpoint / "class0"), handle, ctypes.byref(mount_id), 0)
-    assert (result, ctypes.get_errno()) == (-1, errno.EOPNOTSUPP)
+        assert requests("GETATTR") - before < 100, "the kernel would otherwise request them before each read"
 
 
 def test_cores_stay_awake_only_while_opens_are_frequent(growfs: Growfs, tmp_path: Path) -> None:

@@ -17,12 +17,14 @@ EXACT = "--exact", "--part-size", "50%"
 NESTED = {"{dir:2}": lambda n: {f"{n % 2}/{n}/zarr.json", f"{n % 2}/{n}/a/c/0", f"{n % 2}/{n}/a/c/1"}}
 FREE = {r"([^/]+)-\w+$": lambda n: {f"{n}-image", f"labels/{n}-mask", f"more/labels/{n}-box"}}
 OF_GROUPS = LAYOUTS | NESTED | FREE
+"""tests/unit/test_layouts.py has what each puts together. Here are some of each kind."""
 
 
-@pytest.mark.promise(24)
+@pytest.mark.promise(7, 24)
 @pytest.mark.parametrize(
     ("group", "flags"),
-    [(group, HALF) for group in OF_GROUPS] + [(group, EXACT) for group in ("nnunet", "zarr", *NESTED)],
+    [(group, HALF) for group in ("cityscapes", "mirax", "{top}", "{stem}", *NESTED, *FREE)]
+    + [(group, EXACT) for group in ("nnunet", "zarr", "{parent}", *NESTED)],
     ids=lambda value: value if isinstance(value, str) else value[0].removeprefix("--"),
 )
 def test_a_listing_shows_whole_samples(
@@ -45,7 +47,7 @@ def test_a_listing_shows_whole_samples(
 
 @pytest.mark.promise(24)
 @only("libfuse")
-@pytest.mark.parametrize("group", ["cityscapes", "{top}", *NESTED, *FREE])
+@pytest.mark.parametrize("group", ["cityscapes", *NESTED, *FREE])
 def test_a_miss_fetches_the_whole_sample(growfs: Growfs, tmp_path: Path, reader: Reader, group: str) -> None:
     samples = make_samples(tmp_path / "remote", OF_GROUPS[group], COUNT, SIZE)
     capacity = COUNT * len(samples[0]) // 3

@@ -51,9 +51,18 @@ def has_kept_code(pid: int) -> bool:
 
 @only("either")
 @pytest.mark.promise(29)
-def test_a_daemon_whose_cache_is_deleted_ends_and_the_next_mount_begins_anew(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_deleted_folder_for_downloads_is_restored_and_a_deleted_cache_ends_the_daemon(
+    growfs: Growfs, tmp_path: Path
+) -> None:
     tree = make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
+    growfs.until_cached(len(tree))
+    growfs.run("pause", growfs.mountpoint)
+    growfs.run("evict", growfs.mountpoint, "**")
+    partial = growfs.cache / "partial"
+    shutil.rmtree(partial)
+    until(partial.exists)
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
     pid = growfs.pid
     shutil.rmtree(growfs.cache)
     until(lambda: ended(pid))
@@ -65,40 +74,23 @@ def test_a_daemon_whose_cache_is_deleted_ends_and_the_next_mount_begins_anew(gro
 
 
 @only("either")
-@pytest.mark.promise(29)
-def test_the_folder_for_downloads_is_restored(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "remote")
-    growfs.mount(tmp_path / "remote")
-    growfs.until_cached(len(tree))
-    growfs.run("pause", growfs.mountpoint)
-    growfs.run("evict", growfs.mountpoint, "**")
-    partial = growfs.cache / "partial"
-    shutil.rmtree(partial)
-    until(partial.exists)
-    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
-
-
-@only("either")
-def test_a_disk_that_refuses_the_last_sync_leaves_nothing_but_the_cache(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote")
-    growfs.env["GROWFS_FAULT"] = "SYNC_STOP:EIO"
-    growfs.tolerate_log = True  # no command waits for the daemon any more, so the log has a traceback
-    growfs.mount(tmp_path / "remote")
-    pid = growfs.pid
-    growfs.umount()
-    until(lambda: ended(pid))
-    assert {path.name for path in growfs.cache.iterdir()} == CACHE
-    assert "injected by GROWFS_FAULT" in growfs.log()
-
-
-@only("either")
-def test_a_program_with_thousands_of_open_files_unmounts_and_leaves_nothing_but_the_cache(
-    growfs: Growfs, tmp_path: Path
+def test_umount_returns_when_the_daemon_has_ended_and_leaves_nothing_but_the_cache(
+    growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """select(2) takes no descriptor from 1024 on."""
+    """The cache's disk can be unmounted then. The daemon is stopped meanwhile, so that it ends a while later.
+
+    The program that unmounts has thousands of open files: select(2) takes no descriptor from 1024 on.
+    """
     make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
     pid = growfs.pid
+
+    def unmount_stopped(mountpoint: Path, lazy: bool) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
+        unmount(mountpoint, lazy)
+
+    monkeypatch.setattr(launch, "unmount", unmount_stopped)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
     many = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
@@ -110,30 +102,11 @@ def test_a_program_with_thousands_of_open_files_unmounts_and_leaves_nothing_but_
         for descriptor in many:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    until(lambda: ended(pid))
+    assert ended(pid)
     assert not mounted_at(growfs.mountpoint)
     assert os.listdir(growfs.mountpoint) == []
     assert {path.name for path in growfs.cache.iterdir()} == CACHE
     assert list((growfs.cache / "partial").iterdir()) == []
-
-
-@only("either")
-def test_umount_returns_when_the_daemon_has_ended(
-    growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its cache's disk can be unmounted then. The daemon is stopped meanwhile, so that it ends a while later."""
-    make_tree(tmp_path / "remote")
-    growfs.mount(tmp_path / "remote")
-    pid = growfs.pid
-
-    def unmount_stopped(mountpoint: Path, lazy: bool) -> None:
-        os.kill(pid, signal.SIGSTOP)
-        threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
-        unmount(mountpoint, lazy)
-
-    monkeypatch.setattr(launch, "unmount", unmount_stopped)
-    growfs.umount()
-    assert ended(pid)
 
 
 @pytest.mark.promise(11)
@@ -205,36 +178,24 @@ def test_the_next_mount_replaces_a_dead_one(growfs: Growfs, tmp_path: Path) -> N
     assert "did not stop cleanly" in growfs.log()
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [("--members=tarr", "has no function tarr"), ("--count=3", "--count needs py:FUNCTION as the URL")],
-)
 @only("either")
-def test_a_wrong_command_leaves_a_dead_mount_in_place(
-    growfs: Growfs, tmp_path: Path, option: str, message: str
-) -> None:
+def test_a_wrong_command_leaves_a_dead_mount_in_place_and_umount_removes_it(growfs: Growfs, tmp_path: Path) -> None:
+    """Also once its workers have died with it."""
     make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
+    workers = descendants(growfs.pid)
+    assert workers
     growfs.kill()
-    refused = growfs.run("mount", tmp_path / "remote", growfs.mountpoint, option, check=False)
-    assert refused.returncode == 2
-    assert message in refused.stderr
-    with pytest.raises(OSError, match="not connected"):  # a program would train on nothing in an empty folder
-        os.listdir(growfs.mountpoint)
-
-
-@only("either")
-def test_umount_removes_a_dead_mount_whose_workers_have_died_with_it(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote")
-    growfs.mount(tmp_path / "remote")
-    pids = descendants(growfs.pid)
-    assert pids
-    growfs.kill()
-    until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
-    with pytest.raises(OSError, match="not connected"):
-        os.listdir(growfs.mountpoint)
-    output = growfs.run("umount", growfs.mountpoint).stdout
-    assert "its daemon was gone" in output
+    for option, message in (
+        ("--members=tarr", "has no function tarr"), ("--count=3", "--count needs py:FUNCTION as the URL")
+    ):  # fmt: skip
+        refused = growfs.run("mount", tmp_path / "remote", growfs.mountpoint, option, check=False)
+        assert refused.returncode == 2
+        assert message in refused.stderr
+        with pytest.raises(OSError, match="not connected"):  # a program would train on nothing in an empty folder
+            os.listdir(growfs.mountpoint)
+    until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in workers))
+    assert "its daemon was gone" in growfs.run("umount", growfs.mountpoint).stdout
     assert not mounted_at(growfs.mountpoint)
     assert os.listdir(growfs.mountpoint) == []
 

@@ -239,19 +239,10 @@ def test_evicted_files_leave_the_listing_but_still_open(growfs: Growfs, tmp_path
 
 @pytest.mark.promise(1, 3)
 @only("either")
-def test_a_file_of_unknown_size_is_listed_with_its_size(growfs: Growfs, tmp_path: Path) -> None:
-    (tmp_path / "remote").mkdir()
-    (tmp_path / "remote" / "a.bin").write_bytes(b"12345")
-    (tmp_path / "list.txt").write_text("a.bin\n")
-    growfs.mount(tmp_path / "remote", "--manifest", tmp_path / "list.txt")
-    assert growfs.names() == {"a.bin"}
-    assert (growfs.mountpoint / "a.bin").stat().st_size == 5
-    assert (growfs.mountpoint / "a.bin").read_bytes() == b"12345"
-
-
-@only("either")
 @pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
-def test_a_large_file_of_unknown_size_takes_no_room_from_small_ones(growfs: Growfs, tmp_path: Path, place: int) -> None:
+def test_files_of_unknown_size_are_listed_with_it_and_a_large_one_takes_no_room_from_small_ones(
+    growfs: Growfs, tmp_path: Path, place: int
+) -> None:
     names = list(make_flat(tmp_path / "remote", 10))
     for name in names:
         os.truncate(tmp_path / "remote" / name, 1 << 20)
@@ -262,6 +253,10 @@ def test_a_large_file_of_unknown_size_takes_no_room_from_small_ones(growfs: Grow
     status = growfs.status()
     assert (status["evict"]["files_total"], status["fetch"]["failed"]) == (0, 0)
     assert status["coverage"]["files_seen"] == 10, "at once, beside the state complete"
+    assert growfs.names() == set(names)
+    for name in names:
+        assert (growfs.mountpoint / name).stat().st_size == (tmp_path / "remote" / name).stat().st_size
+        assert (growfs.mountpoint / name).read_bytes() == (tmp_path / "remote" / name).read_bytes()
 
 
 @only("either")
@@ -274,8 +269,10 @@ def test_the_coverage_counts_at_once_what_was_evicted_again(growfs: Growfs, tmp_
     assert (status["fetch"]["failed"], status["coverage"]["files_seen"]) == (0, 20)
 
 
-@pytest.mark.promise(2, 19)
-def test_a_mapped_file_without_a_descriptor_is_not_evicted(growfs: Growfs, tmp_path: Path) -> None:
+@pytest.mark.promise(2, 19, 28)
+def test_a_mapped_file_without_a_descriptor_is_not_evicted_and_counts_once_it_is_replaced(
+    growfs: Growfs, tmp_path: Path
+) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=4, size=MAPPED_SIZE)
     growfs.mount(tmp_path / "remote", "--cache-size", 3 * MAPPED_SIZE, "--rotation", "never")
     growfs.until_cached(3)
@@ -287,21 +284,12 @@ def test_a_mapped_file_without_a_descriptor_is_not_evicted(growfs: Growfs, tmp_p
         assert growfs.names() == {*local[:2], missing}
         growfs.run("evict", growfs.mountpoint, *local[:2])
         assert growfs.names() == {*local[:2], missing}
-        assert [ctypes.string_at(address, MAPPED_SIZE) for address in addresses] == [tree[path] for path in local[:2]]
-    growfs.run("evict", growfs.mountpoint, local[0])
-    assert local[0] not in growfs.names()
-
-
-@pytest.mark.promise(2, 28)
-def test_a_replaced_file_counts_while_it_is_mapped(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "remote", directories=1, files=2, size=MAPPED_SIZE)
-    growfs.mount(tmp_path / "remote")
-    growfs.run("wait", growfs.mountpoint, "--all")
-    path = next(iter(tree))
-    with mapped_only(growfs.mountpoint / path) as address:
-        replace(tmp_path / "remote" / path, b"new")
+        growfs.run("set", growfs.mountpoint, f"cache-size={5 * MAPPED_SIZE}")
+        replace(tmp_path / "remote" / local[0], b"new")
         relist(growfs)
-        until_size(growfs.mountpoint / path, 3)
+        until_size(growfs.mountpoint / local[0], 3)
         until(lambda: growfs.status()["cache"]["orphan_bytes"] == MAPPED_SIZE)
-        assert ctypes.string_at(address, MAPPED_SIZE) == tree[path]
+        assert [ctypes.string_at(address, MAPPED_SIZE) for address in addresses] == [tree[path] for path in local[:2]]
     until(lambda: growfs.status()["cache"]["orphan_bytes"] == 0)
+    growfs.run("evict", growfs.mountpoint, local[1])
+    assert local[1] not in growfs.names()

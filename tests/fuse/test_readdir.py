@@ -7,7 +7,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -87,10 +87,12 @@ def stream(forest: Library) -> Iterator[Stream]:
 def test_a_walk_finds_each_file_once(forest: Library) -> None:
     found = [f"{root}/{name}" for root, _, names in os.walk(forest.path) for name in names]
     assert sorted(found) == sorted(f"{forest.path}/{path}" for path in forest.tree)
+    for path in (f"{DEEP}/deep.bin", f"{LONG}/long.bin"):
+        assert (forest.path / path).read_bytes() == forest.tree[path]
 
 
 @pytest.mark.promise(13)
-def test_seekdir_to_any_saved_position_continues_as_before(stream: Stream) -> None:
+def test_seekdir_to_any_saved_position_continues_as_before_and_rewinddir_begins_anew(stream: Stream) -> None:
     positions, names = [stream.tell()], []
     while name := stream.next():
         names.append(name)
@@ -99,13 +101,6 @@ def test_seekdir_to_any_saved_position_continues_as_before(stream: Stream) -> No
     for number in (5, 0, len(names) - 1, 2, len(names), 300, 299, 450):
         stream.seek(positions[number])
         assert stream.rest() == names[number:]
-
-
-@pytest.mark.promise(13)
-def test_a_directory_can_be_rewound(stream: Stream) -> None:
-    names = stream.rest()
-    assert len(names) >= MANY
-    assert stream.rest() == []
     stream.rewind()
     assert stream.rest() == names
 
@@ -117,7 +112,7 @@ def test_two_streams_do_not_disturb_each_other(stream: Stream, forest: Library) 
         assert stream.rest() == other.rest()
 
 
-@pytest.mark.parametrize("buffer_size", [280, 4096, 1 << 20])
+@pytest.mark.parametrize("buffer_size", [280, 1 << 20])
 def test_getdents_returns_whole_entries_for_any_buffer_size(forest: Library, buffer_size: int) -> None:
     buffer = ctypes.create_string_buffer(buffer_size)
     names = []
@@ -149,18 +144,6 @@ def test_directory_entries_agree_with_stat(forest: Library) -> None:
         assert {entry.name for entry in entries if entry.is_dir()} == {"many", "level0", "x" * 250}
 
 
-def test_hundreds_of_files_open_at_once(forest: Library) -> None:
-    names = [f"{number:05}" for number in range(400)]
-    with ExitStack() as stack:
-        fds = [stack.enter_context(opened(forest.path / "many" / name)) for name in names]
-        assert [os.pread(fd, 100, 0).decode() for fd in fds] == names
-
-
-@pytest.mark.parametrize("path", [f"{DEEP}/deep.bin", f"{LONG}/long.bin"], ids=["deep", "long"])
-def test_deep_and_long_paths(forest: Library, path: str) -> None:
-    assert (forest.path / path).read_bytes() == forest.tree[path]
-
-
 def test_a_deep_tree_can_be_walked_one_directory_at_a_time(forest: Library) -> None:
     """As fts(3) does, so that a path may be longer than PATH_MAX."""
     with opened(forest.path) as folder:
@@ -178,36 +161,12 @@ def test_a_deep_tree_can_be_walked_one_directory_at_a_time(forest: Library) -> N
         assert os.fstat(folder).st_ino == forest.path.stat().st_ino
 
 
-def test_dot_dot_leads_out_of_the_mount(forest: Library) -> None:
-    assert os.path.samefile(forest.path / "many/..", forest.path)
-    assert os.path.samefile(forest.path / "many/../..", forest.path.parent)
-
-
 @pytest.mark.promise(13)
 @pytest.mark.parametrize("folder", ["", "many", ".growfs"])
-@pytest.mark.parametrize("name", ["x" * 256, "é" * 128, "x" * 4000], ids=["256", "256 in UTF-8", "4000"])
-def test_a_name_over_255_bytes_gives_enametoolong(forest: Library, folder: str, name: str) -> None:
+def test_a_name_over_255_bytes_gives_enametoolong(forest: Library, folder: str) -> None:
     with opened(forest.path / folder) as fd:  # so that the path itself is not too long
-        with pytest.raises(OSError, match=r".") as refused:
-            os.stat(name, dir_fd=fd)
-        assert refused.value.errno == errno.ENAMETOOLONG
-        with pytest.raises(OSError, match=r".") as refused:
-            os.open(name, os.O_RDONLY, dir_fd=fd)
-        assert refused.value.errno == errno.ENAMETOOLONG
-
-
-def test_a_path_over_4096_bytes_gives_enametoolong(forest: Library) -> None:
-    with pytest.raises(OSError, match=r".") as refused:
-        os.stat(f"{forest.path}/many{'/../many' * 1000}")
-    assert refused.value.errno == errno.ENAMETOOLONG
-
-
-def test_a_directory_is_no_file_and_a_file_no_directory(forest: Library) -> None:
-    with pytest.raises(IsADirectoryError):
-        (forest.path / "many").read_bytes()
-    with pytest.raises(NotADirectoryError):
-        os.open(forest.path / "many/00000", os.O_RDONLY | os.O_DIRECTORY)
-    with pytest.raises(NotADirectoryError):
-        os.stat(f"{forest.path}/many/00000/")
-    with pytest.raises(OSError, match="Invalid argument"):
-        (forest.path / "many/00000").readlink()
+        for name in ("x" * 256, "é" * 128, "x" * 4000):
+            with pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG)):
+                os.stat(name, dir_fd=fd)
+            with pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG)):
+                os.open(name, os.O_RDONLY, dir_fd=fd)

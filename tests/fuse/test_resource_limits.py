@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import os
 import subprocess
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -43,30 +45,21 @@ def test_opens_beyond_the_descriptor_limit_give_enfile(growfs: Growfs, tmp_path:
     assert growfs.status()["miss"]["files_total"] == growfs.status()["evict"]["files_total"] == 0
 
 
-@pytest.mark.promise(3)
-def test_virtual_opens_beyond_the_descriptor_limit_give_enfile(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=1, files=1)
-    growfs.mount(tmp_path / "remote")
-    with ExitStack() as stack:
-        refused: set[int | None] = set()
-        while not refused:
-            try:
-                stack.enter_context((growfs.mountpoint / ".growfs/log").open())
-            except OSError as error:
-                refused.add(error.errno)
-        assert refused == {errno.ENFILE}
-    assert (growfs.mountpoint / ".growfs/status").read_text()
-
-
-@pytest.mark.promise(8)
-def test_a_large_virtual_file_is_shared_by_those_that_open_it(growfs: Growfs, tmp_path: Path) -> None:
+@pytest.mark.promise(3, 8)
+def test_a_large_virtual_file_is_shared_by_those_that_open_it_and_too_many_small_ones_give_enfile(
+    growfs: Growfs, tmp_path: Path
+) -> None:
     make_tree(tmp_path / "remote", directories=1, files=3)
     growfs.mount(tmp_path / "remote")
+    control = growfs.mountpoint / ".growfs"
     with ExitStack() as stack:
-        files = [stack.enter_context((growfs.mountpoint / ".growfs/index.csv").open()) for _ in range(200)]
+        files = [stack.enter_context((control / "index.csv").open()) for _ in range(200)]
         texts = [file.read() for file in files]
-    assert len(set(texts)) == 1
-    assert texts[0].count("class0/") == 3
+        assert len(set(texts)) == 1
+        assert texts[0].count("class0/") == 3
+        with pytest.raises(OSError, match=os.strerror(errno.ENFILE)):
+            files.extend(stack.enter_context((control / "log").open()) for _ in itertools.count())
+    assert (control / "status").read_text()
 
 
 def test_a_descriptor_limit_too_low_for_the_daemon_is_refused(growfs: Growfs, tmp_path: Path) -> None:
