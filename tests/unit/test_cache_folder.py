@@ -114,7 +114,7 @@ ctypes.CDLL(None).syscall(exit_thread, 0)
 def test_a_daemon_that_ends_is_waited_for(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growfs.cache.cache_folder.NOTICE_S", 0)
     cache = open_cache(cache_dir, SPEC, URL)
-    with pytest.raises(GrowfsError, match="in use by another growfs"):
+    with pytest.raises(CacheInUse, match=f"{cache.path}: in use by another growfs"):
         open_cache(cache_dir, SPEC, URL)
     cache.note_end()
     end = threading.Timer(0.3, cache.release)
@@ -137,74 +137,52 @@ def test_a_lock_of_a_dying_daemon_is_waited_for(cache_dir: Path, folder: Path) -
         assert daemon.wait() == 0
 
 
-def test_a_lock_of_a_living_daemon_is_not_waited_for(cache_dir: Path) -> None:
-    cache = open_cache(cache_dir, SPEC, URL)
-    with pytest.raises(CacheInUse, match=f"{cache.path}: in use by another growfs"):
-        open_cache(cache_dir, SPEC, URL)
-    cache.release()
-
-
-def test_a_folder_that_another_user_has_prepared_is_refused(cache_dir: Path, folder: Path) -> None:
+@pytest.mark.promise(31)
+def test_what_another_user_has_prepared_is_refused(cache_dir: Path, folder: Path) -> None:
     needs_root()
     cache_dir.chmod(0o1777)
-    folder.mkdir()
-    os.chown(folder, NOBODY, NOBODY)
-    with pytest.raises(GrowfsError, match=f"{folder}: belongs to another user .*--cache-dir"):
-        open_cache(cache_dir, SPEC, URL)
+    folder.mkdir(mode=0o700)
+    for path in (folder / "catalog.sqlite", folder, cache_dir):
+        path.touch()
+        os.chown(path, NOBODY, NOBODY)
+        refusal = f"{path}.* belongs to another user .uid {NOBODY}.*--cache-dir"
+        with pytest.raises(GrowfsError, match=refusal):
+            open_cache(cache_dir, SPEC, URL)
+        os.chown(path, 0, 0)
+    os.chown(cache_dir, NOBODY, NOBODY)
+    with pytest.raises(GrowfsError, match=f"{cache_dir}/x: is inside {cache_dir}, which belongs to .*--cache-dir"):
+        open_cache(cache_dir / "x", SPEC, URL)
 
 
-def test_a_link_in_place_of_the_folder_is_refused(cache_dir: Path, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["", "files", "partial", "catalog.sqlite", "log", "lock"])
+def test_a_link_in_place_of_the_folder_or_in_it_is_refused(
+    cache_dir: Path, folder: Path, tmp_path: Path, name: str
+) -> None:
     (tmp_path / "victim").mkdir()
-    folder.symlink_to(tmp_path / "victim")
-    with pytest.raises(GrowfsError, match=f"{folder}: is not a folder"):
+    if name:
+        folder.mkdir(mode=0o700)
+    (folder / name).symlink_to(tmp_path / "victim")
+    refusal = f"{folder / name}: is a link that .* delete it" if name else f"{folder}: is not a folder"
+    with pytest.raises(GrowfsError, match=refusal):
         open_cache(cache_dir, SPEC, URL)
     assert list((tmp_path / "victim").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["files", "partial", "catalog.sqlite", "log", "lock"])
-def test_a_link_in_the_folder_is_refused(cache_dir: Path, folder: Path, tmp_path: Path, name: str) -> None:
-    folder.mkdir(mode=0o700)
-    (folder / name).symlink_to(tmp_path)
-    with pytest.raises(GrowfsError, match=f"{folder}/{name}: is a link that .* delete it"):
-        open_cache(cache_dir, SPEC, URL)
-
-
-def test_a_file_of_another_user_in_the_folder_is_refused(cache_dir: Path, folder: Path) -> None:
-    needs_root()
-    folder.mkdir(mode=0o700)
-    (folder / "catalog.sqlite").touch()
-    os.chown(folder / "catalog.sqlite", NOBODY, NOBODY)
-    with pytest.raises(GrowfsError, match=f"{folder}/catalog.sqlite: belongs to another user"):
-        open_cache(cache_dir, SPEC, URL)
-
-
-def test_a_cache_directory_where_others_can_replace_the_folder_is_refused(cache_dir: Path) -> None:
+@pytest.mark.promise(31)
+def test_a_folder_where_others_can_replace_the_cache_is_refused(cache_dir: Path, folder: Path) -> None:
+    """They could rename what is there, and put links in its place."""
     cache_dir.chmod(0o777)
     with pytest.raises(GrowfsError, match=f"{cache_dir}: other users may write to it.* chmod go-w {cache_dir}"):
         open_cache(cache_dir, SPEC, URL)
+    for below in (cache_dir / "x", cache_dir / "x/x"):
+        with pytest.raises(GrowfsError, match=f"{below}: is inside {cache_dir}, where .* chmod \\+t {cache_dir}"):
+            open_cache(below, SPEC, URL)
     cache_dir.chmod(0o1777)
+    open_and_release(cache_dir / "x/x")
     open_and_release(cache_dir)
-
-
-@pytest.mark.promise(31)
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_cache_directory_below_a_folder_where_others_can_replace_it_is_refused(cache_dir: Path, depth: int) -> None:
-    """They could rename what is there, and put links in its place."""
-    below = cache_dir.joinpath(*["x"] * depth)
-    cache_dir.chmod(0o777)
-    with pytest.raises(GrowfsError, match=f"{below}: is inside {cache_dir}, where .* chmod \\+t {cache_dir}"):
-        open_cache(below, SPEC, URL)
-    cache_dir.chmod(0o1777)
-    open_and_release(below)
-
-
-@pytest.mark.promise(31)
-def test_a_cache_directory_below_a_folder_of_another_user_is_refused(cache_dir: Path) -> None:
-    needs_root()
-    os.chown(cache_dir, NOBODY, NOBODY)
-    refusal = f"{cache_dir}/x: is inside {cache_dir}, which belongs to another user .uid {NOBODY}.*--cache-dir"
-    with pytest.raises(GrowfsError, match=refusal):
-        open_cache(cache_dir / "x", SPEC, URL)
+    folder.chmod(0o1777)
+    with pytest.raises(GrowfsError, match=f"chmod go-w {folder}"):
+        open_cache(cache_dir, SPEC, URL)
 
 
 def grant(path: Path, *entries: tuple[int, int, int], kind: str = "access") -> None:
@@ -277,13 +255,6 @@ def test_a_link_to_the_cache_directory_that_is_changed_later_changes_nothing(cac
     cache.release()
 
 
-def test_a_folder_that_others_may_write_to_is_refused(cache_dir: Path, folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o1777)
-    with pytest.raises(GrowfsError, match=f"chmod go-w {folder}"):
-        open_cache(cache_dir, SPEC, URL)
-
-
 def test_the_tag_is_not_written_through_a_link(cache_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (cache_dir / "CACHEDIR.TAG.new").symlink_to(tmp_path / "victim")
@@ -292,13 +263,19 @@ def test_the_tag_is_not_written_through_a_link(cache_dir: Path, tmp_path: Path) 
     assert (cache_dir / "CACHEDIR.TAG").is_file()
 
 
-def test_a_cache_of_another_format_is_emptied_but_for_its_lock(cache_dir: Path) -> None:
+def test_a_cache_of_another_format_is_left_as_it_is_by_a_refused_mount_and_emptied_but_for_its_lock_by_others(
+    cache_dir: Path,
+) -> None:
     cache = open_cache(cache_dir, SPEC, URL)
     assert other_format(cache.path) == ""
     Database(cache.database).close()
     assert other_format(cache.path) == ""
     set_format(cache.path, FORMAT + 1)
     assert f"its format is {FORMAT + 1}" in other_format(cache.path)
+    before = {path: path.read_bytes() for path in cache_dir.rglob("*") if path.is_file()}
+    with pytest.raises(CacheInUse):
+        open_cache(cache_dir, SPEC, URL)
+    assert {path: path.read_bytes() for path in cache_dir.rglob("*") if path.is_file()} == before
     (cache.path / "files/a").mkdir(parents=True)
     (cache.path / "files/a/1").write_text("1")
     (cache.path / "files/out").symlink_to(cache_dir)
@@ -319,17 +296,6 @@ def test_what_a_crash_has_left_in_the_log_of_the_database_counts(cache_dir: Path
     set_format(cache.path, FORMAT + 1)
     assert f"its format is {FORMAT + 1}" in other_format(cache.path)
     database.close()
-    cache.release()
-
-
-def test_a_refused_mount_leaves_a_cache_of_another_format_as_it_is(cache_dir: Path) -> None:
-    cache = open_cache(cache_dir, SPEC, URL)
-    Database(cache.database).close()
-    set_format(cache.path, FORMAT + 1)
-    before = {path: path.read_bytes() for path in cache_dir.rglob("*") if path.is_file()}
-    with pytest.raises(GrowfsError, match="in use by another growfs"):
-        open_cache(cache_dir, SPEC, URL)
-    assert {path: path.read_bytes() for path in cache_dir.rglob("*") if path.is_file()} == before
     cache.release()
 
 

@@ -25,7 +25,6 @@ DIRENT = bytes.fromhex("02040000000000000300000000000000020000000800000066310000
 FILE = Attributes(1026, False, 300_000, 0x6B0064CF * 10**9 + 0x026D4FA9, 86_400.0)
 
 OFFERED = FLAGS | InitFlag.PASSTHROUGH | InitFlag.CACHE_SYMLINKS
-STRUCTURES = [kind for kind in vars(protocol).values() if isinstance(kind, Structure)]
 
 
 def test_parse_the_init_request_of_the_kernel() -> None:
@@ -107,20 +106,17 @@ def test_the_fast_encoding_of_directory_entries_is_the_same(name: str, is_dir: i
         assert entry.attributes == FILE
 
 
-@pytest.mark.parametrize("kind", STRUCTURES, ids=lambda kind: kind.name)
-def test_a_truncated_structure_is_refused(kind: Structure) -> None:
-    for length in range(kind.size):
-        with pytest.raises(Malformed, match=kind.name):
-            kind.unpack(bytes(length))
+def test_a_truncated_structure_is_refused() -> None:
+    for kind in (kind for kind in vars(protocol).values() if isinstance(kind, Structure)):
+        for length in range(kind.size):
+            with pytest.raises(Malformed, match=kind.name):
+                kind.unpack(bytes(length))
 
 
-@pytest.mark.parametrize("message", [b"", INIT[:39], INIT[:-1], INIT + b"x", struct.pack("=I", 4)])
-def test_a_message_of_another_length_than_its_header_says_is_refused(message: bytes) -> None:
-    with pytest.raises(Malformed):
-        protocol.parse_request(message)
-
-
-@pytest.mark.parametrize("body", [b"", b"name", b"two\0names\0", b"name\0rest"])
-def test_a_name_that_does_not_end_with_its_message_is_refused(body: bytes) -> None:
-    with pytest.raises(Malformed):
-        protocol.parse_name(protocol.FuseRequest(1, 2, 1, 0, bytes(HEADER) + body))
+def test_a_message_of_another_length_than_its_header_says_and_a_name_that_does_not_end_it_are_refused() -> None:
+    for message in (b"", INIT[:39], INIT[:-1], INIT + b"x", struct.pack("=I", 4)):
+        with pytest.raises(Malformed):
+            protocol.parse_request(message)
+    for body in (b"", b"name", b"two\0names\0", b"name\0rest"):
+        with pytest.raises(Malformed):
+            protocol.parse_name(protocol.FuseRequest(1, 2, 1, 0, bytes(HEADER) + body))

@@ -9,7 +9,8 @@ import errno
 import os
 import random
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,6 @@ from tests.unit.local_cache import LocalCache, file
 NO_ANSWER = {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT}
 OPEN_IN = bytes(8)
 """fuse_open_in: flags and open_flags, of 32 bits each."""
-WITH_BODY = [Opcode.READ, Opcode.READDIR, Opcode.READDIRPLUS, Opcode.RELEASE, Opcode.RELEASEDIR]
 
 
 class Kernel:
@@ -220,30 +220,17 @@ async def test_an_open_is_answered_and_then_counted(
     assert events == ["answered", "counted"] * 2
 
 
-@pytest.mark.parametrize("opcode", WRITE_OPCODES, ids=lambda opcode: opcode.name)
-async def test_write_requests_are_refused(kernel: Kernel, opcode: Opcode) -> None:
-    assert await kernel.request(opcode, bytes(64)) == errno.EROFS
-
-
-@pytest.mark.parametrize("opcode", [Opcode.FLUSH, Opcode.GETXATTR, Opcode.LSEEK, Opcode.ACCESS, 4095])
-async def test_an_unsupported_request_is_refused(kernel: Kernel, opcode: int) -> None:
-    assert await kernel.request(opcode, bytes(64)) == errno.ENOSYS
-
-
-@pytest.mark.parametrize("opcode", WITH_BODY, ids=lambda opcode: opcode.name)
-async def test_a_truncated_body_is_refused(kernel: Kernel, opcode: Opcode) -> None:
-    assert await kernel.request(opcode, bytes(7)) == errno.EIO
-
-
-@pytest.mark.parametrize("opcode", WITH_BODY, ids=lambda opcode: opcode.name)
-async def test_an_unknown_handle_is_refused(kernel: Kernel, opcode: Opcode) -> None:
-    body = protocol.ReadIn.pack(9999, 0, 4096, 0, 0, 0)
-    assert await kernel.request(opcode, body, 9999) == errno.EIO
-
-
-@pytest.mark.parametrize("message", [b"x", bytes(39), bytes(40), protocol.InHeader.pack(99, 1, 1, 1, 0, 0, 0)])
-async def test_a_malformed_message_is_ignored(kernel: Kernel, message: bytes) -> None:
-    await kernel.end.send(message)
+async def test_requests_that_cannot_be_answered_are_refused_and_malformed_messages_ignored(kernel: Kernel) -> None:
+    for opcode in WRITE_OPCODES:
+        assert await kernel.request(opcode, bytes(64)) == errno.EROFS, opcode
+    for unsupported in (Opcode.FLUSH, Opcode.GETXATTR, Opcode.LSEEK, Opcode.ACCESS, 4095):
+        assert await kernel.request(unsupported, bytes(64)) == errno.ENOSYS, unsupported
+    for opcode in (Opcode.READ, Opcode.READDIR, Opcode.READDIRPLUS, Opcode.RELEASE, Opcode.RELEASEDIR):
+        assert await kernel.request(opcode, bytes(7)) == errno.EIO, opcode
+        unknown_handle = protocol.ReadIn.pack(9999, 0, 4096, 0, 0, 0)
+        assert await kernel.request(opcode, unknown_handle, 9999) == errno.EIO, opcode
+    for message in (b"x", bytes(39), bytes(40), protocol.InHeader.pack(99, 1, 1, 1, 0, 0, 0)):
+        await kernel.end.send(message)
 
 
 async def test_no_task_waits_for_the_end_of_a_poll(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,10 +279,6 @@ async def test_a_request_that_waits_is_answered_when_the_engine_is_stopped(
     assert await kernel.request(Opcode.OPENDIR, OPEN_IN) == errno.EIO
 
 
-async def test_an_interrupt_of_an_unknown_request_is_ignored(kernel: Kernel) -> None:
-    await kernel.send(Opcode.INTERRUPT, protocol.InterruptIn.pack(12345))
-
-
 async def test_any_message_is_answered_once(kernel: Kernel) -> None:
     generator = random.Random(11)
     opcodes = [*(opcode for opcode in Opcode if opcode is not Opcode.DESTROY), 0, 5000, 2**32 - 1]
@@ -308,30 +291,25 @@ async def test_any_message_is_answered_once(kernel: Kernel) -> None:
             assert (await kernel.receive())[0].unique == unique
 
 
-async def test_the_handshake_answers_the_init_request() -> None:
+@contextmanager
+def beginning_with(opcode: Opcode, body: bytes = b"") -> Iterator[tuple[Session, socket.socket]]:
+    """A session whose kernel sends this request first, and the kernel's end of it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        flags = int(FLAGS | InitFlag.PASSTHROUGH)
-        offer = protocol.InitIn.pack(7, 45, 4096, flags & 0xFFFFFFFF, flags >> 32)
-        theirs.send(protocol.InHeader.pack(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0) + offer)
-        Session(ours.fileno()).handshake(InitFlag.PASSTHROUGH, 1)
-        assert protocol.InitOut.unpack(theirs.recv(1000), protocol.OutHeader.size).major == 7
+        theirs.send(protocol.InHeader.pack(protocol.HEADER + len(body), opcode, 2, 0, 0, 0, 0) + body)
+        yield Session(ours.fileno()), theirs
 
 
-async def test_a_kernel_whose_init_request_is_shorter_is_told_that_it_is_too_old() -> None:
+async def test_the_handshake_answers_the_init_request_of_a_kernel_that_is_new_enough() -> None:
     """Before Linux 5.17 it had no second half of the flags."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        offer = protocol.InitIn.pack(7, 34, 131_072, 0x7FFFFFB, 0)[:16]
-        theirs.send(protocol.InHeader.pack(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0) + offer)
+    flags = int(FLAGS | InitFlag.PASSTHROUGH)
+    offer = protocol.InitIn.pack(7, 45, 4096, flags & 0xFFFFFFFF, flags >> 32)
+    with beginning_with(Opcode.INIT, offer) as (session, kernel):
+        session.handshake(InitFlag.PASSTHROUGH, 1)
+        assert protocol.InitOut.unpack(kernel.recv(1000), protocol.OutHeader.size).major == 7
+    with beginning_with(Opcode.INIT, protocol.InitIn.pack(7, 34, 131_072, 0x7FFFFFB, 0)[:16]) as (session, kernel):
         with pytest.raises(protocol.KernelTooOld, match=r"FUSE 7\.34"):
-            Session(ours.fileno()).handshake(InitFlag.PASSTHROUGH, 1)
-        assert protocol.OutHeader.unpack(theirs.recv(1000)).error == -errno.EPROTO
-
-
-async def test_a_session_that_begins_with_another_request_is_refused() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        theirs.send(protocol.InHeader.pack(protocol.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0))
-        with pytest.raises(GrowfsError, match="started the FUSE session with request 17"):
-            Session(ours.fileno()).handshake(InitFlag.PASSTHROUGH, 1)
+            session.handshake(InitFlag.PASSTHROUGH, 1)
+        assert protocol.OutHeader.unpack(kernel.recv(1000)).error == -errno.EPROTO
+    with beginning_with(Opcode.STATFS) as (session, _), pytest.raises(GrowfsError, match="session with request 17"):
+        session.handshake(InitFlag.PASSTHROUGH, 1)

@@ -31,32 +31,32 @@ def test_a_row_of_the_mount_table() -> None:
     assert (row.id, row.parent, row.peers, row.master, row.is_growfs) == (9, 1, 7, 2, True)
 
 
-def test_a_mount_that_nobody_else_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find(monkeypatch, [SHARED_ROOT, OURS], ["1 0 8:1 / / rw - ext4 /dev/sda rw"]) == []
+COPY = OURS.replace("9 1", "29 21")
+BOUND = OURS.replace("9 1", "10 1").replace("/mnt", "/bound")
 
 
-def test_a_private_copy_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    private = ["21 0 8:1 / / rw - ext4 /dev/sda rw", OURS.replace("9 1", "29 21").replace("shared:7 ", "")]
-    assert find(monkeypatch, [SHARED_ROOT, OURS], private) == ["the mount namespace of sh (1)"]
+def root(id: int, tags: str = "") -> str:
+    """The row of the root of a namespace."""
+    return f"{id} 0 8:1 / / rw {tags}- ext4 /dev/sda rw"
 
 
-@pytest.mark.parametrize("tag", ["shared:1", "master:1", "shared:5 master:1"])
-def test_a_copy_that_the_umount_reaches_does_not_stay(monkeypatch: pytest.MonkeyPatch, tag: str) -> None:
-    reached = [f"21 0 8:1 / / rw {tag} - ext4 /dev/sda rw", OURS.replace("9 1", "29 21")]
-    assert find(monkeypatch, [SHARED_ROOT, OURS], reached) == []
+@pytest.mark.parametrize("tags", ["shared:1 ", "master:1 ", "shared:5 master:1 "])
+def test_a_copy_that_the_umount_reaches_does_not_stay(monkeypatch: pytest.MonkeyPatch, tags: str) -> None:
+    assert find(monkeypatch, [SHARED_ROOT, OURS], [root(1)]) == [], "it has no copy"
+    assert find(monkeypatch, [SHARED_ROOT, OURS], [root(21, tags), COPY]) == []
+    private = OURS.replace("9 1", "29 21").replace("shared:7 ", "")
+    assert find(monkeypatch, [SHARED_ROOT, OURS], [root(21), private]) == ["the mount namespace of sh (1)"]
 
 
 def test_a_umount_reaches_the_slaves_of_slaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = ["21 0 8:1 / / rw shared:5 master:1 - ext4 /dev/sda rw", OURS.replace("9 1", "29 21")]
-    second = ["31 0 8:1 / / rw master:5 - ext4 /dev/sda rw", OURS.replace("9 1", "39 31")]
+    first, second = [root(21, "shared:5 master:1 "), COPY], [root(31, "master:5 "), OURS.replace("9 1", "39 31")]
     assert find(monkeypatch, [SHARED_ROOT, OURS], second, first) == []
 
 
 def test_a_bind_mount_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    private_root = SHARED_ROOT.replace("shared:1 ", "")
-    bound = OURS.replace("9 1", "10 1").replace("/mnt", "/bound")
-    assert find(monkeypatch, [private_root, OURS, bound]) == ["a mount on /bound"]
-    assert find(monkeypatch, [private_root, bound], mountpoint=None) == ["a mount on /bound"]
+    assert find(monkeypatch, [root(1), OURS, BOUND]) == ["a mount on /bound"]
+    assert find(monkeypatch, [root(1), BOUND], mountpoint=None) == ["a mount on /bound"]
+    assert find(monkeypatch, [SHARED_ROOT, OURS, BOUND]) == ["a mount on /bound"], "on another part of a shared root"
 
 
 def test_a_mount_that_is_propagated_beside_ours_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +67,3 @@ def test_a_mount_that_is_propagated_beside_ours_does_not_stay(monkeypatch: pytes
     propagated = OURS.replace("9 1", "10 4").replace("/mnt", "/copy/mnt")
     rows = [SHARED_ROOT, disk, copy, ours, propagated]
     assert find(monkeypatch, rows, mountpoint=Path("/data/train/mnt")) == []
-
-
-def test_a_bind_mount_on_another_part_of_a_shared_root_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    bound = OURS.replace("9 1", "10 1").replace("/mnt", "/bound")
-    assert find(monkeypatch, [SHARED_ROOT, OURS, bound]) == ["a mount on /bound"]

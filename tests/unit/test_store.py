@@ -293,27 +293,17 @@ async def test_a_staged_file_of_an_old_version_is_not_admitted(cache: LocalCache
     assert list((cache.folder / "partial").iterdir()) == []
 
 
-async def test_where_one_file_of_several_cannot_be_published_none_is(cache: LocalCache) -> None:
-    await list_files(cache, "a/1", "a/2")
-    staged = [cache.stage("a/1", b"x"), cache.stage("a/2", b"x")]
-    os.unlink(staged[1].file)
+async def test_if_one_file_of_several_cannot_be_published_none_is_and_an_old_version_stays(cache: LocalCache) -> None:
+    await list_files(cache, "a/1", "a/2", "a/3")
+    await cache.admit("a/1", content=b"old")
+    staged = [cache.stage("a/3", b"x"), cache.stage("a/1", b"new")._replace(renews=True), cache.stage("a/2", b"x")]
+    os.unlink(staged[2].file)
     with pytest.raises(FileNotFoundError):
         await cache.store.admit(staged)
-    assert cache.resident() == set(cache.cached()) == set()
-    assert cache.store.room.used_bytes == 0
-    await cache.admit("a/1", "a/2")
-
-
-async def test_where_a_new_version_cannot_be_published_the_old_one_stays(cache: LocalCache) -> None:
-    await list_files(cache, "a/1", "a/2")
-    await cache.admit("a/1", content=b"old")
-    staged_file = cache.stage("a/1", b"new")._replace(renews=True)
-    lost = cache.stage("a/2", b"x")
-    os.unlink(lost.file)
-    with pytest.raises(FileNotFoundError):
-        await cache.store.admit([staged_file, lost])
     assert cache.resident() == {"a/1"}
     assert cache.cached() == {"a/1": b"old"}
+    assert cache.store.room.used_bytes == BLOCK
+    await cache.admit("a/2", "a/3")
 
 
 def test_a_tree_may_link_to_a_new_version_before_the_old_one_is_removed(tmp_path: Path) -> None:
@@ -434,21 +424,18 @@ async def test_if_a_process_lists_all_files_while_some_are_picked_a_miss_evicts_
         reserved.release()
 
 
-async def test_a_lower_limit_evicts_down_to_it(cache: LocalCache) -> None:
+@pytest.mark.parametrize(
+    ("rows_max", "kept"), [(space.ROWS_MAX, {"a/1.jpg", "a/2.jpg"}), ((1, 2), {"a/2.jpg", "a/3.jpg"})]
+)
+async def test_a_lower_limit_evicts_down_to_it_however_much_is_read_at_a_time(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch, rows_max: tuple[int, ...], kept: set[str]
+) -> None:
+    monkeypatch.setattr(space, "ROWS_MAX", rows_max)
+    monkeypatch.setattr(space.Space._pick, "__defaults__", (0, rows_max))
     await fill(cache)
     assert await cache.shrink(2 * BLOCK)
     assert cache.store.room.used_bytes == 2 * BLOCK
-    assert cache.resident() == {"a/1.jpg", "a/2.jpg"}
-
-
-async def test_a_lower_limit_evicts_more_than_is_read_at_a_time(
-    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(space, "ROWS_MAX", (1, 2))
-    monkeypatch.setattr(space.Space._pick, "__defaults__", (0, (1, 2)))
-    await fill(cache, count=20)
-    assert await cache.shrink(2 * BLOCK)
-    assert cache.store.room.used_bytes == 2 * BLOCK
+    assert cache.resident() == kept
 
 
 async def test_a_lower_limit_waits_for_files_that_were_just_closed_and_for_downloads_that_end(
@@ -629,31 +616,7 @@ async def test_a_file_that_changes_hands_while_it_is_verified_is_not_damaged(
 
 
 @pytest.mark.promise(29)
-async def test_files_admitted_before_a_sync_are_durable(cache: LocalCache) -> None:
-    await list_files(cache, "a/1", "a/2")
-    await cache.admit("a/1")
-    await cache.store.make_durable()
-    await cache.admit("a/2")
-    query = "SELECT n.name FROM resident r JOIN node n USING (id) WHERE n.is_dir = 0 AND r.durable = 1"
-    assert cache.database.rows(query) == [("1",)]
-    await cache.store.make_durable()
-    assert len(cache.database.rows(query)) == 2
-
-
-async def test_a_new_version_is_durable_only_after_the_next_sync(cache: LocalCache) -> None:
-    await list_files(cache, "a/1", "a/2")
-    await cache.admit("a/1")
-    await cache.admit("a/2")
-    await cache.store.make_durable()
-    staged_file = cache.stage("a/1", b"y" * 100)
-    await cache.store.admit([staged_file._replace(node=staged_file.node._replace(version="v2"), renews=True)])
-    query = "SELECT n.name FROM resident r JOIN node n USING (id) WHERE r.durable = 0"
-    assert cache.database.rows(query) == [("1",)]
-    await cache.store.make_durable()
-    assert cache.database.rows(query) == []
-
-
-async def test_files_are_admitted_while_the_disk_syncs_and_count_for_the_next_sync(
+async def test_a_sync_makes_durable_what_was_admitted_before_it_began(
     cache: LocalCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await list_files(cache, "a/1", "a/2", "a/3")

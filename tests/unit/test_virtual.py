@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.errors import TooManyOpen, Unreadable
 from growfs.rotation.rules import Generation
-from growfs.vfs.virtual import CONTENTS_MAX, SHARED_CONTENTS_MAX, SHARED_S, VirtualFile, VirtualFolder
+from growfs.vfs.virtual import SHARED_CONTENTS_MAX, SHARED_S, VirtualFile, VirtualFolder
 
 OPENS = 50
 
@@ -150,13 +150,5 @@ async def test_a_large_file_takes_the_disk_a_few_times_at_most(scene: Scene, aut
     scene.generation = Generation(2, 200)
     with pytest.raises(TooManyOpen, match="8 versions of"):
         await scene.open()
-    for handle in handles:
-        scene.folder.close(handle)
-
-
-async def test_the_number_of_contents_is_bounded(scene: Scene) -> None:
-    handles = [await scene.open(scene.small) for _ in range(CONTENTS_MAX)]
-    with pytest.raises(TooManyOpen):
-        await scene.open(scene.small)
     for handle in handles:
         scene.folder.close(handle)
