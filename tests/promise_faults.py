@@ -84,9 +84,9 @@ FAULTS = {
         "tests/fuse/test_rotation.py",
         "test_rotation_never_and_always",
     ),
-    23: ("more frozen files than the cache can hold", SELECTION, "test_frozen_files_that_do_not_fit_are_refused"),
+    23: ("more frozen files than the cache can hold", SELECTION, "test_what_cannot_be_selected_is_refused"),
     24: ("a file of a group that fails", SELECTION, "test_a_file_that_fails_keeps_its_group_unlisted"),
-    25: ("a number larger than the cache can hold", SELECTION, "test_show_files_beyond_the_capacity_is_refused"),
+    25: ("a number larger than the cache can hold", SELECTION, "test_what_cannot_be_selected_is_refused"),
     26: (
         "a remote that gains files",
         "tests/unit/test_pass_order.py",

@@ -13,7 +13,7 @@ from growfs import disk
 from tests.disks.file_systems import FileSystem, MakeFileSystem
 from tests.harness import Growfs, until
 
-KINDS, MORE_KINDS = ("ext4", "btrfs", "tmpfs"), ("xfs", "overlay")
+KINDS = ("ext4", "btrfs", "tmpfs", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("xfs", "overlay")))
 SIZES = (0, 1, 4095, 4096, 4097, 100_000, 300_001, 1_000_000)
 CACHE_BYTES = 6_000_000
 METADATA_BYTES_MAX = 24 << 20
@@ -90,22 +90,12 @@ class Scene:
 
 
 @pytest.mark.promise(1, 7, 28, 29)
-@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.long) for kind in MORE_KINDS)])
-def test_a_cache_on_a_file_system(make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path, kind: str) -> None:
-    check(make_file_system(kind, 96 << 20), growfs, tmp_path / "remote", "auto")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [*KINDS, *MORE_KINDS])
-def test_a_cache_on_a_file_system_with_libfuse(
-    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path, kind: str
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("engine", ["auto", pytest.param("libfuse", marks=pytest.mark.long)])
+def test_a_cache_on_a_file_system(
+    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path, kind: str, engine: str
 ) -> None:
-    check(make_file_system(kind, 96 << 20), growfs, tmp_path / "remote", "libfuse")
-
-
-def check(system: FileSystem, growfs: Growfs, remote: Path, engine: str) -> None:
-    """All that a cache goes through, on this file system."""
-    scene = Scene(growfs, system, remote)
+    scene = Scene(growfs, make_file_system(kind, 96 << 20), tmp_path / "remote")
     scene.mount(CACHE_BYTES, "--engine", engine)
     scene.rotate()
     growfs.kill()
@@ -121,5 +111,5 @@ def check(system: FileSystem, growfs: Growfs, remote: Path, engine: str) -> None
     scene.mount(40_000_000, "--engine", engine)
     scene.complete()
     fetched = growfs.status()["fetch"]["files_total"]
-    assert fetched == (len(scene.tree) if system.kind == "tmpfs" else 0), "all is there, but in memory"
+    assert fetched == (len(scene.tree) if kind == "tmpfs" else 0), "all is there, but in memory"
     growfs.umount()

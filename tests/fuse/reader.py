@@ -136,7 +136,6 @@ class Reader:
         self.end()
 
     def end(self) -> None:
-        """End the process, and return when it is reaped."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
@@ -144,60 +143,24 @@ class Reader:
         self._process.stdout.close()
 
     def list(self, path: str = "") -> set[str]:
-        """The names in a directory."""
         return set(self.request("list", path))
 
-    def list_in_thread(self, path: str = "") -> set[str]:
-        """The names in a directory, listed by a new thread."""
-        return set(self.request("list_in_thread", path))
-
     def read(self, path: str) -> int:
-        """Open and read a file; returns its length. Raises OSError."""
         return int(self.request("read", path))
 
     def walk(self, path: str = "") -> set[str]:
         """All files below a directory, by their paths in the mount; each directory is listed once."""
         return {os.path.normpath(os.path.join(path, name)) for name in self.request("walk", path)}
 
-    def has_empty_folders(self) -> bool:
-        """Whether any directory lists nothing."""
-        return bool(self.request("has_empty_folders", ""))
-
     def read_all(self, paths: Iterable[str]) -> int:
         """Open and read files, one after the other; returns their total length. Raises OSError."""
         return int(self.request("read_all", *paths))
 
-    def read_in_children(self, paths: Iterable[str]) -> None:
-        """Read files in two child processes, which then end. Raises OSError."""
-        self.request("read_in_children", *paths)
-
-    def map(self, path: str) -> None:
-        """Map a file into memory, and close it."""
-        self.request("map", path)
-
-    def mapped(self, path: str) -> bytes:
-        """The content of a file that is mapped."""
-        return bytes.fromhex(self.request("mapped", path))
-
     def kill(self) -> None:
-        """Kill the process."""
         os.kill(self.pid, signal.SIGKILL)
 
     def lines(self, path: str) -> set[str]:
-        """The lines of a text file."""
         return set(self.request("lines", path))
-
-    def forked_read(self, path: str) -> None:
-        """Read a file in a child process."""
-        self.request("forked_read", path)
-
-    def forked_list_and_read(self, path: str = "") -> None:
-        """List a directory, and read its first file, in a child process."""
-        self.request("forked_list_and_read", path)
-
-    def spawned_read(self, path: str) -> None:
-        """Read a file in a grandchild, which is another program."""
-        self.request("spawned_read", path)
 
     def request(self, verb: str, *paths: str) -> Any:
         """Call one of the functions of PROGRAM; returns its result. Raises OSError."""

@@ -88,22 +88,8 @@ def test_a_hyperparameter_search_starts_new_processes(growfs: Growfs, tree: dict
         with Reader(growfs.mountpoint) as trial:
             names = trial.walk()
             for seed in range(2):
-                trial.read_in_children(shuffled(names, seed))
+                trial.request("read_in_children", *shuffled(names, seed))
         seen |= names
-
-
-@pytest.mark.promise(17)
-def test_training_from_a_list_that_find_made(
-    growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader
-) -> None:
-    find = ["find", ".", "-type", "f", "-printf", "%P\n"]
-    names = subprocess.run(find, cwd=growfs.mountpoint, capture_output=True, text=True, check=True).stdout.split()
-    assert names
-    for number in range(4):
-        reader.read_in_children(shuffled(names, number))
-        reader.read_all(names)
-        epoch(other)
-    assert mount_status(growfs)["generation"] >= 4
 
 
 @pytest.mark.promise(17)
@@ -135,13 +121,13 @@ def test_mapped_files_stay_readable(growfs: Growfs, tree: dict[str, bytes], read
     """np.load(mmap_mode="r"): a few opens, each closed at once, and no more opens after that."""
     names = sorted(reader.walk())[:3]
     for name in names:
-        reader.map(name)
+        reader.request("map", name)
     for _ in range(6):
         epoch(other)
     growfs.run("release", growfs.mountpoint)
     for _ in range(4):
         epoch(other)
-    assert [reader.mapped(name) for name in names] == [tree[name] for name in names]
+    assert [reader.request("mapped", name) for name in names] == [tree[name].hex() for name in names]
     until(lambda: fetched(growfs) > CAPACITY)
 
 

@@ -73,7 +73,7 @@ def test_an_open_by_a_child_counts_for_its_parent(growfs: Growfs, grow: Grow) ->
             first, *others = sorted(reader.list("class0"))
             assert len(others) in (1, 2)
             grow(files)
-            getattr(reader, opens)("class0" if opens == "forked_list_and_read" else f"class0/{first}")
+            reader.request(opens, "class0" if opens == "forked_list_and_read" else f"class0/{first}")
             assert reader.list("class0") == {first, *others}
             reader.read_all(f"class0/{name}" for name in others)
             assert count(reader) == files
@@ -81,11 +81,11 @@ def test_an_open_by_a_child_counts_for_its_parent(growfs: Growfs, grow: Grow) ->
 
 @pytest.mark.promise(6)
 def test_threads_count_as_one_process(grow: Grow, reader: Reader) -> None:
-    shown = reader.list_in_thread("class0")
+    shown = reader.request("list_in_thread", "class0")
     grow(12)
-    assert reader.list_in_thread("class0") == shown
+    assert reader.request("list_in_thread", "class0") == shown
     reader.read_all(f"class0/{name}" for name in shown)
-    assert len(reader.list_in_thread("class0")) == 6
+    assert len(reader.request("list_in_thread", "class0")) == 6
 
 
 @pytest.mark.promise(6)

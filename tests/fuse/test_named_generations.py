@@ -128,7 +128,9 @@ def test_files_are_the_same_in_every_generation_and_folders_are_not(
 
 
 @only(*SHOW_FILES)
-def test_current_names_the_newest_generation(growfs: Growfs, tree: dict[str, bytes], reader: Reader) -> None:
+def test_current_names_the_newest_generation_and_other_names_are_none(
+    growfs: Growfs, tree: dict[str, bytes], reader: Reader
+) -> None:
     current = growfs.mountpoint / ".growfs/current"
     assert not os.path.lexists(current)
     epoch(reader)
@@ -137,21 +139,20 @@ def test_current_names_the_newest_generation(growfs: Growfs, tree: dict[str, byt
         assert names(current) == walk(reader, f"{number:04}")
         assert "current" in os.listdir(growfs.mountpoint / ".growfs")
         os.listdir(generation(growfs, number + 1))
-
-
-def test_a_walk_of_growfs_ends_and_other_names_are_no_generations(growfs: Growfs, tree: dict[str, bytes]) -> None:
-    next_number(growfs)
     found = subprocess.run(["find", growfs.mountpoint / ".growfs"], capture_output=True, text=True, check=True)
-    assert f"{TREES}/1/class0" in found.stdout
+    assert f"{TREES}/4/class0" in found.stdout
     assert "after" not in found.stdout
-    assert os.readlink(growfs.mountpoint / ".growfs/current") == "generations/1", "it began no generation"
-    for name in ("0", "3", "-1", "1a", "x", "after-", "²"):
+    assert os.readlink(current) == "generations/4", "it began no generation"
+    for name in ("0", "6", "-1", "1a", "x", "after-", "²", "4/.growfs"):
         with pytest.raises(FileNotFoundError):
             os.stat(generation(growfs, name))
-    with pytest.raises(FileNotFoundError):
-        os.stat(generation(growfs, 1) / ".growfs")
-    assert os.stat(generation(growfs, 2)).st_ino != os.stat(generation(growfs, 1)).st_ino
-    assert next_number(growfs, 99) == 2, "a number of another cache counts as none"
+    assert os.stat(generation(growfs, 5)).st_ino != os.stat(generation(growfs, 4)).st_ino
+    assert next_number(growfs, 99) == 5, "a number of another cache counts as none"
+    growfs.run("set", growfs.mountpoint, "settle=60")
+    with ExitStack() as stack:
+        for _ in range(CONTENTS_MAX + 10):
+            fd = stack.enter_context(opened(growfs.mountpoint / TREES / "after-4"))
+            assert os.read(fd, 100) == b"5\n", "any number of processes may ask at a time"
 
 
 def test_generations_whose_numbers_do_not_fit_in_ids(growfs: Growfs, tree: dict[str, bytes]) -> None:
@@ -215,14 +216,6 @@ def test_what_the_remote_deletes_is_gone_from_every_generation(
     until(lambda: gone not in walk(reader, 1))
     with pytest.raises(FileNotFoundError):
         until(lambda: (generation(growfs, 1) / gone).read_bytes() and None)
-
-
-def test_any_number_of_processes_may_ask_at_a_time(growfs: Growfs, tree: dict[str, bytes]) -> None:
-    growfs.run("set", growfs.mountpoint, "settle=60")
-    with ExitStack() as stack:
-        for _ in range(CONTENTS_MAX + 10):
-            fd = stack.enter_context(opened(growfs.mountpoint / TREES / "after-0"))
-            assert os.read(fd, 100) == b"1\n"
 
 
 @only("links")
@@ -325,20 +318,7 @@ def test_the_next_generation_is_held_until_the_process_asks_again_or_is_killed(
 
 
 @pytest.mark.promise(50)
-def test_a_worker_that_lives_on_does_not_hold_what_its_parent_has_read(
-    growfs: Growfs, tree: dict[str, bytes], ranks: list[Rank]
-) -> None:
-    rank, *_ = ranks
-    first = rank.next_generation(growfs.mountpoint)
-    rank.fork()
-    for _ in range(2):
-        assert all(rank.read(path) for path in rank.names())
-        rank.next_generation(growfs.mountpoint)
-    until(lambda: first.name not in os.listdir(growfs.mountpoint / TREES))
-
-
-@pytest.mark.promise(50)
-def test_a_process_that_asks_after_a_crash_holds_the_generation_again(
+def test_a_process_holds_its_generation_again_after_a_crash_and_not_what_it_has_read_although_its_worker_lives_on(
     growfs: Growfs, tree: dict[str, bytes], ranks: list[Rank]
 ) -> None:
     rank, *_ = ranks
@@ -349,7 +329,11 @@ def test_a_process_that_asks_after_a_crash_holds_the_generation_again(
     for number in (2, 3):
         os.listdir(generation(growfs, number))
     assert held.name in os.listdir(growfs.mountpoint / TREES)
-    assert rank.names()
+    rank.fork()
+    for _ in range(2):
+        assert all(rank.read(path) for path in rank.names())
+        rank.next_generation(growfs.mountpoint)
+    until(lambda: held.name not in os.listdir(growfs.mountpoint / TREES))
 
 
 @pytest.mark.promise(50)
@@ -370,6 +354,11 @@ def test_a_command_runs_in_the_next_generation_and_holds_it(growfs: Growfs, tree
         assert held in os.listdir(growfs.mountpoint / TREES)
         shell.kill()
     until(lambda: held not in os.listdir(growfs.mountpoint / TREES))
+    growfs.kill()
+    refused = growfs.run("next", growfs.mountpoint, check=False)
+    assert "no generation can begin: Transport endpoint is not connected" in refused.stderr
+    refused = growfs.run("next", growfs.cache_dir, check=False)
+    assert "is neither a growfs mount nor a folder filled by growfs fill" in refused.stderr
 
 
 @pytest.mark.promise(50)
@@ -381,17 +370,6 @@ def test_an_epoch_without_parts_is_the_next_generation(growfs: Growfs, tree: dic
         with pytest.raises(GrowfsError, match="is not a part of a pass"):
             api.position(part)
     os.close(generation_module._held.pop(growfs.mountpoint).lock)
-
-
-def test_a_mount_without_its_daemon_has_no_next_generation(
-    growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]
-) -> None:
-    """Nor has a folder that is no mount."""
-    growfs.kill()
-    refused = growfs.run("next", growfs.mountpoint, check=False)
-    assert "no generation can begin: Transport endpoint is not connected" in refused.stderr
-    refused = growfs.run("next", tmp_path, check=False)
-    assert "is neither a growfs mount nor a folder filled by growfs fill" in refused.stderr
 
 
 # Processes that cannot be told apart.

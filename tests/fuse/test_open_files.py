@@ -160,12 +160,19 @@ def test_an_open_file_survives_eviction_and_deletion(growfs: Growfs, tmp_path: P
         file.open("rb")
 
 
-@pytest.mark.promise(7, 16)
+@pytest.mark.promise(2, 7, 16)
 @only("either")
-def test_a_directory_disappears_with_its_last_file_and_can_reappear(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_replaced_file_stays_listed_and_a_directory_disappears_with_its_last_file_and_can_reappear(
+    growfs: Growfs, tmp_path: Path, reader: Reader, other: Reader
+) -> None:
     tree = make_tree(tmp_path / "remote", directories=2, files=1)
-    growfs.mount(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote", "--settle", "1h")
     relist(growfs)
+    assert reader.list("class0") == {"0000.bin"}
+    replace(tmp_path / "remote" / NAME, b"new")
+    until_size(growfs.mountpoint / NAME, 3)
+    growfs.until_cached(2)
+    assert other.list("class0") == {"0000.bin"}  # a class folder must never be empty
     (tmp_path / "remote" / NAME).unlink()
     until(lambda: set(os.listdir(growfs.mountpoint)) == {"class1"})
     until(lambda: not (growfs.mountpoint / "class0").exists())
@@ -173,19 +180,6 @@ def test_a_directory_disappears_with_its_last_file_and_can_reappear(growfs: Grow
     replace(tmp_path / "remote" / NAME, b"again")
     until(lambda: growfs.names() == set(tree))
     assert (growfs.mountpoint / NAME).read_bytes() == b"again"
-
-
-@pytest.mark.promise(2)
-@only("either")
-def test_a_replaced_file_stays_listed(growfs: Growfs, reader: Reader, other: Reader, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=2, files=1)
-    growfs.mount(tmp_path / "remote", "--settle", "1h")
-    assert reader.list("class0") == {"0000.bin"}
-    replace(tmp_path / "remote" / NAME, b"new")
-    relist(growfs)
-    until_size(growfs.mountpoint / NAME, 3)
-    growfs.until_cached(2)
-    assert other.list("class0") == {"0000.bin"}  # a class folder must never be empty
 
 
 @pytest.mark.promise(16, 17)

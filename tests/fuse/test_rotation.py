@@ -210,13 +210,13 @@ def test_a_reader_that_listed_once_keeps_all_its_files(
     seen: set[str] = set()
     for number in range(5):
         seen |= epoch(other)
-        reader.read_in_children(shuffled(mine, number))
+        reader.request("read_in_children", *shuffled(mine, number))
         if mount_status(growfs)["generation"] > 2:
             growfs.until_cached(2 * CAPACITY)
     while seen != set(tree):
         until(lambda: not_shown_yet(growfs) > 0)
         seen |= epoch(other)
-    reader.read_in_children(mine)
+    reader.request("read_in_children", *mine)
     status = mount_status(growfs)
     assert status["miss"]["files_total"] == 0
     assert status["evict"]["files_total"] > 0
@@ -352,7 +352,7 @@ def test_status_advises_a_reader_that_lists_once_and_one_that_opens_by_name(
     mine = reader.walk()
     assert advice(growfs, reader) is None
     for _ in range(3):
-        reader.read_in_children(mine)
+        reader.request("read_in_children", *mine)
     assert advice(growfs, reader).startswith("listed once ")
     often = f" ago, has opened its {len(mine)} files 3.0 times, and will see nothing new until it lists again; "
     assert often in advice(growfs, reader)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,6 +35,26 @@ def is_refusal(done: Done, *expected: str, exit_code: int = 1) -> bool:
     line = done.stderr
     assert all(text in line for text in expected), line
     return done.returncode == exit_code and line.startswith("growfs: ") and line.count("\n") == 1
+
+
+@pytest.mark.promise(23, 25, 26)
+@only("libfuse")
+def test_what_cannot_be_selected_is_refused(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=4, files=10, size=SIZE)
+    growfs.env |= {"RANK": "1", "WORLD_SIZE": "2"}
+    for option, value, *expected in (
+        ("--freeze", "class[01]/*", "--cache-size"),
+        ("--show-files", "11", "11", "10 files", "--cache-size"),
+        ("--show-files", "3", "3: 4 directories contain files, and none may be empty; show more"),
+        ("--partition", "auto", "GROUP_RANK"),
+        ("--partition", "2/2", "0/8"),
+        ("--partition", "one", "0/8"),
+    ):
+        done = growfs.mount(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, option, value, check=False)
+        assert is_refusal(done, option, *expected, exit_code=2 if option == "--partition" else 1)
+    growfs.env |= {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "RANK": "9", "WORLD_SIZE": "16"}
+    growfs.mount(tmp_path / "remote", "--partition", "auto")
+    assert mount_status(growfs)["partition"] == "1/2"
 
 
 # --freeze.
@@ -74,14 +93,6 @@ def test_a_frozen_file_found_by_a_refresh_is_fetched_and_kept(growfs: Growfs, tm
         assert "class1/new.bin" in epoch(reader)
         wait_for_replacement(growfs)
     assert waited_opens(growfs) == 0
-
-
-@pytest.mark.promise(23)
-@only("libfuse")
-def test_frozen_files_that_do_not_fit_are_refused(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
-    done = growfs.mount(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, "--freeze", "class0/*", check=False)
-    assert is_refusal(done, "--freeze", "--cache-size")
 
 
 @pytest.mark.promise(7, 23)
@@ -229,19 +240,6 @@ def test_a_group_that_never_fits_blocks_no_other_file(growfs: Growfs, tmp_path: 
     assert len(local(growfs)) == 10
 
 
-@pytest.mark.promise(7, 24)
-def test_folders_that_are_samples_come_and_go_as_a_whole(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
-    make_tree(tmp_path / "remote", directories=10, files=4, size=SIZE)
-    flags = "--cache-size", 16 * SIZE, "--group", "{parent}", "--exact", "--part-size", "40%"
-    growfs.mount(tmp_path / "remote", *flags)
-    seen = set[str]()
-    while len(seen) < 40:
-        names = reader.walk()
-        assert set(Counter(name.partition("/")[0] for name in names).values()) == {4}
-        reader.read_all(names)
-        seen |= names
-
-
 # --show-files.
 
 
@@ -284,14 +282,6 @@ def test_every_generation_lists_whole_groups_if_these_make_up_the_number(
         (tmp_path / f"remote/class0/{number:04}.txt").write_bytes(b"x" * SIZE)
     done = growfs.mount(tmp_path / "remote/class0", *flags, "--show-files", 14, check=False)
     assert is_refusal(done, "--show-files 14", "groups (--group) contain 2 to 3 files")
-
-
-@pytest.mark.promise(25)
-@only("libfuse")
-def test_show_files_beyond_the_capacity_is_refused(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
-    done = growfs.mount(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, "--show-files", 11, check=False)
-    assert is_refusal(done, "--show-files 11", "10 files", "--cache-size")
 
 
 # --partition.
@@ -365,25 +355,6 @@ def test_a_share_is_cached_once_its_own_files_are(growfs: Growfs, tmp_path: Path
     assert "no more files will be fetched" in growfs.run("wait", growfs.mountpoint, "--all", check=False).stderr
 
 
-@pytest.mark.promise(26)
-@only("libfuse")
-def test_partition_auto_reads_the_launchers_environment(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", size=SIZE)
-    growfs.env |= {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "RANK": "9", "WORLD_SIZE": "16"}
-    growfs.mount(tmp_path / "remote", "--partition", "auto")
-    assert mount_status(growfs)["partition"] == "1/2"
-
-
-@pytest.mark.promise(26)
-@only("libfuse")
-def test_an_invalid_or_undetermined_partition_is_refused(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", size=SIZE)
-    growfs.env |= {"RANK": "1", "WORLD_SIZE": "2"}
-    for share, expected in (("auto", "GROUP_RANK"), ("2/2", "0/8"), ("one", "0/8")):
-        done = growfs.mount(tmp_path / "remote", "--partition", share, check=False)
-        assert is_refusal(done, "--partition", expected, exit_code=2)
-
-
 # --remote-budget.
 
 
@@ -417,12 +388,3 @@ def test_a_budget_below_one_file_per_directory_does_not_block_the_mount(growfs: 
     mount_status(growfs)
     if mount_status(growfs)["cache"]["files"] < 6:  # downloads in flight at that moment still complete
         assert "not every directory has a file yet: --remote-budget is spent" in done.stdout
-
-
-@pytest.mark.promise(25)
-def test_show_files_below_the_number_of_directories_is_refused(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=4, files=3)
-    done = growfs.mount(tmp_path / "remote", "--show-files", 3, check=False)
-    assert done.returncode == 1
-    expected = "growfs: --show-files 3: 4 directories contain files, and none may be empty; show more"
-    assert done.stderr.startswith(expected)
