@@ -34,7 +34,6 @@ class Scene:
         return self.growfs.mount(self.url, *self.flags, *flags, check=check)
 
     def status(self) -> dict[str, Any]:
-        """The status, through the control socket of the only cache."""
         return dict(call(self.growfs.cache, "status"))
 
     def complete(self) -> None:
@@ -42,7 +41,6 @@ class Scene:
         until(lambda: self.status()["state"] == "complete" and self.status()["cache"]["files"] == len(self.tree))
 
     def refresh(self) -> None:
-        """Make the daemon list the remote again, ten times a second."""
         self.try_command("set", options={"refresh": "0.1s"})
 
     def try_command(self, command: str, **request: Any) -> str | None:
@@ -60,7 +58,6 @@ class Scene:
         until(lambda: not alive(pid), DAEMON_GONE_S)
 
     def wait_for_death(self) -> None:
-        """Return when the daemon is gone."""
         until(lambda: not alive(self.growfs.pid), DAEMON_GONE_S)
 
     def read_listed(self) -> dict[str, bytes]:
@@ -100,7 +97,6 @@ def alive(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started, and that still run."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,10 +87,6 @@ def test_a_clean_stop_makes_all_files_durable(growfs: Growfs, scene: Scene) -> N
     assert remount_and_count_fetches(scene) == 0
 
 
-def delete(path: Path) -> None:
-    path.unlink()
-
-
 def truncate(path: Path) -> None:
     path.chmod(0o600)
     os.truncate(path, 100)
@@ -125,26 +121,22 @@ def make_link(path: Path) -> None:
     path.symlink_to(target)
 
 
-ALTERATIONS = [delete, truncate, extend, replace, overwrite, make_link]
-
-
-def alter_files(growfs: Growfs, scene: Scene, ways: Sequence[Callable[[Path], None]]) -> None:
-    """Alter a file in each of these ways."""
-    for path, alter in zip(scene.tree, ways, strict=False):
-        alter(growfs.cache / "files" / path)
+ALTERATIONS: list[Callable[[Path], None]] = [Path.unlink, truncate, extend, replace, overwrite, make_link]
 
 
 @pytest.mark.promise(29)
 def test_after_an_unclean_stop_altered_files_are_fetched_again(growfs: Growfs, scene: Scene) -> None:
     scene.kill()
-    alter_files(growfs, scene, [*ALTERATIONS, make_folder])
+    for path, alter in zip(scene.tree, [*ALTERATIONS, make_folder], strict=False):
+        alter(growfs.cache / "files" / path)
     assert remount_and_count_fetches(scene) == len(ALTERATIONS) + 1
 
 
 @pytest.mark.promise(29)
 def test_after_a_clean_stop_altered_files_are_fetched_again_when_opened(growfs: Growfs, scene: Scene) -> None:
     growfs.umount()
-    alter_files(growfs, scene, ALTERATIONS)
+    for path, alter in zip(scene.tree, ALTERATIONS, strict=False):
+        alter(growfs.cache / "files" / path)
     scene.mount()
     assert scene.read_listed() == scene.tree
     scene.check_whole()
@@ -183,14 +175,6 @@ def test_the_digest_decides_if_a_disk_lost_what_was_not_synced(growfs: Growfs, s
         rows.execute("UPDATE resident SET durable = 0")
     rows.close()
     assert remount_and_count_fetches(scene) == 1
-
-
-def test_without_its_database_a_cache_starts_empty(growfs: Growfs, scene: Scene) -> None:
-    growfs.umount()
-    (growfs.cache / "files" / "stray").write_bytes(b"no row")
-    for path in growfs.cache.glob("catalog.sqlite*"):
-        path.unlink()
-    assert remount_and_count_fetches(scene) == len(scene.tree)
 
 
 @pytest.mark.promise(29)

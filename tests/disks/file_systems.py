@@ -97,7 +97,6 @@ class FileSystem:
 
     @property
     def used_bytes(self) -> int:
-        """What is taken of it, as df shows it."""
         stat = os.statvfs(self.folder)
         return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
 

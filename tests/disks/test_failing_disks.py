@@ -179,7 +179,6 @@ def test_a_mount_outlives_its_disk(make_file_system: MakeFileSystem, growfs: Gro
 ROOM = """
 import errno, os, pathlib
 from growfs import disk
-from growfs.scheduler.space import LOOK_AGAIN_S_MIN
 real_room = disk.room
 def room(folder):
     if pathlib.Path(os.environ["NO_ROOM"]).exists():
@@ -190,34 +189,24 @@ disk.room = room
 """As statvfs(2) fails on XFS after the disk has failed."""
 
 
-def test_a_disk_that_reports_no_room_fails_only_those_who_ask_for_it(
-    engine: str, growfs: Growfs, tmp_path: Path
-) -> None:
-    tree = make_tree(tmp_path / "remote", files=2)
-    growfs.env |= {SETUP_VARIABLE: ROOM, "NO_ROOM": str(tmp_path / "no_room")}
-    growfs.mount(tmp_path / "remote", "--engine", engine)
-    until(lambda: growfs.status()["state"] == "complete")
-    (tmp_path / "no_room").touch()
-    assert error_of(lambda: os.statvfs(growfs.mountpoint)) == errno.EIO
-    for path, content in tree.items():
-        assert (growfs.mountpoint / path).read_bytes() == content
-    (tmp_path / "no_room").unlink()
-    assert os.statvfs(growfs.mountpoint).f_blocks
-
-
 @pytest.mark.promise(3)
-def test_a_file_that_was_opened_while_the_disk_reported_no_room_can_be_opened_afterwards(
-    growfs: Growfs, tmp_path: Path
+def test_a_disk_that_reports_no_room_fails_only_those_who_ask_for_it_meanwhile(
+    engine: str, growfs: Growfs, tmp_path: Path
 ) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=12)
     growfs.env |= {SETUP_VARIABLE: ROOM, "NO_ROOM": str(tmp_path / "no_room")}
-    growfs.mount(tmp_path / "remote", "--cache-size", "60kB", "--rotation", "never", "--miss-timeout", "5s")
+    flags = ("--cache-size", "60kB", "--rotation", "never", "--miss-timeout", "5s")
+    growfs.mount(tmp_path / "remote", "--engine", engine, *flags)
     until(lambda: growfs.status()["state"] == "held")
-    path = min(set(tree) - files_below(growfs.cache / "files"))
+    cached = files_below(growfs.cache / "files")
+    missing = min(set(tree) - cached)
     (tmp_path / "no_room").touch()
-    assert error_of((growfs.mountpoint / path).read_bytes) == errno.EIO
+    assert error_of(lambda: os.statvfs(growfs.mountpoint)) == errno.EIO
+    assert error_of((growfs.mountpoint / missing).read_bytes) == errno.EIO
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in cached} == {path: tree[path] for path in cached}
     (tmp_path / "no_room").unlink()
-    assert (growfs.mountpoint / path).read_bytes() == tree[path]
+    assert os.statvfs(growfs.mountpoint).f_blocks
+    assert (growfs.mountpoint / missing).read_bytes() == tree[missing]
 
 
 REFUSED_COUNTS = """

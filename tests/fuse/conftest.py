@@ -83,7 +83,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The engine of this run."""
     return usable_engine(str(request.param), tmp_path_factory.getbasetemp())
 
 
@@ -136,20 +135,17 @@ def library(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[L
 
 @pytest.fixture
 def server() -> Iterator[BlockingServer]:
-    """An empty web server whose responses the test can block."""
     with blocking_server({}) as server:
         yield server
 
 
 @pytest.fixture
 def reader(growfs: Growfs) -> Iterator[Reader]:
-    """A process that reads the mount."""
     with Reader(growfs.mountpoint) as process:
         yield process
 
 
 @pytest.fixture
 def other(growfs: Growfs) -> Iterator[Reader]:
-    """A second process that reads the mount."""
     with Reader(growfs.mountpoint) as process:
         yield process

@@ -33,7 +33,6 @@ class MountReader:
         self._process = Reader(mount.mountpoint, job="pattern")
 
     def list(self, directory: int) -> list[int]:
-        """The listed files of a directory."""
         if directory == EVERYWHERE:
             return [self._mount.ids[path] for path in self._process.request("lines", ".growfs/files")]
         names = self._process.request("list", f"c{directory}")
@@ -42,17 +41,14 @@ class MountReader:
         return ids
 
     def open(self, id: int, keep: bool = False) -> float:
-        """Open a file, read it, and keep it open."""
         assert keep
         assert self._process.request("keep_open", self._mount.files[id].path) == FILE_BYTES
         return 0.0
 
     def close(self, id: int) -> None:
-        """Close it."""
         self._process.request("close", self._mount.files[id].path)
 
     def exit(self) -> None:
-        """End the process, and return when it is reaped."""
         self._process.end()
 
 

@@ -42,7 +42,6 @@ def tree(growfs: Growfs, tmp_path: Path) -> Iterator[dict[str, bytes]]:
 
 
 def fetched(growfs: Growfs) -> int:
-    """How many files were fetched so far."""
     return int(mount_status(growfs)["fetch"]["files_total"])
 
 

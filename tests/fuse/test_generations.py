@@ -35,7 +35,6 @@ def grow(growfs: Growfs, tmp_path: Path) -> Grow:
 
 
 def count(reader: Reader) -> int:
-    """How many files a reader sees in both directories."""
     return len(reader.list("class0")) + len(reader.list("class1"))
 
 

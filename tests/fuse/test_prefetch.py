@@ -190,7 +190,6 @@ def test_the_quota_holds_while_filling_and_while_misses_replace_files(growfs: Gr
 
 
 def modified(folder: Path, names: Iterable[str]) -> list[int]:
-    """The modification times of files."""
     return [(folder / name).stat().st_mtime_ns for name in names]
 
 

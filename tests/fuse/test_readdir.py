@@ -55,7 +55,6 @@ class Stream:
         return os.fsdecode(entry.contents.d_name) if entry else None
 
     def rest(self) -> list[str]:
-        """The names that are left."""
         return list(iter(self.next, None))
 
     def tell(self) -> int:
@@ -79,7 +78,6 @@ def forest(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Li
 
 @pytest.fixture
 def stream(forest: Library) -> Iterator[Stream]:
-    """The large directory, open at its start."""
     with closing(Stream(forest.path / "many")) as stream:
         yield stream
 

@@ -24,7 +24,6 @@ NOBODY = 65534
 
 @pytest.fixture
 def large(library: Library) -> Iterator[int]:
-    """A descriptor of a file of three megabytes."""
     with opened(library.path / LARGE) as fd:
         yield fd
 

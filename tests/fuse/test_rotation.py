@@ -184,7 +184,6 @@ def test_the_ledger_has_the_history_of_each_file(growfs: Growfs, rotating: set[s
 
 
 def usage(growfs: Growfs) -> list[dict[str, str]]:
-    """The rows of ledger.csv."""
     with (growfs.mountpoint / ".growfs/ledger.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -377,7 +376,6 @@ def test_status_advises_to_exclude_files_that_are_never_opened(growfs: Growfs, t
 
 
 def advice(growfs: Growfs, reader: Reader) -> Any:
-    """The advice on a reader in status; None if there is none."""
     return next(row["advice"] for row in mount_status(growfs)["readers"] if row["pid"] == reader.pid)
 
 

@@ -74,7 +74,6 @@ class Holder:
 
 @contextmanager
 def held(path: Path, *kept: str) -> Iterator[Holder]:
-    """A holder, for as long as the block lasts."""
     holder = Holder(path, *kept)
     try:
         yield holder

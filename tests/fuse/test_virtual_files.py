@@ -74,7 +74,6 @@ def test_metrics_are_openmetrics(library: Library) -> None:
 
 
 def index(mountpoint: Path) -> list[dict[str, str]]:
-    """The rows of index.csv."""
     with (mountpoint / ".growfs/index.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 

@@ -13,7 +13,6 @@ from tests.unit.local_cache import LocalCache, open_local_cache
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[LocalCache]:
-    """An empty cache."""
     cache = open_local_cache(tmp_path)
     yield cache
     cache.database.close()

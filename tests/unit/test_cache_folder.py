@@ -38,7 +38,6 @@ def cache_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(cache_dir: Path) -> Path:
-    """The cache's folder, before growfs has made it."""
     return cache_dir / folder_name(SPEC, URL)
 
 

@@ -54,7 +54,6 @@ async def test_a_write_that_waits_for_its_turn_is_made_although_the_daemon_stops
 
 @pytest.fixture
 def golden(tmp_path: Path) -> Path:
-    """The golden cache, with its files."""
     folder = tmp_path / "files/a"
     folder.mkdir(parents=True)
     with closing(restore(tmp_path / DATABASE)) as connection, connection:

@@ -31,21 +31,16 @@ NAMES = ["plain", "new\nline", "ünï 中文 🎉", os.fsdecode(b"not \xff UTF-8
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder that is watched."""
     (tmp_path / "folder").mkdir()
     return tmp_path / "folder"
 
 
 @pytest.fixture(params=[Inotify, Fanotify])
 def events(request: pytest.FixtureRequest, folder: Path) -> Iterator[FileEvents]:
-    """An empty queue."""
-    if request.param is Inotify:
-        queue: FileEvents = Inotify()
-    else:
-        try:
-            queue = Fanotify(folder)
-        except OSError as error:
-            pytest.skip(f"fanotify cannot run here: {error}")
+    try:
+        queue: FileEvents = Inotify() if request.param is Inotify else Fanotify(folder)
+    except OSError as error:
+        pytest.skip(f"fanotify cannot run here: {error}")
     with closing(queue):
         yield queue
 

@@ -56,9 +56,12 @@ class Kernel:
         return protocol.OutHeader.unpack(message), message[protocol.OutHeader.size :]
 
     async def request(self, opcode: int, body: bytes = b"", nodeid: int = ROOT) -> int:
-        """Send a request, and return the errno of the reply."""
         await self.send(opcode, body, nodeid)
         return -int((await self.receive())[0].error)
+
+    async def open_directory(self, nodeid: int = ROOT) -> int:
+        await self.send(Opcode.OPENDIR, OPEN_IN, nodeid)
+        return int(protocol.OpenOut.unpack((await self.receive())[1]).fh)
 
     async def assert_alive(self) -> None:
         await self.send(Opcode.STATFS, unique=1 << 40)
@@ -68,7 +71,6 @@ class Kernel:
 
 @pytest.fixture
 async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
-    """An engine over a cache with one resident file, past the handshake."""
     await cache.list([file("a/1", 100)])
     await cache.admit("a/1")
     usage = UsageCounters(cache.database, Budget(cache.database, 0))
@@ -148,8 +150,7 @@ async def test_a_disk_that_fails_while_files_are_opened_ahead_is_not_called_a_bu
 
     monkeypatch.setattr(Vfs, "open_ahead", fail)
     folder = cache.node("a").id
-    await kernel.send(Opcode.OPENDIR, OPEN_IN, folder)
-    handle = protocol.OpenOut.unpack((await kernel.receive())[1]).fh
+    handle = await kernel.open_directory(folder)
     assert await kernel.request(Opcode.READDIR, protocol.ReadIn.pack(handle, 0, 4096, 0, 0, 0), folder) == 0
     await kernel.assert_alive()  # it is tried after a request
     with trio.fail_after(5):
@@ -237,8 +238,7 @@ async def test_no_task_waits_for_the_end_of_a_poll(kernel: Kernel, monkeypatch: 
     """Each listing begins a generation, in which several tasks and threads run one after the other."""
     monkeypatch.setattr(latency, "POLL_S_MAX", 60.0)
     for _ in range(20):
-        await kernel.send(Opcode.OPENDIR, OPEN_IN)
-        handle = protocol.OpenOut.unpack((await kernel.receive())[1]).fh
+        handle = await kernel.open_directory()
         await kernel.send(Opcode.READDIR, protocol.ReadIn.pack(handle, 0, 4096, 0, 0, 0))
         assert b"a" in (await kernel.receive())[1]
         assert await kernel.request(Opcode.RELEASEDIR, protocol.ReleaseIn.pack(handle, 0, 0, 0)) == 0
@@ -248,8 +248,7 @@ async def test_a_listing_is_answered_even_if_the_engine_is_stopped_meanwhile(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel keeps the directory locked until then."""
-    await kernel.send(Opcode.OPENDIR, OPEN_IN)
-    handle = protocol.OpenOut.unpack((await kernel.receive())[1]).fh
+    handle = await kernel.open_directory()
     scans = 0
 
     def scan(vfs: Vfs, handle: int, position: int) -> bool:

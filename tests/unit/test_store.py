@@ -352,6 +352,11 @@ async def fill(cache: LocalCache, count: int = 6, shown: int = 3) -> None:
     cache.store.room.limit_bytes = count * BLOCK
 
 
+def claim_of_another_file(cache: LocalCache, priority: Priority, is_wanted: Callable[[], bool] = lambda: True) -> Claim:
+    """What waits for room for the file of `fill` that is not cached."""
+    return Claim([cache.node("a/more.jpg")], "a/more.jpg", priority, is_wanted, patience_s=5.0)
+
+
 async def evict_all(cache: LocalCache) -> list[str]:
     """Evict one file after the other until none may be evicted; returns their names in this order."""
     order: list[str] = []
@@ -373,6 +378,7 @@ async def test_open_and_pinned_files_are_not_evicted(cache: LocalCache) -> None:
     await pin(cache, "a/3.jpg")
     await pin(cache, "a/1.jpg")
     assert await evict_all(cache) == ["4", "2"]
+    assert not await cache.shrink(0)
     assert cache.resident() == {"a/5.jpg", "a/0.jpg", "a/3.jpg", "a/1.jpg"}
 
 
@@ -460,13 +466,6 @@ async def test_a_lower_limit_waits_for_files_that_were_just_closed_and_for_downl
     assert cache.store.room.used_bytes <= BLOCK  # less if the download ended while victims for it were picked
 
 
-async def test_a_limit_below_what_cannot_be_evicted_is_reported(cache: LocalCache) -> None:
-    await fill(cache, count=1, shown=1)
-    await cache.database.write(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE name = '0.jpg'"))
-    assert not await cache.shrink(0)
-    assert cache.resident() == {"a/0.jpg"}
-
-
 async def test_what_finds_no_room_waits_no_longer_than_it_has_patience(
     cache: LocalCache, autojump_clock: MockClock
 ) -> None:
@@ -474,8 +473,7 @@ async def test_what_finds_no_room_waits_no_longer_than_it_has_patience(
     await fill(cache)
     for path in cache.resident():
         open_file(cache, path)
-    await cache.list([*sorted(cache.catalog_files()), file("b/1")])
-    claim = Claim([cache.node("b/1")], "b/1", Priority.DUE, lambda: True, patience_s=5.0)
+    claim = claim_of_another_file(cache, Priority.DUE)
     began = trio.current_time()
     with pytest.raises(NoRoom):
         await cache.space.acquire(claim)
@@ -487,11 +485,10 @@ async def test_a_drawn_file_evicts_nothing_while_others_may_give_room_back(
 ) -> None:
     """Their sizes may be guesses: what they do not need comes back when they have arrived."""
     await fill(cache, count=2)
-    await cache.list([*sorted(cache.catalog_files()), file("b/1")])
     cache.store.room.limit_bytes = 4 * BLOCK
     others = cache.store.room.reserve(2 * BLOCK)
     assert others
-    claim = Claim([cache.node("b/1")], "b/1", Priority.DUE, lambda: True, patience_s=5.0)
+    claim = claim_of_another_file(cache, Priority.DUE)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(cache.space.acquire, claim)
         await trio.sleep(1)
@@ -504,10 +501,9 @@ async def test_a_drawn_file_evicts_nothing_while_others_may_give_room_back(
 async def test_a_draw_that_is_no_longer_wanted_gives_its_room_back_at_once(cache: LocalCache) -> None:
     """Even if that happens while files are evicted for it: the next draw may need the room."""
     await fill(cache, count=2)
-    await cache.list([*sorted(cache.catalog_files()), file("b/1")])
     cache.store.room.limit_bytes = 2 * BLOCK
     answers = iter([True, False])
-    claim = Claim([cache.node("b/1")], "b/1", Priority.READER, lambda: next(answers))
+    claim = claim_of_another_file(cache, Priority.READER, lambda: next(answers))
     assert await cache.space.acquire(claim) is None
     assert len(cache.resident()) == 1
     assert cache.store.room.reserved_bytes == 0
@@ -517,7 +513,6 @@ async def test_room_that_comes_up_during_a_look_is_seen_at_once(
     cache: LocalCache, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(cache)
-    await cache.list([*sorted(cache.catalog_files()), file("b/1")])
     for path in cache.resident():
         open_file(cache, path)
     look = cache.space._look
@@ -533,7 +528,7 @@ async def test_room_that_comes_up_during_a_look_is_seen_at_once(
 
     monkeypatch.setattr(cache.space, "_look", slow_look)
     began = trio.current_time()
-    assert await cache.space.acquire(Claim([cache.node("b/1")], "b/1", Priority.READER, lambda: True))
+    assert await cache.space.acquire(claim_of_another_file(cache, Priority.READER))
     assert looks[0] is None
     assert trio.current_time() == began
 

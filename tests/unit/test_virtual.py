@@ -16,8 +16,6 @@ from growfs.errors import TooManyOpen, Unreadable
 from growfs.rotation.rules import Generation
 from growfs.vfs.virtual import SHARED_CONTENTS_MAX, SHARED_S, VirtualFile, VirtualFolder
 
-OPENS = 50
-
 
 class Scene:
     """A folder with a large and a small file. What is rendered: how often that was begun before."""
@@ -46,20 +44,8 @@ class Scene:
     async def open(self, file: VirtualFile | None = None) -> int:
         return await self.folder.open(file or self.large, self._begin_listing)
 
-    async def open_at_once(self, opens: int) -> list[int]:
-        """Open the large file many times, before the first rendering is through; returns the handles."""
-        handles: list[int] = []
-
-        async def open() -> None:
-            handles.append(await self.open())
-
-        self.may_end = trio.Event()
-        async with trio.open_nursery() as nursery:
-            for _ in range(opens):
-                nursery.start_soon(open)
-            await wait_all_tasks_blocked()
-            self.may_end.set()
-        return handles
+    async def open_into(self, handles: list[int]) -> None:
+        handles.append(await self.open())
 
 
 @pytest.fixture
@@ -70,10 +56,15 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 async def test_many_opens_at_once_cost_one_rendering(scene: Scene) -> None:
-    handles = await scene.open_at_once(OPENS)
+    scene.may_end, handles = trio.Event(), list[int]()
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(scene.open_into, handles)
+        await wait_all_tasks_blocked()
+        scene.may_end.set()
     handles.append(await scene.open())
     assert scene.renderings == 1
-    assert len(set(handles)) == OPENS + 1
+    assert len(set(handles)) == 51
     assert len({scene.folder.content(handle) for handle in handles}) == 1
     for handle in handles:
         assert scene.folder.content(handle)[1] == 1
@@ -93,12 +84,11 @@ async def test_later_opens_see_later_content(scene: Scene, autojump_clock: MockC
 
 
 async def test_an_open_that_is_interrupted_leaves_the_content_to_the_others(scene: Scene) -> None:
-    scene.may_end = trio.Event()
-    handles: list[int] = []
+    scene.may_end, handles = trio.Event(), list[int]()
 
     async def open(scope: trio.CancelScope) -> None:
         with scope:
-            handles.append(await scene.open())
+            await scene.open_into(handles)
 
     async with trio.open_nursery() as nursery:
         for _ in range(2):
@@ -113,20 +103,17 @@ async def test_an_open_that_is_interrupted_leaves_the_content_to_the_others(scen
 
 
 async def test_an_open_whose_content_another_could_not_render_renders_it(scene: Scene) -> None:
-    scene.may_end, scene.error = trio.Event(), Unreadable("damaged")
-    handles: list[int] = []
+    scene.may_end, scene.error, handles = trio.Event(), Unreadable("damaged"), list[int]()
 
-    async def open(fails: bool) -> None:
-        if fails:
-            with pytest.raises(Unreadable):
-                await scene.open()
-        else:
-            handles.append(await scene.open())
+    async def fail_to_open() -> None:
+        with pytest.raises(Unreadable):
+            await scene.open()
 
     async with trio.open_nursery() as nursery:
-        for fails in (True, False):
-            nursery.start_soon(open, fails)
-            await wait_all_tasks_blocked()
+        nursery.start_soon(fail_to_open)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(scene.open_into, handles)
+        await wait_all_tasks_blocked()
         scene.may_end.set()
     assert scene.renderings == 2
     scene.folder.close(*handles)
