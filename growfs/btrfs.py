@@ -16,8 +16,6 @@ from uuid import UUID
 
 FS_INFO, INO_LOOKUP, START_SYNC, WAIT_SYNC = 0x8400941F, 0xD0009412, 0x80089418, 0x40089416
 """ioctls of linux/btrfs.h; none needs a privilege if the folder can be opened."""
-LIMIT_REFERENCED, LIMIT_EXCLUSIVE = 1, 2
-"""Bits of limit_flags: BTRFS_QGROUP_LIMIT_MAX_RFER, BTRFS_QGROUP_LIMIT_MAX_EXCL."""
 
 
 def limit_bytes(folder: Path) -> int | None:
@@ -55,7 +53,7 @@ def _limits(folder: Path) -> list[tuple[int, int]]:
         reserved = _number(group, "rsv_data")
         return [
             (_number(group, f"max_{kind}"), _number(group, kind) + reserved)
-            for bit, kind in ((LIMIT_REFERENCED, "referenced"), (LIMIT_EXCLUSIVE, "exclusive"))
+            for bit, kind in ((1, "referenced"), (2, "exclusive"))  # BTRFS_QGROUP_LIMIT_MAX_RFER, _EXCL
             if limits & bit
         ]
     except (OSError, ValueError):  # quotas are off

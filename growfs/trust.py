@@ -21,8 +21,6 @@ from stat import S_ISLNK, S_ISVTX
 
 from growfs.errors import GrowfsError
 
-ACL = "system.posix_acl_access"
-ACL_ENTRY = struct.Struct("<HHI")
 ACL_USER, ACL_GROUP_OBJ, ACL_GROUP, ACL_MASK, ACL_OTHER = 0x02, 0x04, 0x08, 0x10, 0x20
 """include/uapi/linux/posix_acl_xattr.h: after a version of 4 bytes, entries of (tag, permission, id)."""
 MAY_WRITE = 2
@@ -350,13 +348,13 @@ def _others(stat: os.stat_result, place: str) -> Iterator[tuple[int, int, int]]:
     With an ACL, the permission of the group in the mode is only the most that the ACL's entries may give (acl(5)).
     """
     try:
-        acl = os.getxattr(place, ACL)
+        acl = os.getxattr(place, "system.posix_acl_access")
     except OSError as error:
         if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
         yield from ((ACL_GROUP, stat.st_mode >> 3, stat.st_gid), (ACL_OTHER, stat.st_mode, 0))
         return
-    entries = list(ACL_ENTRY.iter_unpack(acl[4:]))
+    entries = list(struct.iter_unpack("<HHI", acl[4:]))
     mask = next((permission for tag, permission, _ in entries if tag == ACL_MASK), MAY_WRITE)
     for tag, permission, id in entries:
         if tag == ACL_GROUP_OBJ:

@@ -37,14 +37,10 @@ LOCK = "lock"
 URL = "url.json"
 """The file with the URL of the remote, without secrets, for people."""
 ANNOUNCED = "daemon.json"
-ANNOUNCED_TYPES = {"pid": int, "mountpoint": str, "url": str, "version": str, "format": int}
-TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of growfs: backups may leave it out.\n"
-"""https://bford.info/cachedir/"""
 NOTICE_S = 1.0
 """umount(8) returns before the daemon has noticed it."""
 ENDING = b"ending\n"
 """Content of the lock file while a daemon saves its state."""
-POLL_S = 0.02
 REMEDY = "pass another --cache-dir"
 
 
@@ -161,7 +157,9 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
     try:
         with open_cache_dir(cache_dir, makes=True) as directory:
             if not _is_tagged(directory.path):
-                disk.write_text("TAG", directory.path / "CACHEDIR.TAG", TAG)
+                text = "# This folder is a cache of growfs: backups may leave it out.\n"
+                text = f"Signature: 8a477f597d28d172789f06886806bc55\n{text}"  # https://bford.info/cachedir/
+                disk.write_text("TAG", directory.path / "CACHEDIR.TAG", text)
             with trust.open_below(directory, folder_name(spec, url), REMEDY, makes=0o700) as folder:
                 trust.check_entries(folder, REMEDY)
                 path, fresh = folder.path, folder.fresh
@@ -174,7 +172,7 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
         if time.monotonic() - began > _patience_s(path, lock):
             os.close(lock)
             raise CacheInUse(path)
-        time.sleep(POLL_S)
+        time.sleep(0.02)
     os.ftruncate(lock, 0)
     cache = CacheFolder(path, lock, fresh)
     if not cache.is_whole():  # the daemon that had the lock has removed the folder
@@ -307,7 +305,8 @@ def _is_possible(daemon: object) -> bool:
     """Whether a daemon may have announced this. Raises ValueError for what cannot be a path."""
     if not isinstance(daemon, dict) or not daemon.keys() >= {"pid", "mountpoint"}:
         return False
-    if any(type(value) is not ANNOUNCED_TYPES.get(key, type(value)) for key, value in daemon.items()):
+    types = {"pid": int, "mountpoint": str, "url": str, "version": str, "format": int}
+    if any(type(value) is not types.get(key, type(value)) for key, value in daemon.items()):
         return False
     mountpoint = os.fsencode(daemon["mountpoint"])
     pid_max = 1 << 22  # PID_MAX_LIMIT in include/linux/threads.h

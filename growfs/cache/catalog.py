@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 UNKNOWN_SIZE = 64 << 20
 """Bytes reserved at first for a file of unknown size; doubled whenever they do not suffice."""
-SAMPLES = 3
-"""Files to try in addition to a resident one: the remote may refuse some and serve the rest."""
 LAST_CHARACTER = "\U0010ffff"
 PAGE_FILES = 10_000
 """Files to read and change in one transaction when an option changes the set of wanted files."""
@@ -228,9 +226,11 @@ class Catalog:
         return [Node(*row) for row in self._db.rows(query, limit)]
 
     def samples(self) -> list[Node]:
-        """Files to try the remote with, different ones at each call: first a resident one."""
+        """Files to try the remote with, different ones at each call: first a resident one, then three others, because
+        the remote may refuse some and serve the rest.
+        """
         ids: dict[int, None] = {}
-        for table, is_file in (("resident", "suffix IS NOT NULL"), *[("node", "is_dir = 0")] * SAMPLES):
+        for table, is_file in (("resident", "suffix IS NOT NULL"), *[("node", "is_dir = 0")] * 3):
             query = f"SELECT id FROM {table} WHERE {is_file} AND id >= ? ORDER BY id LIMIT 1"
             (last,) = self._db.row(f"SELECT coalesce(max(id), 0) FROM {table}")
             for (id,) in self._db.rows(query, random.randint(0, last)) or self._db.rows(query, 0):

@@ -21,9 +21,6 @@ sleeping and waking up takes longer than most requests. A task that becomes runn
 be this late.
 """
 DEVICE = "/dev/cpu_dma_latency"
-DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
-C1_LATENCY_US = 2
-"""On real hardware a core wakes from its lightest sleep (C1) within this time, so only deeper sleeps are ruled out."""
 
 BUSY_REQUESTS, BUSY_S = 64, 0.2
 """About 300 requests a second. At this rate, two wake-ups per request, 80 us, take 2% of a reader's time or more."""
@@ -117,11 +114,15 @@ def _epoll_descriptors() -> Iterator[int]:
 
 
 def latency_limit_us() -> int:
-    """The wake-up latency to request: 0 on a virtual machine, where waking a halted core involves the host."""
+    """The wake-up latency to request: 0 on a virtual machine, where waking a halted core involves the host.
+
+    On real hardware a core wakes from its lightest sleep (C1) within 2 us, so only deeper sleeps are ruled out.
+    """
     try:
-        return 0 if DRIVER.read_text().strip() == "haltpoll" else C1_LATENCY_US
+        driver = Path("/sys/devices/system/cpu/cpuidle/current_driver").read_text().strip()
     except OSError:
-        return C1_LATENCY_US
+        driver = ""
+    return 0 if driver == "haltpoll" else 2
 
 
 class CpuLatencyRequest:

@@ -29,10 +29,6 @@ DEVICE = Path("/dev/fuse")
 MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 MNT_FORCE, MNT_DETACH, UMOUNT_NOFOLLOW = 1, 2, 8
 """Flags of mount(2) and umount(2) (sys/mount.h). MNT_FORCE fails pending requests, so that none is waited for."""
-CAP_SYS_ADMIN = 21
-NETWORK = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "afs", "virtiofs"}
-)
 IGNORED = re.compile(
     "[xX]-.*|_netdev|comment|defaults|default_permissions|nofail|ro|rw|sync|async|dirsync|silent|loud|"
     "(no)?(atime|auto|dev|diratime|exec|group|iversion|lazytime|mand|owner|relatime|strictatime|suid|symfollow|users?)"
@@ -233,7 +229,8 @@ def file_system(folder: Path) -> tuple[str, Path]:
 
 def is_remote(file_system: str) -> bool:
     """Whether files of a file system of this type come over the network or from a program."""
-    return file_system in NETWORK or file_system.startswith("fuse")
+    network = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "afs", "virtiofs"}
+    return file_system in network or file_system.startswith("fuse")
 
 
 def create_mountpoint(mountpoint: Path) -> None:
@@ -365,9 +362,9 @@ def check_may_mount() -> None:
 
 
 def has_sys_admin() -> bool:
-    """Whether this process has CAP_SYS_ADMIN, in its own user namespace."""
+    """Whether this process has CAP_SYS_ADMIN, which is bit 21, in its own user namespace."""
     capabilities = re.search(r"^CapEff:\s*(\w+)", _read("/proc/self/status"), re.MULTILINE)
-    return capabilities is None or bool(int(capabilities[1], 16) >> CAP_SYS_ADMIN & 1)
+    return capabilities is None or bool(int(capabilities[1], 16) >> 21 & 1)
 
 
 def check_fusermount() -> None:

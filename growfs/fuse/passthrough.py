@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FOREIGN_S = 10.0
-"""How long a reader of another pid namespace goes on waiting after its first signal, which may be a harmless one."""
-NO_BACKING = 0
 WRITE_OPCODES = (
     *(Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME),
     *(Opcode.RENAME2, Opcode.LINK, Opcode.WRITE, Opcode.CREATE, Opcode.FALLOCATE, Opcode.SETXATTR),
@@ -207,7 +204,7 @@ class PassthroughEngine:
         The kernel reports the first signal only. Those of other pid namespaces cannot be seen (`is_ending`).
         """
         if pending.tid == 0:
-            await trio.sleep(FOREIGN_S)
+            await trio.sleep(10.0)  # its first signal may be a harmless one
         while self._pending.get(unique) is pending:
             if pending.tid == 0 or is_ending(pending.tid):
                 pending.scope.cancel()
@@ -333,14 +330,14 @@ class PassthroughEngine:
             self._vfs.close(handle)
 
     def _backing_id(self, id: int, handle: int) -> int:
-        """The backing id of an open file. If the kernel refuses it, NO_BACKING until its descriptor is closed."""
+        """The backing id of an open file. If the kernel refuses it, 0 until its descriptor is closed."""
         backing_id = self._backing_ids.get(id)
         if backing_id is None:
             try:
                 backing_id = self._session.open_backing(self._vfs.content(handle)[0])
             except OSError as error:
                 log.warning("a file is read through the daemon, because the kernel refuses passthrough: %s", error)
-                backing_id = NO_BACKING
+                backing_id = 0
             self._backing_ids[id] = backing_id
         return backing_id
 
@@ -354,7 +351,7 @@ class PassthroughEngine:
 
     def drop_descriptor(self, id: int) -> None:
         """Called when a file's descriptor was closed."""
-        if (backing_id := self._backing_ids.pop(id, NO_BACKING)) != NO_BACKING:
+        if backing_id := self._backing_ids.pop(id, 0):
             self._session.close_backing(backing_id)
 
     def _read(self, request: FuseRequest) -> None:
@@ -373,5 +370,5 @@ class PassthroughEngine:
 
     def _drop_second_copy(self, request: FuseRequest, read: protocol.Members) -> None:
         """Make the kernel forget the read-ahead pages of a file that it reads itself: the cached file is in memory."""
-        if self._backing_ids.get(request.nodeid, NO_BACKING) != NO_BACKING:
+        if self._backing_ids.get(request.nodeid):
             self._session.notify(protocol.inval_inode(request.nodeid, read.offset, read.size))

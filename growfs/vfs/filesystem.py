@@ -51,8 +51,6 @@ READER_SHIFT = 40
 NODE_MASK = (1 << READER_SHIFT) - 1
 NAME_MAX = 255
 """Bytes of the longest name: the limit of Linux file systems (limits.h), which also applies to the cached files."""
-READ_BYTES = 1 << 20
-"""Bytes read in one step unless the kernel asks for more: as much as its read-ahead requests at once."""
 
 
 @dataclass(slots=True)
@@ -131,7 +129,7 @@ class Vfs:
         self._fetch = fetch
         self._directories: dict[int, OpenDirectory] = {}
         self._directory_handles = itertools.count(1)
-        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._buffer = memoryview(bytearray(1 << 20))  # as much as the kernel's read-ahead requests at once
         self._started_ns = time.time_ns()
 
     # Names.

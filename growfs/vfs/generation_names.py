@@ -55,13 +55,11 @@ async def _write_number(out: IO[bytes], generation: Generation | None) -> None:
     out.write(b"%d\n" % generation.number)
 
 
-NUMBER_FILE = VirtualFile(AFTER.pattern, _write_number, needs_generation=True)
-
-
 class GenerationNames:
     """See virtual.Names."""
 
     own = (GENERATIONS_ID, CURRENT_ID | LINK_BIT, AFTER_ID)
+    _after = VirtualFile(AFTER.pattern, _write_number, needs_generation=True)
 
     def __init__(self, generations: Generations, readers: Readers) -> None:
         self._generations = generations
@@ -89,7 +87,7 @@ class GenerationNames:
 
     def file(self, id: int) -> tuple[VirtualFile, BeginListing]:
         """See Names. Opening it begins a generation."""
-        return NUMBER_FILE, partial(self._readers.begin_after, self.number(id))
+        return self._after, partial(self._readers.begin_after, self.number(id))
 
     def target(self, id: int) -> str:
         """What `current` pointed to when it had this id."""

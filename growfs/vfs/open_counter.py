@@ -31,9 +31,6 @@ from growfs.vfs.file_events import (
 log = logging.getLogger(__name__)
 
 NOWHERE = (-1, -1)
-CHANGES = MODIFY | CLOSE_WRITE | DELETE | MOVED_FROM | MOVED_TO
-EVENTS_MAX = 32
-"""Events counted in one step, which takes a millisecond or two."""
 
 Opened = Callable[[int, int, str, int], None]
 Changed = Callable[[int, int, str], None]
@@ -77,7 +74,7 @@ class OpenCounter:
         """Watch the directories of a tree, given by their ids; takes some microseconds each. Works on any thread."""
         if not self.is_counting or self._events is None:
             return
-        mask = OPEN | (CHANGES if self._changed else 0)
+        mask = OPEN | (MODIFY | CLOSE_WRITE | DELETE | MOVED_FROM | MOVED_TO if self._changed else 0)
         try:
             for id, folder in folders.items():
                 with suppress(FileNotFoundError):  # its last file was removed meanwhile
@@ -98,7 +95,7 @@ class OpenCounter:
             await trio.lowlevel.wait_readable(self._events.fileno())
             self._pending.extend(self._events.read())
             while self._pending:
-                for _ in range(min(EVENTS_MAX, len(self._pending))):
+                for _ in range(min(32, len(self._pending))):  # which takes a millisecond or two
                     self._count(self._pending.popleft())
                 await trio.lowlevel.checkpoint()  # readers may wait for an answer
             await trio.sleep(0.2)  # inotify keeps 16,384 events until then (fs.inotify.max_queued_events)

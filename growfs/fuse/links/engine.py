@@ -25,7 +25,7 @@ from growfs.errors import GrowfsError
 from growfs.fuse import protocol
 from growfs.fuse.links.view import LinkedVfs
 from growfs.fuse.mounting import MountSpec
-from growfs.fuse.passthrough import NO_BACKING, PassthroughEngine
+from growfs.fuse.passthrough import PassthroughEngine
 from growfs.fuse.protocol import FuseRequest
 from growfs.vfs.attributes import LINK_BIT
 from growfs.vfs.generation_names import number_bits
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from growfs.cache.catalog import Removed
 
 log = logging.getLogger(__name__)
-
-TREE = 0
 
 
 class LinksEngine(PassthroughEngine):
@@ -156,8 +154,8 @@ class LinksEngine(PassthroughEngine):
             return
         self._check(request.tid)
         link = self._vfs.link(request.nodeid)
-        if self._counter.is_counting and not self._counter.is_watched(TREE, link.directory):
-            self._counter.watch(TREE, {link.directory: Path(link.target).parent})
+        if self._counter.is_counting and not self._counter.is_watched(number=0, id=link.directory):
+            self._counter.watch(0, {link.directory: Path(link.target).parent})
             link = self._vfs.link(request.nodeid)  # others may have changed it until now
         if link.is_current:
             self._reply_link(request, link.target)
@@ -188,7 +186,7 @@ class LinksEngine(PassthroughEngine):
 
     def _backing_id(self, id: int, handle: int) -> int:
         """None: the reader of this file has waited for it, and next time its name is a link."""
-        return NO_BACKING
+        return 0
 
     def _open_ahead(self) -> bool:
         return False
