@@ -93,7 +93,7 @@ FAULTS = {
         "test_a_growing_catalog_moves_no_file_to_another_node",
     ),
     27: ("a restart in the middle of a day", "tests/unit/test_budget.py", "test_the_count_survives_a_restart"),
-    28: ("a full disk", DISKS, "test_on_a_full_disk_misses_and_smaller_sizes_make_room"),
+    28: ("a full disk", DISKS, "test_on_a_full_disk_misses_and_smaller_sizes_make_room_and_with_room_rotation_goes_on"),
     29: (
         "SIGKILL at each step, a disk error, a power loss",
         LABELS,

@@ -33,12 +33,13 @@ class Scene:
         self.growfs.env["GROWFS_FAULT"] = fault
         return self.growfs.mount(self.url, *self.flags, *flags, check=check)
 
-    def status(self) -> dict[str, Any]:
-        return dict(call(self.growfs.cache, "status"))
-
     def complete(self) -> None:
         """Return when every file of the tree is local, and nothing is in flight."""
-        until(lambda: self.status()["state"] == "complete" and self.status()["cache"]["files"] == len(self.tree))
+        until(
+            lambda: (
+                self.growfs.status()["state"] == "complete" and self.growfs.status()["cache"]["files"] == len(self.tree)
+            )
+        )
 
     def refresh(self) -> None:
         self.try_command("set", options={"refresh": "0.1s"})
@@ -51,23 +52,13 @@ class Scene:
             return str(error)
         return None
 
-    def kill(self) -> None:
-        """SIGKILL the daemon, and return when it does not run any more; it may not be reaped yet."""
-        pid = self.growfs.pid
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: not alive(pid), DAEMON_GONE_S)
-
     def wait_for_death(self) -> None:
         until(lambda: not alive(self.growfs.pid), DAEMON_GONE_S)
-
-    def read_listed(self) -> dict[str, bytes]:
-        """The listed files and their contents, by a walk of the mount."""
-        return {path: (self.growfs.mountpoint / path).read_bytes() for path in self.growfs.names()}
 
     def check(self) -> None:
         """Mount again without a fault: no partial file is visible, all files come back, and the status is right."""
         self.mount("", "--no-wait")
-        assert self.read_listed().items() <= self.tree.items()
+        assert self.growfs.content().items() <= self.tree.items()
         if self.evicted:  # files evicted by a command return only by a command
             assert self.try_command("fetch", globs=["*"]) is None
         self.complete()
@@ -76,11 +67,11 @@ class Scene:
 
     def check_whole(self) -> None:
         """Every file is listed with the remote's content; the cache holds nothing else; the status is right."""
-        assert self.read_listed() == self.tree
+        assert self.growfs.content() == self.tree
         cache = self.growfs.cache
         until(lambda: not files_below(cache / "partial"))  # a probe may be under way
         assert {path: (cache / "files" / path).read_bytes() for path in files_below(cache / "files")} == self.tree
-        status = self.status()["cache"]
+        status = self.growfs.status()["cache"]
         assert status["in_flight_bytes"] == 0
         assert status["orphan_bytes"] == 0
         assert status["files"] == len(self.tree)

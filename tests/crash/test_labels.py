@@ -60,6 +60,14 @@ def local(growfs: Growfs) -> Iterator[Scene]:
 
 
 @contextmanager
+def filled(growfs: Growfs, fault: str = "") -> Iterator[Scene]:
+    with local(growfs) as scene:
+        scene.mount(fault)
+        scene.complete()
+        yield scene
+
+
+@contextmanager
 def gated(growfs: Growfs) -> Iterator[tuple[Scene, BlockingServer, list[str]]]:
     """A remote that stops in the middle of the file drawn first; the others wait for it. Yields the draw order, too."""
     folder = growfs.mountpoint.parent / "tree"
@@ -87,10 +95,8 @@ def in_mount(growfs: Growfs, fault: str) -> Iterator[Scene]:
 
 @contextmanager
 def in_mount_after_crash(growfs: Growfs, fault: str) -> Iterator[Scene]:
-    with local(growfs) as scene:
-        scene.mount()
-        scene.complete()
-        scene.kill()
+    with filled(growfs) as scene:
+        growfs.kill()
         stray = growfs.cache / "files" / "stray" / "file"
         stray.parent.mkdir()
         stray.write_bytes(b"no row")
@@ -100,9 +106,7 @@ def in_mount_after_crash(growfs: Growfs, fault: str) -> Iterator[Scene]:
 
 @contextmanager
 def in_mount_of_another_format(growfs: Growfs, fault: str) -> Iterator[Scene]:
-    with local(growfs) as scene:
-        scene.mount()
-        scene.complete()
+    with filled(growfs) as scene:
         growfs.umount()
         set_format(growfs.cache, FORMAT + 1)
         assert scene.mount(fault, check=False).returncode == 1
@@ -123,9 +127,7 @@ def in_undo(growfs: Growfs, fault: str) -> Iterator[Scene]:
 
 @contextmanager
 def in_umount(growfs: Growfs, fault: str) -> Iterator[Scene]:
-    with local(growfs) as scene:
-        scene.mount(fault)
-        scene.complete()
+    with filled(growfs, fault) as scene:
         pid = growfs.pid
         growfs.umount()
         until(lambda: not alive(pid))
@@ -136,9 +138,7 @@ def in_umount(growfs: Growfs, fault: str) -> Iterator[Scene]:
 
 @contextmanager
 def in_removal(growfs: Growfs, fault: str) -> Iterator[Scene]:
-    with local(growfs) as scene:
-        scene.mount()
-        scene.complete()
+    with filled(growfs) as scene:
         (cache,) = cache_folders(growfs.cache_dir)
         growfs.umount()
         growfs.env["GROWFS_FAULT"] = fault
@@ -165,9 +165,7 @@ def in_sync(growfs: Growfs, fault: str) -> Iterator[Scene]:
 
 @contextmanager
 def in_evict(growfs: Growfs, fault: str) -> Iterator[Scene]:
-    with local(growfs) as scene:
-        scene.mount(fault)
-        scene.complete()
+    with filled(growfs, fault) as scene:
         scene.try_command("evict", globs=["*.bin"])
         scene.evicted = True
         yield scene
@@ -175,9 +173,7 @@ def in_evict(growfs: Growfs, fault: str) -> Iterator[Scene]:
 
 @contextmanager
 def in_discard(growfs: Growfs, fault: str) -> Iterator[Scene]:
-    with local(growfs) as scene:
-        scene.mount(fault)
-        scene.complete()
+    with filled(growfs, fault) as scene:
         shutil.rmtree(Path(scene.url) / "class1")
         scene.tree = {path: content for path, content in scene.tree.items() if not path.startswith("class1/")}
         scene.refresh()
@@ -329,7 +325,7 @@ def test_a_mount_continues_after_a_disk_error(growfs: Growfs, label: str, kind: 
         pid = growfs.pid
         until(lambda: refusal_logged(growfs) or not alive(pid))
         assert alive(pid)
-        assert scene.read_listed().items() <= scene.tree.items()
+        assert growfs.content().items() <= scene.tree.items()
         growfs.umount()
         scene.check()
 
@@ -345,11 +341,11 @@ def test_a_file_that_fails_on_a_full_disk_reserves_nothing(growfs: Growfs) -> No
     with gated(growfs) as (scene, remote, order):
         scene.mount("PUBLISH:ENOSPC", "--no-wait", "--miss-timeout", "1s")
         remote.unblock()
-        until(lambda: scene.status()["fetch"]["failed"] >= len(order))
+        until(lambda: growfs.status()["fetch"]["failed"] >= len(order))
         with pytest.raises(OSError) as raised:  # noqa: PT011 - the errno is checked below
             (growfs.mountpoint / order[0]).read_bytes()
         assert raised.value.errno == errno.ENOSPC
-        until(lambda: scene.status()["cache"]["in_flight_bytes"] == 0)  # a try may be under way
+        until(lambda: growfs.status()["cache"]["in_flight_bytes"] == 0)  # a try may be under way
         assert files_below(growfs.cache / "partial") == set()
         assert files_below(growfs.cache / "files") == set()
 
@@ -360,7 +356,7 @@ def test_a_file_that_a_reader_waits_for_survives_its_worker(growfs: Growfs) -> N
         scene.mount("", "--no-wait")
         until(lambda: order[0] in remote.requested)
         with disk_reader(growfs.mountpoint / order[0]) as read:
-            until(lambda: scene.status()["miss"]["files_total"] == 1)
+            until(lambda: growfs.status()["miss"]["files_total"] == 1)
             assert kill_workers(growfs.pid)
             remote.unblock()
             assert read() == scene.tree[order[0]]

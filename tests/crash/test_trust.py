@@ -34,10 +34,10 @@ def database(growfs: Growfs) -> sqlite3.Connection:
 def remount_and_count_fetches(scene: Scene) -> int:
     """Mount again, and return how many files had to be fetched."""
     scene.mount("", "--no-wait")
-    assert scene.read_listed().items() <= scene.tree.items()
+    assert scene.growfs.content().items() <= scene.tree.items()
     scene.complete()
     scene.check_whole()
-    return int(scene.status()["fetch"]["files_total"])
+    return int(scene.growfs.status()["fetch"]["files_total"])
 
 
 def lose_power(growfs: Growfs, files: int) -> set[int]:
@@ -58,7 +58,7 @@ def lose_power(growfs: Growfs, files: int) -> set[int]:
 @pytest.mark.promise(9)
 def test_a_dead_mount_is_detected_at_once(growfs: Growfs, scene: Scene) -> None:
     os.stat(growfs.mountpoint)  # the kernel caches the attributes for a second
-    scene.kill()
+    growfs.kill()
     assert is_dead(growfs.mountpoint)
     scene.check()
 
@@ -66,7 +66,7 @@ def test_a_dead_mount_is_detected_at_once(growfs: Growfs, scene: Scene) -> None:
 @pytest.mark.promise(29)
 def test_a_power_loss_keeps_only_the_files_of_durable_rows(growfs: Growfs, scene: Scene) -> None:
     """A row of another file does not count."""
-    scene.kill()
+    growfs.kill()
     durable = lose_power(growfs, files=3)
     path = next(path for path, stat in disk.walk_files(growfs.cache / "files") if stat.st_ino in durable)
     other = path.with_name("other")
@@ -126,7 +126,7 @@ ALTERATIONS: list[Callable[[Path], None]] = [Path.unlink, truncate, extend, repl
 
 @pytest.mark.promise(29)
 def test_after_an_unclean_stop_altered_files_are_fetched_again(growfs: Growfs, scene: Scene) -> None:
-    scene.kill()
+    growfs.kill()
     for path, alter in zip(scene.tree, [*ALTERATIONS, make_folder], strict=False):
         alter(growfs.cache / "files" / path)
     assert remount_and_count_fetches(scene) == len(ALTERATIONS) + 1
@@ -138,15 +138,15 @@ def test_after_a_clean_stop_altered_files_are_fetched_again_when_opened(growfs: 
     for path, alter in zip(scene.tree, ALTERATIONS, strict=False):
         alter(growfs.cache / "files" / path)
     scene.mount()
-    assert scene.read_listed() == scene.tree
+    assert growfs.content() == scene.tree
     scene.check_whole()
-    assert scene.status()["miss"]["files_total"] == len(ALTERATIONS)
+    assert growfs.status()["miss"]["files_total"] == len(ALTERATIONS)
 
 
 @pytest.mark.promise(29)
 def test_a_crash_loses_no_file_and_files_without_a_row_are_removed(growfs: Growfs, scene: Scene) -> None:
     """Where only the modification time differs, the digest decides."""
-    scene.kill()
+    growfs.kill()
     path = growfs.cache / "files" / next(iter(scene.tree))
     before = path.stat()
     path.chmod(0o600)
@@ -165,7 +165,7 @@ def test_a_crash_loses_no_file_and_files_without_a_row_are_removed(growfs: Growf
 @pytest.mark.promise(29)
 def test_the_digest_decides_if_a_disk_lost_what_was_not_synced(growfs: Growfs, scene: Scene) -> None:
     """The file system still knows the file's inode, size and time, but its content was never written."""
-    scene.kill()
+    growfs.kill()
     path = growfs.cache / "files" / next(iter(scene.tree))
     before = path.stat()
     path.chmod(0o600)
@@ -182,7 +182,7 @@ def test_a_crash_after_an_eviction_leaves_nothing_behind(growfs: Growfs, scene: 
     scene.try_command("pause")
     scene.try_command("evict", globs=["*.bin"])
     scene.evicted = True
-    scene.kill()
+    growfs.kill()
     scene.check()
 
 

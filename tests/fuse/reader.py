@@ -18,14 +18,6 @@ import marshal, mmap, os, sys
 def list(path):
     return sorted(os.listdir(path))
 
-def list_in_thread(path):
-    import threading
-    found = []
-    thread = threading.Thread(target=lambda: found.extend(list(path)))
-    thread.start()
-    thread.join()
-    return sorted(found)
-
 def read(path):
     with open(path, "rb") as file:
         return len(file.read())

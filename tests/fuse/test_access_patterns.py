@@ -8,7 +8,6 @@ In most tests the cache holds 10 of 40 files, and one reader lists again and aga
 from __future__ import annotations
 
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -27,7 +26,6 @@ from tests.fuse.rotation_helpers import (
     waited_opens,
 )
 from tests.harness import Growfs, until
-from tests.simulation.statistics_of import variation
 
 RANKS = 3
 
@@ -39,10 +37,6 @@ def tree(growfs: Growfs, tmp_path: Path) -> Iterator[dict[str, bytes]]:
     assert waited_opens(growfs) == 0
     cache = mount_status(growfs)["cache"]
     assert cache["bytes"] + cache["in_flight_bytes"] + cache["orphan_bytes"] <= cache["limit_bytes"]
-
-
-def fetched(growfs: Growfs) -> int:
-    return int(mount_status(growfs)["fetch"]["files_total"])
 
 
 @pytest.mark.promise(6)
@@ -64,31 +58,6 @@ def test_ranks_with_offsets_see_equal_lists(growfs: Growfs, tree: dict[str, byte
                 done.result()
             wait_for_replacement(growfs)
     assert len(seen) >= 2 * CAPACITY
-
-
-@pytest.mark.long
-@pytest.mark.promise(20)
-def test_opens_are_even_after_index_csv_was_read_once(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
-    opens = Counter(dict.fromkeys(full_cache(growfs, tmp_path / "remote", "--turnover", "20%"), 0))
-    reader.lines(".growfs/index.csv")
-    for _ in range(40):
-        names = reader.walk()
-        reader.read_all(shuffled(names))
-        opens.update(names)
-        wait_for_replacement(growfs)
-    assert variation(list(opens.values())) <= 0.35
-
-
-@pytest.mark.promise(17)
-def test_a_hyperparameter_search_starts_new_processes(growfs: Growfs, tree: dict[str, bytes]) -> None:
-    growfs.run("set", growfs.mountpoint, "settle=0")
-    seen: set[str] = set()
-    while len(seen) < 2 * CAPACITY:
-        with Reader(growfs.mountpoint) as trial:
-            names = trial.walk()
-            for seed in range(2):
-                trial.request("read_in_children", *shuffled(names, seed))
-        seen |= names
 
 
 @pytest.mark.promise(17)
@@ -127,16 +96,4 @@ def test_mapped_files_stay_readable(growfs: Growfs, tree: dict[str, bytes], read
     for _ in range(4):
         epoch(other)
     assert [reader.request("mapped", name) for name in names] == [tree[name].hex() for name in names]
-    until(lambda: fetched(growfs) > CAPACITY)
-
-
-@pytest.mark.promise(17, 20)
-def test_training_with_the_names_of_index_csv_in_each_epoch(growfs: Growfs, tree: dict[str, bytes]) -> None:
-    """No directory is ever listed."""
-    with Reader(growfs.mountpoint) as reader:
-        seen: set[str] = set()
-        while seen != set(tree):
-            names = {line.partition(",")[0] for line in reader.lines(".growfs/index.csv")} - {"path"}
-            reader.read_all(shuffled(names))
-            seen |= names
-            wait_for_replacement(growfs)
+    until(lambda: mount_status(growfs)["fetch"]["files_total"] > CAPACITY)

@@ -17,6 +17,7 @@ import growfs as growfs_package
 from growfs.daemon import launch
 from growfs.fuse.mounting import mounted_at, mounts, unmount
 from tests.cli.support import assert_refused
+from tests.crash.scene import alive
 from tests.fuse.conftest import only, opened
 from tests.harness import Growfs, descendants, make_tree, until
 
@@ -26,14 +27,6 @@ FILE_BYTES = 12_288
 """What each file of `make_tree` takes on disk."""
 CACHE = {"lock", "log", "catalog.sqlite", "files", "partial", "url.json"}
 """What a daemon leaves in the cache folder."""
-
-
-def ended(pid: int) -> bool:
-    """Whether a daemon, which is no child of the test, has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def fork_server_of(daemon: int) -> int:
@@ -65,7 +58,7 @@ def test_a_deleted_folder_for_downloads_is_restored_and_a_deleted_cache_ends_the
     assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
     pid = growfs.pid
     shutil.rmtree(growfs.cache)
-    until(lambda: ended(pid))
+    until(lambda: not alive(pid))
     assert "was deleted; remove the dead mount" in growfs.run("status", growfs.mountpoint, check=False).stderr
     with pytest.raises(OSError, match=os.strerror(errno.ENOTCONN)):
         os.listdir(growfs.mountpoint)
@@ -102,7 +95,7 @@ def test_umount_returns_when_the_daemon_has_ended_and_leaves_nothing_but_the_cac
         for descriptor in many:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert ended(pid)
+    assert not alive(pid)
     assert not mounted_at(growfs.mountpoint)
     assert os.listdir(growfs.mountpoint) == []
     assert {path.name for path in growfs.cache.iterdir()} == CACHE
@@ -120,7 +113,7 @@ def test_a_busy_mount_names_who_works_in_it_and_a_plain_umount_ends_it_then(grow
     assert mounted_at(growfs.mountpoint)
     pid = growfs.pid
     subprocess.run(["umount", growfs.mountpoint], check=True, timeout=30)
-    until(lambda: ended(pid))
+    until(lambda: not alive(pid))
     growfs.mount(tmp_path / "remote")
     assert growfs.status()["fetch"]["files_total"] == 0
 
@@ -137,7 +130,7 @@ def test_sigterm_stops_the_daemon_cleanly(growfs: Growfs, tmp_path: Path) -> Non
         os.kill(pid, number)
     assert growfs.names() == set(tree), "signals that ask for something else than the end are ignored"
     os.kill(pid, signal.SIGTERM)
-    until(lambda: ended(pid))
+    until(lambda: not alive(pid))
     assert not mounted_at(growfs.mountpoint)
     growfs.mount(tmp_path / "remote")
     assert growfs.names() == set(tree)
@@ -236,7 +229,7 @@ def test_a_mountpoint_with_spaces_and_unicode_that_is_moved(growfs: Growfs, tmp_
     (tmp_path / "before").rename(tmp_path / "after")
     try:
         os.kill(pid, signal.SIGTERM)
-        until(lambda: ended(pid))
+        until(lambda: not alive(pid))
         assert [mount for mount in mounts() if tmp_path in mount.mountpoint.parents] == []
         assert os.listdir(tmp_path / "after" / growfs.mountpoint.name) == []
     finally:

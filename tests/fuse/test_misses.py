@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -122,18 +122,6 @@ def test_a_miss_overtakes_prefetches(growfs: Growfs, server: BlockingServer, fil
     assert (growfs.mountpoint / last).read_bytes() == b"x"
     assert len(requested()) == STREAMS_FIRST_SMALL + 1
     server.unblock()
-
-
-@pytest.mark.promise(3)
-def test_a_miss_ends_at_its_timeout(growfs: Growfs, server: BlockingServer) -> None:
-    (path,) = mount_blocked(server, 1, growfs)
-    growfs.run("set", growfs.mountpoint, "miss-timeout=0.2")
-    assert error_of(path) == errno.ETIMEDOUT
-    assert "--miss-timeout" in growfs.log()
-    growfs.run("set", growfs.mountpoint, "miss-timeout=60")
-    server.unblock()
-    assert path.read_bytes() == b"0000"
-    assert server.requests["0000.bin"] == 1
 
 
 @pytest.mark.promise(3)
@@ -269,19 +257,9 @@ def test_a_miss_never_evicts_the_last_file_of_a_directory(growfs: Growfs, tmp_pa
 @only(*SHOW_FILES)
 def test_unmounting_does_not_wait_for_misses(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
-    errors: list[OSError] = []
-
-    def read() -> None:
-        try:
-            path.read_bytes()
-        except OSError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    until(lambda: growfs.status()["miss"]["files_total"] == 2)
-    os.kill(growfs.pid, 15)
-    thread.join(30)
-    assert not thread.is_alive()
-    assert errors
+    with ThreadPoolExecutor() as threads:
+        error = threads.submit(error_of, path)
+        until(lambda: growfs.status()["miss"]["files_total"] == 2)
+        os.kill(growfs.pid, signal.SIGTERM)
+        assert error.result(30)
     until(lambda: not growfs.mountpoint.is_mount())

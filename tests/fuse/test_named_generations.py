@@ -375,29 +375,22 @@ def test_an_epoch_without_parts_is_the_next_generation(growfs: Growfs, tree: dic
 # Processes that cannot be told apart.
 
 
-@pytest.fixture
-def foreign(growfs: Growfs, tmp_path: Path) -> Iterator[dict[str, bytes]]:
-    """As `tree`, with the daemon in a pid namespace of its own, so that it cannot tell processes of the test apart."""
-    tree = make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
-    with mounted_in_a_pid_namespace(
-        growfs, tmp_path / "remote", "--cache-size", CAPACITY * SIZE, *HALF, "--hold-idle", "1s", "--settle", "0"
-    ):
-        growfs.until_cached(CAPACITY)
-        yield tree
-
-
 @pytest.mark.promise(21, 49)
 def test_an_open_folder_holds_its_generation_for_processes_of_other_pid_namespaces(
-    growfs: Growfs, foreign: dict[str, bytes], reader: Reader
+    growfs: Growfs, tmp_path: Path, reader: Reader
 ) -> None:
-    next_number(growfs)
-    with opened(generation(growfs, 1)):
-        first = walk(reader, 1)
-        os.listdir(generation(growfs, 2))
-        until(lambda: os.listdir(growfs.mountpoint / TREES) == ["1", "2"])
-        epoch(reader, f"{TREES}/2")
-        os.listdir(generation(growfs, 3))
-        until(lambda: os.listdir(growfs.mountpoint / TREES) == ["1", "3"])
-        assert walk(reader, 1) == first
-        assert waited_opens(growfs) == 0
-    assert_can_be_replaced(growfs, first, after=3)
+    make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
+    flags = "--cache-size", CAPACITY * SIZE, *HALF, "--hold-idle", "1s", "--settle", "0"
+    with mounted_in_a_pid_namespace(growfs, tmp_path / "remote", *flags):
+        growfs.until_cached(CAPACITY)
+        next_number(growfs)
+        with opened(generation(growfs, 1)):
+            first = walk(reader, 1)
+            os.listdir(generation(growfs, 2))
+            until(lambda: os.listdir(growfs.mountpoint / TREES) == ["1", "2"])
+            epoch(reader, f"{TREES}/2")
+            os.listdir(generation(growfs, 3))
+            until(lambda: os.listdir(growfs.mountpoint / TREES) == ["1", "3"])
+            assert walk(reader, 1) == first
+            assert waited_opens(growfs) == 0
+        assert_can_be_replaced(growfs, first, after=3)

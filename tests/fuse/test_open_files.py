@@ -197,23 +197,11 @@ def test_a_new_version_takes_the_place_of_nothing_that_a_reader_holds(
     assert waited_opens(growfs) == 0
 
 
-@pytest.mark.promise(16)
-@only("either")
-def test_a_remount_shows_the_new_version(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", files=2)
-    growfs.mount(tmp_path / "remote")
-    file = growfs.mountpoint / NAME
-    before = file.stat()
-    growfs.umount()
-    replace(tmp_path / "remote" / NAME, b"changed while nothing was mounted")
-    growfs.mount(tmp_path / "remote")
-    until(lambda: file.read_bytes() == b"changed while nothing was mounted")
-    assert file.stat().st_ino != before.st_ino
-
-
 @pytest.mark.promise(3, 6, 16)
 @only("either")
-def test_evicted_files_leave_the_listing_but_still_open(growfs: Growfs, tmp_path: Path) -> None:
+def test_evicted_files_leave_the_listing_but_still_open_and_a_remount_shows_new_versions(
+    growfs: Growfs, tmp_path: Path
+) -> None:
     """A fetch accepts a version newer than the catalog's."""
     tree = make_tree(tmp_path / "remote", directories=1, files=3)
     growfs.mount(tmp_path / "remote", "--refresh", "0")
@@ -229,6 +217,12 @@ def test_evicted_files_leave_the_listing_but_still_open(growfs: Growfs, tmp_path
     assert (growfs.mountpoint / changed).read_bytes() == b"changed since it was listed"
     assert (growfs.mountpoint / changed).stat().st_size == len(b"changed since it was listed")
     assert growfs.status()["fetch"]["files_total"] == fetched + 2
+    before = (growfs.mountpoint / left).stat()
+    growfs.umount()
+    replace(tmp_path / "remote" / left, b"changed while nothing was mounted")
+    growfs.mount(tmp_path / "remote")
+    until(lambda: (growfs.mountpoint / left).read_bytes() == b"changed while nothing was mounted")
+    assert (growfs.mountpoint / left).stat().st_ino != before.st_ino
 
 
 @pytest.mark.promise(1, 3)

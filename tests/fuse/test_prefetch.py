@@ -52,23 +52,6 @@ def on_disk(cache: Path) -> int:
 
 @pytest.mark.promise(14)
 @only("passthrough")
-def test_the_order_does_not_depend_on_the_number_of_workers(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "remote", directories=4, files=12, size=100)
-    (tmp_path / "remote" / "class0/0000.bin").write_bytes(b"x" * 5_000_000)  # slower than all files after it
-    orders = []
-    for workers in (1, 4):
-        growfs.env[SETUP_VARIABLE] = starting_with(workers)
-        growfs.mount(tmp_path / "remote", "--workers", workers)
-        orders.append(admission_order(growfs))
-        growfs.umount()
-        shutil.rmtree(growfs.cache_dir)
-    assert orders[0] == orders[1]
-    assert set(orders[0]) == set(tree)
-    assert len({path.partition("/")[0] for path in orders[0][:4]}) == 4
-
-
-@pytest.mark.promise(14)
-@only("passthrough")
 def test_a_late_file_stops_no_worker(growfs: Growfs, server: BlockingServer) -> None:
     """Later files are listed after it, but fetched meanwhile; each worker has many files at a time."""
     workers = 2
@@ -86,19 +69,25 @@ def test_a_late_file_stops_no_worker(growfs: Growfs, server: BlockingServer) -> 
 
 @pytest.mark.promise(14)
 @only("libfuse")
-def test_the_order_continues_after_restarts_and_kills(growfs: Growfs, server: BlockingServer) -> None:
-    server.files = {f"{number:03}": b"%d" % number for number in range(40)}
-    growfs.mount(server.manifest)
+def test_the_order_depends_neither_on_the_number_of_workers_nor_on_restarts_and_kills(
+    growfs: Growfs, server: BlockingServer
+) -> None:
+    server.files = {f"class{number % 4}/{number:03}": b"%d" % number for number in range(40)}
+    server.files["class0/000"] = bytes(5_000_000)  # slower than all files after it
+    growfs.env[SETUP_VARIABLE] = starting_with(4)
+    growfs.mount(server.manifest, "--workers", 4)
     whole = admission_order(growfs)
+    assert len({path.partition("/")[0] for path in whole[:4]}) == 4
     growfs.umount()
     shutil.rmtree(growfs.cache_dir)
+    growfs.env[SETUP_VARIABLE] = starting_with(1)
     for stop_at, end in ((15, growfs.umount), (30, growfs.kill)):
         server.blocked = set(whole[stop_at:])
-        growfs.mount(server.manifest, "--no-wait")
+        growfs.mount(server.manifest, "--no-wait", "--workers", 1)
         growfs.until_cached(stop_at)
         end()
     server.unblock()
-    growfs.mount(server.manifest)
+    growfs.mount(server.manifest, "--workers", 1)
     assert admission_order(growfs) == whole
 
 

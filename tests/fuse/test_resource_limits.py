@@ -6,16 +6,13 @@ import errno
 import itertools
 import os
 import subprocess
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.cli.support import tmpfs
 from tests.forkserver import SETUP_VARIABLE
-from tests.fuse.reader import Reader
-from tests.fuse.rotation_helpers import SIZE, mount_status
-from tests.harness import GROWFS, Growfs, make_tree, until
+from tests.harness import GROWFS, Growfs, make_tree
 
 
 def mount_with_descriptors(growfs: Growfs, descriptors: int, url: Path) -> subprocess.CompletedProcess[str]:
@@ -69,26 +66,6 @@ def test_a_descriptor_limit_too_low_for_the_daemon_is_refused(growfs: Growfs, tm
     assert refused.stderr.count("\n") == 1
     assert "may open only 100 files" in refused.stderr
     assert "ulimit -n" in refused.stderr
-
-
-def test_a_completely_full_disk_does_not_end_the_mount(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=2, files=100, size=SIZE)
-    with tmpfs(growfs.cache_dir, "size=8m"):
-        growfs.mount(tmp_path / "remote", "--cache-size", 50 * SIZE, "--min-free", "0", "--settle", "0")
-        growfs.until_cached(50)
-        filler = growfs.cache_dir / "filler"
-        with filler.open("wb", buffering=0) as file, suppress(OSError):
-            while file.write(bytes(4096)):
-                pass
-        with Reader(growfs.mountpoint) as reader:
-            for _ in range(4):  # the catalog cannot record these reads
-                for path in sorted(growfs.names())[:5]:
-                    with suppress(OSError):
-                        reader.read(path)
-        filler.unlink()
-        generation = mount_status(growfs)["generation"]
-        until(lambda: growfs.names() and mount_status(growfs)["generation"] > generation + 1)
-        growfs.umount()
 
 
 def test_limits_that_would_end_the_daemon_or_its_downloads_are_raised_or_named(growfs: Growfs, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -382,29 +381,23 @@ def advice(growfs: Growfs, reader: Reader) -> Any:
 # Readers that cannot be distinguished.
 
 
-@pytest.fixture
-def foreign(growfs: Growfs, tmp_path: Path) -> Iterator[set[str]]:
-    """As `rotating`, but mounted in a pid namespace of its own, so that the test's readers are outside it."""
-    tree = make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
-    with mounted_in_a_pid_namespace(growfs, tmp_path / "remote", "--cache-size", CAPACITY * SIZE, *HALF):
-        until(lambda: mount_status(growfs)["cache"]["files"] == CAPACITY)
-        yield set(tree)
-
-
 @pytest.mark.promise(21)
 def test_what_readers_of_another_pid_namespace_list_stays_for_hold_idle(
-    growfs: Growfs, foreign: set[str], reader: Reader
+    growfs: Growfs, tmp_path: Path, reader: Reader
 ) -> None:
-    shown = epoch(reader)
-    growfs.run("set", growfs.mountpoint, "settle=0.1s")
-    until(lambda: epoch(reader) != shown)
-    until(lambda: delisted_files(growfs) == TURNOVER)
-    (one,) = mount_status(growfs)["readers"]
-    assert one["pid"] == 0
-    assert "is in another pid namespace" in one["advice"]
-    assert one["held_bytes"] == TURNOVER * SIZE
-    assert shown <= local(growfs)
-    assert reader.read_all(shown) == SIZE * len(shown)
-    assert waited_opens(growfs) == 0
-    growfs.run("release", growfs.mountpoint)
-    until(lambda: epoch(reader) and shown - local(growfs))
+    make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
+    with mounted_in_a_pid_namespace(growfs, tmp_path / "remote", "--cache-size", CAPACITY * SIZE, *HALF):
+        growfs.until_cached(CAPACITY)
+        shown = epoch(reader)
+        growfs.run("set", growfs.mountpoint, "settle=0.1s")
+        until(lambda: epoch(reader) != shown)
+        until(lambda: delisted_files(growfs) == TURNOVER)
+        (one,) = mount_status(growfs)["readers"]
+        assert one["pid"] == 0
+        assert "is in another pid namespace" in one["advice"]
+        assert one["held_bytes"] == TURNOVER * SIZE
+        assert shown <= local(growfs)
+        assert reader.read_all(shown) == SIZE * len(shown)
+        assert waited_opens(growfs) == 0
+        growfs.run("release", growfs.mountpoint)
+        until(lambda: epoch(reader) and shown - local(growfs))

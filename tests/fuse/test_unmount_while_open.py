@@ -12,15 +12,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from growfs.fuse.mounting import mounted_at
+from tests.crash.scene import alive
 from tests.fuse.conftest import opened
-from tests.fuse.test_lifecycle import ended
 from tests.harness import Growfs, make_tree, until
 
 NAME, OTHER = "class0/0000.bin", "class1/0000.bin"
@@ -67,18 +65,12 @@ class Holder:
         output, _ = self._process.communicate("\n", timeout=30)
         return output.split(), self._process.returncode
 
-    def close(self) -> None:
+    def __enter__(self) -> Holder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
-
-
-@contextmanager
-def held(path: Path, *kept: str) -> Iterator[Holder]:
-    holder = Holder(path, *kept)
-    try:
-        yield holder
-    finally:
-        holder.close()
 
 
 @pytest.fixture
@@ -98,7 +90,7 @@ def read_without_daemon(engine: str, digest: str) -> tuple[list[str], int]:
 @pytest.mark.promise(11)
 def test_a_busy_mount_is_not_unmounted_and_keeps_working(growfs: Growfs, digest: str) -> None:
     for kept in ("descriptor", "mapping"):
-        with held(growfs.mountpoint / NAME, kept) as holder:
+        with Holder(growfs.mountpoint / NAME, kept) as holder:
             refused = growfs.run("umount", growfs.mountpoint, check=False)
             assert refused.returncode == 1
             assert f"({holder.pid})" in refused.stderr
@@ -113,10 +105,10 @@ def test_after_a_lazy_umount_open_and_mapped_files_and_an_open_folder_stay_reada
 ) -> None:
     """One after the other lets go; the last one, a mapping alone, keeps the daemon alive."""
     pid = growfs.pid
-    with held(growfs.mountpoint / NAME, "mapping") as last:
+    with Holder(growfs.mountpoint / NAME, "mapping") as last:
         with (
             opened(growfs.mountpoint / "class0") as folder,
-            held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder,
+            Holder(growfs.mountpoint / NAME, "descriptor", "mapping") as holder,
         ):
             growfs.umount(lazy=True)
             assert not mounted_at(growfs.mountpoint)
@@ -124,9 +116,9 @@ def test_after_a_lazy_umount_open_and_mapped_files_and_an_open_folder_stay_reada
             assert set(os.listdir(folder)) == {"0000.bin"}
             with open("0000.bin", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=folder)) as file:
                 assert hashlib.sha256(file.read()).hexdigest() == digest
-        assert not ended(pid)
+        assert alive(pid)
         assert last.read() == ([digest], 0)
-    until(lambda: ended(pid))
+    until(lambda: not alive(pid))
 
 
 @pytest.mark.promise(10, 29)
@@ -135,9 +127,9 @@ def test_a_signal_stops_it_cleanly_even_while_files_are_open(
 ) -> None:
     for number, name in ((signal.SIGTERM, NAME), (signal.SIGQUIT, OTHER)):  # nothing of it was read before
         pid, digest = growfs.pid, hashlib.sha256((tmp_path / "remote" / name).read_bytes()).hexdigest()
-        with held(growfs.mountpoint / name, "descriptor", "mapping") as holder:
+        with Holder(growfs.mountpoint / name, "descriptor", "mapping") as holder:
             os.kill(pid, number)
-            until(lambda pid=pid: ended(pid))  # type: ignore[misc]
+            until(lambda pid=pid: not alive(pid))  # type: ignore[misc]
             assert not mounted_at(growfs.mountpoint)
             assert os.listdir(growfs.mountpoint) == []
             assert holder.read() == read_without_daemon(engine, digest)
@@ -154,8 +146,8 @@ def test_after_sigkill_every_new_open_fails_and_open_files_outlive_the_next_moun
     """As do pages in the page cache."""
     path = growfs.mountpoint / NAME
     with (
-        held(path, "descriptor", "mapping") as first,
-        held(path, "descriptor", "mapping") as second,
+        Holder(path, "descriptor", "mapping") as first,
+        Holder(path, "descriptor", "mapping") as second,
         opened(growfs.mountpoint / OTHER) as fd,
         mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped,
     ):

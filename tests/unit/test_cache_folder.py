@@ -47,12 +47,6 @@ def open_and_release(cache_dir: Path) -> CacheFolder:
     return cache
 
 
-def test_a_cache_can_be_opened_again(cache_dir: Path, folder: Path) -> None:
-    assert open_and_release(cache_dir).fresh
-    (folder / "files").mkdir()
-    assert not open_and_release(cache_dir).fresh
-
-
 def test_a_mount_that_waits_for_one_that_fails_gets_a_folder_of_its_own(cache_dir: Path, folder: Path) -> None:
     failing = open_cache(cache_dir, SPEC, URL)
     (folder / "catalog.sqlite").touch()
@@ -254,12 +248,13 @@ def test_a_link_to_the_cache_directory_that_is_changed_later_changes_nothing(cac
     cache.release()
 
 
-def test_the_tag_is_not_written_through_a_link(cache_dir: Path, tmp_path: Path) -> None:
+def test_the_tag_is_not_written_through_a_link_and_a_cache_can_be_opened_again(cache_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (cache_dir / "CACHEDIR.TAG.new").symlink_to(tmp_path / "victim")
-    open_and_release(cache_dir)
+    assert open_and_release(cache_dir).fresh
     assert (tmp_path / "victim").read_text() == "precious"
     assert (cache_dir / "CACHEDIR.TAG").is_file()
+    assert not open_and_release(cache_dir).fresh
 
 
 def test_a_cache_of_another_format_is_left_as_it_is_by_a_refused_mount_and_emptied_but_for_its_lock_by_others(

@@ -97,16 +97,12 @@ async def test_rotation_continues_from_a_golden_cache(golden: Path) -> None:
     cache.close()
 
 
-def test_a_database_is_created_once(tmp_path: Path) -> None:
+def test_a_database_is_created_once_and_a_reader_creates_no_file_if_nobody_writes_it(tmp_path: Path) -> None:
     for number in (0, 1):
         database = Database(tmp_path / DATABASE)
         assert database.meta("pass", 0) == number
         database.write_now(lambda writer: set_meta(writer, "pass", 1))
         database.close()
-
-
-def test_a_reader_of_a_database_that_nobody_writes_creates_no_file(tmp_path: Path) -> None:
-    Database(tmp_path / DATABASE).close()
     with closing(read_only(tmp_path / DATABASE)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (FORMAT,)
         assert not list(tmp_path.glob(f"{DATABASE}-*"))

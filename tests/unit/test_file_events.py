@@ -1,4 +1,4 @@
-"""Both kinds of queues report the same events; fanotify reports the process, too."""
+"""Both kinds of queues report the same events, fanotify also the process; and which directories a counter watches."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from growfs.vfs.file_events import (
     FileEvents,
     Inotify,
 )
+from growfs.vfs.open_counter import OpenCounter
 
 MASK = OPEN | MODIFY | CLOSE_WRITE | MOVED_FROM | DELETE
 NAMES = ["plain", "new\nline", "ünï 中文 🎉", os.fsdecode(b"not \xff UTF-8"), "x" * 255]
@@ -116,3 +117,17 @@ def test_many_events_are_all_reported(events: FileEvents, folder: Path, monkeypa
     for name in names:
         os.close(os.open(folder / name, os.O_CREAT | os.O_RDONLY))
     assert sorted(happened(events)) == [(number, name) for name in names]
+
+
+@pytest.mark.parametrize("sees_processes", [False, True])
+def test_a_directory_of_a_tree_that_is_reused_is_no_longer_one_of_the_earlier_tree(
+    tmp_path: Path, sees_processes: bool
+) -> None:
+    counter = OpenCounter(lambda *_: None, processes_in=tmp_path if sees_processes else None)
+    tree = tmp_path / "0"
+    tree.mkdir()
+    for number in range(1, 6):
+        tree = tree.rename(tmp_path / str(number))
+        counter.watch(number, {7: tree})
+    counter.close()
+    assert [number for number in range(6) if counter.is_watched(number, 7)] == [5]

@@ -27,16 +27,12 @@ FILE = Attributes(1026, False, 300_000, 0x6B0064CF * 10**9 + 0x026D4FA9, 86_400.
 OFFERED = FLAGS | InitFlag.PASSTHROUGH | InitFlag.CACHE_SYMLINKS
 
 
-def test_parse_the_init_request_of_the_kernel() -> None:
+def test_the_init_request_of_the_kernel_is_accepted() -> None:
     request = protocol.parse_request(INIT)
     assert (request.opcode, request.unique) == (Opcode.INIT, 2)
     offer = protocol.InitIn.unpack(request.message, HEADER)
     assert (offer.major, offer.minor, offer.max_readahead) == (7, 45, 131_072)
     assert OFFERED & protocol.all_flags(offer) == OFFERED
-
-
-def test_negotiate_accepts_the_flags_of_the_kernel() -> None:
-    offer = protocol.InitIn.unpack(INIT, HEADER)
     answer = negotiated(offer, FLAGS, 64, 4096)
     assert (answer.major, answer.minor, answer.max_stack_depth) == (7, 45, 2)
     assert protocol.all_flags(answer) == FLAGS | InitFlag.CACHE_SYMLINKS

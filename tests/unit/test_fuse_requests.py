@@ -101,16 +101,6 @@ async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
     theirs.close()
 
 
-async def test_lookups_find_names_or_return_the_errno(kernel: Kernel) -> None:
-    await kernel.send(Opcode.LOOKUP, b"a\0")
-    header, body = await kernel.receive()
-    assert header.error == 0
-    assert protocol.Attr.unpack(body, protocol.EntryOut.size).mode & 0o777 == 0o555
-    assert await kernel.request(Opcode.LOOKUP, b"b\0") == errno.ENOENT
-    assert await kernel.request(Opcode.LOOKUP, b"\xff\0") == errno.ENOENT
-    assert await kernel.request(Opcode.LOOKUP, b"x" * 256 + b"\0") == errno.ENAMETOOLONG
-
-
 async def test_a_file_without_a_backing_id_is_read_through_the_daemon(kernel: Kernel, cache: LocalCache) -> None:
     """The socket refuses the ioctl, as some file systems do."""
     id = cache.node("a/1").id

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -117,15 +115,6 @@ async def test_an_open_whose_content_another_could_not_render_renders_it(scene: 
         scene.may_end.set()
     assert scene.renderings == 2
     scene.folder.close(*handles)
-
-
-async def test_on_a_full_disk_a_large_file_is_rendered_in_memory(scene: Scene) -> None:
-    scene.error = OSError(errno.ENOSPC, "No space left on device")
-    handle = await scene.open()
-    descriptor, size = scene.folder.content(handle)
-    assert (os.pread(descriptor, 10, 0), size, scene.renderings) == (b"1", 1, 2)
-    assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:large")
-    scene.folder.close(handle)
 
 
 async def test_a_large_file_takes_the_disk_a_few_times_at_most(scene: Scene, autojump_clock: MockClock) -> None:
