@@ -155,7 +155,9 @@ def test_a_refused_mount_leaves_the_cache_as_after_a_clean_stop(growfs: Growfs, 
 
 @pytest.mark.promise(29)
 @only("either")
-def test_the_next_mount_replaces_a_dead_one(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_dead_mount_is_left_in_place_by_wrong_commands_replaced_by_the_next_mount_and_removed_by_umount(
+    growfs: Growfs, tmp_path: Path
+) -> None:
     tree = make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
@@ -166,27 +168,20 @@ def test_the_next_mount_replaces_a_dead_one(growfs: Growfs, tmp_path: Path) -> N
         assert "its daemon is gone" in refused.stderr
         assert f"growfs umount {growfs.mountpoint}" in refused.stderr
         assert growfs.listed() == "dead; remove it with growfs umount"
+        for option, message in (
+            ("--members=tarr", "has no function tarr"), ("--count=3", "--count needs py:FUNCTION as the URL")
+        ):  # fmt: skip
+            refused = growfs.run("mount", tmp_path / "remote", growfs.mountpoint, option, check=False)
+            assert refused.returncode == 2
+            assert message in refused.stderr
+            with pytest.raises(OSError, match="not connected"):  # a program would train on nothing in an empty folder
+                os.listdir(growfs.mountpoint)
         growfs.mount(tmp_path / "remote")
-        assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == tree
+        assert growfs.content() == tree
     assert "did not stop cleanly" in growfs.log()
-
-
-@only("either")
-def test_a_wrong_command_leaves_a_dead_mount_in_place_and_umount_removes_it(growfs: Growfs, tmp_path: Path) -> None:
-    """Also once its workers have died with it."""
-    make_tree(tmp_path / "remote")
-    growfs.mount(tmp_path / "remote")
     workers = descendants(growfs.pid)
     assert workers
     growfs.kill()
-    for option, message in (
-        ("--members=tarr", "has no function tarr"), ("--count=3", "--count needs py:FUNCTION as the URL")
-    ):  # fmt: skip
-        refused = growfs.run("mount", tmp_path / "remote", growfs.mountpoint, option, check=False)
-        assert refused.returncode == 2
-        assert message in refused.stderr
-        with pytest.raises(OSError, match="not connected"):  # a program would train on nothing in an empty folder
-            os.listdir(growfs.mountpoint)
     until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in workers))
     assert "its daemon was gone" in growfs.run("umount", growfs.mountpoint).stdout
     assert not mounted_at(growfs.mountpoint)

@@ -121,7 +121,9 @@ def test_a_cache_that_was_moved_and_whose_path_is_odd_and_has_a_link(growfs: Gro
 
 
 @pytest.mark.promise(1, 8)
-def test_a_name_whose_file_was_evicted_waits_for_it_and_is_a_link_again(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_name_whose_file_was_evicted_waits_for_it_and_is_a_link_again_also_after_sigkill(
+    growfs: Growfs, tmp_path: Path
+) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
     growfs.mount(tmp_path / "remote", "--rotation", "never", "--wait-files", "5")
     assert growfs.content() == tree
@@ -132,6 +134,11 @@ def test_a_name_whose_file_was_evicted_waits_for_it_and_is_a_link_again(growfs: 
     assert growfs.status()["miss"]["files_total"] == 1
     assert is_link(growfs, "class0/0001.bin")
     assert growfs.content() == tree
+    gone = os.readlink(growfs.mountpoint / "class0/0001.bin")
+    growfs.kill()
+    os.unlink(gone)
+    growfs.mount(tmp_path / "remote", "--wait-files", "5")
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
 
 
 @pytest.mark.promise(3, 6)
@@ -278,18 +285,6 @@ def test_no_open_fails_while_what_is_opened_is_evicted(growfs: Growfs, tmp_path:
     with read_again_and_again(growfs, tree) as errors:
         until(has_evicted_enough)
     assert errors == []
-
-
-@pytest.mark.promise(1)
-def test_after_sigkill_the_next_mount_shows_what_is_cached(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
-    growfs.mount(tmp_path / "remote", "--wait-files", "5")
-    assert growfs.content() == tree
-    gone = os.readlink(growfs.mountpoint / "class0/0001.bin")
-    growfs.kill()
-    os.unlink(gone)
-    growfs.mount(tmp_path / "remote", "--wait-files", "5")
-    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
 
 
 UNSEEN = """

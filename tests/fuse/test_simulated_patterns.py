@@ -23,8 +23,8 @@ LISTS_FOR_LONG = (
 )
 """Their listings must be of one generation on a slow machine, too, so new processes see no new files in time."""
 RUNS = [("names from another source beside a re-lister", "libfuse")]  # opens by name, which wait for fetches
-"""What CI runs, and with which engine: they run the same code but for the requests themselves. test_access_patterns.py
-has ranks, searches of many processes, and lists that find(1) made."""
+"""What CI runs, and with which engine: they run the same code but for the requests themselves. test_jobs.py has
+ranks, tools that walk in between, and mappings."""
 TOO_LARGE = "a script that polls until there is enough"
 """It polls for more files than this cache holds."""
 ALL_RUNS = [
