@@ -119,26 +119,6 @@ def test_a_busy_mount_names_who_works_in_it_and_a_plain_umount_ends_it_then(grow
 
 
 @pytest.mark.promise(29)
-@only("links")
-def test_sigterm_stops_the_daemon_cleanly(growfs: Growfs, tmp_path: Path) -> None:
-    """test_unmount_while_open.py has the other engines."""
-    tree = make_tree(tmp_path / "remote")
-    growfs.mount(tmp_path / "remote")
-    growfs.run("wait", growfs.mountpoint, "--all")
-    pid = growfs.pid
-    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        os.kill(pid, number)
-    assert growfs.names() == set(tree), "signals that ask for something else than the end are ignored"
-    os.kill(pid, signal.SIGTERM)
-    until(lambda: not alive(pid))
-    assert not mounted_at(growfs.mountpoint)
-    growfs.mount(tmp_path / "remote")
-    assert growfs.names() == set(tree)
-    assert growfs.status()["fetch"]["files_total"] == 0
-    assert "did not stop cleanly" not in growfs.log()
-
-
-@pytest.mark.promise(29)
 @only("either")
 def test_a_refused_mount_leaves_the_cache_as_after_a_clean_stop(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")

@@ -18,8 +18,8 @@ import pytest
 
 from growfs.fuse.mounting import mounted_at
 from tests.crash.scene import alive
-from tests.fuse.conftest import opened
-from tests.harness import Growfs, make_tree, until
+from tests.fuse.conftest import only, opened
+from tests.harness import ENGINES, Growfs, make_tree, until
 
 NAME, OTHER = "class0/0000.bin", "class1/0000.bin"
 SIZE = 300_000
@@ -84,7 +84,7 @@ def digest(growfs: Growfs, tmp_path: Path) -> str:
 
 def read_without_daemon(engine: str, digest: str) -> tuple[list[str], int]:
     """What a holder of a descriptor and a mapping reads when the daemon is gone."""
-    return ([digest, digest], 0) if engine == "passthrough" else (["ENOTCONN"], -signal.SIGBUS)
+    return (["ENOTCONN"], -signal.SIGBUS) if engine == "libfuse" else ([digest, digest], 0)
 
 
 @pytest.mark.promise(11)
@@ -121,10 +121,14 @@ def test_after_a_lazy_umount_open_and_mapped_files_and_an_open_folder_stay_reada
     until(lambda: not alive(pid))
 
 
+@only(*ENGINES)
 @pytest.mark.promise(10, 29)
 def test_a_signal_stops_it_cleanly_even_while_files_are_open(
     growfs: Growfs, digest: str, engine: str, tmp_path: Path
 ) -> None:
+    for other in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(growfs.pid, other)
+    assert growfs.names() == {NAME, OTHER}, "signals that ask for something else than the end are ignored"
     for number, name in ((signal.SIGTERM, NAME), (signal.SIGQUIT, OTHER)):  # nothing of it was read before
         pid, digest = growfs.pid, hashlib.sha256((tmp_path / "remote" / name).read_bytes()).hexdigest()
         with Holder(growfs.mountpoint / name, "descriptor", "mapping") as holder:
