@@ -305,10 +305,7 @@ def test_after_a_kill_the_next_mount_is_consistent(growfs: Growfs, label: str) -
 
 
 @pytest.mark.promise(29)
-@pytest.mark.parametrize(
-    ("label", "kind"),
-    cases_of_errors(survives=False),
-)
+@pytest.mark.parametrize(("label", "kind"), cases_of_errors(survives=False))
 def test_after_a_disk_error_the_next_mount_is_consistent(growfs: Growfs, label: str, kind: str) -> None:
     growfs.tolerate_log = label == "SYNC_STOP"  # no command waits for the daemon any more, so the log has a traceback
     with FAULT_POINTS[label].drive(growfs, f"{label}:{kind}") as scene:
@@ -316,10 +313,7 @@ def test_after_a_disk_error_the_next_mount_is_consistent(growfs: Growfs, label: 
 
 
 @pytest.mark.promise(1, 29)
-@pytest.mark.parametrize(
-    ("label", "kind"),
-    cases_of_errors(survives=True),
-)
+@pytest.mark.parametrize(("label", "kind"), cases_of_errors(survives=True))
 def test_a_mount_continues_after_a_disk_error(growfs: Growfs, label: str, kind: str) -> None:
     with FAULT_POINTS[label].drive(growfs, f"{label}:{kind}") as scene:
         pid = growfs.pid

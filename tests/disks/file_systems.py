@@ -17,11 +17,7 @@ import pytest
 
 from tests.needs import SET_UP
 
-MKFS = {
-    "ext4": ("mkfs.ext4", "-q", "-m", "0"),
-    "xfs": ("mkfs.xfs", "-q"),
-    "btrfs": ("mkfs.btrfs", "-q"),
-}
+MKFS = {"ext4": ("mkfs.ext4", "-q", "-m", "0"), "xfs": ("mkfs.xfs", "-q"), "btrfs": ("mkfs.btrfs", "-q")}
 """Commands that make a file system, by its name in /proc/filesystems."""
 SMALLEST = {"ext4": 32 << 20, "xfs": 300 << 20, "btrfs": 256 << 20}
 """Sizes in bytes with which all of these commands are content. The image is sparse: it takes what is written."""

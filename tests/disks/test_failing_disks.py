@@ -242,27 +242,13 @@ def test_after_a_power_loss_nothing_wrong_is_read(
     with sqlite3.connect(growfs.cache / "catalog.sqlite") as rows:
         rows.execute("UPDATE meta SET value = 'another boot' WHERE key = 'boot_id'")
     rows.close()
+    for path in (growfs.cache_dir / "CACHEDIR.TAG", growfs.cache / "daemon.json"):
+        path.write_text("")  # as of files that were just made
     growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "100MB", "--no-wait")
+    assert (growfs.cache_dir / "CACHEDIR.TAG").read_text()
     read_all(growfs, tree)
     until(lambda: growfs.status()["state"] == "complete" and read_all(growfs, tree) == set(tree))
     assert growfs.status()["fetch"]["files_total"] == len(tree) - durable, "what was synced is kept, and no more"
-
-
-def test_a_power_loss_right_after_the_first_mount_leaves_a_usable_cache(
-    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path
-) -> None:
-    """Files that were just made are empty then."""
-    system = make_file_system("ext4")
-    tree = make_tree(tmp_path / "remote", files=3, size=5000)
-    growfs.cache_dir = system.folder / "cache"
-    growfs.mount(tmp_path / "remote", *FLAGS)
-    growfs.kill()
-    for path in (growfs.cache_dir / "CACHEDIR.TAG", growfs.cache / "daemon.json"):
-        path.write_text("")
-    growfs.mount(tmp_path / "remote", *FLAGS)
-    assert read_all(growfs, tree) == set(tree)
-    assert (growfs.cache_dir / "CACHEDIR.TAG").read_text()
-    growfs.umount()
 
 
 @pytest.mark.promise(1, 29)

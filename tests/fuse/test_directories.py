@@ -39,8 +39,10 @@ def test_every_directory_has_its_most_common_file_type_before_mount_returns(grow
     assert growfs.status()["unpromised"] is None
 
 
-@pytest.mark.promise(7)
-def test_eviction_keeps_one_file_of_each_type_per_directory(growfs: Growfs, tmp_path: Path) -> None:
+@pytest.mark.promise(7, 19)
+def test_neither_a_command_nor_a_miss_evicts_the_last_file_of_a_type_in_a_directory(
+    growfs: Growfs, tmp_path: Path
+) -> None:
     imagefolder(tmp_path / "remote", 5)
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
@@ -49,6 +51,12 @@ def test_eviction_keeps_one_file_of_each_type_per_directory(growfs: Growfs, tmp_
     shown = listed_types(growfs.mountpoint)
     assert shown == {name: {".json", ".md", ".jpg"} for name in os.listdir(tmp_path / "remote")}
     assert growfs.status()["cache"]["files"] == 5 * 3
+    growfs.run("set", growfs.mountpoint, f"cache-size={17 * BLOCK}")
+    for path in sorted((tmp_path / "remote").rglob("*.*")):
+        assert (growfs.mountpoint / path.relative_to(tmp_path / "remote")).read_bytes() == path.read_bytes()
+    assert growfs.status()["cache"]["bytes"] <= 17 * BLOCK
+    assert listed_types(growfs.cache / "files") == shown
+    assert set(os.listdir(growfs.mountpoint)) == set(shown)
 
 
 @pytest.mark.promise(14)

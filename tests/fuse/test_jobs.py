@@ -118,10 +118,7 @@ def main():
 if __name__ == "__main__":
     main()
 """
-RUNS_OF_WORKERS = [
-    ("fork", "each", "stays"),
-    ("forkserver", "each", "ends"),
-]
+RUNS_OF_WORKERS = [("fork", "each", "stays"), ("forkserver", "each", "ends")]
 """What CI runs: a worker whose parent has listed, and one whose grandparent has."""
 
 

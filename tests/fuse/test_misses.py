@@ -241,19 +241,6 @@ def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path)
     assert missing[3].read_bytes()
 
 
-@pytest.mark.promise(7, 19)
-def test_a_miss_never_evicts_the_last_file_of_a_directory(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "remote", directories=3, files=4, size=SIZE)
-    growfs.mount(tmp_path / "remote", "--cache-size", 6 * SIZE)
-    growfs.run("pause", growfs.mountpoint)
-    for path in tree:
-        assert (growfs.mountpoint / path).read_bytes() == tree[path]
-    cache = growfs.status()["cache"]
-    assert cache["bytes"] <= cache["limit_bytes"]
-    assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1", "class2"}
-    assert {path.parent.name for path in (growfs.cache / "files").rglob("*.bin")} == {"class0", "class1", "class2"}
-
-
 @only(*SHOW_FILES)
 def test_unmounting_does_not_wait_for_misses(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)

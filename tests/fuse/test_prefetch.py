@@ -17,7 +17,7 @@ from tests.blocking_server import BlockingServer
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only, opened
 from tests.fuse.reader import Reader
-from tests.fuse.rotation_helpers import epoch
+from tests.fuse.rotation_helpers import epoch, local
 from tests.harness import Growfs, make_tree, starting_with, until
 
 SIZE = 100_000
@@ -219,9 +219,9 @@ def test_a_file_evicted_for_a_miss_is_fetched_again_when_it_fits(growfs: Growfs,
     assert growfs.status()["cache"]["files"] == 5
 
 
-@pytest.mark.promise(7, 28)
-def test_shrinking_the_cache_evicts_and_growing_fetches(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=2, files=10, size=SIZE)
+@pytest.mark.promise(3, 7, 28)
+def test_shrinking_the_cache_evicts_and_growing_fetches_unless_it_is_paused(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=2, files=10, size=SIZE)
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
     with ExitStack() as files:
@@ -232,7 +232,13 @@ def test_shrinking_the_cache_evicts_and_growing_fetches(growfs: Growfs, tmp_path
         assert "over its size" in (growfs.mountpoint / ".growfs/status").read_text()
     until(lambda: on_disk(growfs.cache) <= 1 << 20)
     assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1"}
+    growfs.run("pause", growfs.mountpoint)
     growfs.run("set", growfs.mountpoint, "cache-size=10MiB")
+    assert growfs.status()["state"] == "paused"
+    cached = local(growfs)
+    assert (growfs.mountpoint / min(set(tree) - cached)).read_bytes()
+    assert len(local(growfs)) == growfs.status()["cache"]["files"] == len(cached) + 1
+    growfs.run("resume", growfs.mountpoint)
     growfs.run("wait", growfs.mountpoint, "--all")  # what was evicted is fetched again
 
 
@@ -245,19 +251,3 @@ def test_a_file_that_fails_does_not_stop_the_others(growfs: Growfs, server: Bloc
     assert growfs.names() == set(server.files) - {"007"}
     assert growfs.status()["fetch"]["failed"] >= 1
     assert "007" in growfs.status()["last_error"]
-
-
-@pytest.mark.promise(3)
-def test_nothing_is_prefetched_while_paused(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=1, files=6, size=4096)
-    growfs.mount(tmp_path / "remote", "--cache-size", 2 * 4096)
-    growfs.until_cached(2)
-    growfs.run("pause", growfs.mountpoint)
-    growfs.run("set", growfs.mountpoint, "cache-size=1MB")
-    assert growfs.status()["state"] == "paused"
-    local = growfs.names()
-    (missing, *_) = sorted({f"class0/{number:04}.bin" for number in range(6)} - local)
-    assert (growfs.mountpoint / missing).read_bytes()
-    assert growfs.status()["cache"]["files"] == 3
-    growfs.run("resume", growfs.mountpoint)
-    growfs.run("wait", growfs.mountpoint, "--all")
