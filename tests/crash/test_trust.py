@@ -177,15 +177,6 @@ def test_the_digest_decides_if_a_disk_lost_what_was_not_synced(growfs: Growfs, s
     assert remount_and_count_fetches(scene) == 1
 
 
-@pytest.mark.promise(29)
-def test_a_crash_after_an_eviction_leaves_nothing_behind(growfs: Growfs, scene: Scene) -> None:
-    scene.try_command("pause")
-    scene.try_command("evict", globs=["*.bin"])
-    scene.evicted = True
-    growfs.kill()
-    scene.check()
-
-
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
     "text": lambda content: b"no database at all" * 1000,

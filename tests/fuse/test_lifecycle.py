@@ -234,27 +234,19 @@ def site(growfs: Growfs, tmp_path: Path) -> Path:
 
 
 @only("either")
+@pytest.mark.promise(47)
 def test_a_mount_goes_on_if_growfs_is_upgraded_or_removed(growfs: Growfs, tmp_path: Path, site: Path) -> None:
-    """Modules that it has not imported yet would be missing, or of another version."""
-    make_tree(tmp_path / "remote", directories=1, files=2)
-    growfs.mount(tmp_path / "remote", "--refresh", "0.2s", "--settle", "0")
+    """Modules that it has not imported yet would be missing, or of another version: those of new workers, which list,
+    fetch, and divide the next pass with the code of an extension.
+    """
+    tree = make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote", "--exact", "--refresh", "0.2s")
     upgrade(growfs, site)
     (tmp_path / "remote/class0/new.bin").write_bytes(b"new")
-    until(lambda: "class0/new.bin" in growfs.names())
-    assert (growfs.mountpoint / "class0/new.bin").read_bytes() == b"new"
+    until(lambda: growfs.status()["cache"]["files"] == 3)
+    part = growfs.mountpoint / ".growfs/passes/9/1/class0"
+    assert sorted(f"class0/{name}" for name in os.listdir(part)) == sorted([*tree, "class0/new.bin"])
+    assert (part / "new.bin").read_bytes() == b"new"
     assert "growfs_ready 1.0" in (growfs.mountpoint / ".growfs/metrics").read_text()
     until(lambda: growfs.status()["last_error"] is None)  # it may have listed when it was killed
     growfs.umount()
-
-
-@only("either")
-@pytest.mark.promise(47)
-def test_the_next_pass_is_divided_after_growfs_was_upgraded_or_removed(
-    growfs: Growfs, tmp_path: Path, site: Path
-) -> None:
-    """A new worker does that, with the code of an extension."""
-    tree = make_tree(tmp_path / "remote", directories=1, files=2)
-    growfs.mount(tmp_path / "remote", "--exact")
-    upgrade(growfs, site)
-    shown = os.listdir(growfs.mountpoint / ".growfs/passes/9/1/class0")
-    assert sorted(f"class0/{name}" for name in shown) == sorted(tree)

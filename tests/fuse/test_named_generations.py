@@ -237,29 +237,28 @@ def test_a_new_version_is_found_in_a_generation_that_has_ended(growfs: Growfs, t
 
 
 @only(*SHOW_FILES)
-@pytest.mark.parametrize("is_open", [False, True])
-def test_the_attributes_in_a_generation_that_has_ended_change_with_the_remote(
-    growfs: Growfs, tmp_path: Path, is_open: bool
-) -> None:
-    make_tree(tmp_path / "remote", directories=1, files=3, size=SIZE)
-    growfs.mount(tmp_path / "remote", "--rotation", "never", "--settle", "0", "--wait-files", "3")
+def test_the_attributes_in_a_generation_that_has_ended_change_with_the_remote(growfs: Growfs, tmp_path: Path) -> None:
+    """Those of open files once they are closed."""
+    make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--rotation", "never", "--settle", "0", "--wait-files", "5")
     ended = generation(growfs, next_number(growfs))
-    replaced, deleted = "class0/0000.bin", "class0/0001.bin"
-    assert [(ended / path).stat().st_size for path in (replaced, deleted)] == [SIZE, SIZE]
+    closed, kept_open = ("class0/0000.bin", "class0/0001.bin"), ("class0/0002.bin", "class0/0003.bin")
+    assert {(ended / path).stat().st_size for path in (*closed, *kept_open)} == {SIZE}
     os.listdir(generation(growfs, 2))
     until(lambda: os.listdir(growfs.mountpoint / TREES) == ["2"])
     with ExitStack() as opened:
-        for path in (replaced, deleted) if is_open else ():
+        for path in kept_open:
             opened.enter_context((growfs.mountpoint / path).open("rb"))
-        (tmp_path / "remote" / replaced).write_bytes(b"new")
-        (tmp_path / "remote" / deleted).unlink()
+        for replaced, deleted in (closed, kept_open):
+            (tmp_path / "remote" / replaced).write_bytes(b"new")
+            (tmp_path / "remote" / deleted).unlink()
         relist(growfs)
-        until_size(growfs.mountpoint / replaced, 3)
-        until(lambda: not (growfs.mountpoint / deleted).exists())
-        if is_open:
-            assert [(ended / path).stat().st_size for path in (replaced, deleted)] == [SIZE, SIZE]
-    until_size(ended / replaced, 3)
-    until(lambda: not (ended / deleted).exists())
+        for top, (replaced, deleted) in ((growfs.mountpoint, closed), (growfs.mountpoint, kept_open), (ended, closed)):
+            until_size(top / replaced, 3)
+            until(lambda gone=top / deleted: not gone.exists())  # type: ignore[misc]
+        assert [(ended / path).stat().st_size for path in kept_open] == [SIZE, SIZE]
+    until_size(ended / kept_open[0], 3)
+    until(lambda: not (ended / kept_open[1]).exists())
 
 
 # growfs.next_generation, and growfs next.

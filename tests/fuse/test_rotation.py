@@ -221,9 +221,20 @@ def test_a_reader_that_listed_once_keeps_all_its_files(
     assert mine <= local(growfs)
 
 
+@pytest.fixture
+def looks_often(growfs: Growfs) -> None:
+    """Have the daemon look for readers that are silent, and save what was opened, every 0.1 s."""
+    growfs.env[SETUP_VARIABLE] = (
+        "from growfs.cache import usage; from growfs.rotation import readers\n"
+        "usage.SAVE_EVERY_S = readers.SILENCE_EVERY_S = 0.1"
+    )
+
+
 @pytest.mark.promise(17)
-@pytest.mark.parametrize("end", ["lists again", "ends"])
-def test_a_hold_lasts_until(growfs: Growfs, rotating: set[str], reader: Reader, other: Reader, end: str) -> None:
+@pytest.mark.parametrize("end", ["lists again", "is silent", "ends"])
+def test_a_hold_lasts_until(
+    growfs: Growfs, looks_often: None, rotating: set[str], reader: Reader, other: Reader, end: str
+) -> None:
     mine, cached = epoch(reader), local(growfs)
     next_generation(growfs, other)
     until(lambda: delisted_files(growfs) == TURNOVER)
@@ -236,32 +247,12 @@ def test_a_hold_lasts_until(growfs: Growfs, rotating: set[str], reader: Reader, 
         until(lambda: not local(growfs) & {path for path in mine if path.startswith("class0")})
         assert local(growfs) >= {path for path in mine if path.startswith("class1")}
         reader.walk("class1")
+    elif end == "is silent":
+        growfs.run("set", growfs.mountpoint, "hold-idle=0")
     else:
         reader.kill()
     wait_for_replacement(growfs)
     assert waited_opens(growfs) == 0
-
-
-@pytest.fixture
-def looks_often(growfs: Growfs) -> None:
-    """Have the daemon look for readers that are silent, and save what was opened, every 0.1 s."""
-    growfs.env[SETUP_VARIABLE] = (
-        "from growfs.cache import usage; from growfs.rotation import readers\n"
-        "usage.SAVE_EVERY_S = readers.SILENCE_EVERY_S = 0.1"
-    )
-
-
-@pytest.mark.promise(17)
-@only("libfuse")
-def test_an_idle_reader_loses_its_hold(
-    growfs: Growfs, looks_often: None, rotating: set[str], reader: Reader, other: Reader
-) -> None:
-    mine = epoch(reader)
-    next_generation(growfs, other)
-    until(lambda: delisted_files(growfs) == TURNOVER)
-    growfs.run("set", growfs.mountpoint, "hold-idle=0")
-    wait_for_replacement(growfs)
-    assert not mine <= local(growfs)
 
 
 @pytest.mark.promise(2, 17)
