@@ -132,12 +132,15 @@ def test_a_validation_set_that_rotates_and_files_that_seem_to_belong_together_ar
     make_samples(tmp_path / "remote", LAYOUTS["carvana"], CAPACITY, SIZE)
     make_tree(tmp_path / "remote/val", directories=1, files=CAPACITY, size=SIZE)
     validation, together = "warning: val/ looks like a validation set", "_mask.gif seem to belong together: --group car"
-    for flags, hints in (
-        ((), {validation, together}),
-        (("--freeze", "val/*/0000.bin"), {together}),
-        (("--group", "{name}"), {validation}),
-        (("--cache-size", "1GB"), set[str]()),
+    for number, (flags, hints) in enumerate(
+        [
+            ((), {validation, together}),
+            (("--freeze", "val/*/0000.bin"), {together}),
+            (("--group", "{name}"), {validation}),
+            (("--cache-size", "1GB"), set[str]()),
+        ]
     ):
+        growfs.cache_dir = tmp_path / f"cache{number}"  # a mount of an empty cache waits until they are known
         size = () if "--cache-size" in flags else ("--cache-size", 2 * CAPACITY * SIZE)
         output = growfs.mount(tmp_path / "remote", *size, *flags).stdout
         assert {hint for hint in (validation, together) if hint in output} == hints, flags
