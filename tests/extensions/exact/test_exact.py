@@ -89,17 +89,26 @@ def assert_each_once(parts: list[set[str]], tree: dict[str, bytes]) -> None:
 
 
 @pytest.mark.promise(47)
-@pytest.mark.parametrize(("engine", "share"), [("links", 0.6), ("either", 1.0)], indirect=["engine"])
-def test_a_pass_lists_each_file_exactly_once(growfs: Growfs, reader: Reader, tmp_path: Path, share: float) -> None:
-    tree = make_remote(tmp_path / "remote")
-    mount(growfs, tmp_path / "remote", tree, *ROOMY, share=share)
-    passes = [one_pass(growfs, reader) for _ in range(2)]
-    for parts in passes:
-        assert_each_once(parts, tree)
+@pytest.mark.parametrize(("engine", "share"), [("links", 0.65), ("either", 1.0)], indirect=["engine"])
+def test_a_pass_lists_each_file_exactly_once_and_fetches_only_streamed_ones(
+    growfs: Growfs, reader: Reader, tmp_path: Path, share: float
+) -> None:
+    """Every part lists all class folders: otherwise ImageFolder would number the classes of each part differently."""
+    tree = make_remote(tmp_path / "remote", 80, folders=20)
+    mount(growfs, tmp_path / "remote", tree, "--start", "2/1", share=share)
+    passes, fetched = [], []
+    for _ in range(2):
+        assert reader.list() == {f"class{number}" for number in range(20)}
+        passes.append(one_pass(growfs, reader))
+        assert_each_once(passes[-1], tree)
+        until(lambda: growfs.status()["state"] in ("ahead", "complete"))
+        fetched.append(growfs.status()["fetch"]["bytes_total"])
+    status = growfs.status()
     if share < 1:
         assert len(passes[0]) > 3
         assert passes[0] != passes[1], "each pass has another order"
-    status = growfs.status()
+        assert fetched[1] - fetched[0] <= 1.05 * status["exact"]["streamed_bytes"] < 0.5 * cache_size(tree, 1)
+        assert "ImageFolder" in " ".join(status["warnings"])
     assert status["miss"]["files_total"] == 0
     assert status["exact"]["left_out_files"] == 0
 
@@ -123,28 +132,6 @@ def test_each_process_that_asks_goes_on_after_the_part_that_the_last_one_read(gr
 
 
 @pytest.mark.promise(47)
-def test_only_streamed_files_are_fetched_again(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
-    tree = make_remote(tmp_path / "remote", 80)
-    mount(growfs, tmp_path / "remote", tree, "--start", "2/1", share=0.65)
-    one_pass(growfs, reader)
-    until(lambda: growfs.status()["state"] == "ahead")
-    before = growfs.status()["fetch"]["bytes_total"]
-    one_pass(growfs, reader)
-    until(lambda: growfs.status()["state"] == "ahead")
-    status = growfs.status()
-    assert status["fetch"]["bytes_total"] - before <= 1.05 * status["exact"]["streamed_bytes"]
-    assert status["exact"]["streamed_bytes"] < 0.45 * cache_size(tree, 1)
-
-
-def test_two_jobs_at_the_root_are_warned(growfs: Growfs, reader: Reader, other: Reader, tmp_path: Path) -> None:
-    mount(growfs, tmp_path / "remote", make_remote(tmp_path / "remote"), *ROOMY)
-    for listing, warns in ((reader, False), (reader, False), (other, True)):
-        epoch(listing)
-        warnings = " ".join(growfs.status()["warnings"])
-        assert ("2 programs list the root, and each misses the parts that the others get" in warnings) == warns
-
-
-@pytest.mark.promise(47)
 def test_a_killed_mount_goes_on_with_the_next_part(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_remote(tmp_path / "remote")
     parts: list[set[str]] = []
@@ -163,18 +150,24 @@ def test_a_killed_mount_goes_on_with_the_next_part(growfs: Growfs, tmp_path: Pat
     assert_each_once(parts, tree)
 
 
-@pytest.mark.promise(47)
-def test_a_monitor_begins_no_part(growfs: Growfs, reader: Reader, other: Reader, tmp_path: Path) -> None:
+@pytest.mark.promise(6, 47)
+def test_a_monitor_begins_no_part(growfs: Growfs, tmp_path: Path) -> None:
+    """Nor do listings before a restart."""
     tree = make_remote(tmp_path / "remote")
-    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--settle", "0.1s")
-    for _ in range(2):
-        shown = other.walk()
-        with Reader(growfs.mountpoint) as passer_by:
-            assert passer_by.walk() == shown
-    assert epoch(reader) == shown
-    assert position(growfs)[:2] == (2, 1)
-    epoch(reader)
-    assert position(growfs)[:2] == (2, 2)
+    parts = []
+    for has_readers in (False, True, True):
+        mount(growfs, tmp_path / "remote", tree, *PARTS, "--settle", "0.1s")
+        with Reader(growfs.mountpoint) as monitor, Reader(growfs.mountpoint) as reader:
+            shown = monitor.walk()
+            for _ in range(2):
+                with Reader(growfs.mountpoint) as passer_by:
+                    assert passer_by.walk() == monitor.walk() == shown
+            parts.append(epoch(reader) if has_readers else shown)
+            assert parts[-1] == shown
+            assert position(growfs)[:2] == (1, max(1, len(parts) - 1))
+        growfs.umount()
+    assert parts[0] == parts[1]
+    assert not parts[1] & parts[2]
 
 
 def listings(part: Path) -> tuple[list[str], set[str]]:
@@ -227,41 +220,20 @@ def mount_half(growfs: Growfs, server: BlockingServer, *flags: str) -> list[str]
     return names
 
 
-@pytest.mark.promise(47)
-def test_a_listing_waits_for_its_part_and_blocks_nobody(
+@pytest.mark.promise(3, 47)
+@only(*SHOW_FILES)
+def test_a_listing_that_waits_for_its_part_holds_up_nobody_and_ends_with_its_process(
     growfs: Growfs, reader: Reader, other: Reader, server: BlockingServer
 ) -> None:
-    """The part that is read can be listed and read meanwhile, and the status says how much is missing."""
-    names = mount_half(growfs, server, "--settle", "1s")
+    """The kernel locks a directory while it is read. A notification about one of its names waits for that lock, and
+    every lookup there waits for the notification. The status says how much is missing."""
+    names = mount_half(growfs, server, "--refresh", "1s", "--settle", "1s")
     first = epoch(reader)
     other.walk()
     until(lambda: growfs.status()["state"] == "ahead")
     server.blocked = set(names)
-    second = epoch(reader)
-    assert not first & second
-    waiting = threading.Thread(target=reader.walk)
-    waiting.start()
-    until(lambda: mount_status(growfs)["exact"]["waiting"] == 1)
-    until(lambda: mount_status(growfs)["exact"]["missing_files"] > 0)
-    assert "of the next part" in growfs.run("status", growfs.mountpoint).stdout
-    assert other.walk() in (first, second)
-    server.unblock()
-    waiting.join(30)
-    assert not waiting.is_alive()
-
-
-@pytest.mark.promise(3, 47)
-@only(*SHOW_FILES)
-def test_a_listing_that_waits_holds_up_no_lookup_and_ends_with_its_process(
-    growfs: Growfs, reader: Reader, server: BlockingServer
-) -> None:
-    """The kernel locks a directory while it is read. A notification about one of its names waits for that lock, and
-    every lookup there waits for the notification."""
-    names = mount_half(growfs, server, "--refresh", "1s")
-    epoch(reader)
-    until(lambda: growfs.status()["state"] == "ahead")
-    server.blocked = set(names)
     listed = epoch(reader)
+    assert not first & listed
 
     def walk() -> None:
         with pytest.raises(EOFError):  # it ends without an answer
@@ -270,10 +242,13 @@ def test_a_listing_that_waits_holds_up_no_lookup_and_ends_with_its_process(
     waiting = threading.Thread(target=walk)
     waiting.start()
     until(lambda: mount_status(growfs)["exact"]["waiting"] == 1)
-    gone, *_, other = sorted(listed)
+    until(lambda: mount_status(growfs)["exact"]["missing_files"] > 0)
+    assert "of the next part" in growfs.run("status", growfs.mountpoint).stdout
+    assert other.walk() in (first, listed)
+    gone, *_, kept = sorted(listed)
     del server.files[gone]
     until(lambda: "listed 39 files" in growfs.log())
-    with subprocess.Popen(["stat", growfs.mountpoint / other], stdout=subprocess.DEVNULL) as lookup:
+    with subprocess.Popen(["stat", growfs.mountpoint / kept], stdout=subprocess.DEVNULL) as lookup:
         try:
             until(lambda: lookup.poll() == 0)
             reader.kill()
@@ -314,8 +289,11 @@ def test_a_file_that_cannot_be_fetched_is_left_out_and_named(
     assert "c/07.bin" in growfs.run("status", growfs.mountpoint).stdout
 
 
-def test_files_opened_by_name_do_not_keep_the_next_part_away(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+def test_files_opened_by_name_do_not_keep_the_next_part_away_and_two_jobs_are_warned(
+    growfs: Growfs, reader: Reader, other: Reader, tmp_path: Path
+) -> None:
     tree = make_remote(tmp_path / "remote")
+    warning = "2 programs list the root, and each misses the parts that the others get"
     mount(growfs, tmp_path / "remote", tree, *ROOMY)
     parts = [epoch(reader)]
     _, _, count = position(growfs)
@@ -325,6 +303,9 @@ def test_files_opened_by_name_do_not_keep_the_next_part_away(growfs: Growfs, rea
             stranger.read_all(missing)
         parts.append(epoch(reader))
     assert_each_once(parts, tree)
+    assert warning not in " ".join(growfs.status()["warnings"])
+    epoch(other)
+    assert warning in " ".join(growfs.status()["warnings"])
 
 
 def test_what_the_remote_changes_joins_the_next_pass(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
@@ -427,9 +408,9 @@ def test_new_versions_of_files_that_a_reader_holds_are_held(growfs: Growfs, read
     assert reader.walk() == held
 
 
-@pytest.mark.promise(23, 47)
+@pytest.mark.promise(23, 47, 48)
 def test_frozen_and_pinned_files_are_in_each_part(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
-    """Also those that the remote changes."""
+    """Also those that the remote changes. A position is refused once other files are."""
     remote = tmp_path / "remote"
     tree = make_remote(remote)
     frozen = {path for path in tree if path.startswith("class3/")}
@@ -447,30 +428,14 @@ def test_frozen_and_pinned_files_are_in_each_part(growfs: Growfs, reader: Reader
     until(lambda: all(cached_bytes(growfs, path) == 777 for path in sorted(frozen)[:3]))
     for _ in range(3):
         assert epoch(reader) >= always
-
-
-def test_every_part_lists_all_class_folders(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
-    """Otherwise ImageFolder would number the classes of each part differently."""
-    tree = make_remote(tmp_path / "remote", 60, folders=20)
-    mount(growfs, tmp_path / "remote", tree, share=0.35)
-    for _ in range(4):
-        assert reader.list() == {f"class{number}" for number in range(20)}
-        reader.read_all(reader.walk())
-    assert "ImageFolder" in " ".join(growfs.status()["warnings"])
-
-
-def test_a_cache_that_cannot_stream_is_refused(growfs: Growfs, tmp_path: Path) -> None:
-    remote = tmp_path / "remote"
-    remote.mkdir()
-    for number in range(4):
-        (remote / f"{number}.bin").write_bytes(bytes(10 * BLOCK))
-    refused = growfs.mount(remote, "--exact", "--cache-size", 15 * BLOCK, check=False)
-    assert refused.returncode == 1
-    assert "raise --cache-size" in refused.stderr
+    saved = api.position(next(api.epoch(growfs.mountpoint)))
+    growfs.run("unpin", growfs.mountpoint, "class0/0000.bin")
+    with pytest.raises(GrowfsError, match="frozen or pinned"):
+        next(api.epoch(growfs.mountpoint, saved["number"] + 2, catalog=saved["catalog"]))
 
 
 def test_what_parts_depend_on_cannot_be_set(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
-    """The remedy for a cache that is to be smaller is named."""
+    """The remedy for a cache that is to be smaller is named, and one that cannot stream is refused."""
     tree = make_remote(tmp_path / "remote")
     mount(growfs, tmp_path / "remote", tree, *ROOMY)
     epoch(reader)
@@ -484,6 +449,8 @@ def test_what_parts_depend_on_cannot_be_set(growfs: Growfs, reader: Reader, tmp_
     small = ["--exact", *PARTS, "--cache-size", cache_size(tree, 0.55)]
     refused = growfs.mount(tmp_path / "remote", *small, check=False)
     assert "--start 3/1" in refused.stderr
+    tiny = growfs.mount(tmp_path / "remote", "--exact", "--cache-size", 5 * BLOCK, "--start", "3/1", check=False)
+    assert (tiny.returncode, "raise --cache-size" in tiny.stderr) == (1, True)
     growfs.mount(tmp_path / "remote", *small, "--start", "3/1")
 
 
@@ -510,15 +477,3 @@ def test_a_listing_that_waits_because_too_much_is_pinned_goes_on_once_it_is_unpi
     stops.set()
     reading.join(30)
     assert position(growfs) > before
-
-
-@pytest.mark.promise(48)
-def test_a_position_is_refused_if_other_files_are_in_each_part(growfs: Growfs, tmp_path: Path) -> None:
-    tree = make_remote(tmp_path / "remote")
-    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--freeze", "class1/000*")
-    saved = api.position(next(api.epoch(growfs.mountpoint)))
-    growfs.umount()
-    shutil.rmtree(growfs.cache_dir)
-    mount(growfs, tmp_path / "remote", tree, *ROOMY, "--freeze", "class2/000*")
-    with pytest.raises(GrowfsError, match="frozen or pinned"):
-        next(api.epoch(growfs.mountpoint, **saved))

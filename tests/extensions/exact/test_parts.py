@@ -97,42 +97,24 @@ def test_each_pass_has_another_order_and_keeps_the_same_files() -> None:
     assert paths(files, replace(PASS, seed=5)) != orders[0]
 
 
-def test_each_part_has_its_share_of_kept_files_and_of_each_folder() -> None:
-    _, parts = parts_of(catalog([1] * 400, folders=4), replace(PASS, cache_bytes=300 * BLOCK))
-    counts = [len(kept) for _, kept in parts]
-    assert max(counts) - min(counts) <= 1
+def test_each_part_has_its_share_of_streamed_and_kept_files_and_of_each_folder() -> None:
+    _, parts = parts_of(catalog([1] * 400, folders=4), replace(PASS, number=2, cache_bytes=300 * BLOCK))
+    assert len(parts) == -(-(400 - (300 - 3 - 20)) // 10), "a hundredth of the cache stays free"
+    for counts in ([len(streamed) for streamed, _ in parts], [len(kept) for _, kept in parts]):
+        assert max(counts) - min(counts) <= 1
     for folder in range(4):
         in_folder = [sum(id % 4 == folder for id in kept) for _, kept in parts]
         assert max(in_folder) - min(in_folder) <= 2
 
 
-def test_streamed_files_are_spread_evenly() -> None:
-    division, parts = parts_of(catalog([1] * 300), PASS)
-    counts = [len(streamed) for streamed, _ in parts]
-    assert sum(counts) == 300 - (100 - 1 - 20)
-    assert len(counts) == -(-sum(counts) // 10)
-    assert max(counts) - min(counts) <= 1
-    assert division.part_bytes == max(counts) * BLOCK
-
-
-def test_a_large_file_makes_room_for_itself() -> None:
-    division, _ = parts_of(catalog([1] * 300 + [30]), PASS)
-    assert division.needed_bytes <= PASS.cache_bytes
-    assert division.kept_bytes <= (100 - 1 - 60) * BLOCK
-
-
 def test_everything_fits() -> None:
+    """The first pass begins before everything is there."""
     division, parts = parts_of(catalog([1] * 100), replace(PASS, number=2))
     assert len(parts) == 1
     assert not division.streams
     assert division.kept_bytes == 100 * BLOCK
-
-
-def test_the_first_pass_begins_before_everything_is_there() -> None:
-    _, parts = parts_of(catalog([1] * 100), PASS)
-    assert [len(kept) for _, kept in parts] == [5] * 20
-    _, parts = parts_of(catalog([1] * 7), PASS)
-    assert [len(kept) for _, kept in parts] == [1] * 7
+    assert [len(kept) for _, kept in parts_of(catalog([1] * 100), PASS)[1]] == [5] * 20
+    assert [len(kept) for _, kept in parts_of(catalog([1] * 7), PASS)[1]] == [1] * 7
 
 
 def test_no_part_is_empty() -> None:
@@ -142,10 +124,6 @@ def test_no_part_is_empty() -> None:
         pass_ = replace(PASS, number=2, cache_bytes=30 * BLOCK, part_bytes=2 * BLOCK, share=(node, 4))
         _, parts = parts_of(files, pass_)
         assert all(streamed or kept for streamed, kept in parts)
-
-
-def test_an_empty_catalog_has_one_empty_part() -> None:
-    assert parts_of([], PASS)[1] == [([], [])]
 
 
 def test_a_group_stays_together_even_where_one_of_it_is_always_listed() -> None:

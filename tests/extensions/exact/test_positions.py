@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from growfs.bitmaps import BitMap64
 from growfs.errors import GrowfsError
 from growfs.extensions.exact import parts as parts_module
-from growfs.extensions.exact.division import Due, read_division
+from growfs.extensions.exact.division import read_division
 from growfs.extensions.exact.parts import Parts
 from growfs.extensions.exact.passes import Passes
 from growfs.remote.interface import NO_OTHER
@@ -28,7 +27,6 @@ from growfs.workers.pool import WorkerLost
 from tests.unit.local_cache import LocalCache, file
 
 BLOCK = 4096
-SIZES = 20 * BLOCK, 8 * BLOCK
 
 
 @pytest.fixture
@@ -51,7 +49,7 @@ def parts(cache: LocalCache) -> Parts:
     async def mark(*_: object) -> bool:
         return True
 
-    cache.store.room.limit_bytes = SIZES[0]
+    cache.store.room.limit_bytes = 20 * BLOCK
     mount: Any = SimpleNamespace(
         workers=None,
         database=cache.database,
@@ -63,8 +61,8 @@ def parts(cache: LocalCache) -> Parts:
         space=SimpleNamespace(mark=mark),
         fetcher=SimpleNamespace(miss_timeout_s=60.0),
     )
-    part_size = CacheSize(bytes=SIZES[1])
-    return Parts(mount, Passes(mount.workers, cache.database, cache.catalog, cache.store, Pass(0, 1), part_size, None))
+    first, part_size = Pass(0, 1), CacheSize(bytes=8 * BLOCK)
+    return Parts(mount, Passes(mount.workers, cache.database, cache.catalog, cache.store, first, part_size, None))
 
 
 FILES = [file(f"a/{number:02}.bin", BLOCK) for number in range(40)]
@@ -85,23 +83,6 @@ def finish(cache: LocalCache, parts: Parts, id: int, renews: bool = False) -> No
     assert node
     download = Download(node, node.name, "", DownloadGroup(), Priority.DRAW, renews, state=DownloadState.ADMITTED)
     parts.note_finished(download)
-
-
-async def look_up_while_one_arrives(
-    cache: LocalCache, parts: Parts, monkeypatch: pytest.MonkeyPatch, which: Callable[[Due], int]
-) -> list[int]:
-    """Look up the missing files; returns the one that is admitted after each lookup, and before its result is used."""
-    arrived = list[int]()
-
-    async def compute(*arguments: Any) -> Any:
-        due = await rotating.compute_soon(*arguments)
-        arrived.append(which(due))
-        finish(cache, parts, arrived[-1])
-        return due
-
-    monkeypatch.setattr(parts_module, "compute_soon", compute)
-    await parts.remaining(0)
-    return arrived
 
 
 async def test_a_worker_that_dies_is_named_to_the_process_that_asks_about_a_pass(
@@ -158,18 +139,6 @@ async def test_parts_that_are_waited_for_come_first_and_there_is_room_for_two(
 
 
 @pytest.mark.promise(47)
-async def test_a_part_that_does_not_exist_or_does_not_come_is_not_waited_for_without_end(
-    cache: LocalCache, parts: Parts, divided_in_s: list[float], clock: MockClock
-) -> None:
-    await cache.list(FILES)
-    await parts.remaining(0)
-    with pytest.raises(GrowfsError, match="no part 99"):
-        await parts.wait(PassPosition(1, 99))
-    with pytest.raises(GrowfsError, match="nothing has arrived for 60 s"):
-        await parts.wait(PassPosition(1, 3))
-
-
-@pytest.mark.promise(47)
 async def test_a_pass_that_others_have_gone_past_before_it_began_follows_the_catalog(
     cache: LocalCache, parts: Parts, divided_in_s: list[float]
 ) -> None:
@@ -191,24 +160,18 @@ async def test_a_file_that_arrives_while_the_missing_ones_are_looked_up_is_not_m
     await parts.remaining(0)
     first, *others = parts._to_come.lacking[PassPosition(1, 1)]
 
-    await look_up_while_one_arrives(cache, parts, monkeypatch, lambda _: first)
+    async def compute(*arguments: Any) -> Any:
+        due = await rotating.compute_soon(*arguments)
+        finish(cache, parts, first)
+        return due
+
+    monkeypatch.setattr(parts_module, "compute_soon", compute)
+    await parts.remaining(0)
     for id in others:
         finish(cache, parts, id)
     assert parts.is_ready(PassPosition(1, 1))
     assert first not in parts._to_come._wanted
     assert parts.missing.files == len(parts._to_come._wanted)
-
-
-@pytest.mark.promise(47)
-async def test_a_file_that_no_part_lacked_before_arrives_while_the_missing_ones_are_looked_up(
-    cache: LocalCache, parts: Parts, divided_in_s: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache.store.room.limit_bytes = len(FILES) * BLOCK
-    await cache.list(FILES)
-    arrived = await look_up_while_one_arrives(cache, parts, monkeypatch, lambda due: min(due.of_parts[0]))
-    for id in {*parts._to_come._wanted} - {*arrived}:
-        finish(cache, parts, id)
-    assert parts.is_ready(PassPosition(1, 1))
 
 
 async def test_a_file_that_is_opened_by_name_does_not_decide_anew_at_once_what_is_drawn(
