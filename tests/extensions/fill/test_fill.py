@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -195,17 +196,6 @@ def test_a_generation_that_is_locked_for_a_moment_has_not_ended(
     generation._held.pop(tmp_path).end()
 
 
-@pytest.mark.promise(44)
-def test_all_ranks_get_one_generation(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
-    full(growfs, tmp_path)
-    ranks = [readers.new() for _ in range(3)]
-    for _ in range(2):
-        assert len({rank.next_generation(growfs.mountpoint) for rank in ranks}) == 1
-        until_replaced(growfs)
-    for rank in ranks:
-        rank.end()
-
-
 SLOW_TREES = """
 import time
 from growfs.extensions.fill import trees
@@ -262,19 +252,27 @@ def test_a_folder_grows_by_itself_for_those_who_never_ask(growfs: Fill, tmp_path
     assert growfs.used_bytes() <= CAPACITY * SIZE
 
 
-@pytest.mark.promise(43)
+@pytest.mark.promise(29, 43)
 @pytest.mark.usefixtures("links")
-def test_what_the_remote_changes_and_deletes_changes_in_all_generations(
+def test_what_is_damaged_or_the_remote_changes_and_deletes_changes_in_all_generations(
     growfs: Fill, tmp_path: Path, readers: Readers
 ) -> None:
     """Also a file with the longest name that there can be."""
-    make_tree(tmp_path / "remote", directories=2, files=3)
+    content = make_tree(tmp_path / "remote", directories=2, files=3)
     longest = "class0/" + 255 * "n"
+    content[longest] = b"old"
     (tmp_path / "remote" / longest).write_bytes(b"old")
     growfs.fill(tmp_path / "remote", "--refresh", "0.1s")
+    damaged = growfs.cache / "files/class1/0000.bin"
+    damaged.chmod(0o644)
+    damaged.write_bytes(b"?")
+    found = verify(growfs.mountpoint)
+    assert (found.damaged, found.fetched) == (["class1/0000.bin"], 1)
+    assert files_below(growfs.current) == content.keys() - {"class1/0000.bin"}
     reader = readers.new()
+    reader.next_generation(growfs.mountpoint)
     tree = reader.next_generation(growfs.mountpoint)
-    assert (tree / longest).read_bytes() == b"old"
+    assert {name: (tree / name).read_bytes() for name in files_below(tree)} == content
     (tmp_path / "remote" / longest).write_bytes(b"newer")
     (tmp_path / "remote/class0/0000.bin").write_bytes(b"new")
     (tmp_path / "remote/class0/0001.bin").unlink()
@@ -282,26 +280,6 @@ def test_what_the_remote_changes_and_deletes_changes_in_all_generations(
     until(lambda: not (tree / "class0/0001.bin").exists())
     until(lambda: (tree / longest).read_bytes() == b"newer")
     until(lambda: not any((growfs.cache / "partial").glob("*.old")))
-    reader.end()
-
-
-@pytest.mark.promise(29)
-@pytest.mark.usefixtures("links")
-def test_a_damaged_file_is_evicted_from_all_generations_and_fetched_again(
-    growfs: Fill, tmp_path: Path, readers: Readers
-) -> None:
-    tree = make_tree(tmp_path / "remote", directories=2, files=3)
-    growfs.fill(tmp_path / "remote")
-    damaged = growfs.cache / "files/class0/0000.bin"
-    damaged.chmod(0o644)
-    damaged.write_bytes(b"?")
-    found = verify(growfs.mountpoint)
-    assert (found.damaged, found.fetched) == (["class0/0000.bin"], 1)
-    assert files_below(growfs.current) == tree.keys() - {"class0/0000.bin"}
-    reader = readers.new()
-    reader.next_generation(growfs.mountpoint)
-    newest = reader.next_generation(growfs.mountpoint)
-    assert {name: (newest / name).read_bytes() for name in files_below(newest)} == tree
     reader.end()
 
 
@@ -339,20 +317,6 @@ def test_commands_work_as_on_a_mount(growfs: Fill, tmp_path: Path, readers: Read
     done = growfs.run("next", at, "--", "pwd")
     assert done.stdout.strip() == str(growfs.current)
     assert re.fullmatch(rf"warning: {at}: no new generation; .*\n", done.stderr), done.stderr
-    reader.end()
-
-
-@pytest.mark.promise(44)
-def test_without_its_daemon_training_goes_on(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
-    full(growfs, tmp_path)
-    reader = readers.new()
-    tree = reader.next_generation(growfs.mountpoint)
-    growfs.kill()
-    with pytest.raises(OSError, match="no new generation; training continues with"):  # a warning, as an error there
-        reader.next_generation(growfs.mountpoint)
-    with pytest.warns(UserWarning, match="training continues with"):
-        assert generation.next_generation(growfs.mountpoint) == tree
-    assert all(reader.read(name) == SIZE for name in reader.names())
     reader.end()
 
 
@@ -514,23 +478,12 @@ def test_a_generation_that_somebody_removes_is_replaced(growfs: Fill, tmp_path: 
     reader.end()
 
 
-@pytest.mark.promise(44)
-def test_a_tree_that_could_not_be_made_is_made_later(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
-    make_tree(tmp_path / "remote", directories=1, files=2)
-    with tmpfs(growfs.mountpoint):
-        growfs.fill(tmp_path / "remote", "--refresh", "1s", "--settle", "1s")
-        reader = readers.new()
-        reader.next_generation(growfs.mountpoint)
-        subprocess.run(["mount", "-o", "remount,ro", growfs.mountpoint], check=True)
-        (tmp_path / "remote" / "later").write_bytes(b"later")
-        growfs.until_cached(3)
-        reader.next_generation(growfs.mountpoint)
-        assert "later" not in reader.names()
-        subprocess.run(["mount", "-o", "remount,rw", growfs.mountpoint], check=True)
-        reader.next_generation(growfs.mountpoint)
-        assert "later" in reader.names()
-        reader.end()
-        stop(growfs.mountpoint)
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """As after an error of the disk."""
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    yield
+    subprocess.run(["mount", "-o", "remount,rw", folder], check=True)
 
 
 UNREADABLE_CATALOG = """
@@ -545,26 +498,36 @@ trees.shown_files = refuse
 """
 
 
+@contextmanager
+def unreadable(catalog: Path) -> Iterator[None]:
+    """A page of it."""
+    catalog.touch()
+    yield
+    catalog.unlink()
+
+
 @pytest.mark.promise(44)
-def test_an_unreadable_page_of_the_catalog_does_not_end_the_daemon(
-    growfs: Fill, tmp_path: Path, readers: Readers
+@pytest.mark.parametrize("fault", [read_only, unreadable])
+def test_a_tree_that_could_not_be_made_is_made_later(
+    growfs: Fill, tmp_path: Path, readers: Readers, fault: Callable[[Path], AbstractContextManager[None]]
 ) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2)
     damage = tmp_path / "damage"
     growfs.env["TEST_SETUP"] = UNREADABLE_CATALOG.format(there=str(damage))
-    growfs.fill(tmp_path / "remote", "--refresh", "1s", "--settle", "1s")
-    reader = readers.new()
-    reader.next_generation(growfs.mountpoint)
-    damage.touch()
-    (tmp_path / "remote" / "later").write_bytes(b"later")
-    until(lambda: growfs.status()["cache"]["files"] == 3)
-    tree = reader.next_generation(growfs.mountpoint)
-    assert "later" not in reader.names()
-    assert int(tree.name) == growfs.generations[-1]  # the other one, which could not be made, is removed
-    damage.unlink()
-    reader.next_generation(growfs.mountpoint)
-    assert "later" in reader.names()
-    reader.end()
+    with tmpfs(growfs.mountpoint):
+        growfs.fill(tmp_path / "remote", "--refresh", "1s", "--settle", "1s")
+        reader = readers.new()
+        reader.next_generation(growfs.mountpoint)
+        with fault(growfs.mountpoint if fault is read_only else damage):
+            (tmp_path / "remote" / "later").write_bytes(b"later")
+            growfs.until_cached(3)
+            tree = reader.next_generation(growfs.mountpoint)
+            assert "later" not in reader.names()
+            assert int(tree.name) == growfs.generations[-1], "the other one, which could not be made, is removed"
+        reader.next_generation(growfs.mountpoint)
+        assert "later" in reader.names()
+        reader.end()
+        stop(growfs.mountpoint)
 
 
 @pytest.mark.promise(44)
@@ -598,27 +561,24 @@ def test_who_asks_while_a_folder_starts_waits_until_training_can_start(
 
 
 @pytest.mark.promise(43)
-def test_a_mount_takes_over_the_cache(growfs: Fill, tmp_path: Path) -> None:
-    """With what growfs fill has fetched, and with the links that it has left."""
-    tree = make_tree(tmp_path / "remote", directories=2, files=3)
+def test_mounts_and_filled_folders_take_over_the_cache_of_one_another(growfs: Fill, tmp_path: Path) -> None:
+    """The folder may have a dead mount, and the cache the links that growfs fill has left."""
+    tree = make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    growfs.until_cached(len(tree))
+    growfs.kill()
     growfs.fill(tmp_path / "remote")
+    assert {name: (growfs.current / name).read_bytes() for name in files_below(growfs.current)} == tree
+    assert growfs.status()["fetch"]["files_total"] == 0
     stop(growfs.mountpoint)
     (tmp_path / "mnt2").mkdir()
     growfs.mountpoint = tmp_path / "mnt2"
     growfs.mount(tmp_path / "remote")
     try:
-        assert {name: (growfs.mountpoint / name).read_bytes() for name in growfs.names()} == tree
+        assert growfs.content() == tree
         assert growfs.status()["fetch"]["files_total"] == 0
     finally:
         growfs.umount()
-
-
-def test_a_folder_with_a_dead_mount_is_filled_as_it_is_mounted(growfs: Fill, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "remote")
-    growfs.mount(tmp_path / "remote")
-    growfs.kill()
-    growfs.fill(tmp_path / "remote")
-    assert {name: (growfs.current / name).read_bytes() for name in files_below(growfs.current)} == tree
 
 
 def test_what_cannot_be_filled_is_refused(growfs: Fill, tmp_path: Path) -> None:
@@ -626,17 +586,9 @@ def test_what_cannot_be_filled_is_refused(growfs: Fill, tmp_path: Path) -> None:
     (growfs.mountpoint / "mine").write_text("")
     assert "is not empty, and growfs did not fill it" in growfs.fill(tmp_path / "remote", check=False)
     assert os.listdir(growfs.mountpoint) == ["mine"]
-    (growfs.mountpoint / "mine").unlink()
-    growfs.fill(tmp_path / "remote")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/file").write_text("")
-    stop(growfs.mountpoint)
-    assert "is filled from another cache" in growfs.fill(tmp_path / "other", check=False)
-    assert (
-        "is neither a growfs mount nor a folder filled by growfs fill"
-        in growfs.run("next", tmp_path, check=False).stderr
-    )
-    with pytest.raises(GrowfsError, match="is neither a growfs mount nor a folder filled by growfs fill"):
+    neither = "is neither a growfs mount nor a folder filled by growfs fill"
+    assert neither in growfs.run("next", tmp_path, check=False).stderr
+    with pytest.raises(GrowfsError, match=neither):
         generation.next_generation(tmp_path)
 
 
@@ -674,9 +626,10 @@ def test_without_inotify_what_is_shown_counts_as_read(growfs: Fill, tmp_path: Pa
     reader.end()
 
 
-@pytest.mark.promise(50)
+@pytest.mark.promise(44, 50)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_generation_is_asked_for_by_its_number(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    """Without its daemon, training goes on."""
     full(growfs, tmp_path, "--settle", "0", "--turnover", "50%")
     first, second = readers.new(), readers.new()
     newest = int(growfs.current.name)
@@ -689,13 +642,16 @@ def test_a_generation_is_asked_for_by_its_number(growfs: Fill, tmp_path: Path, r
         with pytest.raises(OSError, match=refusal):
             first.next_generation(growfs.mountpoint, number)
     first.end()
-    second.end()
     (before,), (after,) = api.epoch(growfs.mountpoint), api.epoch(growfs.mountpoint)  # without parts, the next one
     assert before != after == growfs.current
     newest = int(after.name)
     with pytest.raises(GrowfsError, match=f"generation {newest + 9} has ended"):
         api.next_generation(growfs.mountpoint, newest + 9)
     growfs.kill()
+    with pytest.raises(OSError, match="no new generation; training continues with"):  # a warning, as an error there
+        second.next_generation(growfs.mountpoint)
+    assert all(second.read(name) == SIZE for name in second.names())
+    second.end()
     with pytest.raises(GrowfsError, match="does not answer"):
         api.next_generation(growfs.mountpoint, newest + 1)
     for tree in sorted((growfs.mountpoint / "generations").glob("0*")):
