@@ -25,20 +25,15 @@ ServerAt = Callable[[str, Callable[[PeersSeen], None]], PeerServer]
 
 
 class NameServer:
-    """Answers with `records`, or fails. Each test ends the threads that ask it."""
+    """Answers with `records`. Each test ends the threads that ask it."""
 
     def __init__(self, *records: str) -> None:
         self.records = list(records)
-        self.is_down = False
-        self.queries: list[tuple[str, int]] = []
 
     def look_up(
         self, host: str, port: int, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
     ) -> list[tuple[int, int, int, str, tuple[Any, ...]]]:
         """As socket.getaddrinfo."""
-        self.queries.append((host, port))
-        if self.is_down:
-            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         of_families = [(socket.AF_INET6 if ":" in ip else socket.AF_INET, ip) for ip in self.records]
         return [(of, type, proto, "", (ip, port)) for of, ip in of_families if family in (0, of)]
 
@@ -65,41 +60,6 @@ def test_a_name_stands_for_all_its_addresses_as_they_change(monkeypatch: pytest.
     assert others.addresses([]) == ()
     assert members.addresses(["10.0.0.9:7072"]) == ("10.0.0.9:7072",), "a name that is no source any more"
     assert members.addresses(["node1", "node2"]) == ("node1:7071", "node2:7071")
-
-
-@pytest.mark.parametrize(
-    ("family", "nodes"),
-    [
-        (socket.AF_INET, ("10.0.0.1:7070", "10.0.0.2:7070")),
-        (socket.AF_INET6, ("[fd00::1]:7070", "[fd00::2]:7070")),
-    ],
-)
-def test_a_node_with_an_address_in_each_family_counts_once(
-    monkeypatch: pytest.MonkeyPatch, family: int, nodes: tuple[str, ...]
-) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", NameServer("10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2").look_up)
-    members = Members(7070, family)
-    assert members.addresses([URL]) == nodes
-    members.addresses([])  # ends the thread
-
-
-def test_the_last_list_stays_while_look_ups_fail(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = NameServer("10.0.0.1")
-    monkeypatch.setattr(socket, "getaddrinfo", server.look_up)
-    members = Members(7070, socket.AF_INET)
-    assert members.addresses([URL]) == ("10.0.0.1:7070",)
-    server.is_down = True
-    before = len(server.queries)
-    until(lambda: len(server.queries) > before + 3)
-    assert members.addresses([URL]) == ("10.0.0.1:7070",)
-    assert [record.getMessage() for record in caplog.records] == [
-        "--peers: growfs.test cannot be looked up: Temporary failure in name resolution; keeping the last list"
-    ]
-    server.records, server.is_down = ["10.0.0.2"], False
-    until(lambda: members.addresses([URL]) == ("10.0.0.2:7070",))
-    assert members.addresses([]) == ()
 
 
 def test_a_name_server_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,13 +134,14 @@ def test_while_a_node_does_not_answer_only_the_latest_nodes_count(
 @pytest.mark.parametrize(
     ("records", "family", "nodes"),
     [
-        (["fd00::1", "10.0.0.1"], socket.AF_INET6, ("[fd00::1]:7070",)),
-        (["10.0.0.1", "fd00::1"], socket.AF_INET, ("10.0.0.1:7070",)),
+        (["fd00::1", "10.0.0.1", "fd00::2"], socket.AF_INET6, ("[fd00::1]:7070", "[fd00::2]:7070")),
+        (["10.0.0.1", "fd00::1", "10.0.0.2"], socket.AF_INET, ("10.0.0.1:7070", "10.0.0.2:7070")),
     ],
 )
 def test_a_server_has_the_family_of_its_name_and_asks_nodes_of_the_same(
     server_at: ServerAt, monkeypatch: pytest.MonkeyPatch, records: list[str], family: int, nodes: tuple[str, ...]
 ) -> None:
+    """A node with an address in each family counts once."""
     monkeypatch.setattr(socket, "getaddrinfo", NameServer(*records).look_up)
     monkeypatch.setattr(PeerPoll, "_ask", lambda self, peer: "it is away")
     sent = SimpleQueue[PeersSeen]()

@@ -18,7 +18,9 @@ from uuid import uuid4
 import pytest
 
 from growfs import proc
+from growfs.daemon.options import Options
 from growfs.disk import BLOCK
+from growfs.errors import UsageError
 from growfs.fuse.links.view import OWN_OPEN_S
 from growfs.fuse.mounting import mounted_at, unmount
 from growfs.status_and_metrics import PeersStatus
@@ -31,6 +33,7 @@ from tests.s3.proxy import proxy_to
 from tests.servers import QuietHandler, S3Server, free_port, serving
 
 SIZE = 10_000
+VERSION = "x-growfs-version"
 pytestmark = only("libfuse")
 
 
@@ -111,6 +114,11 @@ def server_process(address: str) -> int | None:
     return None
 
 
+def version_of(file: Path) -> str:
+    """The version of a file of a local remote: its time and its size."""
+    return f"{file.stat().st_mtime_ns}-{file.stat().st_size}"
+
+
 def is_complete(node: Growfs) -> bool:
     return bool(node.status()["state"] == "complete")
 
@@ -157,7 +165,7 @@ def test_a_node_that_is_killed_while_it_serves_harms_no_reader(nodes: Nodes) -> 
 def test_what_another_node_has_is_served_while_the_remote_is_away(
     nodes: Nodes, rclone_s3: S3Server, tmp_path: Path
 ) -> None:
-    """Also where the cache is full."""
+    """A node fills itself from the other one, and so do misses of a full cache."""
     size, prefix = 100_000, f"nodes-{uuid4().hex[:8]}"
     quick = {**rclone_s3.env, SETUP_VARIABLE: "from growfs.remote import retries; retries.DELAY_S_MIN = 0.01"}
 
@@ -171,17 +179,21 @@ def test_what_another_node_has_is_served_while_the_remote_is_away(
         put("first")
         url = f"s3://{rclone_s3.bucket}/{prefix}"
         source = nodes.start(0, *flags, "--exclude", "rare", url=url, env=quick)
-        node = nodes.start(1, *flags, "--cache-size", "1MB", "--miss-timeout", "20s", url=url, env=quick)
+        node = nodes.start(1, *flags, "--miss-timeout", "20s", url=url, env=quick)
         node.run("pause", node.mountpoint)
         tree = {name: put(name) for name in (f"new{number:02}" for number in range(15))}
         rare = put("rare")
         until(lambda: node.status()["remote"]["files"] == 17 and source.status()["cache"]["files"] == 16)
         proxy.is_away = True
         until(lambda: node.status()["outage"])
+        node.run("resume", node.mountpoint)
+        node.until_cached(16)
+        node.run("pause", node.mountpoint)
+        node.run("set", node.mountpoint, "cache-size=1MB")
         before = node.status()["fetch"]
         assert {name: (node.mountpoint / "d" / name).read_bytes() for name in tree} == tree
         after = node.status()["fetch"]
-        assert after["peer_files_total"] - before["peer_files_total"] == len(tree)
+        assert after["peer_files_total"] - before["peer_files_total"] >= len(tree) - 1_000_000 // size
         assert after["failed"] == 0
         node.run("set", node.mountpoint, "miss-timeout=1s")
         with pytest.raises(TimeoutError):
@@ -190,32 +202,6 @@ def test_what_another_node_has_is_served_while_the_remote_is_away(
         node.run("set", node.mountpoint, "miss-timeout=50s")
         proxy.is_away = False
         assert (node.mountpoint / "d/rare").read_bytes() == rare
-
-
-@pytest.mark.promise(46)
-def test_a_node_fills_itself_from_others_while_the_remote_is_away(nodes: Nodes, rclone_s3: S3Server) -> None:
-    prefix = f"nodes-{uuid4().hex[:8]}"
-    quick = {**rclone_s3.env, SETUP_VARIABLE: "from growfs.remote import retries; retries.DELAY_S_MIN = 0.01"}
-    with proxy_to(rclone_s3.endpoint_url) as proxy:
-        flags = ("--endpoint-url", proxy.url, "--refresh", "0.3s", "--settle", "0")
-        rclone_s3.put(f"{prefix}/d/first", b"first")
-        url = f"s3://{rclone_s3.bucket}/{prefix}"
-        source = nodes.start(0, *flags, "--exclude", "rare", url=url, env=quick)
-        node = nodes.start(1, *flags, url=url, env=quick)
-        node.run("pause", node.mountpoint)
-        tree = {name: name.encode() * 10_000 for name in [f"new{number:02}" for number in range(15)] + ["rare"]}
-        for name, content in tree.items():
-            rclone_s3.put(f"{prefix}/d/{name}", content)
-        until(lambda: node.status()["remote"]["files"] == 17 and source.status()["cache"]["files"] == 16)
-        proxy.is_away = True
-        until(lambda: node.status()["outage"])
-        node.run("resume", node.mountpoint)
-        node.until_cached(16)
-        assert node.status()["outage"]
-        assert node.status()["fetch"]["failed"] == 0
-        proxy.is_away = False
-        until(lambda: is_complete(node))
-        assert {name: (node.mountpoint / "d" / name).read_bytes() for name in tree} == tree
 
 
 def test_nodes_come_and_go_while_mounted(nodes: Nodes) -> None:
@@ -260,9 +246,6 @@ class Between(QuietHandler):
         connection.close()
         spoils = self.path.startswith("/files/") and response.status < 300
         type(self).misdeeds += spoils
-        if spoils and self.how == "hangs":
-            time.sleep(1)
-            return
         self.send_response(response.status)
         for name, value in response.getheaders():
             self.send_header(name, value)
@@ -286,7 +269,7 @@ peers.TIMEOUTS = Timeouts(connect_s=1, read_s=0.3)
 
 
 @pytest.mark.promise(46)
-@pytest.mark.parametrize("how", ["lies", "hangs", "stalls"])
+@pytest.mark.parametrize("how", ["lies", "stalls"])
 def test_a_node_that_misbehaves_harms_no_reader(nodes: Nodes, how: str) -> None:
     tree = make_tree(nodes.remote, directories=1, files=6, size=SIZE)
     tree["large.bin"] = bytes(range(256)) * 16384  # it is sent in parts
@@ -329,6 +312,9 @@ def set_records(records: Path, addresses: str) -> None:
 
 @pytest.mark.promise(46)
 def test_the_nodes_are_those_that_dns_knows(nodes: Nodes, tmp_path: Path) -> None:
+    """A list that flaps harms no reader: now without the others, now without itself, now empty, now with one that is
+    not there.
+    """
     tree = make_tree(nodes.remote, directories=1, files=6, size=SIZE)
     records, port = tmp_path / "records", nodes.addresses[0].rpartition(":")[2]
     nodes.addresses = [f"127.0.0.{number}:{port}" for number in (1, 2, 3)]
@@ -353,38 +339,24 @@ def test_the_nodes_are_those_that_dns_knows(nodes: Nodes, tmp_path: Path) -> Non
     until(lambda: first.status()["peers"]["sent_bytes_total"] == SIZE)
     assert alone.log().count("cannot be looked up") == 1
 
-
-@pytest.mark.promise(46)
-def test_a_list_of_nodes_that_flaps_harms_no_reader(nodes: Nodes, tmp_path: Path) -> None:
-    """Now without the others, now without itself, now empty, now with one that is not there."""
-    tree = make_tree(nodes.remote, directories=2, files=10, size=4096)
-    records, port = tmp_path / "records", nodes.addresses[0].rpartition(":")[2]
-    nodes.addresses = [f"127.0.0.{number}:{port}" for number in (1, 2, 3)]
-    nodes.start_with_all(0)
-    set_records(records, "127.0.0.1 127.0.0.2")
-    node = nodes.start(
-        1,
-        *("--cache-size", 8 * 4096, "--turnover", "50%", "--settle", 0),
-        peers=f"dns://growfs.test:{port}",
-        env={SETUP_VARIABLE: RESOLVER.format(records=str(records))},
-    )
-    for number in range(10):
-        set_records(records, ("127.0.0.2", "127.0.0.1", "", "127.0.0.1 127.0.0.2", "127.0.0.2 127.0.0.3")[number % 5])
-        time.sleep(0.06)  # it is looked up every 0.05 s
-        for name in node.names():
-            assert (node.mountpoint / name).read_bytes() == tree[name]
-    set_records(records, "127.0.0.1 127.0.0.2")
-    until(lambda: node.status()["peers"]["answering"] == 1)
-    before = node.status()["fetch"]["peer_bytes_total"]
-
     def peer_bytes_after_misses() -> int:
-        assert {name: (node.mountpoint / name).read_bytes() for name in tree} == tree
-        return int(node.status()["fetch"]["peer_bytes_total"])
+        assert {name: (alone.mountpoint / name).read_bytes() for name in tree} == tree
+        return int(alone.status()["fetch"]["peer_bytes_total"])
 
+    for addresses in ("127.0.0.2", "127.0.0.1", "", "127.0.0.1 127.0.0.2", "127.0.0.2 127.0.0.3"):
+        set_records(records, addresses)
+        time.sleep(0.06)  # it is looked up every 0.05 s
+        peer_bytes_after_misses()
+    set_records(records, "127.0.0.1 127.0.0.2")
+    until(lambda: alone.status()["peers"]["answering"] == 1)
+    before = peer_bytes_after_misses()
     until(lambda: peer_bytes_after_misses() > before)  # once it is known again where the node is
 
 
-def test_a_node_with_another_token_is_neither_served_nor_asked(nodes: Nodes, tmp_path: Path) -> None:
+def test_only_nodes_with_the_token_are_served_and_only_cached_files_of_the_right_version(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """Nor is a node with another token asked."""
     tree = make_tree(nodes.remote, directories=1, files=3, size=SIZE)
     first = nodes.start_with_all(0)
     other = tmp_path / "other"
@@ -394,10 +366,16 @@ def test_a_node_with_another_token_is_neither_served_nor_asked(nodes: Nodes, tmp
     fetch = stranger.status()["fetch"]
     assert (fetch["bytes_total"], fetch["peer_bytes_total"]) == (3 * SIZE, 0)
     assert "its --peer-token-file contains another token" in stranger.log()
-    name = next(iter(tree))
+    name, content = next(iter(tree.items()))
     assert nodes.get(0, "/position", token="wrong")[0] == 403
     assert nodes.get(0, f"/files/{name}", token="wrong") == (403, b"")
     assert first.status()["peers"]["sent_bytes_total"] == 0
+    for path in (f"/files/{name}", "/files/../token", f"/files/{name}/", "/files/class0", "/files/", "/", "/files/no"):
+        assert nodes.get(0, path, **{VERSION: "another"}) == (404, b""), path
+    headers = {VERSION: version_of(nodes.remote / name)}
+    assert nodes.get(0, f"/files/{name}", **headers) == (200, content)
+    assert nodes.get(0, f"/files/{name}", Range="bytes=10-19", **headers) == (206, content[10:20])
+    assert nodes.get(0, f"/files/{name}", Range="bytes=20000-30000", **headers)[0] == 416
 
 
 def test_connections_without_a_token_cost_little_and_are_closed(nodes: Nodes) -> None:
@@ -447,21 +425,6 @@ def test_connections_without_a_token_cost_little_and_are_closed(nodes: Nodes) ->
             assert stranger.makefile("rb").read().startswith(b"HTTP/1.1 403 "), "and then it is closed"
 
 
-def test_only_cached_files_of_the_version_that_is_requested_are_served(nodes: Nodes) -> None:
-    tree = make_tree(nodes.remote, directories=1, files=1, size=SIZE)
-    (name, content), *_ = tree.items()
-    nodes.start_with_all(0)
-    for path in (f"/files/{name}", "/files/../token", f"/files/{name}/", "/files/class0", "/files/", "/", "/files/no"):
-        assert nodes.get(0, path, **{"x-growfs-version": "another"}) == (404, b""), path
-    stat = (nodes.remote / name).stat()
-    version = f"{stat.st_mtime_ns}-{stat.st_size}"
-    headers = {"x-growfs-version": version}
-    status, body = nodes.get(0, f"/files/{name}", **headers)
-    assert (status, body) == (200, content), "the version of a local file is its time and its size"
-    assert nodes.get(0, f"/files/{name}", Range="bytes=10-19", **headers) == (206, content[10:20])
-    assert nodes.get(0, f"/files/{name}", Range="bytes=20000-30000", **headers)[0] == 416
-
-
 INOTIFY = """
 from growfs.vfs import file_events
 def refuse(directory):
@@ -475,14 +438,11 @@ file_events.Fanotify = refuse
 def test_a_file_that_is_served_does_not_count_as_opened(nodes: Nodes) -> None:
     nodes.engine = "links"  # the kernel reports opens by the daemon, too
     (name, other, *_) = make_tree(nodes.remote, directories=1, files=3, size=SIZE)
-    nodes.start_with_all(0, env={SETUP_VARIABLE: INOTIFY})
-    (first,) = nodes.running
-    stat = (nodes.remote / name).stat()
-    headers = {"x-growfs-version": f"{stat.st_mtime_ns}-{stat.st_size}"}
+    first = nodes.start_with_all(0, env={SETUP_VARIABLE: INOTIFY})
     with Reader(first.mountpoint) as reader:
         reader.walk()
         for _ in range(2):
-            assert nodes.get(0, f"/files/{name}", **headers)[0] == 200
+            assert nodes.get(0, f"/files/{name}", **{VERSION: version_of(nodes.remote / name)})[0] == 200
             time.sleep(OWN_OPEN_S + 0.1)
         reader.read(other)
         until(lambda: first.status()["readers"][0]["opens"] > 0)
@@ -528,7 +488,9 @@ def test_a_token_that_cannot_be_read_is_noticed_before_the_cache_changes(
     assert sum(path.is_file() for path in growfs.cache.glob("files/**/*")) == len(tree)
 
 
-def test_a_mount_without_peers_gets_none_later(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_mount_without_peers_gets_none_later_and_no_bandwidth_for_them(growfs: Growfs, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--peer-bandwidth needs --peers; see docs/many-nodes"):
+        Options.parse({"peer_bandwidth": "1MB/s"}).remote("s3://bucket")
     make_tree(tmp_path / "remote", directories=1, files=1)
     growfs.mount(tmp_path / "remote")
     done = growfs.run("set", growfs.mountpoint, "peers=127.0.0.1:7070", check=False)
@@ -537,11 +499,17 @@ def test_a_mount_without_peers_gets_none_later(growfs: Growfs, tmp_path: Path) -
 
 @pytest.mark.promise(47)
 def test_nodes_with_the_same_parts_get_files_from_their_owners(nodes: Nodes) -> None:
-    """With --exact. Each of two nodes starts with an empty cache while the other one has every file."""
+    """With --exact. Each of two nodes starts with an empty cache while the other one has every file. Passes do not go
+    around the circle of an earlier mount: otherwise draws would wait for nodes that never follow.
+    """
     tree = make_tree(nodes.remote, directories=2, files=30, size=BLOCK)
-    first, second = (nodes.start(number, "--exact") for number in (0, 1))
+    first = nodes.start_with_all(0)
+    first.umount()
+    first.mount(nodes.remote, *nodes.flags(0), "--exact")
+    until(lambda: first.status()["peers"]["serving"])
+    assert json.loads(nodes.get(0, "/position")[1])["position"] is None
+    second = nodes.start(1, "--exact")
     second.until_cached(len(tree))
-    first.until_cached(len(tree))
     first.umount()
     first.run("cache", "remove", first.cache)
     first.mount(nodes.remote, *nodes.flags(0), "--exact")
@@ -554,13 +522,3 @@ def test_nodes_with_the_same_parts_get_files_from_their_owners(nodes: Nodes) -> 
         parts = [[epoch(reader) for reader in readers] for _ in range(first.status()["exact"]["parts"])]
     assert all(one == other for one, other in parts), "the nodes train on the same parts"
     assert sorted(name for one, _ in parts for name in one) == sorted(tree)
-
-
-def test_exact_passes_do_not_go_around_the_circle_of_an_earlier_mount(nodes: Nodes) -> None:
-    """Otherwise draws would wait for nodes that never follow."""
-    make_tree(nodes.remote, directories=1, files=4, size=SIZE)
-    node = nodes.start_with_all(0)
-    node.umount()
-    node.mount(nodes.remote, *nodes.flags(0), "--exact")
-    until(lambda: node.status()["peers"]["serving"])
-    assert json.loads(nodes.get(0, "/position")[1])["position"] is None

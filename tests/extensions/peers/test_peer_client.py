@@ -165,12 +165,6 @@ def test_a_node_that_failed_long_ago_is_forgotten(
     assert list(client._paused_until) == addresses[-1:]
 
 
-def test_a_node_with_another_token_gives_nothing(serve: object, tmp_path: Path) -> None:
-    assert callable(serve)
-    threads = TransferThreads()
-    assert fetch(PeerClient("another", threads), threads, tmp_path / "x", serve(Node())) is None
-
-
 def test_a_file_without_a_version_is_never_fetched_from_a_node(serve: object, tmp_path: Path) -> None:
     assert callable(serve)
     node = Node()
