@@ -10,7 +10,7 @@ from tests.promises import TABLE, marks, promises, table
 REAL_MOUNTS = (
     *("tests/fuse/", "tests/crash/", "tests/s3/", "tests/cli/"),
     *("tests/extensions/fill/", "tests/extensions/peers/test_nodes.py"),
-    *("tests/extensions/producers/test_producers.py", "tests/extensions/producers/test_commands.py"),
+    "tests/extensions/producers/test_producers.py",
 )
 
 

@@ -22,7 +22,7 @@ from growfs.errors import NotMade, RemoteChanged, RemoteMissing, UsageError
 from growfs.extensions.producers import pool
 from growfs.extensions.producers.pool import StartProducer
 from growfs.extensions.producers.process import _FunctionRunner
-from growfs.extensions.producers.produced import ProducedRemote, Producer
+from growfs.extensions.producers.produced import Producer
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, Remote, RemoteFile, RemoteSpec
 from growfs.remote.user_functions import Function
@@ -242,9 +242,3 @@ def test_an_image_with_broken_exif_is_resized(exif: bytes) -> None:
     image.new("RGB", (1000, 500)).save(source, "JPEG", exif=exif)
     producers.at_most_256(source, out)
     assert image.open(out).size == (256, 128)
-
-
-def test_a_produced_remote_offers_no_open(folder: Path) -> None:
-    assert isinstance(open_remote(spec(folder)), ProducedRemote)
-    with pytest.raises(Exception, match="only be fetched"):
-        open_remote(spec(folder)).open(RemoteFile("zero", None, None, ""))
