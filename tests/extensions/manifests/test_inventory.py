@@ -197,18 +197,12 @@ def test_truncated_data_files_are_refused(bucket: InventoryBucket, kind: str, at
         listed(bucket, manifest)
 
 
-def test_a_manifest_that_is_no_inventory_is_refused(bucket: InventoryBucket) -> None:
+def test_what_is_no_inventory_of_the_remote_is_refused(bucket: InventoryBucket, tmp_path: Path) -> None:
     bucket.put("some/manifest.json", b"[1, 2]")
     with pytest.raises(RemoteError, match=r"some/manifest\.json: is not a manifest\.json of an S3 Inventory"):
         listed(bucket, f"s3://{bucket.name}/some/manifest.json")
-
-
-def test_an_inventory_with_nothing_below_the_prefix_is_refused(bucket: InventoryBucket) -> None:
     manifest = bucket.write([row("a"), row("train")])
     with pytest.raises(RemoteMissing, match="lists nothing below s3://growfs-test/train; check the prefix"):
         listed(bucket, manifest, "train")
-
-
-def test_an_inventory_is_accepted_only_for_a_bucket(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is an inventory of a bucket; mount the bucket: s3://bucket/prefix"):
         open_remote(RemoteSpec(str(tmp_path), layers=(ManifestLayer("s3://inv/manifest.json"),)))

@@ -97,11 +97,7 @@ def test_each_member_is_fetched_bit_for_bit(shards: Shards, tmp_path: Path) -> N
     assert {path: file.size for path, file in files.items()} == {path: len(data) for path, data in NAMES.items()}
     assert {path: fetched(remote, file, tmp_path) for path, file in files.items()} == NAMES
     assert {remote.stat(path, file.version) for path, file in files.items()} == set(files.values())
-
-
-def test_a_byte_range_of_a_member_is_fetched(shards: Shards, tmp_path: Path) -> None:
-    remote = shards.members()
-    file = next(file for file in listed(remote).values() if (file.size or 0) > 100)
+    file = next(file for file in files.values() if (file.size or 0) > 100)
     remote.fetch(FetchTask(file, tmp_path / "target", byte_range=ByteRange(10, 50)))
     assert (tmp_path / "target").read_bytes() == NAMES[file.path][10:60]
 
@@ -185,19 +181,13 @@ def test_an_archive_being_read_when_a_listing_fails_is_not_read_twice(shards: Sh
 
 
 @pytest.mark.promise(37)
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (RemoteDenied("no"), "not readable (RemoteDenied)"),
-        (RemoteMissing("gone"), "not readable (RemoteMissing)"),
-    ],
-)
+@pytest.mark.parametrize("error", [RemoteDenied, RemoteMissing])
 def test_an_unreadable_archive_is_skipped_and_retried_by_the_next_listing(
-    shards: Shards, error: Exception, reason: str
+    shards: Shards, error: type[Exception]
 ) -> None:
     shards.page_files = 1
-    shards.fail("open", error)
-    assert skipped(shards.members()) == {"shards/0.tar": reason}
+    shards.fail("open", error("no"))
+    assert skipped(shards.members()) == {"shards/0.tar": f"not readable ({error.__name__})"}
     assert skipped(shards.members()) == {}
     assert listed(shards.members()).keys() == NAMES.keys()
 
