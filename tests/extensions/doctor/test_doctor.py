@@ -89,12 +89,6 @@ def test_a_good_machine(growfs: Growfs, tree: Path) -> None:
     assert sorted(tree.parent.rglob("*")) == before, "it left something behind"
 
 
-def test_a_mountpoint_that_is_missing_is_not_created(growfs: Growfs, tree: Path) -> None:
-    missing = growfs.mountpoint / "new"
-    assert line(doctor(growfs, tree, missing), "mountpoint").endswith(f"{missing}, to be created")
-    assert not missing.exists()
-
-
 def test_a_mountpoint_is_judged_as_by_mount(
     growfs: Growfs, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +96,9 @@ def test_a_mountpoint_is_judged_as_by_mount(
     assert line(doctor(growfs, tree, tmp_path / "link"), "mountpoint") == (
         f"ok mountpoint {growfs.mountpoint} is an empty folder"
     )
+    missing = growfs.mountpoint / "new"
+    assert line(doctor(growfs, tree, missing), "mountpoint").endswith(f"{missing}, to be created")
+    assert not missing.exists()
     monkeypatch.chdir(tmp_path)
     with tmpfs(tmp_path / "other"):
         assert "something else is mounted there" in line(doctor(growfs, tree, "other"), "mountpoint")
@@ -219,13 +216,15 @@ def test_allow_other_that_fuse_conf_does_not_permit(tmp_path: Path) -> None:
     )
 
 
-def test_a_full_disk(growfs: Growfs, tree: Path) -> None:
+def test_a_full_disk_and_a_cache_that_takes_no_file(growfs: Growfs, tree: Path) -> None:
     with tmpfs(growfs.cache_dir, "size=1M"):
         fill_disk(growfs.cache_dir / "full")
         done = doctor(growfs, tree)
         assert [path.name for path in growfs.cache_dir.iterdir()] == ["full"]
     assert_failed(done, "space", "no room for a cache: 0 bytes free", "delete something there")
     assert "in memory" in line(done, "file system")
+    done = doctor(growfs, tree, "--cache-size", "5kB")
+    assert_failed(done, "cache", "not even one file fits", "10 KB", "--cache-size")
 
 
 @pytest.mark.parametrize(
@@ -278,11 +277,6 @@ def test_files_that_seem_to_belong_together(
         assert f"seem to belong together; {expected}" in line(done, "groups")
     else:
         assert "together" not in done.stdout
-
-
-def test_a_cache_that_takes_no_file(growfs: Growfs, tree: Path) -> None:
-    done = doctor(growfs, tree, "--cache-size", "5kB")
-    assert_failed(done, "cache", "not even one file fits", "10 KB", "--cache-size")
 
 
 def test_a_cache_directory_that_cannot_be_written(growfs: Growfs) -> None:
@@ -355,20 +349,14 @@ def test_credentials_by_options_and_in_a_file(growfs: Growfs, s3: S3Server, tmp_
     assert done.returncode == 0, done.stdout
 
 
-def test_no_credentials(growfs: Growfs, s3: S3Server) -> None:
-    del growfs.env["AWS_ACCESS_KEY_ID"], growfs.env["AWS_SECRET_ACCESS_KEY"]
-    done = doctor(growfs, f"s3://{s3.bucket}")
-    assert_failed(done, "credentials", "none found; set AWS_ACCESS_KEY_ID", "aws configure", "--anon")
-
-
-def test_wrong_credentials(growfs: Growfs, s3: S3Server) -> None:
+def test_credentials_that_are_missing_or_wrong(growfs: Growfs, s3: S3Server) -> None:
     growfs.env["AWS_SECRET_ACCESS_KEY"] = "growfs-wrong-0123456789"
     done = doctor(growfs, f"s3://{s3.bucket}")
     assert_failed(done, "listing", "the credentials are wrong or have expired", "set AWS_ACCESS_KEY_ID")
     assert "growfs-wrong" not in done.stdout
-
-
-def test_an_unknown_profile(growfs: Growfs, s3: S3Server) -> None:
+    del growfs.env["AWS_ACCESS_KEY_ID"], growfs.env["AWS_SECRET_ACCESS_KEY"]
+    done = doctor(growfs, f"s3://{s3.bucket}")
+    assert_failed(done, "credentials", "none found; set AWS_ACCESS_KEY_ID", "aws configure", "--anon")
     growfs.env["AWS_PROFILE"] = "nobodys"
     growfs.starts_python = True
     assert_failed(doctor(growfs, f"s3://{s3.bucket}"), "remote", "(nobodys) could not be found", "aws configure")
@@ -467,7 +455,7 @@ def test_a_clock_that_is_wrong(growfs: Growfs) -> None:
     assert "timedatectl" in line(done, "clock")
 
 
-def test_a_function_that_makes_the_files(growfs: Growfs, tmp_path: Path) -> None:
+def test_functions_that_make_files_or_find_members(growfs: Growfs, tmp_path: Path) -> None:
     (tmp_path / "made.py").write_text("def make(index, rng, out):\n    out.write(bytes(1000))\n")
     done = doctor(growfs, f"py:{tmp_path}/made.py:make", "--count", "5", measure="500ms")
     assert done.returncode == 0, done.stdout
@@ -475,13 +463,10 @@ def test_a_function_that_makes_the_files(growfs: Growfs, tmp_path: Path) -> None
     assert "the whole dataset, 5 KB" in line(done, "full cache")
     done = doctor(growfs, f"py:{tmp_path}/made.py:other")
     assert_failed(done, "producer", "has no function other; check the name")
-    assert processes_of(tmp_path) == []
-
-
-def test_a_function_that_finds_no_members(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", 1, 1)
     done = doctor(growfs, tmp_path / "remote", "--members", "tarr")
     assert_failed(done, "remote", "has no function tarr; check the name")
+    assert processes_of(tmp_path) == []
 
 
 def test_wrong_options_are_wrong_usage(growfs: Growfs) -> None:
