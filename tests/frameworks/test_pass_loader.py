@@ -64,16 +64,10 @@ def test_batches_span_parts_and_the_look_ahead_stays_within_the_cached_ones(grow
     assert misses(growfs) == 0
 
 
-def test_a_part_may_have_fewer_files_than_there_are_workers(growfs: Growfs, tmp_path: Path) -> None:
-    names = mount(growfs, tmp_path / "remote")  # the first pass has parts of three files
-    for each in run(growfs, workers=4, batch=1, passes=1):
-        assert Counter(each["names"]) == Counter(names)
-    assert misses(growfs) == 0
-
-
 def test_a_file_that_cannot_be_read_fails_its_batch_only(growfs: Growfs, tmp_path: Path) -> None:
+    """A part may have fewer files than there are workers: those of the first pass have three."""
     names = mount(growfs, tmp_path / "remote")
-    for each in run(growfs, workers=2, batch=1, passes=1, fails=True):
+    for each in run(growfs, workers=4, batch=1, passes=1, fails=True):
         assert Counter(each["names"]) == Counter(name for name in names if name[3] != "0")
         assert each["failed"] == FILES // 10
     assert misses(growfs) == 0
@@ -119,18 +113,14 @@ def test_shares_continue_anywhere_where_they_have_stopped(growfs: Growfs, tmp_pa
         assert sorted(api.samples(other.mountpoint, opened)) == sorted(names), "of the next pass"
         assert shares[0].state_dict()["number"] == 1
         assert other.status()["exact"]["pass"] == 2
-
-
-def test_another_number_of_shares_continues(growfs: Growfs, tmp_path: Path) -> None:
-    names = mount(growfs, tmp_path / "remote")
-    shares = [api.samples(growfs.mountpoint, opened, 1, share=(number, 2)) for number in range(2)]
-    read = [next(share) for _ in range(9) for share in shares]
-    state = shares[0].state_dict()
-    shares = [api.samples(growfs.mountpoint, opened, 1, share=(number, 3)) for number in range(3)]
-    for share in shares:
-        share.load_state_dict(state)
-    read += [name for _ in range(FILES // 3 - 6) for name in map(next, shares)]
-    assert Counter(read) == Counter(names)
+        shares = [api.samples(other.mountpoint, opened, 3, share=(number, 2)) for number in range(2)]
+        read = [next(share) for _ in range(9) for share in shares]
+        state = shares[0].state_dict()
+        shares = [api.samples(other.mountpoint, opened, 3, share=(number, 3)) for number in range(3)]
+        for share in shares:
+            share.load_state_dict(state)
+        read += [name for _ in range(FILES // 3 - 6) for name in map(next, shares)]
+        assert Counter(read) == Counter(names), "another number of shares continues"
 
 
 def test_shares_agree_if_the_remote_changes_before_the_pass_begins(
@@ -162,6 +152,8 @@ def test_what_would_read_other_files_than_expected_is_refused(
         api.samples(growfs.mountpoint, opened, 0)
     with pytest.raises(UsageError, match=from_1):
         next(api.epoch(growfs.mountpoint, 0))
+    with pytest.raises(UsageError, match="share"):
+        api.samples(growfs.mountpoint, opened, share=(2, 2))
     samples = api.samples(growfs.mountpoint, opened, 1)
     next(samples)
     state = samples.state_dict()
@@ -189,8 +181,3 @@ def test_frozen_files_can_be_left_out(growfs: Growfs, tmp_path: Path) -> None:
     names = mount(growfs, tmp_path / "remote", *flags)
     read = list(api.samples(growfs.mountpoint, opened, 1, include="class[12]/*"))
     assert Counter(read) == Counter(name for name in names if int(name[:4]) >= FILES // 3)
-
-
-def test_a_share_is_one_of_n() -> None:
-    with pytest.raises(UsageError, match="share"):
-        api.samples("/", opened, share=(2, 2))

@@ -146,9 +146,7 @@ def test_only_the_last_part_of_the_history_is_shown(cache: Cache) -> None:
 
 
 @pytest.mark.parametrize(("most", "bars"), [(0, [(0, 0, 3)]), (2, [(0, 0, 0), (1, 1, 0), (2, 2, 3)])])
-def test_opens_are_counted_exactly_where_there_are_few(
-    cache: Cache, most: int, bars: list[tuple[int, int, int]]
-) -> None:
+def test_opens_are_counted_exactly_if_there_are_few(cache: Cache, most: int, bars: list[tuple[int, int, int]]) -> None:
     cache.add(0, 0)
     cache.add_directory("a", 3, 3, most)
     assert cache.read().opens == bars
@@ -206,7 +204,10 @@ def test_names_cannot_add_to_the_page(cache: Cache, tmp_path: Path, monkeypatch:
     cache.add_directory("</script><script>alert(1)</script>", 1, 1, 1)
     mount = {**MOUNT, "mountpoint": "/no text: \udcff", "options": {"--group": "<b>"}}
     cache.write(lambda writer: set_meta(writer, "mount", json.dumps(mount)))
-    Report.of(cache.path).save(tmp_path / "page.html")
+    report = Report.of(cache.path)
+    with pytest.raises(GrowfsError, match="No such file or directory"):
+        report.save(tmp_path / "missing/page.html")
+    report.save(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "alert(1)" in page
     assert page.count("</script>") == page.count("<script") == 3
@@ -215,38 +216,29 @@ def test_names_cannot_add_to_the_page(cache: Cache, tmp_path: Path, monkeypatch:
     assert "mounted on /no text: ?," in page
 
 
-def test_without_the_extra_it_says_what_to_install(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_says_what_to_install(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its import takes seconds, so what is neither a mount nor a cache is refused before."""
     monkeypatch.setitem(sys.modules, "vl_convert", None)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(GrowfsError, match="growfs is not mounted there"):
+        Report.of(tmp_path / "other")
     cache.add(0, 0)
     with pytest.raises(GrowfsError, match=r"pip install 'growfs\[report\]'"):
         Report.of(cache.path)
 
 
-def test_what_is_neither_a_mount_nor_a_cache_is_refused_before_the_library_is_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The import takes seconds."""
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(GrowfsError, match="growfs is not mounted there"):
-        Report.of(tmp_path)
-
-
-def test_a_cache_that_was_never_mounted_has_no_history(cache: Cache) -> None:
+def test_a_history_that_cannot_be_read_is_one_line(cache: Cache, tmp_path: Path) -> None:
     with pytest.raises(GrowfsError, match="has no history yet"):
         cache.read()
-
-
-def test_a_database_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
     with pytest.raises(GrowfsError, match="its history cannot be read"):
-        read(tmp_path)
-    (tmp_path / "catalog.sqlite").write_bytes(b"this is no database, and longer than the header of one" * 20)
+        read(other)
+    (other / "catalog.sqlite").write_bytes(b"this is no database, and longer than the header of one" * 20)
     with pytest.raises(GrowfsError, match="is not a database"):
-        read(tmp_path)
-
-
-def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(GrowfsError, match="No such file or directory"):
-        Report("page").save(tmp_path / "missing/page.html")
+        read(other)
 
 
 def test_a_notebook_shows_the_page_in_a_frame() -> None:

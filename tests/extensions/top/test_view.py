@@ -54,21 +54,26 @@ def text(page: TopPage, *watches: Watch, **size: int) -> str:
 
 
 def test_the_overview_shows_the_figures() -> None:
-    shown = text(TopPage.OVERVIEW, watch())
-    assert "/mnt/train" in shown
-    assert "filling the cache, 1 minute and 30 seconds left" in shown
-    assert "generation 3: 200 files listed" in shown
-    assert "3.0 GB of 5.0 GB" in shown
-    assert "20% of 10.0 GB, 1,000 files" in shown
-    assert "25% cached at some time, pass 1" in shown
-    assert "1.50 per file" in shown
-    assert "2, waited 1.2 s, 0.62 s each" in shown
-    assert "fetched 10.0 MB/s" in shown
-    assert "opened 100 files/s" in shown
-    assert "100.0 MB/s by size" in shown
-    assert "50 of 200" in shown
-    assert "500.0 MB" in shown
-    assert "python 4711: listed once" in shown
+    shown = text(TopPage.OVERVIEW, watch(miss__waiting=1))
+    for figure in (
+        "/mnt/train",
+        "filling the cache, 1 minute and 30 seconds left",
+        "generation 3: 200 files listed",
+        "3.0 GB of 5.0 GB",
+        "20% of 10.0 GB, 1,000 files",
+        "25% cached at some time, pass 1",
+        "1.50 per file",
+        "2, waited 1.2 s, 0.62 s each",
+        "1 waits now",
+        "fetched 10.0 MB/s",
+        "opened 100 files/s",
+        "100.0 MB/s by size",
+        "50 of 200",
+        "500.0 MB",
+        "python 4711: listed once",
+    ):
+        assert figure in shown
+    assert "3 wait now" in text(TopPage.OVERVIEW, watch(miss__waiting=3))
 
 
 def test_the_overview_names_the_part_of_a_pass() -> None:
@@ -94,11 +99,6 @@ def test_a_wide_screen_does_not_stretch_the_bars() -> None:
     assert sum(cache.count(character) for character in "▆▁") == 60
 
 
-def test_opens_that_wait_now_are_shown() -> None:
-    assert "1 waits now" in text(TopPage.OVERVIEW, watch(miss__waiting=1))
-    assert "3 wait now" in text(TopPage.OVERVIEW, watch(miss__waiting=3))
-
-
 def test_the_overview_says_what_status_warns_of() -> None:
     outage = {
         "since": 0.0,
@@ -121,9 +121,6 @@ def test_each_page_has_a_key_and_shows_what_it_is_for() -> None:
     }.items():
         assert after(page.value, Shown(), 1) == Shown(page)
         assert expected in text(page, known)
-
-
-def test_that_readers_of_plain_files_are_not_seen_is_said() -> None:
     assert "no process is reading" in text(TopPage.READERS, watch(readers=[]))
     assert "readers of plain files cannot be seen" in text(TopPage.READERS, watch(readers=[], engine="folder"))
 
@@ -169,18 +166,8 @@ def test_a_mount_that_is_gone_says_so_and_keeps_its_figures() -> None:
 @pytest.mark.parametrize("page", TopPage)
 def test_no_size_of_the_screen_fails(page: TopPage) -> None:
     known = [watch(), watch(state="waiting", outage={"since": 0.0, "why": "x: gone", "next_try_s": 3.0})]
-    for width, height in [
-        (1, 1),
-        (2, 3),
-        (5, 5),
-        (12, 40),
-        (300, 2),
-        (40, 12),
-        (79, 23),
-        (80, 24),
-        (140, 45),
-        (400, 9),
-    ]:
+    sizes = (1, 1), (2, 3), (5, 5), (12, 40), (300, 2), (40, 12), (79, 23), (80, 24), (140, 45), (400, 9)
+    for width, height in sizes:
         for shown in (Shown(page), Shown(page, 1, 10**9)):
             rows = lines(shown, *known, width=width, height=height)
             assert len(rows) <= height
