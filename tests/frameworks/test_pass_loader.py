@@ -115,10 +115,10 @@ def test_shares_continue_anywhere_where_they_have_stopped(growfs: Growfs, tmp_pa
         assert other.status()["exact"]["pass"] == 2
         shares = [api.samples(other.mountpoint, opened, 3, share=(number, 2)) for number in range(2)]
         read = [next(share) for _ in range(9) for share in shares]
-        state = shares[0].state_dict()
+        saved = shares[0].state_dict()
         shares = [api.samples(other.mountpoint, opened, 3, share=(number, 3)) for number in range(3)]
         for share in shares:
-            share.load_state_dict(state)
+            share.load_state_dict(saved)
         read += [name for _ in range(FILES // 3 - 6) for name in map(next, shares)]
         assert Counter(read) == Counter(names), "another number of shares continues"
 

@@ -90,6 +90,10 @@ class Recipe:
         assert isinstance(epoch, Epoch)
         return epoch
 
+    def until_files(self, files: int) -> Epoch:
+        """The next epoch that reads so many files."""
+        return self.until(lambda epoch: epoch.files == files)
+
     def skip(self) -> None:
         """Leave out the epochs so far, and the one that has begun and is printed later."""
         self._taken = len(self.epochs) + 1
@@ -153,6 +157,16 @@ def running(
     finally:
         recipe.stop()
         until(lambda: not unmounts or growfs.run("umount", growfs.mountpoint, check=False).returncode == 0)
+
+
+def after_growth(growfs: Growfs, recipe: Recipe, steps: list[int], each: int) -> dict[int, Epoch]:
+    """Grow the cache in steps, each to that many files of `each` bytes; returns an epoch of each, by its files."""
+    found = {}
+    for files in steps:
+        growfs.resize(files, each)
+        found[files] = recipe.until_files(files)
+    assert misses(growfs) == 0
+    return found
 
 
 def misses(growfs: Growfs) -> int:

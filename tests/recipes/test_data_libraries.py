@@ -16,21 +16,11 @@ import pytest
 from tests.frameworks.harness import BLOCK, blocks, images
 from tests.harness import Growfs
 from tests.needs import need
-from tests.recipes.running import ONLY_GROWTH, Epoch, Recipe, misses, running
+from tests.recipes.running import ONLY_GROWTH, Epoch, after_growth, misses, running
 from tests.servers import S3Server
 from tools.benchmarks.recipe_data import tfrecord
 
 pytestmark = pytest.mark.timeout(180)
-
-
-def after_growth(growfs: Growfs, recipe: Recipe, steps: list[int], each: int = BLOCK) -> dict[int, Epoch]:
-    """Grow the cache in steps, each to that many files of `each` bytes; returns an epoch of each, by its files."""
-    found = {}
-    for files in steps:
-        growfs.resize(files, each)
-        found[files] = recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
-    assert misses(growfs) == 0
-    return found
 
 
 def small_png() -> bytes:
@@ -103,7 +93,7 @@ def test_hugging_face_imagefolder(growfs: Growfs, tmp_path: Path) -> None:
     images(tmp_path / "remote", classes=4, each=4)
     growfs.mount(tmp_path / "remote", "--cache-size", 6 * BLOCK, *ONLY_GROWTH)
     with running("hf_datasets.py", growfs, "--format", "imagefolder") as recipe:
-        for files, epoch in after_growth(growfs, recipe, [6, 16]).items():
+        for files, epoch in after_growth(growfs, recipe, [6, 16], BLOCK).items():
             assert epoch.samples == files
             assert epoch.count("classes") == 4
             assert epoch.count("bytes copied") == 0
@@ -154,7 +144,7 @@ def test_dali_images(growfs: Growfs, tmp_path: Path) -> None:
     images(tmp_path / "remote", classes=4, each=4)
     growfs.mount(tmp_path / "remote", "--cache-size", 6 * BLOCK, *ONLY_GROWTH)
     with running("dali_readers.py", growfs, "--size", 8, "--batch", 5) as recipe:
-        for files, epoch in after_growth(growfs, recipe, [6, 16]).items():
+        for files, epoch in after_growth(growfs, recipe, [6, 16], BLOCK).items():
             assert epoch.samples == files
             assert epoch.count("classes") == 4
 

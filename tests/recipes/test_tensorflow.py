@@ -55,7 +55,7 @@ def test_tfrecord_sees_more_shards_in_later_epochs(growfs: Growfs, rclone_s3: S3
         for files in (3, 6):
             with recipe.stopped():
                 growfs.resize(files, each)
-            epoch = recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
+            epoch = recipe.until_files(files)
             assert epoch.samples == files * RECORDS
             assert epoch.about.startswith(f"3 new, {files} so far")
         assert set(usage(growfs).values()) == {1}
@@ -108,7 +108,7 @@ def test_keras_over_a_dataframe_of_what_is_listed(growfs: Growfs, tmp_path: Path
         for objects in (40, 80):
             with recipe.stopped():
                 growfs.resize(objects + 1, BLOCK)
-            epoch = recipe.until(lambda epoch, objects=objects: epoch.files == objects)  # type: ignore[misc]
+            epoch = recipe.until_files(objects)
             assert epoch.samples == objects
             assert epoch.about.startswith(f"40 new, {objects} of 80 objects so far")
         assert list(usage(growfs).values()) == [1] * 81

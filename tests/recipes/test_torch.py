@@ -18,7 +18,7 @@ from tests.frameworks.harness import BLOCK, ENV, FORKS
 from tests.fuse.rotation_helpers import local
 from tests.harness import Growfs
 from tests.needs import need
-from tests.recipes.running import ONLY_GROWTH, RECIPES, Recipe, misses, running
+from tests.recipes.running import ONLY_GROWTH, RECIPES, Recipe, after_growth, misses, running
 from tests.servers import S3Server, free_port
 from tools.benchmarks import recipe_data
 
@@ -41,14 +41,11 @@ def mount_some(growfs: Growfs, remote: Path) -> None:
 
 def check_growth(recipe: Recipe, growfs: Growfs) -> None:
     """Grow the cache from 12 to 30 pictures: each epoch reads every cached picture, and nothing is missed."""
-    for files in (12, 30):
-        growfs.resize(files, BLOCK)
-        recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
+    after_growth(growfs, recipe, [12, 30], BLOCK)
     epochs = recipe.epochs
     assert all(epoch.samples == epoch.files for epoch in epochs)
     assert [epoch.files for epoch in epochs] == sorted(epoch.files for epoch in epochs)
     assert sum(epoch.count("new") for epoch in epochs) == epochs[-1].count("seen in all") == 30
-    assert misses(growfs) == 0
 
 
 def test_imagefolder_rebuilt_each_epoch_sees_more(growfs: Growfs, tmp_path: Path) -> None:
@@ -94,13 +91,10 @@ def test_persistent_workers_list_again(growfs: Growfs, rclone_s3: S3Server, tmp_
     growfs.mount(f"s3://{rclone_s3.bucket}/persistent", "--cache-size", 5 * each, *ONLY_GROWTH)
     growfs.resize(5, each)
     with running("torch_shards.py", growfs, "--workers", 2) as recipe:
-        for files in (5, 12):
-            growfs.resize(files, each)
-            recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
+        after_growth(growfs, recipe, [5, 12], each)
         # No file is read by both workers.
         assert all(epoch.samples == 10 * epoch.files for epoch in recipe.epochs)
         assert recipe.epochs[-1].count("seen in all") == 12
-        assert misses(growfs) == 0
         listed = {reader["pid"] for reader in growfs.status()["readers"] if reader["listed_at"] is not None}
         assert len(listed) == 2  # the same two from the first epoch to the last
 
@@ -249,7 +243,7 @@ def test_yolo_lists_again_and_finds_every_label(growfs: Growfs, tmp_path: Path) 
     with running("yolo_relist.py", growfs, *arguments) as recipe:
         for files in (4, 10):
             growfs.run("set", growfs.mountpoint, f"cache-size={frozen + files * each}")
-            recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
+            recipe.until_files(files)
         assert {epoch.count("backgrounds") for epoch in recipe.epochs} == {0}
         assert misses(growfs) == 0
 
@@ -263,7 +257,7 @@ def test_coco_annotations_of_what_is_listed(growfs: Growfs, tmp_path: Path) -> N
     with running("coco_listed.py", growfs, "--split", "train", "--workers", 0) as recipe:
         for files in (4, 12):
             growfs.run("set", growfs.mountpoint, f"cache-size={(kept + files) * BLOCK}")
-            recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
+            recipe.until_files(files)
         assert all(epoch.samples == epoch.files and epoch.count("boxes") == 2 * epoch.files for epoch in recipe.epochs)
         assert recipe.epochs[-1].count("of 12 images so far") == 12
         assert misses(growfs) == 0

@@ -10,9 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 SLICE = "growfs.slice"
-PROCESSES = "cgroup.procs"
-ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'
-"""A shell script that moves itself into groups, and becomes a command: so all processes of that start there."""
 
 
 def enter(top: Path, name: str) -> list[str]:
@@ -21,7 +18,9 @@ def enter(top: Path, name: str) -> list[str]:
     top: where control groups are mounted. With version 2, it runs in a group of that name; with version 1, in the
     outermost ones.
     """
-    return ["sh", "-c", ENTER, "growfs-csi", *map(str, _files(top, name)), "--"]
+    # The shell moves itself into the groups, and becomes the command: so all processes of that start there.
+    script = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'
+    return ["sh", "-c", script, "growfs-csi", *map(str, _files(top, name)), "--"]
 
 
 def _files(top: Path, name: str) -> Iterator[Path]:
@@ -30,7 +29,7 @@ def _files(top: Path, name: str) -> Iterator[Path]:
         if _is_unified(hierarchy):
             group = hierarchy / SLICE / name
             group.mkdir(parents=True, exist_ok=True)
-        yield group / PROCESSES
+        yield group / "cgroup.procs"
 
 
 def names(top: Path) -> list[str]:
@@ -47,7 +46,7 @@ def remove(top: Path, name: str) -> None:
 
 
 def _hierarchies(top: Path) -> list[Path]:
-    return [top] if _is_unified(top) else [path for path in sorted(top.iterdir()) if (path / PROCESSES).exists()]
+    return [top] if _is_unified(top) else [path for path in sorted(top.iterdir()) if (path / "cgroup.procs").exists()]
 
 
 def _is_unified(hierarchy: Path) -> bool:

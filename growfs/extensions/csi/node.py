@@ -39,7 +39,6 @@ WAIT_S = 30.0
 """How long a pod may wait until the mount for another pod is done, before kubelet has to ask again."""
 ANSWER_S = 10.0
 """How long a daemon may take to report its status."""
-POLL_S = 0.1
 HARMLESS = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHON\w+|LANG|LC_\w+|TZ|SSL_CERT_FILE|SSL_CERT_DIR|\w+_CA_BUNDLE|(HTTPS?|ALL|NO)_PROXY",
     re.IGNORECASE,
@@ -160,7 +159,7 @@ class NodeMounts:
         while daemon_of(row.cache).get("version") == __version__ and not status_of(row.cache, ANSWER_S).ready:
             if target in self._leaving:
                 raise GrowfsError(f"{target}: {GIVEN_UP}")
-            time.sleep(POLL_S)
+            time.sleep(0.1)
         return row
 
     def _repair(self, row: MountRow) -> None:
@@ -196,7 +195,7 @@ class NodeMounts:
                     mounting.terminate()
                     mounting.wait()
                     raise GrowfsError(f"{target}: {GIVEN_UP}")
-                time.sleep(POLL_S)
+                time.sleep(0.1)
             errors.seek(0)
             if mounting.returncode:
                 raise mount_error(mounting.returncode, errors.read())

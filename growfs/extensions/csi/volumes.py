@@ -24,11 +24,8 @@ from growfs.remote.stores.local import LocalRemote
 from growfs.remote.stores.registry import STORES, store_class
 from growfs.remote.stores.web import HttpRemote
 
-URL = "url"
 IS_INLINE = "csi.storage.k8s.io/ephemeral"
 """Set by kubelet, if the CSIDriver has podInfoOnMount: "false" for a PersistentVolume. A pod cannot override it."""
-OF_KUBERNETES = ("k8s.io/", "kubernetes.io/")
-
 REMOTE_SCHEMES = frozenset(scheme for store in STORES if store is not LocalRemote for scheme in store.schemes)
 CREDENTIALS = frozenset[str]().union(*(store.secret_variables for store in STORES))
 """The keys that a secret may have. Others could run code, as LD_PRELOAD does, and AWS_CONFIG_FILE."""
@@ -60,10 +57,11 @@ class Volume:
         Volumes have the same id if and only if they have the same URL, options and secrets. Each id has a cache of its
         own, so that nobody reads what was fetched with other credentials. Raises UsageError.
         """
-        given = {name: text for name, text in attributes.items() if not any(part in name for part in OF_KUBERNETES)}
-        url = given.pop(URL, "")
+        own = "k8s.io/", "kubernetes.io/"  # attributes of Kubernetes itself
+        given = {name: text for name, text in attributes.items() if not any(part in name for part in own)}
+        url = given.pop("url", "")
         if not url:
-            raise UsageError(f"the volume has no {URL}; set one in its volumeAttributes, such as s3://bucket/train")
+            raise UsageError("the volume has no url; set one in its volumeAttributes, such as s3://bucket/train")
         options = options_of(given)
         if wrong := sorted(set(secrets) - CREDENTIALS):
             raise UsageError(
@@ -91,7 +89,7 @@ def options_of(given: Mapping[str, str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, text in given.items():
         if name not in rows:
-            near = get_close_matches(name, [URL, *rows], 1)
+            near = get_close_matches(name, ["url", *rows], 1)
             guess = f"did you mean {near[0]}? " if near else ""
             raise UsageError(f"{name}: no such option of a volume; {guess}growfs mount --help lists the options")
         row = rows[name]

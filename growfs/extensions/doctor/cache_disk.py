@@ -23,7 +23,6 @@ from growfs.fuse.mounting import file_system, is_remote
 from growfs.units import flag_size, format_size
 
 BLOCK_BYTES = 4 << 20
-MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
 class CacheDisk:
@@ -76,7 +75,7 @@ class CacheDisk:
         if kind == "overlay":
             text = f"{text}: the writable layer of a container; it is slow, and is deleted with the container"
             return warning("file system", text, "put --cache-dir on a volume")
-        if kind in MEMORY:
+        if kind in ("tmpfs", "ramfs"):
             text = f"{text}: in memory; cached files use memory, and are lost on restart"
             return warning("file system", text, f"{elsewhere}, unless this is intended")
         if is_remote(kind):

@@ -14,8 +14,9 @@ from growfs.remote.interface import RemoteSpec
 
 SCRATCH = ".growfs-doctor-"
 """Prefix of the names of folders that exist only for seconds."""
-IMPORT_S = 30.0
-"""Importing a store's library may take long on a busy machine."""
+START_S = 30.0
+"""Importing a store's library may take this long on a busy machine, and so may the first byte: connections, imports,
+or a producer's first file."""
 
 
 class Level(enum.Enum):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 
 from growfs.errors import GrowfsError
-from growfs.extensions.doctor.check import IMPORT_S, Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry
+from growfs.extensions.doctor.check import START_S, Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry
 from growfs.syscalls import memfd_create
 from growfs.units import format_timespan
 from growfs.workers import messages
@@ -50,8 +50,8 @@ def check_remote(probe: RemoteToTry, answer_s: float, on_phase: Callable[[str], 
 
 
 def _found(connection: socket.socket, answer_s: float, on_phase: Callable[[str], None]) -> Iterator[Found]:
-    phase, busy = Phase("importing the remote's libraries", IMPORT_S), None
-    deadline = time.monotonic() + answer_s + IMPORT_S
+    phase, busy = Phase("importing the remote's libraries", START_S), None
+    deadline = time.monotonic() + answer_s + START_S
     while True:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         try:

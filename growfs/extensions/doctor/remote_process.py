@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from growfs.errors import GrowfsError
 from growfs.extensions.doctor.check import (
-    IMPORT_S,
+    START_S,
     Check,
     Level,
     Listing,
@@ -48,8 +48,6 @@ from growfs.workers import messages
 from growfs.workers.downloader import Downloader
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 
-FIRST_BYTE_S = 30.0
-"""The first byte may take this long: connections, imports, or a producer's first file."""
 SAMPLE_FILES = 4096
 
 Send = Callable[[Any], None]
@@ -94,7 +92,7 @@ def _run(probe: RemoteToTry, send: Send) -> None:
         sample = _list(probe, send)
         if sample and probe.download_s:
             name = "download"
-            send(Phase("downloading", FIRST_BYTE_S + 2 * probe.download_s))
+            send(Phase("downloading", START_S + 2 * probe.download_s))
             _download(probe, sample, send)
     except GrowfsError as error:
         send(Check.failed(name, error))
@@ -111,7 +109,7 @@ def _reach(store: StoreRemote, send: Send) -> bool:
     """Whether the server can be reached. Sends a Check for each step of the way."""
     if store.client.library:
         send(ok("client", f"{store.client.name} ({store.client.reason})"))
-    send(Phase("looking for credentials", IMPORT_S))
+    send(Phase("looking for credentials", START_S))
     access = store.access()
     if access is None:
         send(ok("server", "none: a local folder"))
@@ -228,7 +226,7 @@ def _download(probe: RemoteToTry, sample: list[RemoteFile], send: Send) -> None:
     downloader = Downloader(probe.spec, limits, progress.note)
     began = time.monotonic()
     downloader.submit(FetchFiles(requests[:1], [], False))
-    progress.wait_for_bytes(FIRST_BYTE_S)
+    progress.wait_for_bytes(START_S)
     progress.wait(1, probe.download_s)
     first_s = time.monotonic() - began if progress.finished else None
     alone = 0

@@ -36,11 +36,6 @@ from growfs.rotation.parts import (
 from growfs.rotation.pass_order import groups_of, ids_of
 from growfs.rotation.rules import Contents, with_parents
 
-ROWS = 10_000
-"""Ids that one query reads."""
-SIZES = "SELECT n.id, coalesce(n.size, 0) FROM json_each(?) wanted CROSS JOIN node n ON n.id = wanted.value"
-
-
 # Divisions.
 
 
@@ -223,12 +218,14 @@ def _incomplete(ids: Iterable[int], lacking: Container[int]) -> Iterator[int]:
 
 def _sizes(connection: sqlite3.Connection, ids: BitMap64) -> dict[int, int]:
     """The sizes of the files that are still in the catalog."""
-    return dict(itertools.chain.from_iterable(connection.execute(SIZES, (text,)) for text in _batches(ids)))
+    query = "SELECT n.id, coalesce(n.size, 0) FROM json_each(?) wanted CROSS JOIN node n ON n.id = wanted.value"
+    return dict(itertools.chain.from_iterable(connection.execute(query, (text,)) for text in _batches(ids)))
 
 
 def _batches(ids: Iterable[int]) -> Iterator[str]:
+    """As many as one query reads."""
     ids = iter(ids)
-    while batch := list(itertools.islice(ids, ROWS)):
+    while batch := list(itertools.islice(ids, 10_000)):
         yield json.dumps(batch)
 
 

@@ -35,11 +35,8 @@ from growfs.vfs.virtual import VirtualFile
 
 PASSES_ID, PARTS_ID = 6, 7
 """Node ids of the folder `passes`, and of the folder of a pass and its parts.json without the bits of the pass."""
-NUMBER = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 NAMES_MAX = 10_000
 """How many passes and parts have an id at a time. Others are looked up again when they are used."""
-NUMBERS = PASS_BIT >> GENERATION_SHIFT
-"""How many numbers the ids have for them."""
 
 
 class PassNames:
@@ -59,7 +56,8 @@ class PassNames:
         if position not in self._bits:
             if len(self._bits) >= NAMES_MAX:
                 del self._positions[self._bits.pop(next(iter(self._bits)))]
-            bits = PASS_BIT | next(self._numbers) % NUMBERS << GENERATION_SHIFT
+            number = next(self._numbers) % (PASS_BIT >> GENERATION_SHIFT)  # as many as the ids have room for
+            bits = PASS_BIT | number << GENERATION_SHIFT
             self._bits[position], self._positions[bits] = bits, position
         return self._bits[position]
 
@@ -74,7 +72,7 @@ class PassNames:
 
     def lookup(self, parent: int, name: str) -> Attributes:
         """See Names."""
-        number = int(name) if NUMBER.fullmatch(name) else 0
+        number = int(name) if re.fullmatch(r"[1-9][0-9]{0,8}", name, re.ASCII) else 0
         if parent == PASSES_ID and number:
             return self.attributes(self._bits_of(PassPosition(number, 0)) | PASSES_ID)
         if parent != PASSES_ID:

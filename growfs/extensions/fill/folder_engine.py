@@ -39,14 +39,8 @@ from growfs.vfs.open_counter import OpenCounter
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.25
-"""How often the locks of older generations, and whether the folder may grow by itself, are checked."""
-GRACE_S = 0.5
-"""How long a generation stays for a process that received its path but has not locked it yet."""
 PROGRESS_S = 1.0
 """How often a client that waits for a tree is told that it is being made."""
-RETRY_S = 5.0
-"""Pause after a tree could not be made. A process that asks for a generation need not wait for it."""
 
 
 class FolderEngine:
@@ -152,7 +146,8 @@ class FolderEngine:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._counter.run)
             while self._is_in_place():
-                with trio.move_on_after(POLL_S):
+                # To check the locks of older generations, and whether the folder may grow by itself.
+                with trio.move_on_after(0.25):
                     await self._woken.wait()
                 await self._step()
             nursery.cancel_scope.cancel()
@@ -222,7 +217,8 @@ class FolderEngine:
     @staticmethod
     def _claim(tree: Tree) -> None:
         """Note that a process is about to lock a tree."""
-        tree.is_claimed, tree.unused_at = True, max(tree.unused_at, trio.current_time() + GRACE_S)
+        until = trio.current_time() + 0.5  # it has the path, and has not locked it yet
+        tree.is_claimed, tree.unused_at = True, max(tree.unused_at, until)
 
     def has_open_folder(self, generation: Generation) -> bool:
         """Whether a process has announced that it reads a generation."""
@@ -275,7 +271,7 @@ class FolderEngine:
             if str(error) != self._last_error:  # it is retried again and again
                 log.warning("%s: a generation cannot be made or ended, so the last one is kept: %s", self.folder, error)
             self._last_error = str(error)
-            self._retry_at = trio.current_time() + RETRY_S
+            self._retry_at = trio.current_time() + 5.0  # a process that asks for a generation need not wait for it
 
     def _grows_by_itself(self) -> bool:
         """Whether to begin a generation although no process has asked: for programs that never do.
@@ -400,7 +396,7 @@ class FolderEngine:
         lock = trees.locked_alone(tree.path)
         if lock is None:
             return False
-        spare = tree.path.with_name(trees.SPARE)
+        spare = tree.path.with_name(".spare")  # it is reused for the next generation, which only adds missing links
         disk.rename("GENERATION", tree.path, spare)
         os.close(lock)
         self._store.mirrors[self._store.mirrors.index(tree.path)] = self._spare = spare

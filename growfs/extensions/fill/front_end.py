@@ -12,8 +12,6 @@ from growfs.vfs.attributes import CURRENT, GENERATIONS
 
 LINK = ".growfs"
 """A symbolic link to the cache's folder, which contains the control socket."""
-ANSWER_S = 10.0
-"""How long the daemon may be silent. While it makes a generation, it sends a line each second."""
 
 
 def name_of(number: int) -> str:
@@ -57,7 +55,8 @@ class FilledFolder(FrontEnd):
 
         folder = self.mountpoint
         try:
-            return Path(call(self.cache, "next", answer_s=ANSWER_S, after=after, number=number, holds=holds)["path"])
+            # While the daemon makes a generation, it sends a line each second.
+            return Path(call(self.cache, "next", answer_s=10.0, after=after, number=number, holds=holds)["path"])
         except GrowfsError as error:
             tree = folder / GENERATIONS / name_of(number) if number else (folder / CURRENT).resolve()
             if not os.path.isdir(tree):  # or this user may not enter the folder

@@ -29,8 +29,6 @@ from growfs.trust import OpenFolder
 from growfs.vfs.attributes import CURRENT, GENERATIONS, PASSES
 
 REMEDY = "choose another folder"
-SPARE = ".spare"
-"""The tree of a generation that has ended. It is reused for the next generation, which only adds missing links."""
 
 
 @dataclass(eq=False, slots=True)

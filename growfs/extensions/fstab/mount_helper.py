@@ -24,9 +24,6 @@ from growfs.fuse.mounting import IGNORED, mounted_at
 from growfs.paths import absolute_path
 from growfs.remote.names import redact
 
-WRONG_USAGE, FAILED = 1, 32
-"""Exit codes of mount(8)."""
-
 
 def main(arguments: Sequence[str], growfs: Callable[..., object]) -> None:
     """Mount, and end this process with an exit code of mount(8). growfs: the `growfs` command."""
@@ -34,14 +31,14 @@ def main(arguments: Sequence[str], growfs: Callable[..., object]) -> None:
         words = command_line(arguments)
     except UsageError as error:
         click.echo(f"growfs: {error}", err=True)
-        sys.exit(WRONG_USAGE)
+        sys.exit(1)  # wrong usage
     if not words or is_mounted(*words[-2:]):
         return
     sys.argv[1:] = words
     try:
         growfs(prog_name="growfs")
     except SystemExit as end:
-        sys.exit({0: 0, UsageError.exit_code: WRONG_USAGE}.get(int(end.code or 0), FAILED))
+        sys.exit({0: 0, UsageError.exit_code: 1}.get(int(end.code or 0), 32))
 
 
 def is_mounted(url: str, mountpoint: str) -> bool:

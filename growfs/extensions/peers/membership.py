@@ -25,7 +25,6 @@ NEAR = 8
 """Nodes before and behind this one that are polled each time."""
 OTHERS = 24
 """The number of other nodes that are polled each time."""
-THREADS = 32
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +108,7 @@ class PeerPoll:
     def __init__(self, node: str, token: str) -> None:
         self._node = node
         self._headers = {"Authorization": authorization(token)}
-        self._pool = ThreadPoolExecutor(THREADS)
+        self._pool = ThreadPoolExecutor(32)
         self._seen = PeersSeen(None, {}, {}, ())
         self._next = 0
 

@@ -54,8 +54,6 @@ from growfs.workers.pool import Channel, WorkerLost, WorkerPool
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.5
-"""How often the other nodes are asked for their positions."""
 PATIENCE_S = 30.0
 """How long a draw waits before evicting files that the next node may still draw; then no draw waits for as long."""
 START = "peer_start"
@@ -271,7 +269,7 @@ class Peers(OtherSource):
             self._due = trio.Event()
             with suppress(WorkerLost):  # the receiver of messages notices it
                 await self._send(Announce(self._position(), self.sources))
-            with trio.move_on_after(POLL_S):
+            with trio.move_on_after(0.5):  # it asks the other nodes for their positions
                 await self._due.wait()
 
     async def _handle(self, message: Any, opened: Counter[int]) -> None:

@@ -33,8 +33,6 @@ from growfs.units import format_size, format_timespan
 
 CHECK_INTERVAL_S = 0.1
 """How often a process is checked for the bytes it has written, its time and its memory."""
-GRACE_S = 2.0
-"""At its timeout, a process logs its position and ends by itself; if it has not ended after this time, it is killed."""
 OUTPUT_NAME = "out"
 """The file that a process writes in its scratch folder."""
 
@@ -157,7 +155,8 @@ class ProducerProcess:
         except OSError:
             raise ProducerFailed(f"its process ended: {self._exit_reason()}") from None
         late = f"did not finish within {format_timespan(timeout_s)} and was killed; see --producer-timeout"
-        mtime_ns: int | None = self._answer(timeout_s, GRACE_S, late, progress)
+        # At its timeout, it logs its position and ends by itself, or is killed.
+        mtime_ns: int | None = self._answer(timeout_s, 2.0, late, progress)
         return mtime_ns
 
     def deliver(self, target: StrPath) -> None:

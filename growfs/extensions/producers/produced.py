@@ -24,8 +24,6 @@ from growfs.remote.user_functions import Function
 if TYPE_CHECKING:  # it is slow to import, and every command knows the options of a producer
     from growfs.extensions.producers.pool import ProducerPool
 
-PAGE_FILES_MAX = 1000
-
 
 @dataclass(frozen=True, slots=True)
 class Producer:
@@ -148,7 +146,7 @@ class SampledRemote(_ProducerRemote):
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         """List all samples; if there is no end, as many as `extent`."""
         numbers = iter(range(cursor or 0, self._listed))
-        while page := list(itertools.islice(numbers, PAGE_FILES_MAX)):
+        while page := list(itertools.islice(numbers, 1000)):
             yield Page([self._file(number) for number in page], [], page[-1] + 1)
 
     def stat(self, path: str, version: str = "") -> RemoteFile:

@@ -26,12 +26,24 @@ from growfs.extensions.top.view import Shown, TopPage, frame
 from growfs.extensions.top.watch import Watch, find_new
 from growfs.proc import not_ignored
 
-QUIT, SUSPEND, ESCAPE = ("q", "\x03"), "\x1a", "\x1b"
-PAGES = {page.value: page for page in TopPage} | {ESCAPE: TopPage.OVERVIEW}
-UP, DOWN, RIGHT, LEFT, BACKTAB = "\x1b[A", "\x1b[B", "\x1b[C", "\x1b[D", "\x1b[Z"
-PAGE_UP, PAGE_DOWN, HOME = "\x1b[5~", "\x1b[6~", "\x1b[H"
-TURNS = {"\t": 1, RIGHT: 1, "n": 1, BACKTAB: -1, LEFT: -1, "p": -1}
-STEPS = {UP: -1, "k": -1, DOWN: 1, "j": 1, PAGE_UP: -10, PAGE_DOWN: 10, HOME: -(10**9)}
+PAGES = {page.value: page for page in TopPage} | {"\x1b": TopPage.OVERVIEW}  # escape
+TURNS = {
+    "\t": 1,
+    "\x1b[C": 1,  # right
+    "n": 1,
+    "\x1b[Z": -1,  # shift-tab
+    "\x1b[D": -1,  # left
+    "p": -1,
+}
+STEPS = {
+    "\x1b[A": -1,  # up
+    "k": -1,
+    "\x1b[B": 1,  # down
+    "j": 1,
+    "\x1b[5~": -10,  # page up
+    "\x1b[6~": 10,  # page down
+    "\x1b[H": -(10**9),  # home
+}
 
 
 def run(mountpoint: Path | None) -> int:
@@ -103,9 +115,9 @@ def _follow(live: Live, keys: int, mountpoint: Path | None, watches: list[Watch]
         if not pressed:
             raise OSError("the window was closed")
         for key in re.findall(r"\x1b(?:\[[0-9;]*[A-Za-z~])?|.", pressed.decode(errors="replace"), re.DOTALL):
-            if key in QUIT:
+            if key in ("q", "\x03"):  # Ctrl-C
                 return None
-            if key == SUSPEND:
+            if key == "\x1a":  # Ctrl-Z
                 return shown
             shown = after(key, shown, len(watches))
 

@@ -24,8 +24,8 @@ from growfs.extensions.top.watch import Watch
 from growfs.status_and_metrics import MountStatus, ReaderStatus
 
 EIGHTHS = "▁▁▂▃▄▅▆▇█"
-BAR_MAX, SUMMARY_BAR_MAX = 20, 60
-"""Columns of a bar in a table and in the summary, on a wide terminal."""
+BAR_MAX = 20
+"""Columns of a bar in a table, on a wide terminal. Those of the summary are longer."""
 LEVELS = {"NEWS": "green", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 Part = tuple[float, str, str]
@@ -289,7 +289,7 @@ def bar(parts: Sequence[Part], width: int) -> Text:
 
 
 def _bar(parts: Sequence[Part]) -> Fitted:
-    return Fitted(lambda width, _: bar(parts, min(SUMMARY_BAR_MAX, width)))
+    return Fitted(lambda width, _: bar(parts, min(60, width)))
 
 
 def graph(values: Sequence[float], width: int, height: int, style: str) -> Iterator[Text]:

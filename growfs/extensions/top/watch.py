@@ -26,12 +26,8 @@ from growfs.errors import GrowfsError
 from growfs.status_and_metrics import MountStatus
 
 POLL_S = 1.0
-ANSWER_S = 5.0
-"""A daemon that has not answered for this long is shown as not answering."""
 SAMPLES_MAX = 600
 EVENTS_MAX = 200
-DIRECTORIES_MAX = 1000
-"""Only the largest are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +120,7 @@ class Watch:
         while True:
             try:
                 cache = find_living(self.mountpoint).cache
-                status, now = status_of(cache, ANSWER_S), time.monotonic()
+                status, now = status_of(cache, answer_s=5.0), time.monotonic()
             except GrowfsError as error:
                 if not self.trouble:
                     self.seen.append(Event(time.time(), "ERROR", str(error)))
@@ -236,7 +232,7 @@ def survey(database: Path) -> Survey:
             "SELECT n.parent, count(*) AS files, count(r.id), sum(r.delisted IS NOT NULL), sum(coalesce(u.opens, 0))"
             " FROM node n LEFT JOIN resident r ON r.id = n.id AND r.suffix IS NOT NULL LEFT JOIN usage u ON u.id = r.id"
             " WHERE n.is_dir = 0 GROUP BY 1 ORDER BY files DESC LIMIT ?",
-            (DIRECTORIES_MAX,),
+            (1000,),  # the largest
         )
         paths, ask = DirectoryPaths(), query_of(connection)
         directories = tuple(DirectoryShare(paths.of(ask, parent), *counts) for parent, *counts in largest)

@@ -52,17 +52,3 @@ def test_node_service_arguments(kubelet: Kubelet) -> None:
     ):
         assert code_of(partial(call, request))[0] == code, request
     assert not kubelet.target("x").exists()
-
-
-def test_node_service_lifecycle(kubelet: Kubelet) -> None:
-    """It should work, be idempotent, find no volume at another path, and remove the target path."""
-    target = kubelet.publish("a", kubelet.remote)
-    assert kubelet.publish("a", kubelet.remote) == target
-    assert sorted(path.name for path in target.iterdir()) == ["class0", "class1"]
-    stats = csi.NodeGetVolumeStatsRequest(volume_id="volume-a", volume_path="some/path")
-    assert code_of(lambda: kubelet.node.NodeGetVolumeStats(stats))[0] == NOT_FOUND
-    assert target.is_dir()
-    kubelet.unpublish("a")
-    kubelet.unpublish("a")
-    assert not target.exists()
-    assert code_of(lambda: kubelet.stats("a"))[0] == NOT_FOUND

@@ -261,7 +261,6 @@ def test_the_speed_of_a_disk_is_measured_with_no_more_than_it_takes(
     ("layout", "flags", "expected"),
     [
         ("zarr", ("--cache-size", "500kB"), "--group zarr lists"),
-        ("{stem}", ("--cache-size", "500kB"), "--group '{stem}' lists"),
         ("zarr", ("--cache-size", "500kB", "--group", "{dir:2}"), None),
         ("zarr", ("--cache-size", "1GB"), None),
     ],

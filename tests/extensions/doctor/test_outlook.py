@@ -42,16 +42,13 @@ def test_a_cache_that_is_smaller_than_the_data() -> None:
         ({"wait_files": "50"}, 5.7),
         ({"wait_bytes": "1GB"}, 10.7),
         ({"partition": "0/10"}, 10.7),
+        ({"download": MeasuredDownload(1, 10**7, s=10.0, first_s=1.0)}, 21.5),
     ],
 )
 def test_when_the_mount_returns(given: dict[str, Any], start_s: float) -> None:
+    """It does not wait for a tenth of a large cache over a slow link."""
     _, found = outlook(**given)
     assert found.start_s == pytest.approx(start_s)
-
-
-def test_a_mount_does_not_wait_for_a_tenth_of_a_large_cache() -> None:
-    _, found = outlook(download=MeasuredDownload(1, 10**7, s=10.0, first_s=1.0))
-    assert found.start_s == pytest.approx(21.5)
 
 
 def test_data_that_fit_the_cache() -> None:
@@ -88,11 +85,7 @@ def test_a_listing_that_was_stopped_tells_no_total() -> None:
     assert (found.start_s, found.seen) == (None, None)
 
 
-def test_files_of_unknown_size_count_as_large_as_those_that_were_fetched() -> None:
-    _, found = outlook(Disk(500 * GB), Listing(1000, 1000, 0, 0, s=1.0, first_s=0.1, whole=True))
-    assert found.fill_bytes == 10 * GB
-
-
-def test_several_processes_of_a_producer() -> None:
-    _, found = outlook(download=MeasuredDownload(100, GB, s=10.0, first_s=0.2, processes=4))
-    assert found.full_s == 50.0
+def test_files_of_unknown_size_count_as_large_as_those_that_were_fetched_by_several_processes() -> None:
+    listing = Listing(1000, 1000, 0, 0, s=1.0, first_s=0.1, whole=True)
+    _, found = outlook(Disk(500 * GB), listing, MeasuredDownload(100, GB, s=10.0, first_s=0.2, processes=4))
+    assert (found.fill_bytes, found.full_s) == (10 * GB, 25.0)

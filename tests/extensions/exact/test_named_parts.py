@@ -71,16 +71,6 @@ def test_ranks_without_a_barrier_read_each_file_once(growfs: Growfs, tmp_path: P
         assert waited_opens(growfs) == 0
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_eight_ranks_with_eight_workers_read_each_file_once(growfs: Growfs, tmp_path: Path) -> None:
-    """tests/extensions/exact/test_ranks_in_step.py has those that meet."""
-    tree = make_remote(tmp_path / "remote", 2000, folders=20)
-    mount(growfs, tmp_path / "remote", tree, "--settle", "5s")
-    job = Job(8, 8, (1, 2), stagger_s=2.5, pause_s=(0, 0.001, 0.02), kill_after=150)
-    assert_each_once_in_each_pass(run_ranks(growfs.mountpoint, tmp_path / "out", job, 800), tree, job.passes)
-
-
 def test_ranks_in_another_pid_namespace_read_each_file_once(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_remote(tmp_path / "remote")
     job = Job(3, 2, (2,), pause_s=(0, 0.01))

@@ -164,11 +164,13 @@ def test_a_part_lacks_nothing_once_its_files_have_arrived_or_cannot_be_fetched(t
 
 
 def test_a_file_that_failed_is_waited_for_after_the_next_look_up(to_come: PartsToCome) -> None:
+    """So is one that was evicted after it had arrived."""
     to_come.note_failed(A)
+    to_come.note_arrived(B, 20)
     assert list(to_come.failed) == [A]
     to_come.look_up()
-    to_come.found((FIRST, SECOND), due(a=10))
-    assert (list(to_come.failed), to_come.lacking) == ([], {FIRST: {A: 10}, SECOND: {}})
+    to_come.found((FIRST, SECOND), due(a=10, b=20))
+    assert (list(to_come.failed), to_come.lacking) == ([], {FIRST: {A: 10, B: 20}, SECOND: {}})
 
 
 def test_what_arrives_during_a_look_up_is_not_missing_after_it(to_come: PartsToCome) -> None:
@@ -179,20 +181,8 @@ def test_what_arrives_during_a_look_up_is_not_missing_after_it(to_come: PartsToC
     assert to_come.lacking == {FIRST: {B: 20}, SECOND: {}}
     assert to_come.missing == Amount(1, 20)
     assert not to_come.note_arrived(A, 10)
-
-
-def test_what_arrived_before_a_look_up_may_be_missing_again(to_come: PartsToCome) -> None:
-    """It was evicted."""
-    to_come.note_arrived(A, 10)
-    to_come.look_up()
-    to_come.found((FIRST, SECOND), due(a=10))
-    assert to_come.lacking[FIRST] == {A: 10}
-
-
-def test_a_complete_part_that_loses_a_file_is_not_complete(to_come: PartsToCome) -> None:
-    to_come.note_arrived(C, 30)
     to_come.lose(SECOND, BitMap64([C]))
-    assert to_come.lacking[SECOND].keys() == {C}
+    assert to_come.lacking[SECOND].keys() == {C}, "a complete part that loses a file is not complete"
     to_come.note_arrived(C, 30)
     assert to_come.lacking[SECOND] == {}
 

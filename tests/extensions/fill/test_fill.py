@@ -474,7 +474,7 @@ def test_a_generation_that_somebody_removes_is_replaced(growfs: Fill, tmp_path: 
         reader.next_generation(growfs.mountpoint, number)
         assert reader.names() == set(tree)
         until(lambda kept=[number]: growfs.generations == kept)  # type: ignore[misc]
-        shutil.rmtree(growfs.mountpoint / "generations" / trees.SPARE)
+        shutil.rmtree(growfs.mountpoint / "generations/.spare")
     reader.end()
 
 

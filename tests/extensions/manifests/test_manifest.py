@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from growfs.daemon.options import Options
-from growfs.errors import RemoteBusy, RemoteError, RemoteMissing
+from growfs.errors import RemoteBusy, RemoteError
 from growfs.extensions.manifests.layer import ManifestLayer
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
-from tests.servers import S3Server, WebFolder
+from tests.servers import WebFolder
 
 
 @pytest.fixture
@@ -94,25 +94,12 @@ def test_errors_name_the_line(data: Path, tmp_path: Path, name: str, text: str, 
         listed(data, tmp_path / name, text)
 
 
-def test_a_missing_manifest_is_named(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(RemoteMissing, match=r"nope\.csv"):
-        list(open_remote(RemoteSpec(str(data), layers=(ManifestLayer(f"{tmp_path}/nope.csv"),))).pages())
-
-
 def test_only_a_web_table_that_is_also_the_remote_stands_for_its_folder(data: Path) -> None:
     table = data / "list.csv"
     table.write_text("path\na.bin\n")
     remote = open_remote(RemoteSpec(str(table), layers=(ManifestLayer(str(table)),)))
     with pytest.raises(RemoteBusy, match=r"list\.csv: the folder is empty, missing or not readable"):
         remote.stat("a.bin")
-
-
-def test_a_manifest_may_be_in_the_store_itself(moto_s3: S3Server, tmp_path: Path) -> None:
-    moto_s3.put("m/list.csv", b"path\ndata/1.bin\n")
-    moto_s3.put("m/data/1.bin", b"one")
-    remote = open_remote(moto_s3.spec("m", layers=(ManifestLayer(f"s3://{moto_s3.bucket}/m/list.csv"),)))
-    ((file,),) = [page.files for page in remote.pages()]
-    assert remote.fetch(FetchTask(file, tmp_path / "target")).size == 3
 
 
 @pytest.mark.parametrize(

@@ -229,15 +229,18 @@ def test_an_archive_that_its_store_never_delivers_does_not_keep_the_others_from_
     assert {(skip.path, skip.unread) for skip in found} == {(f"shards/{number}.tar", True) for number in bad}
 
 
-class Slow:
-    """A stream that delivers a few bytes at a time, and so keeps an archive for half a second or more."""
+class Dripping:
+    """A stream that delivers a few bytes at a time, slowly; if breaks: once, and then breaks."""
 
-    def __init__(self, stream: RemoteStream) -> None:
-        self.file, self._stream = stream.file, stream
+    def __init__(self, stream: RemoteStream, breaks: bool) -> None:
+        self.file, self._stream, self._breaks, self._reads = stream.file, stream, breaks, 0
 
     def readinto(self, buffer: memoryview) -> int:
+        if self._breaks and self._reads:
+            raise RemoteBusy("too slow")
+        self._reads += 1
         time.sleep(0.01)
-        return self._stream.readinto(buffer[:100])
+        return self._stream.readinto(buffer[: 1 if self._breaks else 100])
 
     def close(self) -> None:
         self._stream.close()
@@ -246,7 +249,7 @@ class Slow:
 def test_a_listing_yields_pages_while_an_archive_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Trickling(Shards):
         def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
-            return Slow(super().open(file, start))
+            return Dripping(super().open(file, start), breaks=False)
 
     monkeypatch.setattr("growfs.extensions.members.members.KEEPALIVE_S", 0.1)
     content = {"a.tar": tar_of({"member": bytes(5000)})}
@@ -255,27 +258,13 @@ def test_a_listing_yields_pages_while_an_archive_arrives(tmp_path: Path, monkeyp
     assert [file.path for page in pages for file in page.files] == ["a/member"]
 
 
-class Breaking(Slow):
-    """A stream that delivers a byte, and breaks."""
-
-    def __init__(self, stream: RemoteStream) -> None:
-        super().__init__(stream)
-        self._is_broken = False
-
-    def readinto(self, buffer: memoryview) -> int:
-        if self._is_broken:
-            raise RemoteBusy("too slow")
-        self._is_broken = True
-        return self._stream.readinto(buffer[:1])
-
-
 @pytest.mark.parametrize("has_time", [True, False])
 def test_connections_that_break_after_a_byte_are_not_opened_forever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_time: bool
 ) -> None:
     class Cut(Shards):
         def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
-            return Breaking(super().open(file, start))
+            return Dripping(super().open(file, start), breaks=True)
 
     monkeypatch.setattr("growfs.remote.file.BREAKING_S_MAX", 1000.0 if has_time else 0.0)
     remote = Cut(tmp_path / "cache", {"a.tar": b"content"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.server
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ from tests.servers import QuietHandler, serving
 DATA = bytes(range(256)) * 400
 FILE = RemoteFile("a folder/ü.bin", len(DATA), 5, "v 1")
 TOKEN = "the-secret"
+
+
+Serve = Callable[["Node"], str]
+"""Serves as this node; returns its address."""
 
 
 class Node:
@@ -68,7 +72,7 @@ class Node:
 
 
 @pytest.fixture
-def serve() -> Iterator[object]:
+def serve() -> Iterator[Serve]:
     nodes: list[Node] = []
     with ExitStack() as stack:
 
@@ -125,8 +129,7 @@ def fetch(
         "has it not",
     ],
 )
-def test_where_a_node_misbehaves_the_next_one_gives_the_file(serve: object, tmp_path: Path, how: str) -> None:
-    assert callable(serve)
+def test_where_a_node_misbehaves_the_next_one_gives_the_file(serve: Serve, tmp_path: Path, how: str) -> None:
     bad, good = Node(how), Node()
     addresses = serve(bad), serve(good)
     threads = TransferThreads()
@@ -139,8 +142,7 @@ def test_where_a_node_misbehaves_the_next_one_gives_the_file(serve: object, tmp_
     assert fetch(client, threads, tmp_path / "x", addresses[0]) is None, "the remote has to be read"
 
 
-def test_nodes_that_come_and_go_leave_neither_threads_nor_connections(serve: object, tmp_path: Path) -> None:
-    assert callable(serve)
+def test_nodes_that_come_and_go_leave_neither_threads_nor_connections(serve: Serve, tmp_path: Path) -> None:
     threads = TransferThreads()
     client = PeerClient(TOKEN, threads)
     addresses = [serve(Node("fails" if number % 2 else "")) for number in range(6)]
@@ -154,9 +156,8 @@ def test_nodes_that_come_and_go_leave_neither_threads_nor_connections(serve: obj
 
 
 def test_a_node_that_failed_long_ago_is_forgotten(
-    serve: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert callable(serve)
     monkeypatch.setattr(peers, "PAUSE_S", 0.0)
     threads = TransferThreads()
     client = PeerClient(TOKEN, threads)
@@ -165,8 +166,7 @@ def test_a_node_that_failed_long_ago_is_forgotten(
     assert list(client._paused_until) == addresses[-1:]
 
 
-def test_a_file_without_a_version_is_never_fetched_from_a_node(serve: object, tmp_path: Path) -> None:
-    assert callable(serve)
+def test_a_file_without_a_version_is_never_fetched_from_a_node(serve: Serve, tmp_path: Path) -> None:
     node = Node()
     task = FetchTask(RemoteFile(FILE.path, len(DATA), None, ""), tmp_path / "x", lambda count: None, Digest())
     assert PeerClient(TOKEN, TransferThreads()).fetch(task, [serve(node)]) is None

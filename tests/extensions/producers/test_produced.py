@@ -151,17 +151,6 @@ def test_an_exception_in_progress_ends_the_function(folder: Path, tmp_path: Path
     assert not list((tmp_path / "partial").iterdir())
 
 
-@pytest.mark.promise(40)
-def test_a_failing_function_is_retried_and_reported(
-    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "raises.bin").touch()
-    remote = open_remote(spec(folder, "troubled"))
-    with pytest.raises(NotMade, match=r"raises.bin: .*:troubled: ValueError: no sense in this one; .* 2 tries"):
-        remote.fetch(FetchTask(files(remote)["raises.bin"], tmp_path / "partial" / "1"))
-    assert capfd.readouterr().err.count("in troubled") == 2
-
-
 def test_a_module_that_is_not_imported_in_time_is_reported(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

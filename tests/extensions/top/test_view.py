@@ -12,7 +12,7 @@ from rich.console import Console
 
 from growfs.cache.database import Database
 from growfs.errors import GrowfsError
-from growfs.extensions.top.app import HOME, PAGE_DOWN, UP, after
+from growfs.extensions.top.app import after
 from growfs.extensions.top.view import Shown, TopPage, bar, frame, graph, histogram
 from growfs.extensions.top.watch import (
     DirectoryShare,
@@ -30,6 +30,8 @@ from growfs.status_and_metrics import ExactStatus, MountState
 from tests.unit.test_history import FIRST, insert
 from tests.unit.test_status_text import READER, status
 from tools.pictures import picture
+
+UP, PAGE_DOWN, HOME = "\x1b[A", "\x1b[6~", "\x1b[H"
 
 
 def watch(**changed: Any) -> Watch:
