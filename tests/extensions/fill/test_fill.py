@@ -208,29 +208,23 @@ trees.shown_files = shown_slowly
 
 
 @pytest.mark.promise(44)
-def test_ranks_that_ask_while_a_generation_is_made_get_it(growfs: Fill, tmp_path: Path) -> None:
+def test_who_asks_while_a_generation_is_made_gets_it(growfs: Fill, tmp_path: Path) -> None:
+    """A folder is ready once its first one is there."""
     growfs.env["TEST_SETUP"] = SLOW_TREES
-    full(growfs, tmp_path)
-    newest = growfs.generations[-1]
 
     def ask(delay_s: float) -> int:
         time.sleep(delay_s)
         return int(call(growfs.cache, "next", answer_s=None, after=newest, holds=False)["generation"])
 
     with ThreadPoolExecutor(5) as threads:
-        assert list(threads.map(ask, (0.0, 0.1, 0.2, 0.3, 3.0))) == 5 * [newest + 1]
-
-
-def test_a_folder_is_ready_once_its_first_generation_is_there(growfs: Fill, tmp_path: Path) -> None:
-    growfs.env["TEST_SETUP"] = SLOW_TREES
-    make_tree(tmp_path / "remote", directories=1, files=2)
-    with ThreadPoolExecutor(1) as thread:
-        filling = thread.submit(growfs.fill, tmp_path / "remote")
+        filling = threads.submit(full, growfs, tmp_path)
         until((growfs.mountpoint / ".growfs/control.sock").exists)
         while not filling.done():
             is_ready = growfs.status()["ready"]
             assert (growfs.mountpoint / "current").exists() >= is_ready
         filling.result()
+        newest = growfs.generations[-1]
+        assert list(threads.map(ask, (0.0, 0.1, 0.2, 0.3, 3.0))) == 5 * [newest + 1]
 
 
 @pytest.mark.promise(44)

@@ -84,7 +84,7 @@ def test_exit_codes_are_those_of_mount_and_secrets_in_options_are_hidden(
     shown: list[list[str]] = []
 
     def start(url: str, mountpoint: Path, options: Options, *_: object) -> None:
-        assert (url, mountpoint, options.storage_option) == ("/data", Path("/mnt"), {"secret": "x"})
+        assert (url, mountpoint, options.storage_option) == ("/data", Path("/mnt"), (("secret", "x"),))
         raise error
 
     monkeypatch.setattr(launch, "start", start)
