@@ -131,18 +131,10 @@ def test_json(growfs: Growfs, tree: Path) -> None:
     assert {check["level"] for check in report["checks"]} <= {"ok", "warning"}
 
 
-@pytest.mark.parametrize(
-    ("hide", "expected"),
-    [
-        ("mount --bind /dev/null /dev/fuse", "no FUSE behind it"),
-        ("mount -t tmpfs tmpfs /dev; mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9", "is missing"),
-    ],
-    ids=["hidden", "absent"],
-)
-def test_a_machine_without_dev_fuse(growfs: Growfs, hide: str, expected: str) -> None:
-    with namespace(hide) as inside:
+def test_a_machine_without_dev_fuse(growfs: Growfs) -> None:
+    with namespace("mount --bind /dev/null /dev/fuse") as inside:
         done = doctor_inside(growfs, inside)
-    assert_failed(done, "fuse", "/dev/fuse", expected, "modprobe fuse", "--device /dev/fuse")
+    assert_failed(done, "fuse", "/dev/fuse", "no FUSE behind it", "modprobe fuse", "--device /dev/fuse")
     assert "use growfs fill instead of growfs mount" in done.stdout
 
 
@@ -192,19 +184,11 @@ def test_device_rules_that_exclude_dev_fuse(growfs: Growfs, device_rules: Path) 
     assert_failed(done, "fuse", "the device rules of this container refuse it", "--device /dev/fuse")
 
 
-@pytest.mark.parametrize(
-    ("mode", "prefix", "name", "expected"),
-    [
-        ("600", (), "fuse", "permission denied; chmod 666 /dev/fuse"),
-        ("666", ("setpriv", "--no-new-privs"), "fusermount3", "no_new_privs"),
-    ],
-    ids=["no-access", "no-privileges"],
-)
-def test_an_ordinary_user_who_may_not_mount(mode: str, prefix: tuple[str, ...], name: str, expected: str) -> None:
-    with other_user() as user, fuse_device(mode) as inside:
-        user.before = (*inside, *prefix)
+def test_an_ordinary_user_who_may_not_mount() -> None:
+    with other_user() as user, fuse_device("666") as inside:
+        user.before = (*inside, "setpriv", "--no-new-privs")
         done = user.run("doctor", "--cache-dir", user.folder / "cache", *QUICK)
-    assert_failed(done, name, expected)
+    assert_failed(done, "fusermount3", "no_new_privs")
     assert "without passthrough" in line(done, "capabilities")
 
 

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from uuid import uuid4
@@ -34,6 +35,7 @@ from tests.servers import QuietHandler, S3Server, free_port, serving
 
 SIZE = 10_000
 VERSION = "x-growfs-version"
+READ_S_MAX = 120.0
 pytestmark = only("libfuse")
 
 
@@ -94,8 +96,9 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, engine: str) -> Iterator[Nodes]:
-    started = Nodes(tmp_path, engine, 3)
+def nodes(request: pytest.FixtureRequest, tmp_path: Path, engine: str) -> Iterator[Nodes]:
+    """Three, or as many as the parameter says."""
+    started = Nodes(tmp_path, engine, getattr(request, "param", 3))
     yield started
     started.stop()
 
@@ -159,6 +162,37 @@ def test_a_node_that_is_killed_while_it_serves_harms_no_reader(nodes: Nodes) -> 
     assert read == [content]
     assert second.status()["fetch"]["bytes_total"] >= len(content)
     unmount(first.mountpoint, lazy=True)
+
+
+@pytest.mark.long
+@pytest.mark.promise(46)
+@pytest.mark.parametrize("nodes", [4], indirect=True)
+def test_of_four_nodes_one_is_killed_and_the_others_see_every_file(nodes: Nodes) -> None:
+    """Three caches hold all files. Each node trains in epochs, over a slow link to the remote."""
+    tree = make_tree(nodes.remote, directories=4, files=50, size=64 << 10)
+    data_bytes = sum(map(len, tree.values()))
+    flags = "--cache-size", data_bytes * 2 // 5, "--refresh", 0, "--bandwidth", "5MB/s", "--no-wait"
+    *living, killed = (nodes.start(number, *flags) for number in range(4))
+    seen: dict[Growfs, set[str]] = {node: set() for node in nodes.running}
+
+    def train(node: Growfs) -> None:
+        while seen[node] != tree.keys() and not (node is killed and len(seen[node]) > len(tree) // 2):
+            for name in node.names():
+                assert (node.mountpoint / name).read_bytes() == tree[name]
+                seen[node].add(name)
+
+    with ThreadPoolExecutor(4) as threads:
+        training = [threads.submit(train, node) for node in nodes.running]
+        training[-1].result(READ_S_MAX)
+        fetched = killed.status()["fetch"]["bytes_total"]
+        killed.kill()
+        unmount(killed.mountpoint, lazy=True)
+        for each in training:
+            each.result(READ_S_MAX)
+    figures = [node.status()["fetch"] for node in living]
+    fetched += sum(fetch["bytes_total"] for fetch in figures)
+    assert fetched < 2 * data_bytes, "without one another it would be more than three times"
+    assert sum(fetch["peer_bytes_total"] for fetch in figures) > data_bytes
 
 
 @pytest.mark.promise(46)
