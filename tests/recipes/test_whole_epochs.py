@@ -103,6 +103,12 @@ class Program:
         return (self._folder / "stdout").read_text().splitlines()
 
 
+def mount_images(growfs: Growfs, remote: Path) -> None:
+    """Mount three classes of images."""
+    images(remote, classes=3, each=FILES // 3)
+    growfs.mount(remote, *EXACT)
+
+
 def opens(growfs: Growfs) -> dict[int, int]:
     """How many files were opened how often."""
     table = csv.DictReader(io.StringIO((growfs.mountpoint / ".growfs/ledger.csv").read_text()))
@@ -123,10 +129,9 @@ def newest_part(growfs: Growfs) -> tuple[int, int]:
 
 def test_one_loader_resumes_within_a_pass_on_another_machine(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision", "torchdata")
-    images(tmp_path / "remote", classes=3, each=FILES // 3)
+    mount_images(growfs, tmp_path / "remote")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/classes.txt").write_text("class 00\nclass 01\nclass 02\n")
-    growfs.mount(tmp_path / "remote", *EXACT)
     heading, values = "PyTorch: one loader, with checkpoints", {"BATCH": 3, "WORKERS": 2, "SAVE_EVERY": 2}
     code = recipe(heading, {"DATA": str(growfs.mountpoint), "EPOCHS": 1, **values})
     code = STOP_AFTER.format(method="replace", times=2) + code
@@ -141,8 +146,7 @@ def test_one_loader_resumes_within_a_pass_on_another_machine(growfs: Growfs, tmp
 
 def test_imagefolder_resumes_on_another_machine(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision")
-    images(tmp_path / "remote", classes=3, each=FILES // 3)
-    growfs.mount(tmp_path / "remote", *EXACT)
+    mount_images(growfs, tmp_path / "remote")
     heading, values = "PyTorch: ImageFolder, a loader for each part", {**ONE_WORKER, "SAVE_EVERY": 1}
     code = STOP_AFTER.format(method="replace", times=2) + recipe(heading, {"DATA": str(growfs.mountpoint), **values})
     assert Program(code, tmp_path / "run").lines() == ["pass 2, part 1, 0 samples done"]
@@ -204,8 +208,7 @@ def test_hugging_face_datasets(growfs: Growfs, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_keras_with_an_epoch_for_each_pass(growfs: Growfs, tmp_path: Path) -> None:
     need("tensorflow")
-    images(tmp_path / "remote", classes=3, each=FILES // 3)
-    growfs.mount(tmp_path / "remote", *EXACT)
+    mount_images(growfs, tmp_path / "remote")
     code = recipe("Keras", {"DATA": str(growfs.mountpoint), **ONE_PASS, "EPOCHS": 3})
     printed = "".join(Program(code, tmp_path / "run", is_forked=False).lines())
     assert "Epoch 3/3" in printed
@@ -216,8 +219,7 @@ def test_keras_with_an_epoch_for_each_pass(growfs: Growfs, tmp_path: Path) -> No
 @pytest.mark.long
 def test_keras_with_an_epoch_for_each_part(growfs: Growfs, tmp_path: Path) -> None:
     need("tensorflow")
-    images(tmp_path / "remote", classes=3, each=FILES // 3)
-    growfs.mount(tmp_path / "remote", *EXACT)
+    mount_images(growfs, tmp_path / "remote")
     code = recipe("Keras", {"DATA": str(growfs.mountpoint), **ONE_PASS}, 1)
     saved = tmp_path / "run/position.json"
     Program(STOP_AFTER.format(method="write_text", times=1) + code, tmp_path / "run", is_forked=False).lines()
@@ -230,8 +232,7 @@ def test_keras_with_an_epoch_for_each_part(growfs: Growfs, tmp_path: Path) -> No
 @pytest.mark.parametrize("loader", ["Data", pytest.param("Parts", marks=pytest.mark.long)])
 def test_lightning(growfs: Growfs, tmp_path: Path, loader: str) -> None:
     need("lightning", "torchvision")
-    images(tmp_path / "remote", classes=3, each=FILES // 3)
-    growfs.mount(tmp_path / "remote", *EXACT)
+    mount_images(growfs, tmp_path / "remote")
     for passes in (1, 2):
         epochs = passes * (PARTS if loader == "Parts" else 1)
         code = recipe("Lightning", {"DATA": str(growfs.mountpoint), **ONE_WORKER, "EPOCHS": epochs})
@@ -245,8 +246,7 @@ def test_lightning(growfs: Growfs, tmp_path: Path, loader: str) -> None:
 
 def test_hugging_face(growfs: Growfs, tmp_path: Path) -> None:
     need("transformers", "accelerate", "torchvision")
-    images(tmp_path / "remote", classes=3, each=FILES // 3)
-    growfs.mount(tmp_path / "remote", *EXACT)
+    mount_images(growfs, tmp_path / "remote")
     values = {"DATA": str(growfs.mountpoint), "BATCH": FILES, "WORKERS": 1}  # so a part has one step
     for steps in (2, PARTS):
         Program(recipe("Hugging Face Trainer", {**values, "STEPS": steps}), tmp_path / "run").lines()
@@ -266,8 +266,7 @@ def test_ray_train(tmp_path: Path) -> None:
 
 
 def test_a_shell(growfs: Growfs, tmp_path: Path) -> None:
-    images(tmp_path / "remote", classes=3, each=FILES // 3)
-    growfs.mount(tmp_path / "remote", *EXACT)
+    mount_images(growfs, tmp_path / "remote")
     code = recipe("A shell", language="bash").replace("tar", "png")
     code = code.replace("/mnt/train/.growfs/passes/1", f"{growfs.mountpoint}/.growfs/passes/2")
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=PROGRAM_S, check=True)
