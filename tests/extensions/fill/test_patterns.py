@@ -23,7 +23,7 @@ from tests.simulation.patterns import PATTERNS
 from tests.simulation.world import catalog
 
 OPENS = 50
-IN_EVERY_RUN = ("hyper-parameter search: a new process every few minutes",)
+IN_EVERY_RUN = "hyper-parameter search: a new process every few minutes"
 ONE_GENERATION = ("a notebook looks at a batch before it lists the validation set",)
 """Their processes ask once: what they list later must be the same."""
 LIST_FOR_OTHERS = (
@@ -34,8 +34,11 @@ LIST_FOR_OTHERS = (
 """Another process opens what one has listed, or several must list the same: nothing new begins meanwhile."""
 POLLS = ("a script that polls until there is enough",)
 """Their processes ask each time they list, although they have opened nothing since."""
-
-
+ALL_RUNS = [
+    name if name == IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.long)
+    for name, pattern in PATTERNS.items()
+    if not pattern.opens_unlisted
+]
 MANY: dict[str, Any] = {"files": catalog(1000)}
 """It waits for 150 files."""
 
@@ -125,26 +128,11 @@ class FilledWorld(MountedWorld):
         return FolderReader(self)
 
 
-def run_pattern(name: str, growfs: Fill, readers: Readers, remote: Path) -> None:
-    """Run the processes of a pattern until they end; each file that one listed must open."""
+@pytest.mark.promise(44)
+@pytest.mark.parametrize("name", ALL_RUNS)
+def test_no_listed_file_is_lost(name: str, growfs: Fill, readers: Readers, tmp_path: Path) -> None:
     pattern = PATTERNS[name]
     world = FilledWorld(growfs, readers, name)
-    world.fill_folder(remote, pattern.filled)
+    world.fill_folder(tmp_path / "remote", pattern.filled)
     world.run(*pattern.processes(world))
     assert growfs.used_bytes() <= growfs.status()["cache"]["limit_bytes"]
-
-
-@pytest.mark.promise(44)
-@pytest.mark.parametrize("name", IN_EVERY_RUN)
-def test_no_listed_file_is_lost(name: str, growfs: Fill, readers: Readers, tmp_path: Path) -> None:
-    run_pattern(name, growfs, readers, tmp_path / "remote")
-
-
-OTHERS = [name for name, pattern in PATTERNS.items() if name not in IN_EVERY_RUN and not pattern.opens_unlisted]
-
-
-@pytest.mark.long
-@pytest.mark.promise(44)
-@pytest.mark.parametrize("name", OTHERS)
-def test_no_listed_file_is_lost_in_any_pattern(name: str, growfs: Fill, readers: Readers, tmp_path: Path) -> None:
-    run_pattern(name, growfs, readers, tmp_path / "remote")

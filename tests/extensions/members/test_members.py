@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Timer
@@ -39,12 +40,15 @@ INDEX = "from growfs import producers\ndef find(source):\n    return producers.t
 
 
 class Shards(FakeRemote):
-    """A remote of archives. read: those that were read, in order. held: reads of these wait until they are removed."""
+    """A remote of archives. read: those that were read, in order. held: reads of these wait until they are removed.
+    stream: makes what is read of a stream.
+    """
 
     def __init__(self, cache: Path, content: dict[str, bytes] = SHARDS, page_files: int = 2) -> None:
         super().__init__(page_files=page_files)
         self.read: list[str] = []
         self.held: set[str] = set()
+        self.stream: Callable[[RemoteStream], RemoteStream] = lambda stream: stream
         self.cache = cache
         for path, data in content.items():
             self.put(path, data)
@@ -54,7 +58,7 @@ class Shards(FakeRemote):
             self.read.append(file.path)
         while file.path in self.held:
             time.sleep(0.001)
-        return super().open(file, start)
+        return self.stream(super().open(file, start))
 
     def members(self, function: Function = TAR) -> ArchiveRemote:
         return ArchiveRemote(self, function, self.cache)
@@ -247,13 +251,10 @@ class Dripping:
 
 
 def test_a_listing_yields_pages_while_an_archive_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Trickling(Shards):
-        def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
-            return Dripping(super().open(file, start), breaks=False)
-
     monkeypatch.setattr("growfs.extensions.members.members.KEEPALIVE_S", 0.1)
-    content = {"a.tar": tar_of({"member": bytes(5000)})}
-    pages = list(Trickling(tmp_path / "cache", content).members().pages())
+    shards = Shards(tmp_path / "cache", {"a.tar": tar_of({"member": bytes(5000)})})
+    shards.stream = partial(Dripping, breaks=False)
+    pages = list(shards.members().pages())
     assert pages[0].files == []
     assert [file.path for page in pages for file in page.files] == ["a/member"]
 
@@ -262,12 +263,9 @@ def test_a_listing_yields_pages_while_an_archive_arrives(tmp_path: Path, monkeyp
 def test_connections_that_break_after_a_byte_are_not_opened_forever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_time: bool
 ) -> None:
-    class Cut(Shards):
-        def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
-            return Dripping(super().open(file, start), breaks=True)
-
     monkeypatch.setattr("growfs.remote.file.BREAKING_S_MAX", 1000.0 if has_time else 0.0)
-    remote = Cut(tmp_path / "cache", {"a.tar": b"content"})
+    remote = Shards(tmp_path / "cache", {"a.tar": b"content"})
+    remote.stream = partial(Dripping, breaks=True)
     with open_seekable(remote, remote.stat("a.tar")) as source:
         if has_time:
             assert source.read() == b"content"
