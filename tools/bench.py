@@ -91,7 +91,6 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def machine() -> dict[str, Any]:
-    """Properties of this machine that the figures depend on."""
     model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "cores": len(os.sched_getaffinity(0)),
@@ -105,7 +104,6 @@ def machine() -> dict[str, Any]:
 
 
 def table_of(title: str, figures: Iterable[Figure]) -> Table:
-    """A table of figures."""
     table = Table(title=title, title_justify="left")
     for name in ("figure", "median", "range", "noise", "target", ""):
         table.add_column(name, justify="left" if name in ("figure", "target", "") else "right")

@@ -66,7 +66,6 @@ def is_source(path: str) -> bool:
 
 
 def source_page(path: str) -> str:
-    """A page that shows a file."""
     name = posixpath.basename(path)
     lexer = find_lexer_class_for_filename(name)
     language = lexer.aliases[0] if lexer else "text"
@@ -97,7 +96,6 @@ def entry(path: str) -> str | list[Any]:
 
 
 def nav_paths(entries: Any) -> Iterator[str]:
-    """The paths in a `nav`."""
     if isinstance(entries, str):
         yield entries
     else:

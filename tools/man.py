@@ -46,15 +46,12 @@ class Roff(click.HelpFormatter):
         self.write(f".SH {escaped(prog.upper())}\n.B {escaped(prog)}\n{escaped(args)}\n")
 
     def write_paragraph(self) -> None:
-        """Begin a paragraph."""
         self.write(".PP\n")
 
     def write_text(self, text: str) -> None:
-        """Write paragraphs."""
         self.write("\n.PP\n".join(escaped(" ".join(part.split())) for part in text.split("\n\n")) + "\n")
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        """Write a list of terms with their descriptions."""
         for term, text in rows:
             if "--help" not in term:  # which each command has
                 self.write(f".TP\n.B {escaped(term)}\n{escaped(text)}\n")
@@ -69,7 +66,6 @@ class Roff(click.HelpFormatter):
 
     @contextmanager
     def indentation(self) -> Iterator[None]:
-        """Write the block like the text around it."""
         self.write_paragraph()
         yield
 
@@ -89,7 +85,6 @@ def commands(context: click.Context) -> Iterator[click.Context]:
 
 
 def page() -> str:
-    """The man page."""
     roff = Roff()
     for context in commands(main.make_context("growfs", [], resilient_parsing=True)):
         context.command.format_help(context, roff)

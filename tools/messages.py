@@ -39,7 +39,6 @@ def texts(node: ast.AST) -> Iterator[str]:
 
 
 def messages() -> set[str]:
-    """All strings in the code."""
     found = (text for path in (ROOT / "growfs").rglob("*.py") for text in texts(ast.parse(path.read_text())))
     return {re.sub(f"{VALUE}+", VALUE, text.strip("\n")) for text in found}
 
@@ -70,7 +69,6 @@ def rewritten(page: str) -> str:
 
 
 def main() -> int:
-    """Rewrite the page; returns the exit status."""
     try:
         PAGE.write_text(rewritten(PAGE.read_text()))
     except LookupError as error:

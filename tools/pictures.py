@@ -61,7 +61,6 @@ def save_svg(text: str, name: str) -> None:
 
 
 def demo() -> None:
-    """Write docs/demo.svg."""
     command = [sys.executable, "-m", "tools.demo"]
     env = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS)}
     printed = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
@@ -76,7 +75,6 @@ def demo() -> None:
 
 
 def picture(watches: Sequence[Watch], width: int, height: int) -> str:
-    """A frame of growfs top, as an SVG."""
     console = Console(record=True, width=width, height=height, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(frame(list(watches), Shown(TopPage.OVERVIEW)), height=height)
     return console.export_svg(title="growfs top")
@@ -111,7 +109,6 @@ def read_mount(folder: Path) -> Iterator[Path]:
 
 
 def screenshot(page: Path, to: Path) -> None:
-    """Write a browser's picture of a page."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         sys.exit("pictures: no browser; install chromium")
@@ -125,7 +122,6 @@ PICTURES: dict[str, Callable[[], None]] = {"demo": demo, "top": top_and_report}
 
 
 def main() -> None:
-    """Make the named pictures, or all."""
     for name in sys.argv[1:] or PICTURES:
         PICTURES[name]()
 

@@ -49,7 +49,6 @@ class Cgroup:
         return ["sh", "-c", JOIN, self._folder, *command] if self._folder else list(command)
 
     def processes(self) -> list[int]:
-        """The processes currently in it."""
         return [int(pid) for pid in (self._folder / "cgroup.procs").read_text().split()] if self._folder else []
 
     def cpu_s(self) -> float | None:

@@ -63,13 +63,11 @@ class Child:
         self._log.close()
 
     def kill(self) -> None:
-        """Send SIGKILL to it and to what it has started."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended."""
         return self._process.poll() is not None
 
     def log(self) -> str:

@@ -187,8 +187,6 @@ def rclone_copy(source: Source, target: Path) -> CopyRun:
 
 
 def s5cmd_cp(*flags: object) -> Contender:
-    """s5cmd with these flags."""
-
     def copy(source: Source, target: Path) -> CopyRun:
         variables = {"SSL_CERT_FILE": source.certificate} if source.certificate else {}
         command = [s5cmd_binary(), "--log", "error", "--endpoint-url", source.server.endpoint, *flags]

@@ -113,7 +113,6 @@ def _worst_of(case: Case, arrivals: Sequence[float]) -> float:
 
 
 def _arrivals_in(folder: Path, began: float) -> list[float]:
-    """When each file in the folder arrived."""
     return sorted(path.stat().st_ctime - began for path in folder.rglob("*.bin"))
 
 
@@ -121,7 +120,6 @@ def _arrivals_in(folder: Path, began: float) -> list[float]:
 
 
 def _fill(engine: str, source: Source, folder: Path, began: float) -> list[float]:
-    """Mount until everything is cached."""
     with mounted(f"s3://{NAME}", folder, *flags_of(source, engine), "--no-wait") as mount:
         run([*GROWFS, "wait", mount.mountpoint, "--all"])
         return _arrivals_in(mount.files, began)
@@ -151,7 +149,6 @@ def _first_through_rclone_mount(source: Source, folder: Path) -> float:
 
 
 def _draw(cases: dict[Case, dict[str, Arrivals]], path: Path) -> None:
-    """Write the arrival curves as an image."""
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(4.5 * len(cases), 4), layout="constrained")

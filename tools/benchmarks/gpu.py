@@ -40,12 +40,10 @@ class Sizes:
 
     @property
     def images(self) -> int:
-        """Number of images."""
         return self.shards * self.batch
 
     @property
     def bytes(self) -> int:
-        """Size of the dataset."""
         return self.images * IMAGE_BYTES
 
 

@@ -40,7 +40,6 @@ class Counter:
             self._memory = mmap.mmap(opened.fileno(), COUNTS.size)
 
     def arrived(self, piece: bytes) -> None:
-        """Count a piece received from the server."""
         self._add(0, len(piece))
 
     def sent(self, piece: bytes) -> None:
@@ -55,22 +54,17 @@ class Counter:
 
 
 class Direction:
-    """One direction of the link."""
-
     def __init__(self, rate: float, delay_s: float, count: Callable[[bytes], None]) -> None:
         self.delay_s, self.count = delay_s, count
         self._rate = rate
         self._free_at = 0.0
 
     def arrival(self, count: int, not_before: float) -> float:
-        """The loop's time at which `count` bytes arrive that are sent now."""
         self._free_at = max(self._free_at, asyncio.get_running_loop().time()) + count / self._rate
         return max(self._free_at, not_before) + self.delay_s
 
 
 class Window:
-    """A sender's congestion window."""
-
     def __init__(self) -> None:
         self._size, self._sent = WINDOW_FIRST, 0
         self._changed = asyncio.Event()
@@ -83,7 +77,6 @@ class Window:
         return self._size - self._sent
 
     def send(self, count: int) -> None:
-        """Count bytes as in flight."""
         self._sent += count
 
     def acknowledge(self, count: int) -> None:
@@ -148,7 +141,6 @@ async def handle(client: socket.socket, address: tuple[str, int], rtt_s: float, 
 
 
 async def serve(address: tuple[str, int], rtt_s: float, rate: float, counter: Counter) -> None:
-    """Accept connections until cancelled."""
     loop = asyncio.get_running_loop()
     up, down = Direction(rate, rtt_s / 2, counter.sent), Direction(rate, rtt_s / 2, counter.arrived)
     connections = set()
@@ -164,7 +156,6 @@ async def serve(address: tuple[str, int], rtt_s: float, rate: float, counter: Co
 
 
 def main() -> None:
-    """Serve until terminated."""
     address, rtt_s, rate, counts = sys.argv[1:]
     host, _, port = address.rpartition(":")
     asyncio.run(serve((host, int(port)), float(rtt_s), float(rate), Counter(Path(counts))))

@@ -68,8 +68,6 @@ def _interrupt(signum: int, frame: object) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How to measure."""
-
     folder: Path
     """Empty, for this benchmark alone."""
     quick: bool
@@ -92,7 +90,6 @@ class Figure:
 
     @property
     def measured(self) -> float:
-        """The median."""
         return statistics.median(self.rounds)
 
     @property
@@ -131,7 +128,6 @@ class Figures(dict[str, Figure]):
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """The ratios, round by round."""
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
@@ -162,7 +158,6 @@ def need_space(folder: Path, bytes: int) -> None:
 
 
 def need_modules(*modules: str) -> None:
-    """Raise BenchError unless all of them are installed."""
     for module in modules:
         if find_spec(module) is None:
             raise BenchError(f"{module} is not installed; tools/setup test installs it")
@@ -196,7 +191,6 @@ def size_of(folder: Path) -> int:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file in a folder that need not be there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
 

@@ -37,11 +37,9 @@ class Mount:
     returned_s: float = 0.0
 
     def status(self) -> dict[str, Any]:
-        """The status of a growfs mount."""
         return self.call("status")
 
     def set(self, **options: object) -> None:
-        """Change options of a growfs mount."""
         self.call("set", options={name: str(value) for name, value in options.items()})
 
     def call(self, command: str, **arguments: Any) -> dict[str, Any]:

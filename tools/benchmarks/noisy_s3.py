@@ -85,8 +85,6 @@ class Noise:
 
 @dataclass
 class Counters:
-    """The server's activity."""
-
     requests: int = 0
     refused: int = 0
     stalled: int = 0
@@ -300,7 +298,6 @@ def serving(noise: Noise) -> Iterator[tuple[NoisyS3, str]]:
 
 
 def main() -> None:
-    """Serve until terminated."""
     noise = Noise(**json.loads(sys.argv[1]))
     trio.run(NoisyS3(noise).serve, partial(print, flush=True))
 

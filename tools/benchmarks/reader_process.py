@@ -31,10 +31,8 @@ class ReaderProcess(Child):
         self.send(json.dumps([command, *arguments], default=str))
 
     def result(self) -> Any:
-        """Wait for the command's result."""
         return json.loads(self.expect(r"[{\d].*")[0])
 
     def call(self, command: str, *arguments: object) -> Any:
-        """Run a command and return its result."""
         self.start(command, *arguments)
         return self.result()

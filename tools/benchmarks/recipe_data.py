@@ -73,7 +73,6 @@ def coco(folder: Path, split: str, count: int, width: int = 640, height: int = 4
 
 
 def cifar(image: bytes, label: int) -> bytes:
-    """A record in CIFAR-10's binary version."""
     return bytes([label]) + image
 
 

@@ -37,7 +37,6 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
 
 
 def measure(machine: dict[str, object], arguments: argparse.Namespace, results: Results) -> None:
-    """Run the selected cases with the peers that work here."""
     results.machine, results.quick, version = machine, arguments.quick, environment.install()
     peers = command.prepare(arguments, results, PEERS_OF_DLIO, QUICK_PEERS)
     ordered = sorted((*ways(peers), *peers), key=is_other)  # growfs first

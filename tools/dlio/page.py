@@ -96,12 +96,10 @@ ROWS = {
 
 
 def write(results: Results, folder: Path) -> None:
-    """Write the page into a folder."""
     (folder / PAGE).write_text(markdown(results))
 
 
 def markdown(results: Results) -> str:
-    """The page."""
     machine, dlio = results.machine, results.cases["dlio"]
     missing = page.left_out(results)
     starts = [epoch["started_s"] for run in results.runs if run["case"] == THIRD for epoch in run["figures"]["epochs"]]
@@ -236,7 +234,6 @@ def reason(results: Results, case: str, row: Row, profile: tuple[str, Sizes], ow
 
 
 def is_growfs(way: str) -> bool:
-    """Whether it is one of growfs."""
     return way.split(",")[0].split()[0] == GROWFS_ROTATING
 
 

@@ -38,7 +38,6 @@ MODULES = (
 
 
 def start(overrides: list[str], write_to: int) -> None:
-    """Be DLIO, whose output goes to a descriptor."""
     os.setsid()
     os.dup2(write_to, 1)
     os.dup2(write_to, 2)
@@ -92,7 +91,6 @@ def run(overrides: list[str], epochs: int, seconds: float, began: float) -> None
 
 
 def say(**values: object) -> None:
-    """Print a line of JSON."""
     print(json.dumps(values), flush=True)
 
 

@@ -23,7 +23,6 @@ def burn(until: float, image: bytes) -> int:
 
 
 def main() -> None:
-    """Run the processes for that time."""
     seconds, processes = float(sys.argv[1]), int(sys.argv[2])
     made = io.BytesIO()
     Image.effect_noise((500, 375), 60).convert("RGB").save(made, "JPEG", quality=90)

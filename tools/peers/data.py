@@ -46,7 +46,6 @@ def write_mds(folder: Path, count: int, size: int, per_shard: int) -> None:
 
 
 def main() -> None:
-    """Write all formats that can be written."""
     folder, (count, size, per_shard) = Path(sys.argv[1]), map(int, sys.argv[2:5])
     assert size % 512 == 0
     write_tars(folder / "shards", count, size, per_shard)

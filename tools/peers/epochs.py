@@ -49,7 +49,6 @@ class Images:
 
 
 def epoch(paths: list[str], processes: int, decodes: bool) -> int:
-    """Go over the files in random order; returns the bytes that were read, if known."""
     random.shuffle(paths)
     if not decodes:
         return sum(map(read, paths))
@@ -61,7 +60,6 @@ def epoch(paths: list[str], processes: int, decodes: bool) -> int:
 
 
 def main() -> None:
-    """Import, wait for the start, read."""
     decodes = sys.argv[1] == "decode"
     if decodes:
         import torch.utils.data  # noqa: F401

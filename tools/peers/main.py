@@ -32,7 +32,6 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
 
 
 def measure(machine: dict[str, object], arguments: argparse.Namespace, results: Results) -> None:
-    """Run the selected cases with the peers that work here."""
     results.machine, results.quick = machine, arguments.quick
     results.left_out |= LEFT_OUT
     found = command.prepare(arguments, results, PEERS, [peer.name for peer in QUICK])

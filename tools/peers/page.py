@@ -162,7 +162,6 @@ def larger_table(results: Results, columns: list[Column], shown: Callable[[list[
 
 
 def plain_table(results: Results, case: str) -> str:
-    """The table of one of the other cases: for each setting, a row for each peer."""
     columns = TABLES[case]
     rows = (
         [peer, name.removesuffix(", folder").replace(", cached", ", its cache"),
@@ -240,7 +239,6 @@ PAGES_WITH_TABLE: dict[Path, Callable[[Results], str]] = {README: readme_table, 
 
 
 def with_table(page: str, rows: str) -> str:
-    """A document with this table after the mark."""
     return replaced(page, BEGIN, rows.rstrip("\n"), "\n\n")
 
 
@@ -270,7 +268,6 @@ def values(results: Results, case: str) -> dict[str, Any]:
 
 
 def markdown(results: Results) -> str:
-    """The page."""
     machine = results.machine
     ran = (
         [f"[{name}]({peer['documents']})" if peer["documents"].startswith("http") else name, peer["about"],

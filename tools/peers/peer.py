@@ -43,16 +43,13 @@ class Room:
 
     @property
     def mountpoint(self) -> Path:
-        """Where the peer mounts."""
         return self.folder / "mnt"
 
     @property
     def cache(self) -> Path:
-        """Where the peer caches."""
         return self.folder / "cache"
 
     def mount(self, command: list[object]) -> AbstractContextManager[None]:
-        """Run a mount that stays in the foreground."""
         return foreground(self.group.command(command), self.mountpoint)
 
 
@@ -110,12 +107,10 @@ EXACT = ("--exact",)
 
 @contextmanager
 def run_disk(room: Room) -> Iterator[dict[str, Any]]:
-    """The same files on the local disk."""
     yield {"folder": str(room.plain / room.prefix)}
 
 
 def shown(flags: dict[str, str]) -> str:
-    """Flags as one types them."""
     return " ".join(f"--{name}" if value == "true" else f"--{name} {value}" for name, value in flags.items())
 
 

@@ -30,7 +30,6 @@ class Results:
 
     @classmethod
     def load(cls, file: Path) -> Results:
-        """Read a file."""
         values = json.loads(file.read_text())
         return cls(**{each.name: values[each.name] for each in fields(cls)})
 
@@ -40,7 +39,6 @@ class Results:
             file.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     def add(self, case: str, peer: str, setting: str, figures: dict[str, Any]) -> None:
-        """Add a run that has just ended."""
         self.date = datetime.now(timezone.utc).date().isoformat()
         self.runs.append({"case": case, "peer": peer, "setting": setting, "figures": figures})
 
@@ -50,7 +48,6 @@ class Results:
         return [run["figures"] for run in self.runs if (run["case"], run["peer"], run["setting"]) == wanted]
 
     def has(self, case: str) -> bool:
-        """Whether a case ran."""
         return any(run["case"] == case for run in self.runs)
 
     def settings(self, case: str) -> list[str]:

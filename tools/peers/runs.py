@@ -33,8 +33,6 @@ LIST_S_MAX = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link with a round-trip time, and a rate in bytes/s."""
-
     rtt_s: float
     rate: int
 
@@ -44,8 +42,6 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The requirements of a run."""
-
     peer: Peer
     server: str
     """The endpoint of the server."""
@@ -175,5 +171,4 @@ def has_file(folder: str) -> bool:
 
 
 def _memory_mb(group: Cgroup) -> float:
-    """The proportional set size of the group's processes, in 10^6 bytes."""
     return sum(memory_bytes(pid) or 0 for pid in group.processes()) / 1e6

@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 
 def number(sample: bytes) -> int:
-    """The number of a sample, which it begins with."""
     return int.from_bytes(sample[:8], "big")
 
 
@@ -121,7 +120,6 @@ def shards_in(spec: Spec) -> tuple[list[str], Callable[[str], bytes]]:
 
 
 def shuffled(items: list[str]) -> Iterator[str]:
-    """All items in random order, over and over."""
     while True:
         random.shuffle(items)
         yield from items
@@ -270,7 +268,6 @@ def webdataset(spec: Spec) -> Iterator[list[int]]:
 
 
 def webdataset_number(sample: dict[str, Any]) -> int:
-    """The number of a sample."""
     return number(sample["bin"])
 
 
@@ -297,7 +294,6 @@ IMPORTS = {
 
 
 def batches(spec: Spec) -> Iterator[list[int]]:
-    """The samples of a source, in batches."""
     batch: list[int] = []
     for some in SOURCES[spec["source"]](spec):
         batch += some
@@ -307,7 +303,6 @@ def batches(spec: Spec) -> Iterator[list[int]]:
 
 
 def train(spec: Spec) -> None:
-    """Run the epochs, and print the result of each."""
     source, seen, steps, began = batches(spec), set[int](), spec["samples"] // spec["batch"], spec["began"]
     first = next(source)
     say(first_batch_s=time.monotonic() - began)
@@ -335,12 +330,10 @@ def train(spec: Spec) -> None:
 
 
 def say(**values: object) -> None:
-    """Print a line of JSON."""
     print(json.dumps(values), flush=True)
 
 
 def main() -> None:
-    """Import, wait for the start, train."""
     source = sys.argv[1]
     for module in IMPORTS.get(source, ()):
         __import__(module)

@@ -33,19 +33,16 @@ class Part:
 
 
 def records(name: str, version: int) -> list[bytes]:
-    """The records of a version of a file."""
     count = random.Random(f"{name} {version}").randint(1, RECORDS_MAX) if name.endswith(SHARD) else 1
     return [record(Part(name, version, number, count)) for number in range(count)]
 
 
 def record(part: Part) -> bytes:
-    """One record of a version of a file."""
     head = f"{part.name} {part.version} {part.number} {part.count}\n".encode()
     return head + hashlib.shake_128(head).digest(random.Random(head).randint(*RECORD_BYTES))
 
 
 def content(name: str, version: int) -> bytes:
-    """All bytes of a version of a file."""
     parts = records(name, version)
     return tfrecord(parts) if name.endswith(SHARD) else parts[0]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 
 def main() -> None:
-    """The first argument is the folder."""
     with ExitStack() as stack:
         found = []
         for folder, _, names in os.walk(sys.argv[1]):

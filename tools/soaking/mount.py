@@ -43,7 +43,6 @@ class SoakMount:
         self.pids()
 
     def _run(self, *words: object) -> None:
-        """Run a command. Raises BenchError if it fails."""
         run([*COMMAND, *words], PYTHONPATH=self._installed)
 
     def umount(self, lazy: bool) -> str:
@@ -76,23 +75,19 @@ class SoakMount:
         return int(daemon_of(mounted.cache).get("pid", 0)) if mounted else 0
 
     def pids(self) -> list[int]:
-        """The daemon and its processes."""
         daemon = self.daemon
         found = [daemon, *processes.descendants(daemon)] if daemon and processes.started(daemon) else []
         self.seen.update((pid, processes.started(pid)) for pid in found)
         return found
 
     def kill_daemon(self) -> None:
-        """Send SIGKILL to the daemon."""
         processes.kill(self.daemon)
 
     def kill_worker(self) -> None:
-        """Send SIGKILL to one of the daemon's processes."""
         wait_for(lambda: self.pids()[1:])
         processes.kill(self._random.choice(self.pids()[1:]))
 
     def usage(self) -> list[Usage]:
-        """The usage of the daemon and each of its processes; empty if it is not running."""
         used = [processes.usage(pid) for pid in self.pids()]
         return [usage for usage in used if usage] if used and used[0] else []
 
@@ -106,11 +101,9 @@ class SoakMount:
         return total
 
     def log(self) -> Path:
-        """The log of its daemons."""
         return next(iter(self.cache_dir.glob("*/log")), self.cache_dir / "log")
 
     def left(self) -> list[int]:
-        """The processes of its daemons that are still running."""
         return [pid for pid, when in self.seen.items() if when and processes.started(pid) == when]
 
     def remove(self) -> None:

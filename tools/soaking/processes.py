@@ -52,7 +52,6 @@ def started(pid: int) -> int | None:
 
 
 def usage(pid: int) -> Usage | None:
-    """The current usage of a process; None if it has ended."""
     folder = Path(f"/proc/{pid}")
     try:
         open_files = [_target(link) for link in (folder / "fd").iterdir()]

@@ -37,21 +37,17 @@ class Outages:
         self._since: float | None = None
 
     def begin(self) -> None:
-        """Note that there is none from now on."""
         self._since = self._since or time.monotonic()
 
     def end(self) -> None:
-        """Note that there is one from now on."""
         assert self._since
         self.add(self._since, time.monotonic())
         self._since = None
 
     def add(self, began: float, ended: float) -> None:
-        """Note that there was none during this time."""
         self._all.append((began, ended))
 
     def overlap(self, began: float, ended: float) -> bool:
-        """Whether there was none at some point in between."""
         ongoing = [(self._since, ended)] if self._since else []
         return any(start <= ended and end >= began for start, end in (*self._all[-100:], *ongoing))
 

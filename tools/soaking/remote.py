@@ -71,11 +71,9 @@ class Remote:
         return name
 
     def replace(self) -> None:
-        """Write a new version of a file."""
         self._put(self._random.choice(sorted(self.versions)))
 
     def delete(self) -> None:
-        """Delete a file."""
         name = self._random.choice(sorted(self.versions))
         del self.versions[name]
         self.deleted.add(name)
@@ -96,20 +94,16 @@ class Remote:
 
     @property
     def injected(self) -> Counter[str]:
-        """How many requests got which fault."""
         return self._mix.injected
 
     def kill_server(self) -> None:
-        """Send SIGKILL to the server."""
         processes.kill(self._server.pid)
 
     def restart_server(self) -> None:
-        """Start the server again, after it was killed."""
         self._running.close()
         self._start_server()
 
     def close(self) -> None:
-        """End the server and the proxy."""
         self._proxy.close()
         self._running.close()
 

@@ -41,7 +41,6 @@ class Epoch:
 
 
 def tensorflow(folder: str) -> Callable[[], Read]:
-    """Read the .tfrecord files with tf.data."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import tensorflow as tf
 
@@ -56,7 +55,6 @@ def tensorflow(folder: str) -> Callable[[], Read]:
 
 
 def torch(folder: str) -> Callable[[], Read]:
-    """Read the class folders with DatasetFolder and a DataLoader."""
     from torch.utils.data import DataLoader
     from torchvision.datasets import DatasetFolder
 
@@ -71,13 +69,11 @@ def torch(folder: str) -> Callable[[], Read]:
 
 
 def load(path: str) -> Sample:
-    """A file, checked."""
     data = Path(path).read_bytes()
     return checked(data), len(data)
 
 
 def together(batch: list[tuple[Sample, int]]) -> list[Sample]:
-    """A batch without its labels."""
     return [sample for sample, _ in batch]
 
 

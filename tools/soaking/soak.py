@@ -74,7 +74,6 @@ class Plan:
 
     @property
     def action_s(self) -> tuple[float, float]:
-        """The shortest and longest time from one fault to the next."""
         return (0.1, 0.5) if self.quick else (3.0, 12.0)
 
     @property
@@ -121,7 +120,6 @@ class Soak:
 
     @property
     def problems(self) -> list[str]:
-        """Failures that should not have happened."""
         return self.findings.problems
 
     def run(self) -> bool:
@@ -186,7 +184,6 @@ class Soak:
             time.sleep(POLL_S)
 
     def _all_have_read(self, readers: list[Reader]) -> bool:
-        """Whether each reader has finished an epoch: importing its framework takes seconds."""
         self._collect(readers)
         return all(self.findings.epochs[kind] for kind in KINDS)
 

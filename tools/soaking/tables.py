@@ -31,7 +31,6 @@ LOG_KB_PER_MINUTE = 20.0
 
 
 def largest(sample: Sample, of: Callable[[Usage], float]) -> float:
-    """A figure of the daemon's process with the largest value."""
     return max(map(of, sample.used[1:]), default=0.0)
 
 
@@ -90,6 +89,5 @@ def add_usage(table: Table, samples: list[Sample]) -> list[str]:
 
 
 def log_rate(samples: list[Sample]) -> float:
-    """The log written between the first and the last sample, in kB per minute."""
     first, last = samples[0], samples[-1]
     return (last.log_bytes - first.log_bytes) / 1e3 / (last.at - first.at) * 60

@@ -58,7 +58,6 @@ class Split:
 
 @cache
 def data() -> dict[str, Bytes]:
-    """The values of all files."""
     return {name: np.fromfile(FOLDER / name, np.uint8, offset=HEADERS[name.split("-")[2]]) for name in SHA256}
 
 
@@ -96,7 +95,6 @@ def chosen(seed: int) -> Bytes:
 
 
 def split(seed: int) -> Split:
-    """The split for a seed."""
     held_out_labels = data()["t10k-labels-idx1-ubyte"].astype(np.int64)
     return Split(_scaled(chosen(seed)), labels(), _scaled(data()["t10k-images-idx3-ubyte"]), held_out_labels)
 

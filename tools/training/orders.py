@@ -31,8 +31,6 @@ AHEAD = 2 * BATCH
 
 
 class Opened(NamedTuple):
-    """A sample that training takes."""
-
     sample: int
     at_s: float
     fetched: int
@@ -56,7 +54,6 @@ class Reading:
 
 
 def take(order: Order, opens: int, until_s: float = float("inf")) -> Reading:
-    """The first opens, until a time."""
     taken = itertools.takewhile(lambda opened: opened.at_s <= until_s, itertools.islice(order, opens))
     samples, at_s, fetched = zip(*taken, strict=True)
     return Reading(np.array(samples, np.int64), np.array(at_s), fetched[-1])

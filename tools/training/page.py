@@ -50,7 +50,6 @@ def write(found: Findings, folder: Path) -> None:
 
 
 def markdown(found: Findings) -> str:
-    """The page."""
     values = {
         "quick": f"\n\n{QUICK.strip()}" if found.quick else "",
         "plot": PLOT,
@@ -80,7 +79,6 @@ def markdown(found: Findings) -> str:
 
 
 def name(row: Row) -> str:
-    """The first column."""
     return f"{row.way}, {row.opens_per_fetch}" if row.way == GROWFS else row.way
 
 
@@ -92,7 +90,6 @@ def short_name(row: Row) -> str:
 
 
 def opens(number: int) -> str:
-    """A number of opens."""
     return f"{number} open{'s' * (number > 1)}"
 
 
@@ -158,7 +155,6 @@ def mounted_table(found: Findings) -> str:
 
 
 def section(found: Findings) -> str:
-    """The section of docs/sizing.md."""
     about = (
         f"In an experiment on MNIST, yes, as long as each fetched file is opened no more than about {USUAL} times. A"
         f" small convolutional network was trained on {TRAIN:,} images, with a cache that holds a tenth of them, in"
@@ -188,7 +184,6 @@ def section(found: Findings) -> str:
 
 
 def sentence(found: Findings) -> str:
-    """The sentence of the README."""
     growfs, lru = (found.row(way, USUAL, in_time=True) for way in (GROWFS, LRU))
     assert growfs
     assert lru
@@ -206,12 +201,10 @@ def less(found: Findings, row: Row) -> str:
 
 
 def with_section(sizing: str, found: Findings) -> str:
-    """docs/sizing.md with the section from these results."""
     return replaced(sizing, BEGIN, f"\n{section(found)}\n", "## ")
 
 
 def with_sentence(readme: str, found: Findings) -> str:
-    """README with the sentence from these results."""
     blocks = readme.split("\n\n")
     for place, block in enumerate(blocks):
         paragraph, found_here = SENTENCE.subn(lambda _: sentence(found), " ".join(block.split()))

@@ -53,7 +53,6 @@ def read(sets: Iterator[ImageFolder], images: Queue[int]) -> None:
 
 
 def main() -> None:
-    """Train, so to speak."""
     folder, how, until_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     images = Queue[int](AHEAD)
     everything = ImageFolder(folder) if how == "all" else None

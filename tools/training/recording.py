@@ -49,7 +49,6 @@ class Remote:
 
 
 def padded(image: Bytes) -> bytes:
-    """An image as a PNG of FILE_BYTES."""
     picture = Image.fromarray(image)
     plain = io.BytesIO()
     picture.save(plain, "png")
@@ -69,7 +68,6 @@ def write_images(folder: Path) -> None:
 
 @contextmanager
 def growfs_mount(opens_per_fetch: int, remote: Remote, *flags: object) -> Iterator[Path]:
-    """A mount with the turnover for this link."""
     limits = ["--cache-size", CACHE_BYTES, "--refresh", 0, "--turnover", f"{100 / (1 + opens_per_fetch):g}%"]
     where = ["--endpoint-url", remote.endpoint, "--manifest", remote.manifest]
     with mounted("s3://mnist/train", remote.folder, *where, *limits, *flags) as mount:
@@ -77,7 +75,6 @@ def growfs_mount(opens_per_fetch: int, remote: Remote, *flags: object) -> Iterat
 
 
 def exact_mount(opens_per_fetch: int, remote: Remote) -> AbstractContextManager[Path]:
-    """A mount with --exact."""
     return growfs_mount(opens_per_fetch, remote, "--exact", "--part-size", f"{PART_SHARE:.0%}")
 
 

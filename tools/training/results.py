@@ -49,7 +49,6 @@ class Row:
     """In percent."""
 
     def add(self, reading: Reading, accuracy: float) -> None:
-        """Add a repetition."""
         self.samples.append(len(reading.samples))
         self.fetched.append(reading.fetched)
         self.seen.append([round(reading.seen_after(epochs * TRAIN / OPENS_PER_S), 4) for epochs in SEEN_AFTER])
@@ -57,7 +56,6 @@ class Row:
 
     @property
     def opens_of_each(self) -> float:
-        """The opens of each fetched file."""
         return float(np.sum(self.samples) / np.sum(self.fetched))
 
 
@@ -71,7 +69,6 @@ class Findings:
 
     @classmethod
     def load(cls, file: Path) -> Findings:
-        """Read the file."""
         values = json.loads(file.read_text())
         return cls(**values | {"rows": [Row(**row) for row in values["rows"]]})
 
@@ -83,7 +80,6 @@ class Findings:
 
     @property
     def repetitions(self) -> int:
-        """How many repetitions all rows have."""
         return min(len(row.accuracies) for row in self.rows)
 
     def row(self, way: str, opens_per_fetch: int | None = None, in_time: bool = False) -> Row | None:
@@ -145,7 +141,6 @@ def verdicts(found: Findings) -> str:
 
 
 def draw(found: Findings, path: Path) -> None:
-    """Plot the differences from everything local: after as many samples, and after the same time."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
