@@ -37,7 +37,6 @@ def busy(setting: Setting, found: Figures) -> str:
         for command, loader in LOADERS.items():
             reader = stack.enter_context(ReaderProcess(OMP_NUM_THREADS="1"))
             fault_in_memory(2 * cache_size)
-            (setting.folder / loader).mkdir()
             with mounted("s3://bucket", setting.folder / loader, *flags, "--wait-bytes", cache_size * 4 // 5) as mount:
                 reader.call(command, mount.mountpoint, len(job_cores))  # imports, and warms up
                 for _ in range(setting.rounds):

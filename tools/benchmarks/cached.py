@@ -161,11 +161,10 @@ def idle(setting: Setting, found: Figures) -> str:
     remote = setting.folder / "remote"
     make_files(remote, 100, 7)
     with contextlib.ExitStack() as stack:
-        mounts = {}
-        for engine in setting.engines:
-            folder = setting.folder / engine
-            folder.mkdir()
-            mounts[engine] = stack.enter_context(fully_cached(engine, remote, folder))
+        mounts = {
+            engine: stack.enter_context(fully_cached(engine, remote, setting.folder / engine))
+            for engine in setting.engines
+        }
         time.sleep(1)  # lets them settle
         before = {engine: mount.cpu_s() for engine, mount in mounts.items()}
         time.sleep(idle_s)

@@ -143,11 +143,11 @@ def growfs_mount(engine: str, *more: object) -> Contender:
 @contextmanager
 def first_connection(pid: int, callback: Callable[[], None]) -> Iterator[None]:
     """Call back once, when the process has a socket that it did not have when the block began."""
-    known, ended = sockets(pid), False
+    known, ended = opened(pid), False
 
     def watch() -> None:
         while not ended:
-            if sockets(pid) - known:
+            if any(name.startswith("socket:") for name in opened(pid) - known):
                 callback()
                 return
             time.sleep(POLL_S)
@@ -159,11 +159,6 @@ def first_connection(pid: int, callback: Callable[[], None]) -> Iterator[None]:
         finally:
             ended = True
         watching.result()
-
-
-def sockets(pid: int) -> set[str]:
-    """The sockets that a process has open, by their names in /proc."""
-    return {name for name in opened(pid) if name.startswith("socket:")}
 
 
 def check(source: Source, folder: Path) -> float:
@@ -286,29 +281,19 @@ RTT_S, RATE = 0.1, 125_000_000
 
 
 def far(setting: Setting, found: Figures) -> str:
-    """The utilization of a long link: with shards, limited by its rate, then with small files, limited by its round
-    trips.
-    """
-    shards, mib, files = (4, 1, 20) if setting.quick else (SHARDS, 128, 500)
-    bytes = make_shards(setting.folder / "large", shards, mib)
-    make_files(setting.folder / "small" / NAME, files, SMALL_BYTES, directories=10)
-    for name, count, size in (("large", shards, bytes), ("small", files, files * SMALL_BYTES)):
-        with (
-            rclone_server(setting.folder / name) as server,
-            behind_link(server.endpoint, RTT_S, RATE) as link,
-        ):
-            contenders = {"growfs": growfs_mount(setting.engines[0]), **COPIERS}
-            source, targets = Source(link, count, size), setting.folder / f"{name}-targets"
-            runs = compare(source, targets, min(setting.rounds, 2), contenders)
-        for contender, its in runs.items():
-            if name == "large":
-                target = 0.9 if contender == "growfs" else None
-                shares = [size / RATE / one.seconds for one in its]
-                found.add(f"shards, {contender}, of the link's rate", *shares, at_least=target)
-            else:
-                found.add(f"small files, {contender}", *(count / one.seconds for one in its), unit="files/s")
-    what = f"{shards} shards of {mib} MiB, {files} files of 100 kB"
-    return f"{what}, over a link of {RTT_S * 1e3:g} ms and {RATE / 1e6:g} MB/s"
+    """How much of a long link's rate is used."""
+    shards, mib = (4, 1) if setting.quick else (SHARDS, 128)
+    bytes = make_shards(setting.folder / "remote", shards, mib)
+    with (
+        rclone_server(setting.folder / "remote") as server,
+        behind_link(server.endpoint, RTT_S, RATE) as link,
+    ):
+        contenders = {"growfs": growfs_mount(setting.engines[0]), **COPIERS}
+        runs = compare(Source(link, shards, bytes), setting.folder, min(setting.rounds, 2), contenders)
+    for contender, its in runs.items():
+        target = 0.9 if contender == "growfs" else None
+        found.add(f"{contender}, of the link's rate", *(bytes / RATE / one.seconds for one in its), at_least=target)
+    return f"{shards} shards of {mib} MiB over a link of {RTT_S * 1e3:g} ms and {RATE / 1e6:g} MB/s"
 
 
 # Producers.
@@ -340,7 +325,6 @@ def producers(setting: Setting, found: Figures) -> str:
         per_s = {}
         for workers in dict.fromkeys((1, cores)):
             folder = setting.folder / f"made-{number}-{workers}"
-            folder.mkdir()
             per_s[workers] = _made_per_s(engine, folder, workers, samples)
             found.add(f"computed by {workers}", per_s[workers], unit="files/s")
         if cores > 1:

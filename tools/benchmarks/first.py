@@ -8,14 +8,12 @@ own name, or, with s5cmd, written for the last time. The files are equal, so the
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tools.benchmarks.filling import COPIERS, NAME, Source, flags_of, make_shards, shard_name
-from tools.benchmarks.measure import Figures, Setting, fault_in_memory, run
+from tools.benchmarks.measure import Figures, Setting, fault_in_memory, run, temporary_folder
 from tools.benchmarks.mounts import GROWFS, mounted, rclone_mounted
 from tools.benchmarks.servers import behind_link, rclone_server
 
@@ -50,105 +48,79 @@ CASES = (
 QUICK_CASES = (Case("60 MB/s, 8 MiB", 60_000_000, 0.01, 4, 8),)
 
 
-Arrivals = list[float]
-"""The arrivals of the files of one run, in order, in seconds from the start of the command."""
-
-
 def first(setting: Setting, found: Figures) -> str:
     """Measure every case, and draw the curves of the last rounds if a plot is wanted."""
-    cases = QUICK_CASES if setting.quick else CASES
-    curves = [_measure_case(setting, found, case, setting.folder / str(number)) for number, case in enumerate(cases)]
+    curves = {case: _measure_case(setting, found, case) for case in (QUICK_CASES if setting.quick else CASES)}
     if setting.plot:
-        _draw(dict(zip(cases, curves, strict=True)), setting.plot)
+        _draw(curves, setting.plot)
     return "arrivals, files of a bucket behind a link"
 
 
-def _measure_case(setting: Setting, found: Figures, case: Case, folder: Path) -> dict[str, Arrivals]:
-    """Measure one case in an empty folder; returns the arrivals of the last round, by contender."""
-    folder.mkdir()
-    bytes = make_shards(folder / "remote", case.files, case.mib)
+def _measure_case(setting: Setting, found: Figures, case: Case) -> dict[str, list[float]]:
+    """When the files arrived in the last round, by contender, in seconds from the start of the command."""
     found.add(f"{case.name}: first file, the link alone", case.file_s, unit="s")
-    arrivals: dict[str, Arrivals] = {}
-    with (
-        rclone_server(folder / "remote") as server,
-        behind_link(server.endpoint, case.rtt_s, case.rate) as link,
-    ):
-        source = Source(link, case.files, bytes)
-        for _ in range(min(setting.rounds, ROUNDS_MAX)):
-            for contender in ("growfs", *COPIERS):
-                target = folder / "target"
-                target.mkdir()
-                os.sync()
-                fault_in_memory(2 * bytes)
-                began = time.time()
-                if copy := COPIERS.get(contender):
-                    copy(source, target)
-                    arrivals[contender] = _arrivals_in(target, began)
-                else:
-                    arrivals[contender] = _fill(setting.engines[0], source, target, began)
-                found.add(f"{case.name}: first file, {contender}", arrivals[contender][0], unit="s")
-                shutil.rmtree(target)
-            through_rclone_s = _first_through_rclone_mount(source, folder / "rclone")
-            found.add(f"{case.name}: first file, read through rclone mount", through_rclone_s, unit="s")
-            own = arrivals["growfs"]
-            miss_s = _wait_of_miss(setting.engines[0], source, folder / "miss")
-            found.add(f"{case.name}: a miss waits", miss_s, unit="s")
-            for name, took, allowed in (
-                ("first file", own[0], FIRST_FACTOR * case.file_s + FIRST_MORE_S),
-                ("a miss", miss_s, MISS_FACTOR * case.file_s + MISS_MORE_S),
-            ):
-                found.add(f"{case.name}: {name}, of the {allowed:.1f} s allowed", took / allowed, at_most=1)
-            found.add(f"{case.name}: k files, the worst k, of the time allowed", _worst_of(case, own), at_most=1)
-            of_rclone = arrivals["rclone copy"][-1] / own[-1]
-            found.add(f"{case.name}: all files, rate, of rclone copy", of_rclone, at_least=RATE_TARGET)
-    shutil.rmtree(folder)
+    arrivals: dict[str, list[float]] = {}
+    with temporary_folder() as folder:
+        bytes, engine = make_shards(folder / "remote", case.files, case.mib), setting.engines[0]
+        with (
+            rclone_server(folder / "remote") as server,
+            behind_link(server.endpoint, case.rtt_s, case.rate) as link,
+        ):
+            source = Source(link, case.files, bytes)
+            for _ in range(min(setting.rounds, ROUNDS_MAX)):
+                for contender in ("growfs", *COPIERS):
+                    os.sync()
+                    fault_in_memory(2 * bytes)
+                    with temporary_folder() as target:
+                        arrivals[contender] = _arrivals(contender, source, target, engine)
+                    found.add(f"{case.name}: first file, {contender}", arrivals[contender][0], unit="s")
+                through_rclone_s = _first_through_rclone_mount(source)
+                found.add(f"{case.name}: first file, read through rclone mount", through_rclone_s, unit="s")
+                miss_s = _wait_of_miss(engine, source)
+                found.add(f"{case.name}: a miss waits", miss_s, unit="s")
+                own, file_s = arrivals["growfs"], case.file_s
+                for name, took, allowed in (
+                    ("first file", own[0], FIRST_FACTOR * file_s + FIRST_MORE_S),
+                    ("a miss", miss_s, MISS_FACTOR * file_s + MISS_MORE_S),
+                ):
+                    found.add(f"{case.name}: {name}, of the {allowed:.1f} s allowed", took / allowed, at_most=1)
+                worst = max(at / (NTH_FACTOR * count * file_s + NTH_MORE_S) for count, at in enumerate(own, 1))
+                found.add(f"{case.name}: k files, the worst k, of the time allowed", worst, at_most=1)
+                of_rclone = arrivals["rclone copy"][-1] / own[-1]
+                found.add(f"{case.name}: all files, rate, of rclone copy", of_rclone, at_least=RATE_TARGET)
     return arrivals
 
 
-def _worst_of(case: Case, arrivals: Sequence[float]) -> float:
-    """The largest share that an arrival takes of the time allowed for it."""
-    return max(
-        arrival / (NTH_FACTOR * count * case.file_s + NTH_MORE_S) for count, arrival in enumerate(arrivals, start=1)
-    )
-
-
-def _arrivals_in(folder: Path, began: float) -> list[float]:
-    return sorted(path.stat().st_ctime - began for path in folder.rglob("*.bin"))
-
-
-# growfs.
-
-
-def _fill(engine: str, source: Source, folder: Path, began: float) -> list[float]:
+def _arrivals(contender: str, source: Source, folder: Path, engine: str) -> list[float]:
+    """Fetch everything; returns when each file arrived."""
+    began = time.time()
+    if copy := COPIERS.get(contender):
+        copy(source, folder)
+        return sorted(path.stat().st_ctime - began for path in folder.rglob("*.bin"))
     with mounted(f"s3://{NAME}", folder, *flags_of(source, engine), "--no-wait") as mount:
         run([*GROWFS, "wait", mount.mountpoint, "--all"])
-        return _arrivals_in(mount.files, began)
+        return sorted(path.stat().st_ctime - began for path in mount.files.rglob("*.bin"))
 
 
-def _wait_of_miss(engine: str, source: Source, folder: Path) -> float:
+def _wait_of_miss(engine: str, source: Source) -> float:
     """How long an open waits for a file that is not under way while others fill the link."""
-    folder.mkdir()
-    with mounted(f"s3://{NAME}", folder, *flags_of(source, engine), "--wait-files", 1) as mount:
+    flags = [*flags_of(source, engine), "--wait-files", 1]
+    with temporary_folder() as folder, mounted(f"s3://{NAME}", folder, *flags) as mount:
         missing = [name for name in map(shard_name, range(source.files)) if not (mount.files / name).exists()]
         began = time.monotonic()
         with (mount.mountpoint / missing[-1]).open("rb"):
-            waited = time.monotonic() - began
-    shutil.rmtree(folder)
-    return waited
+            return time.monotonic() - began
 
 
-def _first_through_rclone_mount(source: Source, folder: Path) -> float:
+def _first_through_rclone_mount(source: Source) -> float:
     """Seconds from the start of `rclone mount` until the first file is read."""
-    folder.mkdir()
     began = time.monotonic()
-    with rclone_mounted(source.server.endpoint, NAME, folder) as mountpoint:
+    with temporary_folder() as folder, rclone_mounted(source.server.endpoint, NAME, folder) as mountpoint:
         (mountpoint / shard_name(0)).read_bytes()
-        took_s = time.monotonic() - began
-    shutil.rmtree(folder)
-    return took_s
+        return time.monotonic() - began
 
 
-def _draw(cases: dict[Case, dict[str, Arrivals]], path: Path) -> None:
+def _draw(cases: dict[Case, dict[str, list[float]]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(4.5 * len(cases), 4), layout="constrained")

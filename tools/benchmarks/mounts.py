@@ -134,7 +134,7 @@ def rclone_limit(size: str) -> dict[str, str]:
 @contextlib.contextmanager
 def foreground(command: Sequence[object], mountpoint: Path) -> Iterator[None]:
     """Run a mount that stays in the foreground, entering the block when it is mounted; unmount at the block's end."""
-    mountpoint.mkdir()
+    mountpoint.mkdir(parents=True, exist_ok=True)
     with Child(command, name="the mount") as child:
         try:
             child.wait_until(lambda: os.path.ismount(mountpoint), MOUNT_S_MAX)

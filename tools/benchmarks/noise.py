@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 from urllib.request import urlopen
@@ -72,9 +72,6 @@ class Case:
 
 
 SMALL = Noise(keys=20_000, size=10_000, latency_s=0.05)
-DEAD = ("::1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
-SERVER_NAME = "store.test"
-"""A name with these addresses, and the server's."""
 LARGE = Noise(keys=3, size=100_000_000, connection_bytes_per_s=1e6)
 SLOW = Noise(keys=3000, size=1000, slow_key=1500)
 CASES = [
@@ -87,7 +84,6 @@ CASES = [
     Case("large files, 2% refused, TLS", replace(LARGE, refused=0.02), True, with_tls=True),
     Case("small files over 50 ms, TLS", SMALL, with_tls=True),
     Case("3,000 files of 1 kB, one of them comes a byte in 5 s", SLOW, True),
-    Case("100 small files, four dead addresses", replace(SMALL, keys=100, latency_s=0.0, dead=DEAD), True),
 ]
 
 QUICK_CASES = [
@@ -98,8 +94,7 @@ QUICK_CASES = [
 
 def noise(setting: Setting, found: Figures) -> str:
     """Run each case once in a round, with all programs in turn, each on its own server."""
-    wanted = QUICK_CASES if setting.quick else CASES
-    cases = [case for case in wanted if not (case.noise.dead and os.geteuid())]
+    cases = QUICK_CASES if setting.quick else CASES
     for number in range(setting.rounds):
         for place, case in enumerate(cases):
             folder = setting.folder / f"{number}-{place}"
@@ -114,9 +109,7 @@ def noise(setting: Setting, found: Figures) -> str:
             found.add(f"{case.name}: sent to growfs, of the data", sent / (case.noise.keys * case.noise.size))
         if not setting.quick:
             _read_after_pause(setting.folder / f"{number}-pause", found)
-    sizes = dict.fromkeys(f"{case.noise.keys:,} files of {case.noise.size:,} bytes" for case in cases)
-    left_out = [f"{case.name}: left out, because it needs root" for case in wanted if case not in cases]
-    return "; ".join([*sizes, *left_out])
+    return "; ".join(dict.fromkeys(f"{case.noise.keys:,} files of {case.noise.size:,} bytes" for case in cases))
 
 
 def _measure(case: Case, folder: Path, name: str) -> tuple[float, int]:
@@ -128,8 +121,7 @@ def _measure(case: Case, folder: Path, name: str) -> tuple[float, int]:
         what = replace(what, certificate=str(certificate))
         trusted = {"SSL_CERT_FILE": certificate, "AWS_CA_BUNDLE": certificate}
     with noisy_server(what) as url:
-        fetch = _by_name if what.dead else fetched
-        return fetch(name, url, folder, what, trusted), _bytes_sent(url)
+        return fetched(name, url, folder, what, trusted), _bytes_sent(url)
 
 
 def fetched(name: str, url: str, folder: Path, noise: Noise, variables: dict[str, object]) -> float:
@@ -141,22 +133,8 @@ def fetched(name: str, url: str, folder: Path, noise: Noise, variables: dict[str
         return PEER_S_MAX
 
 
-def _by_name(name: str, url: str, folder: Path, noise: Noise, variables: dict[str, object]) -> float:
-    """Run a program with a name instead of the server's address. The name also has the dead addresses.
-
-    Needs root, for an /etc/hosts of its own.
-    """
-    hosts, config = folder / "hosts", folder / "aws"
-    hosts.write_text("".join(f"{address} {SERVER_NAME}\n" for address in (*noise.dead, "127.0.0.1")))
-    config.write_text("[default]\ns3 =\n  addressing_style = path\n")  # otherwise the name begins with the bucket's
-    inside = [sys.executable, "-m", "tools.benchmarks.noise", name, url.replace("127.0.0.1", SERVER_NAME), folder]
-    words = ["unshare", "--mount", "sh", "-ec", 'mount --bind "$0" /etc/hosts; exec "$@"', hosts, *inside]
-    return float(run([*words, json.dumps(asdict(noise))], AWS_CONFIG_FILE=config, **variables))
-
-
 def _read_after_pause(folder: Path, found: Figures) -> None:
     """Measure a read from a store after a NAT has forgotten the connections to it, which were idle."""
-    folder.mkdir(parents=True)
     store = Noise(keys=20_000, size=1000, idle_s=15)
     with noisy_server(store) as url:
         with mounted("s3://noise", folder, "--endpoint-url", url, "--cache-size", "2GB", "--no-wait") as mount:
@@ -235,7 +213,3 @@ PROGRAMS: dict[str, Program] = {
     "boto3": _command(lambda url, target: [sys.executable, "-c", BOTO3, url, target]),
     "s3fs": _command(lambda url, target: [sys.executable, "-c", S3FS, url, target]),
 }
-
-
-if __name__ == "__main__":
-    print(fetched(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Noise(**json.loads(sys.argv[4])), {}))

@@ -1,8 +1,6 @@
 """An S3 server that behaves like real links and stores: it refuses, stalls, trickles, and forgets idle connections.
 
-It uses TLS if it is given a certificate.
-
-It computes its objects, so it can have any number of them without a disk.
+It computes its objects, so it can have any number of them without a disk. With a certificate it uses TLS.
 
 `python -m tools.benchmarks.noisy_s3 '{"keys": 20000, "latency_s": 0.05, "refused": 0.01}'` serves the bucket 'noise' on
 loopback, prints its URL, and runs until it is terminated. Byte i of key number n is (n + i) % 251, so a reader can
@@ -16,7 +14,6 @@ import bisect
 import json
 import random
 import re
-import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -79,8 +76,6 @@ class Noise:
     """How long it is available in between."""
     certificate: str | None = None
     """The path of a file with a certificate and its key."""
-    dead: Sequence[str] = ()
-    """Other addresses of this machine, at which the same port does not answer."""
 
 
 @dataclass
@@ -118,11 +113,8 @@ class NoisyS3:
     async def serve(self, ready: Callable[[str], None]) -> None:
         """Serve until cancelled. ready: called with the URL."""
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=1000)
-        port = listeners[0].socket.getsockname()[1]
-        address = f"127.0.0.1:{port}"
+        address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         async with trio.open_nursery() as nursery:
-            for host in self.noise.dead:
-                nursery.start_soon(_leave_unanswered, host, port)
             if self.noise.away_s:
                 nursery.start_soon(self._come_and_go)
             if self.noise.certificate is None:
@@ -266,13 +258,6 @@ def _head(status: int, length: int, more: list[str]) -> bytes:
     return "\r\n".join([f"HTTP/1.1 {status} x", f"Content-Length: {length}", *more, "", ""]).encode()
 
 
-async def _leave_unanswered(host: str, port: int) -> None:
-    """Occupy a port so that the kernel drops all connections to it: they do not fit in its queue."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family, backlog=0), socket.create_connection((host, port)):
-        await trio.sleep_forever()
-
-
 def _response(status: int, body: bytes) -> bytes:
     return _head(status, len(body), ["Content-Type: application/xml"]) + body
 
@@ -297,10 +282,5 @@ def serving(noise: Noise) -> Iterator[tuple[NoisyS3, str]]:
         thread.join(10)
 
 
-def main() -> None:
-    noise = Noise(**json.loads(sys.argv[1]))
-    trio.run(NoisyS3(noise).serve, partial(print, flush=True))
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(NoisyS3(Noise(**json.loads(sys.argv[1]))).serve, partial(print, flush=True))

@@ -5,10 +5,8 @@ The loop has one thread and does not read ahead, so it is busy while it computes
 
 from __future__ import annotations
 
-import shutil
-
 from tools.benchmarks.filling import NAME
-from tools.benchmarks.measure import Figures, Setting, make_files
+from tools.benchmarks.measure import Figures, Setting, make_files, temporary_folder
 from tools.benchmarks.mounts import mounted
 from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import behind_link, rclone_server
@@ -35,15 +33,12 @@ def rotation(setting: Setting, found: Figures) -> str:
         ReaderProcess() as reader,
     ):
         flags = ["--endpoint-url", link.endpoint, "--cache-size", cached * (SIZE + 3000), "--wait-files", cached // 2]
-        for number in range(setting.rounds):
+        for _ in range(setting.rounds):
             busy = reader.call("train", plain, epochs, COMPUTE_S)["busy"]
             found.add(PLAIN, busy, unit="of the time")
             for engine in setting.engines:
-                folder = setting.folder / f"{number}-{engine}"
-                folder.mkdir()
-                with mounted(f"s3://{NAME}", folder, "--engine", engine, *flags) as mount:
+                with temporary_folder() as at, mounted(f"s3://{NAME}", at, "--engine", engine, *flags) as mount:
                     trained = reader.call("train", mount.mountpoint, epochs, COMPUTE_S)
-                shutil.rmtree(folder)
                 found.add(engine, trained["busy"], unit="of the time", at_least=TARGET)
                 found.add(f"{engine}, of {PLAIN}", trained["busy"] / busy)
                 found.add(f"{engine}, of the dataset seen", trained["different"] / files)

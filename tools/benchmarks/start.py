@@ -17,23 +17,20 @@ def start(setting: Setting, found: Figures) -> str:
     bucket = setting.folder / "remote" / "bucket"
     make_files(bucket, FILES, FILE_BYTES, directories=10)
 
-    def time_command(name: str, *words: object, **variables: object) -> None:
+    def time_command(name: str, *words: object) -> None:
         began = time.monotonic()
-        run([*GROWFS, *words], **variables)
+        run([*GROWFS, *words])
         found.add(name, time.monotonic() - began, unit="s")
 
     with rclone_server(bucket.parent) as server:
         flags = ["--endpoint-url", server.endpoint, "--cache-size", "100MB"]
         for number in range(setting.rounds):
             folder = setting.folder / str(number)
-            folder.mkdir()
             with Cgroup() as group:
                 with mounted("s3://bucket", folder, *flags, start=lambda words: run(group.command(words))) as mount:
                     cpu_s = group.cpu_s()
                     time_command("growfs status", "status", mount.mountpoint)
                     time_command("growfs list", "list")
-                    words = {"COMP_WORDS": "growfs umount ", "COMP_CWORD": 2}
-                    time_command("completion of a mountpoint in a shell", _GROWFS_COMPLETE="bash_complete", **words)
                 found.add("growfs mount s3://, an empty cache", mount.returned_s, unit="s")
                 if cpu_s is not None:
                     found.add("the same, CPU of all processes", cpu_s, unit="s")

@@ -49,7 +49,6 @@ def _epochs(
 ) -> None:
     """The first epoch of a fresh mount; then pairs of an epoch over the plain files and one through the mount."""
     folder = setting.folder / f"mounts of {remote.name}"
-    folder.mkdir(exist_ok=True)
     for number in range(setting.rounds):
         for engine in setting.engines:
             with fully_cached(engine, remote, folder) as mount:
@@ -154,7 +153,6 @@ def _compare(setting: Setting, found: Figures, recipe: Recipe) -> None:
     """The figures of one recipe."""
     remote, name = recipe.data.folder(setting), recipe.program.removesuffix(".py")
     folder = setting.folder / f"mounts of {remote.name}"
-    folder.mkdir(exist_ok=True)
     for _ in range(setting.rounds):
         for engine in setting.engines:
             with fully_cached(engine, remote, folder) as mount:

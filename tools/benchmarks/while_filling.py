@@ -10,12 +10,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 
 from tools.benchmarks.filling import NAME, SHARDS, make_shards
-from tools.benchmarks.measure import Figures, Setting, fault_in_memory, halved_cores, make_files, on_cores, wait_until
+from tools.benchmarks.measure import (
+    Figures,
+    Setting,
+    fault_in_memory,
+    halved_cores,
+    make_files,
+    on_cores,
+    temporary_folder,
+    wait_until,
+)
 from tools.benchmarks.mounts import Mount, mounted
 from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import rclone_server
@@ -44,23 +52,21 @@ def while_filling(setting: Setting, found: Figures) -> str:
         flags = ["--endpoint-url", server.endpoint, "--cache-size", 2 * bytes + (1 << 30)]
         for _ in range(setting.rounds):
             for engine in setting.engines:
-                folder = setting.folder / engine
-                folder.mkdir()
-                engine_flags = [*flags, "--engine", engine]
-                with mounted(f"s3://{NAME}", folder, *engine_flags, "--include", f"{SMALL}/**", "--wait-files", FILES):
-                    pass
-                os.sync()
-                fault_in_memory(2 * bytes)
-                slow = ["--no-wait", "--bandwidth", BANDWIDTH_FIRST]
-                with mounted(f"s3://{NAME}", folder, *engine_flags, *slow) as mount:
-                    rate, filling, idle = probe_latency(mount, reader, names)
+                more = [*flags, "--engine", engine]
+                with temporary_folder() as folder:
+                    with mounted(f"s3://{NAME}", folder, *more, "--include", f"{SMALL}/**", "--wait-files", FILES):
+                        pass
+                    os.sync()
+                    fault_in_memory(2 * bytes)
+                    slow = ["--no-wait", "--bandwidth", BANDWIDTH_FIRST]
+                    with mounted(f"s3://{NAME}", folder, *more, *slow) as mount:
+                        rate, filling, idle = probe_latency(mount, reader, names)
                 found.add(f"{engine}, fetched meanwhile", rate, unit="MB/s")
                 for which, target in (("p50_ms", None), ("p99_ms", TARGET)):
                     name = f"{engine}, {which[:3]}"
                     found.add(f"{name}, filling", filling[which], unit="ms")
                     found.add(f"{name}, idle", idle[which], unit="ms")
                     found.add(f"{name}, filling, of idle", filling[which] / idle[which], at_most=target)
-                shutil.rmtree(folder)
     return f"open and read of a cached file of 100 kB, while {SHARDS} shards of {mib} MiB are fetched"
 
 
