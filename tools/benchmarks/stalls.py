@@ -206,6 +206,7 @@ def of_files(scene: Scene) -> Iterator[tuple[str, Step]]:
         await scene.cache.generations.begin(scene.readers.holds(), scene.usage.recently_opened())
         await scene.cache.generations.written.wait()
 
+    scene.cache.open_all()  # else it would delist nothing
     yield "a generation that delists a fifth", next_generation
     yield "room for a draw, all is held", Scene.room
     limit = scene.cache.store.room.limit_bytes
