@@ -27,8 +27,7 @@ from rich.text import Text
 
 import growfs
 from growfs.errors import GrowfsError
-from tools.benchmarks import cached, filling, training
-from tools.benchmarks.busy import busy
+from tools.benchmarks import cached, filling, training, while_fetching
 from tools.benchmarks.first import first
 from tools.benchmarks.gpu import gpu
 from tools.benchmarks.measure import (
@@ -44,11 +43,9 @@ from tools.benchmarks.measure import (
 from tools.benchmarks.mounts import working_engines
 from tools.benchmarks.nodes import nodes
 from tools.benchmarks.noise import noise
-from tools.benchmarks.rotation import rotation
 from tools.benchmarks.stalls import stalls
 from tools.benchmarks.start import start
 from tools.benchmarks.stores import stores
-from tools.benchmarks.while_filling import while_filling
 from tools.dlio import main as dlio
 from tools.peers import main as peers
 
@@ -59,7 +56,7 @@ BENCHMARKS: dict[str, Callable[[Setting, Figures], str]] = {
     "frameworks": training.frameworks,
     "recipes": training.recipes,
     "gpu": gpu,
-    "rotation": rotation,
+    "rotation": while_fetching.rotation,
     "idle": cached.idle,
     "start": start,
     "first": first,
@@ -70,8 +67,8 @@ BENCHMARKS: dict[str, Callable[[Setting, Figures], str]] = {
     "far": filling.far,
     "stores": stores,
     "noise": noise,
-    "while-filling": while_filling,
-    "busy": busy,
+    "while-filling": while_fetching.while_filling,
+    "busy": while_fetching.busy,
     "stalls": stalls,
     "nodes": nodes,
 }

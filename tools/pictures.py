@@ -23,9 +23,9 @@ from rich.text import Text
 
 from growfs.extensions.top.view import Shown, TopPage, frame
 from growfs.extensions.top.watch import Watch, find_new
+from tools.benchmarks.child import ReaderProcess
 from tools.benchmarks.measure import run, temporary_folder, write_file
 from tools.benchmarks.mounts import GROWFS, mounted
-from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import rclone_server
 
 DOCS = Path(__file__).parent.parent / "docs"

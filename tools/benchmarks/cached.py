@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from tools.benchmarks.child import ReaderProcess
 from tools.benchmarks.measure import (
     BenchError,
     Figures,
@@ -18,7 +19,6 @@ from tools.benchmarks.measure import (
     need_space,
 )
 from tools.benchmarks.mounts import Mount, fully_cached
-from tools.benchmarks.reader_process import ReaderProcess
 
 MIB = 1 << 20
 
@@ -40,31 +40,30 @@ def reads(setting: Setting, found: Figures) -> str:
     remote, gb = setting.folder / "remote", mib * MIB / 1e9
     make_file(remote / "shard.bin", mib)
     with ReaderProcess() as reader:
-        for number in range(setting.rounds):
-            for engine in setting.engines:
-                is_direct = engine != "libfuse"
-                with fully_cached(engine, remote, setting.folder) as mount:
-                    through, plain = mount.mountpoint / "shard.bin", mount.files / "shard.bin"
-                    reader.call("sequential", plain, MIB)  # loads the file into memory
-                    for case, block in READS.items():
-                        seconds, cpu_s = {}, 0.0
-                        for path in (plain, through)[:: -1 if number % 2 else 1]:
-                            if not case.startswith("again"):
-                                drop_pages(through)
-                            if case.startswith("cold"):
-                                drop_pages(plain)
-                            before = mount.cpu_s()
-                            seconds[path] = reader.call("sequential", path, block)
-                            cpu_s = mount.cpu_s() - before if path == through else cpu_s
-                        target = RATIO if is_direct else LIBFUSE_RATIO.get(case)
-                        found.add(f"plain files, {case}", gb / seconds[plain], unit="GB/s")
-                        found.add(f"{engine}, {case}, of plain", seconds[plain] / seconds[through], at_least=target)
-                        allowed = CPU_S_PER_GB if is_direct else None
-                        found.add(f"{engine}, {case}, daemon's CPU", cpu_s / gb, unit="s/GB", at_most=allowed)
-                    pages = _page_cache(mount, reader, through, plain)
-                    if pages is not None:
-                        allowed = PAGES_MAX if is_direct else None
-                        found.add(f"{engine}, page cache per byte", pages / (mib * MIB), unit="x", at_most=allowed)
+        for number, engine in setting.turns():
+            is_direct = engine != "libfuse"
+            with fully_cached(engine, remote, setting.folder) as mount:
+                through, plain = mount.mountpoint / "shard.bin", mount.files / "shard.bin"
+                reader.call("sequential", plain, MIB)  # loads the file into memory
+                for case, block in READS.items():
+                    seconds, cpu_s = {}, 0.0
+                    for path in (plain, through)[:: -1 if number % 2 else 1]:
+                        if not case.startswith("again"):
+                            drop_pages(through)
+                        if case.startswith("cold"):
+                            drop_pages(plain)
+                        before = mount.cpu_s()
+                        seconds[path] = reader.call("sequential", path, block)
+                        cpu_s = mount.cpu_s() - before if path == through else cpu_s
+                    target = RATIO if is_direct else LIBFUSE_RATIO.get(case)
+                    found.add(f"plain files, {case}", gb / seconds[plain], unit="GB/s")
+                    found.add(f"{engine}, {case}, of plain", seconds[plain] / seconds[through], at_least=target)
+                    allowed = CPU_S_PER_GB if is_direct else None
+                    found.add(f"{engine}, {case}, daemon's CPU", cpu_s / gb, unit="s/GB", at_most=allowed)
+                pages = _page_cache(mount, reader, through, plain)
+                if pages is not None:
+                    allowed = PAGES_MAX if is_direct else None
+                    found.add(f"{engine}, page cache per byte", pages / (mib * MIB), unit="x", at_most=allowed)
     return f"a cached file of {mib} MiB"
 
 
@@ -101,28 +100,27 @@ def small_files(setting: Setting, found: Figures) -> str:
     remote, names = setting.folder / "remote", setting.folder / "names"
     names.write_text("".join(f"{path}\n" for path in make_files(remote, files, SMALL_BYTES, DIRECTORIES)))
     with ReaderProcess() as reader:
-        for number in range(setting.rounds):
-            for engine in setting.engines:
-                with fully_cached(engine, remote, setting.folder) as mount:
-                    reader.call("files", mount.files, names, 0)  # not timed: loads the cached files into memory
-                    listed_s = reader.call("walk", mount.mountpoint, False)["os.walk"]
-                    found.add(f"{engine}, listing all", listed_s, unit="s")
-                    for turn, which in enumerate(PASSES):
-                        order = number * len(PASSES) + turn
-                        plain = reader.call("files", mount.files, names, order)
-                        before = mount.cpu_s()
-                        through = reader.call("files", mount.mountpoint, names, order)
-                        cpu_us = 1e6 * (mount.cpu_s() - before) / files
-                        name = f"{engine}, {which} pass"
-                        for start, times in (("plain files", plain), (name, through)):
-                            if times["bytes"] != files * SMALL_BYTES:
-                                raise BenchError(f"{start}: {times['bytes']:,} bytes read of {files * SMALL_BYTES:,}")
-                            found.add(start, files / times["all"], unit="files/s")
-                            for call in ("open", "read", "close"):
-                                found.add(f"{start}, {call}", 1e6 * times[call] / files, unit="us/file")
-                        target = SMALL_TARGETS.get((engine, which))
-                        found.add(f"{name}, of plain", plain["all"] / through["all"], at_least=target)
-                        found.add(f"{name}, daemon's CPU", cpu_us, unit="us/file")
+        for number, engine in setting.turns():
+            with fully_cached(engine, remote, setting.folder) as mount:
+                reader.call("files", mount.files, names, 0)  # not timed: loads the cached files into memory
+                listed_s = reader.call("walk", mount.mountpoint, False)["os.walk"]
+                found.add(f"{engine}, listing all", listed_s, unit="s")
+                for turn, which in enumerate(PASSES):
+                    order = number * len(PASSES) + turn
+                    plain = reader.call("files", mount.files, names, order)
+                    before = mount.cpu_s()
+                    through = reader.call("files", mount.mountpoint, names, order)
+                    cpu_us = 1e6 * (mount.cpu_s() - before) / files
+                    name = f"{engine}, {which} pass"
+                    for start, times in (("plain files", plain), (name, through)):
+                        if times["bytes"] != files * SMALL_BYTES:
+                            raise BenchError(f"{start}: {times['bytes']:,} bytes read of {files * SMALL_BYTES:,}")
+                        found.add(start, files / times["all"], unit="files/s")
+                        for call in ("open", "read", "close"):
+                            found.add(f"{start}, {call}", 1e6 * times[call] / files, unit="us/file")
+                    target = SMALL_TARGETS.get((engine, which))
+                    found.add(f"{name}, of plain", plain["all"] / through["all"], at_least=target)
+                    found.add(f"{name}, daemon's CPU", cpu_us, unit="us/file")
     return f"{files:,} cached files of 100 kB, opened, read and closed in random order"
 
 
@@ -137,21 +135,20 @@ def walk(setting: Setting, found: Figures) -> str:
     remote = setting.folder / "remote"
     make_files(remote, files, 4, directories)
     with ReaderProcess() as reader:
-        for _ in range(setting.rounds):
-            for engine in setting.engines:
-                with fully_cached(engine, remote, setting.folder) as mount:
-                    reader.call("walk", mount.files, True)  # not timed: loads these names into the kernel's caches
-                    for turn in ("first", "again"):
-                        plain = reader.call("walk", mount.files, True)
-                        through = reader.call("walk", mount.mountpoint, True)
-                        if through["files"] != files:
-                            raise BenchError(f"{engine} lists {through['files']} of {files} files")
-                        for calls in (("os.walk",), ("os.stat",), ("os.walk", "os.stat")):
-                            native_s, mounted_s = (sum(times[call] for call in calls) for times in (plain, through))
-                            name, target = " and ".join(calls), TIMES_NATIVE if len(calls) > 1 else None
-                            found.add(f"plain files, {name}", native_s, unit="s")
-                            name = f"{engine}, {turn}, {name}, times plain"
-                            found.add(name, mounted_s / native_s, unit="x", at_most=target)
+        for _, engine in setting.turns():
+            with fully_cached(engine, remote, setting.folder) as mount:
+                reader.call("walk", mount.files, True)  # not timed: loads these names into the kernel's caches
+                for turn in ("first", "again"):
+                    plain = reader.call("walk", mount.files, True)
+                    through = reader.call("walk", mount.mountpoint, True)
+                    if through["files"] != files:
+                        raise BenchError(f"{engine} lists {through['files']} of {files} files")
+                    for calls in (("os.walk",), ("os.stat",), ("os.walk", "os.stat")):
+                        native_s, mounted_s = (sum(times[call] for call in calls) for times in (plain, through))
+                        name, target = " and ".join(calls), TIMES_NATIVE if len(calls) > 1 else None
+                        found.add(f"plain files, {name}", native_s, unit="s")
+                        name = f"{engine}, {turn}, {name}, times plain"
+                        found.add(name, mounted_s / native_s, unit="x", at_most=target)
     return f"{files:,} tiny cached files in {directories} directories"
 
 

@@ -1,25 +1,29 @@
-"""Child processes: servers, mounts in the foreground, and programs that answer lines with lines."""
+"""Child processes: servers, mounts in the foreground, and programs that answer lines with lines, like reader.py."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Timer
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tools.benchmarks.measure import COMMAND_S_MAX, END_S, ROOT, BenchError, environment, wait_until
+from tools.benchmarks.measure import COMMAND_S_MAX, END_S, ROOT, SHIM, BenchError, environment, wait_until
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 MESSAGE_LINES_MAX = 30
+READER = Path(__file__).with_name("reader.py")
+READER_VARIABLES = {"PYTHONPATH": str(SHIM), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 T = TypeVar("T")
 
 
@@ -127,3 +131,27 @@ class Child:
             if found := re.match(pattern, line):
                 return found
         raise self.error()
+
+
+class ReaderProcess(Child):
+    """A process without any growfs code that runs commands, one line of JSON each.
+
+    One process runs many measurements, so none of them includes its start. program: reads the commands. variables:
+    added to its environment.
+    """
+
+    def __init__(self, program: Path = READER, **variables: str) -> None:
+        super().__init__(
+            [sys.executable, program], READER_VARIABLES | variables, answers=True, name="the reader", folder=Path("/")
+        )
+
+    def start(self, command: str, *arguments: object) -> None:
+        """Send a command. arguments: JSON values and paths."""
+        self.send(json.dumps([command, *arguments], default=str))
+
+    def result(self) -> Any:
+        return json.loads(self.expect(r"[{\d].*")[0])
+
+    def call(self, command: str, *arguments: object) -> Any:
+        self.start(command, *arguments)
+        return self.result()

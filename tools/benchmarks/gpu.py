@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tools.benchmarks.child import ReaderProcess
 from tools.benchmarks.filling import NAME
 from tools.benchmarks.measure import Figures, Setting, need_modules, need_space, temporary_folder
 from tools.benchmarks.mounts import mounted, rclone_mounted
-from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import behind_link, rclone_server
 
 PROGRAM = Path(__file__).with_name("gpu_trainer.py")

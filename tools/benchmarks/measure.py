@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import math
 import mmap
 import os
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from operator import sub
@@ -76,6 +77,10 @@ class Setting:
     engines: tuple[str, ...]
     plot: Path | None = None
     """The path of the plot."""
+
+    def turns(self) -> Iterable[tuple[int, str]]:
+        """Each engine in each round."""
+        return itertools.product(range(self.rounds), self.engines)
 
 
 @dataclass(slots=True)
@@ -257,25 +262,6 @@ def memory_bytes(pid: int) -> int | None:
         found = re.search(r"^Pss:\s*(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
         return int(found[1]) * 1024 if found else None
     return None
-
-
-@contextlib.contextmanager
-def on_cores(cores: set[int]) -> Iterator[None]:
-    """Processes started in this block run only on these cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def halved_cores() -> tuple[set[int], set[int]]:
-    """The cores for the server, which stands for another machine, and those for the rest. Raises BenchError."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise BenchError("needs two cores, one of them for the server")
-    return set(cores[: len(cores) // 2]), set(cores[len(cores) // 2 :])
 
 
 def drop_pages(*paths: Path) -> None:

@@ -20,6 +20,12 @@ from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, BenchError
 from tools.benchmarks.noisy_s3 import Noise
 
 SERVER_START_S_MAX = 20.0
+LOW_PRIORITY = """
+import os, sys
+from growfs.workers.process import lower_priority
+lower_priority()
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 RCLONE = Path(sys.executable).with_name("rclone")
 
 
@@ -63,7 +69,7 @@ def rclone_server(
     if certificate:
         options += [f"--cert={certificate}", f"--key={certificate}"]
     command = [rclone_binary(), "serve", "s3", "--addr", f"127.0.0.1:{port}", *options, folder]
-    launcher = [sys.executable, "-m", "tools.benchmarks.low_priority"] if low_priority else []
+    launcher = [sys.executable, "-c", LOW_PRIORITY] if low_priority else []
     with running([*launcher, *command], r"server on \[(https?://[^/\]]+)") as server:
         yield server
 

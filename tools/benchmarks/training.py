@@ -11,10 +11,9 @@ from pathlib import Path
 from statistics import median
 
 from tools.benchmarks import recipe_data
-from tools.benchmarks.child import Child
+from tools.benchmarks.child import Child, ReaderProcess
 from tools.benchmarks.measure import ROOT, SHIM, BenchError, Figures, Setting, need_modules, need_space
 from tools.benchmarks.mounts import fully_cached
-from tools.benchmarks.reader_process import ReaderProcess
 
 TARGETS = {"passthrough": 0.97, "links": 0.97}
 
@@ -49,19 +48,18 @@ def _epochs(
 ) -> None:
     """The first epoch of a fresh mount; then pairs of an epoch over the plain files and one through the mount."""
     folder = setting.folder / f"mounts of {remote.name}"
-    for number in range(setting.rounds):
-        for engine in setting.engines:
-            with fully_cached(engine, remote, folder) as mount:
-                reader.call(command, mount.files, *arguments)  # not timed: loads the cached files into memory
-                for turn in range(2 if setting.quick else 4):
-                    seconds = {}
-                    for path in (mount.files, mount.mountpoint)[:: -1 if (number + turn) % 2 else 1]:
-                        seconds[path] = reader.call(command, path, *arguments)["seconds"]
-                    plain, through = seconds[mount.files], seconds[mount.mountpoint]
-                    found.add(f"{name}, plain files", plain, unit="s")
-                    which = "later epochs" if turn else "first epoch"
-                    target = TARGETS.get(engine) if turn else None
-                    found.add(f"{name}, {engine}, {which}, of plain", plain / through, at_least=target)
+    for number, engine in setting.turns():
+        with fully_cached(engine, remote, folder) as mount:
+            reader.call(command, mount.files, *arguments)  # not timed: loads the cached files into memory
+            for turn in range(2 if setting.quick else 4):
+                seconds = {}
+                for path in (mount.files, mount.mountpoint)[:: -1 if (number + turn) % 2 else 1]:
+                    seconds[path] = reader.call(command, path, *arguments)["seconds"]
+                plain, through = seconds[mount.files], seconds[mount.mountpoint]
+                found.add(f"{name}, plain files", plain, unit="s")
+                which = "later epochs" if turn else "first epoch"
+                target = TARGETS.get(engine) if turn else None
+                found.add(f"{name}, {engine}, {which}, of plain", plain / through, at_least=target)
 
 
 # Recipes.
@@ -153,13 +151,12 @@ def _compare(setting: Setting, found: Figures, recipe: Recipe) -> None:
     """The figures of one recipe."""
     remote, name = recipe.data.folder(setting), recipe.program.removesuffix(".py")
     folder = setting.folder / f"mounts of {remote.name}"
-    for _ in range(setting.rounds):
-        for engine in setting.engines:
-            with fully_cached(engine, remote, folder) as mount:
-                pairs = _alternate(recipe, remote, mount.mountpoint, 2 if setting.quick else recipe.epochs)
-            found.add(f"{name}, plain files", median(plain for plain, _ in pairs), unit="samples/s")
-            ratio = median(mounted / plain for plain, mounted in pairs)
-            found.add(f"{name}, {engine}, of plain", ratio, at_least=TARGETS.get(engine))
+    for _, engine in setting.turns():
+        with fully_cached(engine, remote, folder) as mount:
+            pairs = _alternate(recipe, remote, mount.mountpoint, 2 if setting.quick else recipe.epochs)
+        found.add(f"{name}, plain files", median(plain for plain, _ in pairs), unit="samples/s")
+        ratio = median(mounted / plain for plain, mounted in pairs)
+        found.add(f"{name}, {engine}, of plain", ratio, at_least=TARGETS.get(engine))
 
 
 def _alternate(recipe: Recipe, plain: Path, mounted: Path, epochs: int) -> list[tuple[float, float]]:

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from functools import partial
 
 from tools.benchmarks.measure import BenchError, temporary_folder
-from tools.dlio import environment, page
+from tools.dlio import page
 from tools.dlio.cases import CASES, PEERS_OF_DLIO, SHARE, is_other, make_data, ways
 from tools.dlio.profiles import PROFILES
-from tools.dlio.runner import Runner
+from tools.dlio.runner import Runner, install
 from tools.peers import command
 from tools.peers.cases import INGEST_FACTOR, Setting
 from tools.peers.peer import BUCKET
@@ -37,7 +37,7 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
 
 
 def measure(machine: dict[str, object], arguments: argparse.Namespace, results: Results) -> None:
-    results.machine, results.quick, version = machine, arguments.quick, environment.install()
+    results.machine, results.quick, version = machine, arguments.quick, install()
     peers = command.prepare(arguments, results, PEERS_OF_DLIO, QUICK_PEERS)
     ordered = sorted((*ways(peers), *peers), key=is_other)  # growfs first
     results.peers |= {peer.name: command.described(peer) for peer in ordered}

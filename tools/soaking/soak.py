@@ -51,39 +51,34 @@ TAKEN_BYTES = 200_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How much there is, and how fast things happen.
+
+    action_s: the shortest and longest time from one fault to the next. fault_s: how long the remote misbehaves or is
+    down, or there is no mount.
+    """
+
+    files: int = 400
+    cache_size: str = "12MB"
+    smaller_size: str = "8MB"
+    refresh: str = "10s"
+    action_s: tuple[float, float] = (3.0, 12.0)
+    fault_s: tuple[float, float] = (1.0, 20.0)
+    sample_s: float = 5.0
+
+
+QUICK = Pace(100, "3MB", "2MB", "2s", (0.1, 0.5), (0.2, 1.0), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """The parameters of a soak. seconds: its duration. quick: few files, and faults that follow each other fast."""
+    """The parameters of a soak. seconds: its duration."""
 
     folder: Path
     seconds: float
     seed: int
-    quick: bool
+    pace: Pace
     engines: tuple[str, ...]
-
-    @property
-    def files(self) -> int:
-        return 100 if self.quick else 400
-
-    @property
-    def cache_size(self) -> str:
-        return "3MB" if self.quick else "12MB"
-
-    @property
-    def smaller_size(self) -> str:
-        return "2MB" if self.quick else "8MB"
-
-    @property
-    def action_s(self) -> tuple[float, float]:
-        return (0.1, 0.5) if self.quick else (3.0, 12.0)
-
-    @property
-    def fault_s(self) -> tuple[float, float]:
-        """How long the remote misbehaves or is down, or there is no mount."""
-        return (0.2, 1.0) if self.quick else (1.0, 20.0)
-
-    @property
-    def sample_s(self) -> float:
-        return 1.0 if self.quick else 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +110,7 @@ class Soak:
         self.samples: list[Sample] = []
         self.kept: Path | None = None
         self._console = console
+        self._readers: list[Reader] = []
         self._random = random.Random(plan.seed)
         self._shown = 0
 
@@ -125,23 +121,22 @@ class Soak:
     def run(self) -> bool:
         """Soak; returns whether Ctrl-C ended it early. Leaves nothing behind, whatever happens."""
         folder = self.plan.folder
-        self._remote = Remote(folder, self.plan.files, self._random)
+        self._remote = Remote(folder, self.plan.pace.files, self._random)
         judge = Judge(self._remote.last, self._remote.deleted)
         self.findings, self._outages = judge.findings, judge.outages
-        flags: list[object] = ["--cache-size", self.plan.cache_size, "--settle", "0.5s", "--wait-files", "10"]
-        flags += ["--refresh", "2s" if self.plan.quick else "10s", "--turnover", "30%", "--miss-timeout", "30s"]
+        flags: list[object] = ["--cache-size", self.plan.pace.cache_size, "--settle", "0.5s", "--wait-files", "10"]
+        flags += ["--refresh", self.plan.pace.refresh, "--turnover", "30%", "--miss-timeout", "30s"]
         flags += ["--min-free", MIN_FREE]
         self._mount = SoakMount(folder, flags, self.plan.engines, self._random)
-        readers: list[Reader] = []
         interrupted = False
         began = time.monotonic()
         try:
             self._mount.mount(self._remote.url, self._remote.endpoint)
             self._log = Tail(self._mount.log())
-            readers += [Reader(kind, self._mount.mountpoint, folder, judge) for kind in KINDS]
-            wait_for(lambda: self._all_have_read(readers), END_S)
-            self._loop(readers)
-            self._recover(readers)
+            self._readers += [Reader(kind, self._mount.mountpoint, folder, judge) for kind in KINDS]
+            wait_for(self._all_have_read, END_S)
+            self._loop()
+            self._recover()
         except KeyboardInterrupt:
             interrupted = True
         except (BenchError, GrowfsError, OSError) as error:
@@ -149,7 +144,7 @@ class Soak:
         finally:
             self.counts.seconds = time.monotonic() - began
             self.counts.faults.update(self._remote.injected)
-            for reader in readers:
+            for reader in self._readers:
                 reader.kill()
             if self.problems:
                 self.kept = Path(tempfile.mkdtemp(prefix="growfs-soak-"))
@@ -159,7 +154,7 @@ class Soak:
             self._remote.close()
         return interrupted
 
-    def _loop(self, readers: list[Reader]) -> None:
+    def _loop(self) -> None:
         end = time.monotonic() + self.plan.seconds
         half = end - self.plan.seconds / 2
         first = list(ACTIONS)
@@ -168,27 +163,27 @@ class Soak:
         while (now := time.monotonic()) < end or first:
             if now >= next_sample:
                 self._sample()
-                next_sample = now + self.plan.sample_s
+                next_sample = now + self.plan.pace.sample_s
             if now >= next_change:
                 self._change()
                 next_change = now + self._random.uniform(0.2, 1.0)
             if now >= next_action:
                 actions = {name: share for name, share in ACTIONS.items() if now < half or name not in RESTARTS}
                 action = first.pop() if first else self._random.choices(list(actions), [*actions.values()])[0]
-                self._act(action, readers)
-                next_action = time.monotonic() + self._random.uniform(*self.plan.action_s)
-            self._collect(readers)
+                self._act(action)
+                next_action = time.monotonic() + self._random.uniform(*self.plan.pace.action_s)
+            self._collect()
             if now >= next_line:
                 self._line(end - now)
                 next_line = now + 60
             time.sleep(POLL_S)
 
-    def _all_have_read(self, readers: list[Reader]) -> bool:
-        self._collect(readers)
+    def _all_have_read(self) -> bool:
+        self._collect()
         return all(self.findings.epochs[kind] for kind in KINDS)
 
-    def _collect(self, readers: list[Reader]) -> None:
-        for reader in readers:
+    def _collect(self) -> None:
+        for reader in self._readers:
             reader.check()
         for problem in self.problems[self._shown :]:
             self._console.print(f"{time.strftime('%H:%M:%S')} {problem}", style="red", markup=False)
@@ -206,53 +201,53 @@ class Soak:
 
     def _change(self) -> None:
         """Change the remote as other users would, so that versions, names and the number of files stay in flux."""
-        few = len(self._remote.versions) < self.plan.files
+        few = len(self._remote.versions) < self.plan.pace.files
         what = self._random.choices(["add", "replace", "delete"], [2 if few else 1, 6, 1 if few else 2])[0]
         getattr(self._remote, what)()
         self.counts.changes[what] += 1
 
-    def _act(self, action: str, readers: list[Reader]) -> None:
-        lasts = self._random.uniform(*self.plan.fault_s)
+    def _act(self, action: str) -> None:
+        lasts = self._random.uniform(*self.plan.pace.fault_s)
         if action == "the remote misbehaves":
             faults = self._random.sample(list(FAULT_SHARES), self._random.choice((1, 1, 2)))
             self._remote.misbehave(faults if sum(FAULT_SHARES[name] for name in faults) <= 1 else faults[:1])
-            self._wait(lasts, readers)
+            self._wait(lasts)
             self._remote.misbehave([])
         elif action == "others fill the disk":
             free = shutil.disk_usage(self.plan.folder).free
             with self._mount.changed("min-free", free + TAKEN_BYTES, MIN_FREE):
-                self._wait(lasts, readers)
+                self._wait(lasts)
         elif action == "a smaller cache":
-            with self._mount.changed("cache-size", self.plan.smaller_size, self.plan.cache_size):
-                self._wait(lasts, readers)
+            with self._mount.changed("cache-size", self.plan.pace.smaller_size, self.plan.pace.cache_size):
+                self._wait(lasts)
         elif action == "growfs is upgraded":
             with self._mount.uninstalled():
-                self._wait(lasts, readers)
+                self._wait(lasts)
         elif action == "a program that keeps all files open":
-            self._keep_open(lasts, readers)
+            self._keep_open(lasts)
         elif action == "kill -9 of the S3 server":
             self._remote.kill_server()
-            self._wait(lasts, readers)
+            self._wait(lasts)
             self._remote.restart_server()
         elif action == "kill -9 of a worker":
             self._mount.kill_worker()
         elif action == "kill -9 of a reader":
-            reader = self._random.choice(readers)
+            reader = self._random.choice(self._readers)
             reader.kill()
             reader.start()
         else:
-            self._mount_again(action, lasts, readers)
+            self._mount_again(action, lasts)
         self.counts.actions[action] += 1
 
-    def _keep_open(self, lasts: float, readers: list[Reader]) -> None:
+    def _keep_open(self, lasts: float) -> None:
         command = [sys.executable, "-m", "tools.soaking.keeper", str(self._mount.mountpoint)]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
         ) as keeper:
-            self._wait(lasts, readers)
+            self._wait(lasts)
             self.problems.extend(keeper.communicate()[0].splitlines())
 
-    def _mount_again(self, action: str, lasts: float, readers: list[Reader]) -> None:
+    def _mount_again(self, action: str, lasts: float) -> None:
         self._outages.begin()
         daemon = self._mount.daemon
         if action == "kill -9 of the daemon":
@@ -267,15 +262,15 @@ class Soak:
             if not wait_for(lambda: not processes.started(daemon), END_S):
                 self.problems.append(f"the daemon has not ended {END_S:g} s after the mount and all who used it")
                 processes.kill(daemon)
-        self._wait(lasts, readers)
+        self._wait(lasts)
         self._mount.mount(self._remote.url, self._remote.endpoint)
         self._outages.end()
         self.samples.clear()
 
-    def _wait(self, seconds: float, readers: list[Reader]) -> None:
+    def _wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self._collect(readers)
+            self._collect()
             time.sleep(POLL_S)
 
     def _sample(self) -> None:
@@ -287,18 +282,26 @@ class Soak:
 
     # The end of a soak.
 
-    def _recover(self, readers: list[Reader]) -> None:
+    def _recover(self) -> None:
         """Check that listed files become the latest, new files open, and an unmount leaves nothing."""
-        for reader in readers:
+        for reader in self._readers:
             reader.kill()
-        new = self._remote.add()
-        stale: list[str] = []
+        new, versions, stale = self._remote.add(), self._remote.versions, list[str]()
 
-        def is_latest() -> bool:
-            stale[:] = [name for name in (new, *self._listed()) if not self._is_latest(name)]
+        def is_latest(name: str) -> bool:
+            try:
+                data = (self._mount.mountpoint / name).read_bytes()
+            except OSError:
+                return False
+            return name in versions and data == content(name, versions[name])  # deleted files have none
+
+        def all_are_latest() -> bool:
+            root = self._mount.mountpoint
+            listed = [os.path.relpath(os.path.join(at, name), root) for at, _, names in os.walk(root) for name in names]
+            stale[:] = [name for name in (new, *listed) if not is_latest(name)]
             return not stale
 
-        if not wait_for(is_latest, RECOVERY_S):
+        if not wait_for(all_are_latest, RECOVERY_S):
             self.problems.append(
                 f"{RECOVERY_S:g} s after the last fault, {len(stale)} files are not the latest: {stale[:3]}"
             )
@@ -309,17 +312,3 @@ class Soak:
             self.problems.append(f"processes are left: {self._mount.left()}")
         if mounted_at(self._mount.mountpoint):
             self.problems.append("the mount is left")
-
-    def _listed(self) -> list[str]:
-        root = self._mount.mountpoint
-        return [
-            os.path.relpath(os.path.join(folder, name), root) for folder, _, names in os.walk(root) for name in names
-        ]
-
-    def _is_latest(self, name: str) -> bool:
-        """Whether a file of the mount has the bytes of its latest version; deleted files have none."""
-        try:
-            data = (self._mount.mountpoint / name).read_bytes()
-        except OSError:
-            return False
-        return name in self._remote.versions and data == content(name, self._remote.versions[name])
