@@ -1,14 +1,10 @@
 """Train on images with annotations in a single COCO file, filtered for each epoch by the images that are listed.
 
-For object detection with CocoDetection, or any other reader of a COCO file. Such a file names all images of the
-dataset, so its reader also opens uncached images, and waits for each. Filtered by the folder's listing, it names only
-cached images.
-
     growfs mount s3://bucket/coco /mnt/coco --cache-size 500GB --freeze 'annotations/**'
     python tools/recipes/coco_listed.py /mnt/coco --split train2017 --epochs 20
 
-Look for "files", which grows until the cache is full, and for "new". `growfs status` counts no misses. The annotations
-are frozen, so the file is there before the mount returns, and stays.
+The annotations are frozen, so the file is there before the mount returns, and stays. Look for "files", which grows
+until the cache is full, and for "new". `growfs status` counts no misses.
 """
 
 from __future__ import annotations
@@ -45,7 +41,6 @@ def collate(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def main() -> None:
-    """Read, and print a line for each epoch."""
     parser = argparse.ArgumentParser(description="Train on the listed images of a COCO dataset.")
     parser.add_argument("folder", type=Path, help="the mountpoint")
     parser.add_argument("--split", default="train2017", help="its images are in the folder SPLIT")

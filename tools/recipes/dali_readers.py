@@ -4,13 +4,11 @@
     python tools/recipes/dali_readers.py /mnt/train --epochs 10 --device-id 0                    # JPEG, PNG, ...
     python tools/recipes/dali_readers.py /mnt/train --epochs 10 --device-id 0 --format tfrecord  # *.tfrecord
 
-For decoding on the GPU. A DALI reader looks for its files only when its pipeline is built, so build one for each epoch.
-Its TFRecord reader needs an index of each file, which this program creates in a moment (it reads 12 bytes of each
+A TFRecord reader needs an index of each file, which this program creates in a moment (it reads 12 bytes of each
 record). If there are already indexes alongside the shards, as x.idx, `--group '{stem}'` keeps the two together.
 
 Look for: more files and samples in each epoch until the cache is full, and with images the same number of classes in
-each epoch. The readers map the files; if `growfs status` shows the libfuse engine, add dont_use_mmap=True to them.
-Without --device-id everything runs on the CPU.
+each epoch. Without --device-id everything runs on the CPU.
 """
 
 from __future__ import annotations

@@ -4,12 +4,9 @@
     python tools/recipes/hf_datasets.py /mnt/data --epochs 10                   # *.parquet, at any depth
     python tools/recipes/hf_datasets.py /mnt/data --epochs 10 --format imagefolder
 
-For training with `load_dataset`. It reads the files that it is given, so list the folder and call it again for each
-epoch. With streaming=True it reads the files of the mount in place. Without it, `datasets` first copies them into its
-own Arrow cache, again for each new list, so the disk would have to hold everything twice, or more.
-
-Look for: more files and samples in each epoch until the cache is full; "0 bytes copied"; and with imagefolder the same
-number of classes in every epoch, including the first, because growfs has a file of each folder before it mounts.
+`load_dataset` reads the files that it is given, with streaming=True in place. Look for: more files and samples in each
+epoch until the cache is full; "0 bytes copied"; and with imagefolder the same number of classes in every epoch,
+including the first, because growfs has a file of each folder before it mounts.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
 """Train with Hugging Face's Trainer on folders of images, listed anew for each epoch.
 
-For a Trainer whose data does not fit the disk. It asks for its loader once, and counts the steps of an epoch once, so a
-dataset of fixed length never grows. An IterableDataset has no length, and Trainer calls its `set_epoch` before each
-epoch, in the training process. This is where the folder is listed.
-
     growfs mount s3://bucket/train /mnt/train --cache-size 500GB
     python tools/recipes/hf_trainer.py /mnt/train --epochs 20
 
-Look for "files", which grows until the cache is full, and for "new", the files that no epoch saw before. Do not list in
-`__iter__`: it runs in the loader's workers, which are new processes in each epoch. To resume, pass
-`ignore_data_skip=True`: otherwise Trainer skips as many batches as the epoch had already had, but of other files (see
-torch_imagefolder.py for the same files).
+Look for "files", which grows until the cache is full, and for "new", the files that no epoch saw before. To resume,
+pass `ignore_data_skip=True`: otherwise Trainer skips as many batches as the epoch had already had, but of other files
+(see torch_imagefolder.py for the same files).
 """
 
 from __future__ import annotations
@@ -71,7 +66,6 @@ class Classifier(nn.Module):
         self.samples = 0
 
     def forward(self, pixels: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The loss of a batch."""
         self.samples += len(labels)
         return {"loss": nn.functional.cross_entropy(self.network(pixels), labels)}
 
@@ -86,7 +80,6 @@ class Lines(TrainerCallback):
         self.began = time.perf_counter()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Print the counts, and reset them."""
         self.epoch += 1
         seconds, files = time.perf_counter() - self.began, set(self.images.files)
         new = len(files - self.seen)
@@ -101,7 +94,6 @@ class Lines(TrainerCallback):
 
 
 def main() -> None:
-    """Train, and print a line for each epoch."""
     parser = argparse.ArgumentParser(description="Train on folders of images with Hugging Face's Trainer.")
     parser.add_argument("folder", type=Path, help="a folder for each class; the mountpoint")
     parser.add_argument("--epochs", type=int, default=10)

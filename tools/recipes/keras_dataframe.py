@@ -3,16 +3,9 @@
     growfs mount s3://bucket/objects /mnt/objects --cache-size 500GB --freeze labels.csv
     python tools/recipes/keras_dataframe.py /mnt/objects --epochs 20
 
-For one file per object, labels in a table, and a generator over a DataFrame. labels.csv (object_id, label, path) covers
-all objects, and is frozen, so it is always cached. .growfs/index.csv covers the listed files; opening it is a listing,
-so each time it includes the files that have arrived. The two, joined by path, are the table of the epoch.
-
-`objects` is one keras.utils.PyDataset, and its on_epoch_end reads the table again. Keras 3 has two peculiarities. It
-asks for the number of batches once per call of fit, so one fit(epochs=20) would use as many batches as the first epoch
-had, however many files there are by then. And fit calls on_epoch_end once before its first epoch, which must not count
-as an epoch. Hence the loop, with initial_epoch so that schedules and logs continue.
-
-Look for "new" and "so far": objects that no epoch had before, and all objects that the model has seen.
+labels.csv (object_id, label, path) covers all objects, and is frozen, so it is always cached. .growfs/index.csv covers
+the listed files; opening it is a listing. Look for "new" and "so far": objects that no epoch had before, and all
+objects that the model has seen.
 """
 
 from __future__ import annotations
@@ -32,9 +25,8 @@ import pandas as pd
 
 BATCH = 32
 HEADER_BYTES = 4096
-"""The first read of each file. If it is given a buffer size, open() does not ask whether the file is a terminal. Before
-Python 3.14 it otherwise does, which for a mount is a second round trip: 0.93 of the rate over plain files, and 0.89
-with it."""
+"""The first read of each file. Given a buffer size, open() does not ask whether the file is a terminal (nor does Python
+3.14), which for a mount is a second round trip."""
 
 
 class Objects(keras.utils.PyDataset):

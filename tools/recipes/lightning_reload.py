@@ -1,8 +1,5 @@
 """Train with Lightning: reload_dataloaders_every_n_epochs=1 makes it ask for a new loader, and so a new listing.
 
-For a LightningModule. Lightning asks for the train loader once and keeps it, unless that flag is set. With the flag it
-calls `train_dataloader` at the start of each epoch, and the ImageFolder that this creates sees the new files.
-
     growfs mount s3://bucket/train /mnt/train --cache-size 500GB
     python tools/recipes/lightning_reload.py /mnt/train --epochs 20
 
@@ -45,7 +42,6 @@ class Images(LightningDataModule):
         self.began = 0.0
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
-        """List the folder."""
         self.began = time.perf_counter()
         images = ImageFolder(self.folder, PREPARE)
         self.files = {path for path, _ in images.samples}
@@ -63,12 +59,10 @@ class Classifier(LightningModule):
         )
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        """The loss of a batch."""
         images, labels = batch
         return nn.functional.cross_entropy(self.network(images), labels)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimizer for all parameters."""
         return torch.optim.AdamW(self.parameters())
 
 
@@ -83,11 +77,9 @@ class Lines(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: object, batch: list[Tensor], number: int
     ) -> None:
-        """Count the samples."""
         self.samples += len(batch[1])
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
-        """Print the counts, and reset them."""
         seconds, files = time.perf_counter() - self.images.began, self.images.files
         new = len(files - self.seen)
         self.seen |= files
@@ -100,7 +92,6 @@ class Lines(Callback):
 
 
 def main() -> None:
-    """Train, and print a line for each epoch."""
     parser = argparse.ArgumentParser(description="Train on folders of images with Lightning.")
     parser.add_argument("folder", help="a folder for each class; the mountpoint")
     parser.add_argument("--epochs", type=int, default=10)

@@ -3,14 +3,12 @@
     growfs mount s3://bucket/scans /mnt/scans --cache-size 2TB
     python tools/recipes/numpy_volumes.py /mnt/scans --plane 2048 2048 --dtype uint16 --crop 128 --crops 200
 
-For samples that are crops of volumes (tomography, microscopy, seismics): *.raw files of consecutive planes. numpy maps
-a volume, the program cuts out a few cubes, and releases it; only the pages of those cubes are read. Processes do the
-cutting, because a page fault holds the GIL. They need no listing of their own: files that their parent listed also stay
-cached for them.
+For *.raw files of consecutive planes (tomography, microscopy, seismics). numpy maps a volume, and only the pages of the
+cubes that are cut from it are read. Processes do the cutting, because a page fault holds the GIL.
 
-Look for: once the cache is full, some volumes are new in each epoch, and "so far" approaches the number of all volumes,
-although only a part fits the disk at a time. Many small crops of a volume cost little more than a few, so take many
-while it is cached. Mapping is fast if the kernel reads the cached files (`growfs status` shows the passthrough engine).
+Look for: once the cache is full, some volumes are new in each epoch, and "so far" approaches the number of all volumes.
+Many small crops of a volume cost little more than a few, so take many while it is cached. Mapping is fast if the kernel
+reads the cached files (`growfs status` shows the passthrough engine).
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ def brightness(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Mount on all nodes, read, and unmount."""
     parser = argparse.ArgumentParser(description="Read with Ray Data.")
     parser.add_argument("url", help="of a folder with images/ and tables/")
     parser.add_argument("mountpoint")

@@ -56,7 +56,6 @@ def train(config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Mount on all nodes, train, and unmount."""
     parser = argparse.ArgumentParser(description="Train on a Ray cluster.")
     parser.add_argument("url", help="of a folder for each class, with images")
     parser.add_argument("mountpoint")

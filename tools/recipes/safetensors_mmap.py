@@ -3,14 +3,10 @@
     growfs mount s3://bucket/latents /mnt/latents --cache-size 500GB
     python tools/recipes/safetensors_mmap.py /mnt/latents --epochs 10
 
-For training on the output of an encoder. `safe_open` maps a file and reads its header. A tensor's bytes are read when
-they are touched, so a slice of a large tensor costs only a slice. A mapped file never changes: the program keeps the
-tensors of the first file from epoch 1 (as one keeps a codebook, or a fixed batch to look at), although that file may
-later be delisted, evicted, or replaced at the remote.
-
-Look for: files that are new in each epoch once the cache is full, and "kept tensors whole" in every epoch. Files that
-stay mapped use space in the cache until they are released. Mapping is fast if the kernel reads the cached files
-(`growfs status` shows the passthrough engine); with libfuse, each page goes through the daemon.
+A tensor's bytes are read when they are touched. A mapped file never changes: the program keeps the tensors of the first
+file from epoch 1 (as one keeps a codebook, or a fixed batch to look at), although that file may later be delisted,
+evicted, or replaced at the remote. Look for: files that are new in each epoch once the cache is full, and "kept tensors
+whole" in every epoch.
 """
 
 from __future__ import annotations

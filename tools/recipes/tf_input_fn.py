@@ -3,21 +3,11 @@
     growfs mount s3://bucket/data /mnt/data --cache-size 500GB --freeze 'val/**'
     python tools/recipes/tf_input_fn.py /mnt/data --epochs 20
 
-For code that is structured like tf.estimator, which was removed in TensorFlow 2.16. Its `input_fn` can stay: a function
-that lists, and returns a dataset. Each call lists again, so each training sees the new files. Nothing is cached in
-memory (no `.cache()`, no list that outlives the call): the disk is the cache, and files that many calls read were
-fetched once. val/ is frozen: complete before the mount returns, and the same for each evaluation.
-
-If preparing a batch takes longer than the step, it matters how the two overlap. To see this:
+For code that is structured like tf.estimator, which was removed in TensorFlow 2.16: `input_fn` is a function that
+lists, and returns a dataset. If preparing a batch takes longer than the step, it matters how the two overlap. To see
+this, look for "s a step" (from the second step on) with:
 
     python tools/recipes/tf_input_fn.py /mnt/data --epochs 3 --overlap serial prefetch parallel --prepare-s 2 --step-s 1
-
-serial    each step waits for its batch: 3 s
-prefetch  one batch is prepared while the step runs: 2 s, the longer of the two
-parallel  several batches are prepared at a time: 1 s, the step alone
-
-TensorFlow adds a prefetch of its own to a dataset without one, so serial has to forbid it. Look for "s a step" (from
-the second step on), and in .growfs/ledger.csv for the column "fetches".
 """
 
 from __future__ import annotations

@@ -3,15 +3,12 @@
     growfs mount s3://bucket/train /mnt/train --cache-size 500GB
     python tools/recipes/tf_tfrecord.py /mnt/train --epochs 20
 
-For shards and tf.data. Everything that reads, parses, mixes and batches is C++, in threads that never take the GIL:
-interleave reads several shards at a time, so that neighbors in a shard are not neighbors in a batch; parse_example
-takes a whole batch; and prefetch does all of it while the model computes.
+For shards and tf.data. Everything that reads, parses, mixes and batches is C++, in threads that never take the GIL. The
+essential point is that files are listed inside the loop. glob, list_files and a pattern given to TFRecordDataset list
+once, when the dataset is created; `.repeat(20)` would only ever see the files of the first epoch.
 
-The essential point is that files are listed inside the loop. glob, list_files and a pattern given to TFRecordDataset
-list once, when the dataset is created; `.repeat(20)` would only ever see the files of the first epoch.
-
-Look for "new" and "so far": files that no epoch saw before, and all files that the model has seen. Once the cache is
-full, a fifth of the files are new in each epoch. For your own records change FEATURES and `parse`.
+Look for "new" and "so far": files that no epoch saw before, and all files that the model has seen. For your own records
+change FEATURES and `parse`.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
 """Train on a tree of images, a folder for each class, with torchvision's ImageFolder, created again for each epoch.
 
-For an ImageFolder with more images than fit the disk. ImageFolder lists its folder only when it is created. So the
-program creates it at the start of each epoch, and it sees the files that have arrived since the last one.
-
     growfs mount s3://bucket/train /mnt/train --cache-size 500GB
     python tools/recipes/torch_imagefolder.py /mnt/train --epochs 20 --checkpoint /checkpoints/run.pt
 
 Look for "files", which grows until the cache is full, and for "new", the files that no epoch saw before; new files keep
 coming after that. Classes keep their numbers, because every folder has a file before the mount returns.
 
-With --checkpoint, a job that was preempted goes on in the middle of its epoch. It lists a different set of files from
-the one that was ended, because the cache has changed. A position alone ("skip the first 5,000 samples") is then
-meaningless, without any error. So the checkpoint also has the list of the epoch's files, in order, and the resumed
-epoch takes its files from there. Files that are still cached open at once; the others are fetched when they are opened,
-with priority. Look for "before": the samples that the epoch had before it was resumed. Together with the rest they are
-all of its files, each once. `--stop-after 3` ends the program after three batches, as a preemption would.
+With --checkpoint, a job that was preempted goes on in the middle of its epoch. The checkpoint has the list of the
+epoch's files, in order, because a position alone ("skip the first 5,000 samples") means nothing once the cache has
+changed. Look for "before": the samples that the epoch had before it was resumed. Together with the rest they are all of
+its files, each once. `--stop-after 3` ends the program after three batches, as a preemption would.
 
 With --once the ImageFolder is created only once, as in most scripts. Then "files" stays the same, and "new" is 0 from
 the second epoch on. growfs keeps all of these files on the disk, because the process may open any of them at any time,
@@ -50,7 +45,6 @@ def network(classes: int) -> nn.Sequential:
 
 
 def main() -> None:
-    """Train, and print a line for each epoch."""
     parser = argparse.ArgumentParser(description="Train on folders of images, listed anew for each epoch.")
     parser.add_argument("folder", help="a folder for each class; the mountpoint")
     parser.add_argument("--epochs", type=int, default=10)

@@ -13,10 +13,6 @@ every node the same length, including frozen files: no rank runs out of batches 
 all-reduce.
 
 Look for "on each node", whose numbers are equal, and for "new". Validation uses the same files in each epoch.
-
-There is a folder val/, rather than a random_split or validation_split of the listed files, because the next epoch lists
-other files and splits again. Files that one epoch trained on would be used for validation in another, and the accuracy
-would be too high.
 """
 
 from __future__ import annotations
@@ -96,7 +92,6 @@ def train(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Join the job, train, and leave it."""
     parser = argparse.ArgumentParser(description="Train on this node's share of the data; start it by torchrun.")
     parser.add_argument("folder", type=Path, help="with train/ and val/ in it; the mountpoint")
     parser.add_argument("--epochs", type=int, default=10)

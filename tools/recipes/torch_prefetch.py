@@ -6,12 +6,9 @@ read), on a GPU that is idle between steps.
     growfs mount s3://bucket/volumes /mnt/volumes --cache-size 2TB
     python tools/recipes/torch_prefetch.py /mnt/volumes --epochs 6
 
-Epochs alternate: without the prefetcher, then with it. Look for "wait", the time from asking for a batch until it is on
-the device; the last line compares the two. If it stays high with the prefetcher, reading is too slow: try more workers.
-Without a GPU nothing is copied, and only the thread remains that takes the next batches from the loader while the model
-computes.
-
-With growfs's libfuse engine (`growfs status` names it) a mapped file is slow to read: omit mmap_mode there.
+Look for "wait", the time from asking for a batch until it is on the device; the last line compares epochs without and
+with the prefetcher. If it stays high with it, reading is too slow: try more workers. With growfs's libfuse engine
+(`growfs status` names it) a mapped file is slow to read: omit mmap_mode there.
 """
 
 from __future__ import annotations
@@ -90,7 +87,6 @@ class Prefetcher:
 
 
 def main() -> None:
-    """Train, and print a line for each epoch."""
     parser = argparse.ArgumentParser(description="Train on crops of volumes, with and without a prefetcher.")
     parser.add_argument("folder", type=Path, help="with *.npy in it, volumes of bytes; the mountpoint")
     parser.add_argument("--epochs", type=int, default=6)

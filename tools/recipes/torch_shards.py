@@ -5,10 +5,8 @@ For samples in shards that PyTorch reads, without TensorFlow and without a strea
     growfs mount s3://bucket/shards /mnt/shards --cache-size 500GB
     python tools/recipes/torch_shards.py /mnt/shards --epochs 20
 
-With persistent_workers=True each worker keeps the copy of the dataset that it was started with. A listing in __init__
-would then happen only once, so `__iter__` lists, which each worker calls at the start of an epoch. The first worker
-that does begins a new generation, and the others see the same one. So they can divide the files among themselves by
-position, and each file is read exactly once. Have at least as many shards as workers.
+The first worker that lists begins a new generation, and the others see the same one. So they can divide the files among
+themselves by position, and each file is read exactly once. Have at least as many shards as workers.
 
 Look for "files", the shards that were read in the epoch, and for "new", those that no epoch read before.
 
@@ -74,7 +72,6 @@ class Shards(IterableDataset[Sample]):
 
 
 def main() -> None:
-    """Train, and print a line for each epoch."""
     parser = argparse.ArgumentParser(description="Train on TFRecord shards, listed anew by the workers of each epoch.")
     parser.add_argument("folder", type=Path, help="with *.tfrecord in it; the mountpoint")
     parser.add_argument("--epochs", type=int, default=10)

@@ -3,9 +3,8 @@
     growfs mount s3://bucket/shards /mnt/shards --cache-size 500GB
     python tools/recipes/webdataset_shards.py /mnt/shards --epochs 10 --workers 8
 
-For *.tar shards of images (`0001.jpg`, `0001.cls`, ...). WebDataset never lists: it reads the shards that it is given,
-and a brace pattern (`shard-{000..999}.tar`) names every shard of the remote, so most opens would wait for the network.
-So list the cached shards with glob, again for each epoch, and pass that list.
+For *.tar shards of images (`0001.jpg`, `0001.cls`, ...). WebDataset never lists, so list the cached shards with glob,
+again for each epoch, and pass that list.
 
 Look for: files grow from epoch to epoch until the cache is full, then some are new each time; samples are the total of
 the shards, because WebDataset divides the list among the workers, and no two read the same shard.

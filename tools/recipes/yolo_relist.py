@@ -1,8 +1,6 @@
 """Train Ultralytics YOLO on images and labels that do not fit the disk, listed anew for each epoch.
 
-For the layout images/SPLIT/NAME.jpg and labels/SPLIT/NAME.txt. YOLO lists the images once, and then looks for the label
-of each: an image without one counts as an image of nothing, without an error. `--group '{name}'` makes the two one
-group, so an image is never listed without its label. The loader is created again before each epoch, by a callback.
+For the layout images/SPLIT/NAME.jpg and labels/SPLIT/NAME.txt:
 
     growfs mount s3://bucket/shapes /mnt/shapes --cache-size 500GB --group '{name}' --freeze '*/val/**'
     python tools/recipes/yolo_relist.py /mnt/shapes --classes 80 --epochs 20
@@ -42,7 +40,6 @@ class Relisting:
             )
 
     def end(self, trainer: Any) -> None:
-        """Print the counts."""
         dataset = trainer.train_loader.dataset
         files, seconds = set(dataset.im_files), time.perf_counter() - self.began
         backgrounds = sum(not len(label["cls"]) for label in dataset.labels)
@@ -57,7 +54,6 @@ class Relisting:
 
 
 def main() -> None:
-    """Train, and print a line for each epoch."""
     parser = argparse.ArgumentParser(description="Train YOLO on a folder that grows.")
     parser.add_argument("folder", type=Path, help="with images/train, images/val, labels/train and labels/val")
     parser.add_argument("--model", default="yolo11n.yaml", help="a model that ultralytics has, or a file of weights")
