@@ -34,7 +34,7 @@ EXPECTED = {
     "small-files": ["plain files, open", "libfuse, first pass", "libfuse, later pass, daemon's CPU"],
     "walk": ["plain files, os.walk", "libfuse, again, os.stat"],
     "frameworks": [
-        "TFRecordDataset, records of 100 kB, libfuse, later",
+        "TFRecordDataset, records of 100 kB, libfuse",
         "ImageFolder, workers: 2, libfuse, first epoch",
     ],
     "recipes": ["torch_imagefolder, plain files", "torch_imagefolder, libfuse, of plain"],
@@ -50,12 +50,7 @@ EXPECTED = {
     "stores": ["s3://", "http://, of s3://", "webdav://, of s3://"],
     "noise": ["small files, 1% refused: growfs of the best", "large files, 2% refused: s5cmd"],
     "far": ["growfs, of the link's rate", "s5cmd cp"],
-    "stalls": [
-        "files, no room for a miss",
-        "directories, a pass begins",
-        "readers x directories, all",
-        "commands, fetch",
-    ],
+    "stalls": ["files, no room for a miss", "directories, a pass", "readers x directories, all", "commands, fetch"],
     "nodes": ["that feed one another", "that do not"],
     "while-filling": ["libfuse, p50, idle", "libfuse, p99, filling, of idle"],
     "busy": ["ImageFolder, nothing fetched", "tf.data, while files are replaced, of that", "tf.data, new images"],
@@ -122,14 +117,7 @@ def test_all_engines_that_work_run_side_by_side(tmp_path: Path) -> None:
     assert not measured & refused
 
 
-def test_an_unknown_benchmark_is_a_usage_error() -> None:
-    done = bench("walks")
-    assert done.returncode == 2
-    assert "walks" in done.stderr
-    assert "small-files" in done.stderr
-
-
-def test_a_benchmark_that_fails_leaves_the_figures_of_all_others(
+def test_a_benchmark_that_fails_leaves_the_figures_of_all_others_and_an_unknown_one_is_a_usage_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def works(setting: Setting, found: Figures) -> str:
@@ -145,12 +133,12 @@ def test_a_benchmark_that_fails_leaves_the_figures_of_all_others(
     monkeypatch.setattr(sys, "argv", ["bench", "--engine", "libfuse", "--json", str(file)])
     assert program.bench() == 1
     figures = [(figure["benchmark"], figure["name"]) for figure in json.loads(file.read_text())["figures"]]
-    assert figures == [
-        ("works", "a figure"),
-        ("fails", "a figure before the failure"),
-        ("works too", "a figure"),
-    ]
+    assert figures == [("works", "a figure"), ("fails", "a figure before the failure"), ("works too", "a figure")]
     assert "bench: fails failed: no such program" in capfd.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["bench", "work"])
+    with pytest.raises(SystemExit):
+        program.bench()
+    assert "no such benchmark: work; choose from works, fails" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -212,11 +200,3 @@ def test_a_program_of_noise_that_fails_counts_as_slow(
     slow = [name for name in ("another", "growfs") if fetch(name) == noise.PEER_S_MAX]
     assert slow == ([] if size == 10 else ["another", "growfs"])
     assert ("growfs: files are missing" in capfd.readouterr().err) == bool(slow)
-
-
-def test_a_mount_of_noise_that_fails_counts_as_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> str:
-        raise BenchError("growfs mount failed")
-
-    monkeypatch.setattr(noise, "run", fails)
-    assert noise.fetched("growfs", "http://127.0.0.1:1", tmp_path, Noise(), {}) == noise.PEER_S_MAX
