@@ -68,7 +68,7 @@ def measure(arguments: argparse.Namespace, file: Path) -> Findings:
     """Train with every way to read. The results are saved after each repetition."""
     download()
     epochs = EPOCHS_QUICK if arguments.quick else EPOCHS
-    mounts = [GROWFS] if arguments.quick else recording.MOUNTS
+    mounts = [GROWFS] if arguments.quick else recording.HOW
     recorded = {way: reading for way in mounts if (reading := record(way, epochs * TRAIN / OPENS_PER_S))}
     wanted = ways(epochs, recorded)
     found = Findings(arguments.quick, epochs, [row for row, _ in wanted])

@@ -37,14 +37,7 @@ from tools.benchmarks.measure import (
     run,
 )
 from tools.benchmarks.mounts import mounted
-from tools.benchmarks.servers import (
-    Server,
-    behind_link,
-    rclone_binary,
-    rclone_server,
-    rclone_source,
-    s5cmd_binary,
-)
+from tools.benchmarks.servers import Server, behind_link, rclone_binary, rclone_server, rclone_source, s5cmd_binary
 
 NAME = "bucket"
 POLL_S = 0.002
@@ -284,10 +277,7 @@ def far(setting: Setting, found: Figures) -> str:
     """How much of a long link's rate is used."""
     shards, mib = (4, 1) if setting.quick else (SHARDS, 128)
     bytes = make_shards(setting.folder / "remote", shards, mib)
-    with (
-        rclone_server(setting.folder / "remote") as server,
-        behind_link(server.endpoint, RTT_S, RATE) as link,
-    ):
+    with rclone_server(setting.folder / "remote") as server, behind_link(server.endpoint, RTT_S, RATE) as link:
         contenders = {"growfs": growfs_mount(setting.engines[0]), **COPIERS}
         runs = compare(Source(link, shards, bytes), setting.folder, min(setting.rounds, 2), contenders)
     for contender, its in runs.items():

@@ -62,10 +62,7 @@ def _measure_case(setting: Setting, found: Figures, case: Case) -> dict[str, lis
     arrivals: dict[str, list[float]] = {}
     with temporary_folder() as folder:
         bytes, engine = make_shards(folder / "remote", case.files, case.mib), setting.engines[0]
-        with (
-            rclone_server(folder / "remote") as server,
-            behind_link(server.endpoint, case.rtt_s, case.rate) as link,
-        ):
+        with rclone_server(folder / "remote") as server, behind_link(server.endpoint, case.rtt_s, case.rate) as link:
             source = Source(link, case.files, bytes)
             for _ in range(min(setting.rounds, ROUNDS_MAX)):
                 for contender in ("growfs", *COPIERS):

@@ -51,31 +51,28 @@ Connection: TypeAlias = "trio.SocketStream | trio.SSLStream[trio.SocketStream]"
 
 @dataclass(frozen=True)
 class Noise:
-    """The kinds of faults, and how frequent they are. Shares are of the GETs."""
+    """The kinds of faults, and how frequent they are. Shares are of the GETs.
+
+    size: bytes of each object. latency_s: before each response. connection_bytes_per_s: the maximum rate of a
+    connection. refused: the share that is answered with 503, also of those that list. stalled: the share, of those of
+    objects, whose body falls silent after half of it was sent. slow_key: the number of an object that is sent at one
+    byte per TRICKLE_S. idle_s: after this long without a request, a connection stops answering, as behind a NAT that
+    forgot it. away_s: how long it is away at a time. away_as: in turn. present_s: how long it is available in between.
+    0 stands for none, or never. certificate: the path of a file with a certificate and its key.
+    """
 
     keys: int = 100
     size: int = 10_000
-    """Bytes of each object."""
     latency_s: float = 0.0
-    """Delay before each response."""
     connection_bytes_per_s: float = 0.0
-    """The maximum rate of a connection; 0 for no limit."""
     refused: float = 0.0
-    """The share that is answered with 503, also of those that list."""
     stalled: float = 0.0
-    """The share, of those of objects, whose body falls silent after half of it was sent."""
     slow_key: int | None = None
-    """The number of an object that is sent at one byte per TRICKLE_S."""
     idle_s: float = 0.0
-    """After this long without a request, a connection stops answering, as behind a NAT that forgot it; 0 for never."""
     away_s: float = 0.0
-    """How long it is away at a time; 0 for never."""
     away_as: Sequence[Away] = ("closed", "silent")
-    """Used in turn."""
     present_s: float = 30.0
-    """How long it is available in between."""
     certificate: str | None = None
-    """The path of a file with a certificate and its key."""
 
 
 @dataclass

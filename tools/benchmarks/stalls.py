@@ -89,10 +89,7 @@ class Scene:
         self.prefetcher = Prefetcher(cache.catalog, cache.store, sync, order, fetcher, drawer, cache.space, state)
 
     def _fill(self, writer: sqlite3.Connection) -> None:
-        for first, count, is_dir in (
-            (FIRST_DIRECTORY, len(self.directories), 1),
-            (FIRST_FILE, self.files, 0),
-        ):
+        for first, count, is_dir in ((FIRST_DIRECTORY, len(self.directories), 1), (FIRST_FILE, self.files, 0)):
             parents = [ROOT] if is_dir else self.directories
             writer.executemany(
                 "INSERT INTO node (id, parent, name, is_dir, size, version, drawn) VALUES (?, ?, ?, ?, ?, 'v', 1)",
@@ -161,10 +158,7 @@ def stalls(setting: Setting, found: Figures) -> str:
         "_watched": lambda pid: None,
     }
     try:
-        with (
-            ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as planner,
-            patch.multiple(readers, **made_up),
-        ):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as planner, patch.multiple(readers, **made_up):
             planner.submit(os.getpid).result()  # fork before there are other threads
             for round in range(setting.rounds):
                 for name, (files, directories, play) in scenes(number).items():

@@ -135,10 +135,7 @@ def train(runner: Runner, profile: Profile, stage: Stage, passes: int, folder: P
     """Passes over as many samples as the dataset has. Raises BenchError."""
     is_exact, is_rotating = stage.peer.source == "parts", stage.peer.name == GROWFS_ROTATING
     names = set(os.listdir(stage.plain / stage.prefix))
-    with (
-        behind_link(stage.server, stage.link.rtt_s, stage.link.rate) as near,
-        Cgroup("-daemons") as daemons,
-    ):
+    with behind_link(stage.server, stage.link.rtt_s, stage.link.rate) as near, Cgroup("-daemons") as daemons:
         began = time.monotonic()
         with stage.peer.running(stage.room(folder, near.endpoint, daemons)) as more, closing(Inotify()) as opens:
             found: dict[str, Any] = {"ready_s": time.monotonic() - began, "epochs": [], "passes": []}

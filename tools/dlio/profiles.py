@@ -14,25 +14,24 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A workload, and how much of it runs."""
+    """A workload, and how much of it runs.
+
+    target: the utilization that DLIO requires. sample_bytes: on average. step_s: how long the accelerator computes
+    for a batch. epochs: of a run from a cache that has all of the data. slower: with a link, the accelerator takes this
+    multiple of the time, as the emulated link has its limits. more: further overrides.
+    """
 
     name: str
     reader: str
     target: float
-    """The utilization that DLIO requires."""
     files: int
     samples_per_file: int
     sample_bytes: int
-    """On average."""
     batch: int
     step_s: float
-    """How long the accelerator computes for a batch."""
     epochs: int
-    """Of a run from a cache that has all of the data."""
     slower: float
-    """With a link, the accelerator takes this multiple of the time, as the emulated link has its limits."""
     more: tuple[str, ...] = ()
-    """Further overrides."""
 
     @property
     def rate(self) -> float:

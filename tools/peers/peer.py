@@ -23,23 +23,21 @@ BUCKET = "bucket"
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The data that a peer reads, and the place where it works."""
+    """The data that a peer reads, and the place where it works.
+
+    endpoint: of the server, behind a link. plain: the same files, as a folder on the local disk. folder: its own,
+    initially empty. cache_bytes: the space that its cache may take. group: counts its daemons. prefix: the folder of
+    the bucket that is read. shards: how many tar files there are.
+    """
 
     endpoint: str
-    """The endpoint of the server, behind a link."""
     plain: Path
-    """The same files, as a folder on the local disk."""
     folder: Path
-    """Its own folder, initially empty."""
     cache_bytes: int
-    """The space that its cache may take."""
     group: Cgroup
-    """Counts its daemons."""
     bucket: str = BUCKET
     prefix: str = "shards"
-    """The folder of the bucket that is read."""
     shards: int = 0
-    """How many tar files there are."""
 
     @property
     def mountpoint(self) -> Path:
@@ -55,34 +53,29 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One way to read a bucket."""
+    """One way to read a bucket.
+
+    name, about, note: for the tables; the note explains its figures. version: that runs here. running: starts it, and
+    stops it at the block's end; yields parameters for the programs: `folder`, where it mounts. documents: the source of
+    its flags for reads. flags: the flags or parameters that it runs with, apart from those common to all runs. source:
+    of trainer.py, that reads with it. has_cache: whether it has a cache whose size can be limited; if not, the size of
+    the cache does not matter. fills_by_itself: whether it downloads without being read. convert: writes the dataset in
+    its own format, if it has one, before the clock starts: the endpoint of the server, and the bucket as a folder.
+    unavailable: the reason why it cannot run on this machine, or None if it can.
+    """
 
     name: str
-    """Its name in the tables."""
     about: str
-    """A short description."""
     note: str
-    """An explanation of its figures."""
     version: Callable[[], str]
-    """The version that runs here."""
     running: Callable[[Room], AbstractContextManager[dict[str, Any]]]
-    """Starts it, and stops it at the block's end. Yields parameters for the programs: `folder`, where it mounts."""
     documents: str = ""
-    """The source of its flags for reads."""
     flags: str = ""
-    """The flags or parameters that it runs with, apart from those common to all runs."""
     source: str = "files"
-    """The source of trainer.py that reads with it."""
     has_cache: bool = True
-    """Whether it has a cache whose size can be limited; if not, the size of the cache does not matter."""
     fills_by_itself: bool = False
-    """Whether it downloads without being read."""
     convert: Callable[[str, Path], None] | None = None
-    """Writes the dataset in its own format, if it has one, before the clock starts: the endpoint of the server, and
-    the bucket as a folder.
-    """
     unavailable: Callable[[], str | None] = lambda: None
-    """The reason why it cannot run on this machine, or None if it can."""
 
 
 # Peers that show a folder.

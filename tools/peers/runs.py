@@ -22,7 +22,7 @@ from tools.benchmarks.servers import behind_link
 from tools.peers.environment import PYTHON, VARIABLES
 from tools.peers.peer import Peer, Room
 
-TRAINER, EPOCHS, BURN = (Path(__file__).with_name(name) for name in ("trainer.py", "epochs.py", "burn.py"))
+TRAINER = Path(__file__).with_name("trainer.py")
 LOOKUPS = 50
 LOOK_EVERY_S = 0.01
 RUN_S_MAX = 240.0
@@ -42,16 +42,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
+    """server: its endpoint. plain: the bucket as a folder. prefix: the folder of the bucket."""
+
     peer: Peer
     server: str
-    """The endpoint of the server."""
     plain: Path
-    """The bucket as a folder."""
     link: Link
-    """The link in between."""
     cache_bytes: int
     prefix: str = "shards"
-    """The folder of the bucket."""
 
     def room(self, folder: Path, endpoint: str, group: Cgroup, shards: int = 0) -> Room:
         """The place where the peer works, in a new folder below the given one. endpoint: the near end of the link."""
@@ -72,9 +70,9 @@ def train(stage: Stage, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
 def read(stage: Stage, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Read all files of a folder of the bucket, from an empty cache that has room for them, and then repeatedly.
 
-    spec: for epochs.py. Returns its output.
+    spec: for trainer.py. Returns its output.
     """
-    (first, *passes), daemon_mb = _over_peer(stage, [EPOCHS, "decode" if spec["processes"] else "read"], spec, folder)
+    (first, *passes), daemon_mb = _over_peer(stage, [TRAINER, "decode" if spec["processes"] else "read"], spec, folder)
     return {**first, "passes": passes, "daemon_mb": daemon_mb}
 
 
@@ -110,7 +108,7 @@ def beside(stage: Stage, processes: int, seconds: float, folder: Path) -> dict[s
     link = stage.link
 
     def job() -> float:
-        return float(run([PYTHON, BURN, seconds, processes], **VARIABLES))
+        return float(run([PYTHON, TRAINER, "burn", seconds, processes], **VARIABLES))
 
     def fill() -> None:
         with stage.peer.running(stage.room(folder, near.endpoint, daemons)) as more:

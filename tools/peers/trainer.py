@@ -1,18 +1,25 @@
-"""A training loop that measures how long its accelerator waits: `python trainer.py SOURCE`.
+"""Programs that run over a peer, in the peers' own environment, and import nothing from growfs.
 
-It runs in the peers' own environment and imports nothing from growfs. The accelerator is a pause of fixed length for
+`python trainer.py SOURCE` is a training loop that measures how long its accelerator waits: a pause of fixed length for
 each batch. All peers have the same loop; they differ in the source, which yields the numbers of the samples that it
-read.
+read. It prints a line for the first batch and for each epoch, which is as many samples as the dataset has, whichever
+they are.
 
-After its imports it prints "ready". Then it waits for a line of JSON with its parameters and the time (of the monotonic
-clock) at which the run began, and prints a line of JSON for the first batch and for each epoch. An epoch is as many
-samples as the dataset has, whichever they are.
+`python trainer.py decode|read` goes over the files of a folder. An epoch lists the folder, and then decodes or reads
+each file. It prints a line when it has seen all files, and one for each pass after that.
+
+After its imports each prints "ready". Then it waits for a line of JSON with its parameters and the time (of the
+monotonic clock) at which the run began. The lines that it prints are JSON, too.
+
+`python trainer.py burn SECONDS PROCESSES` is a job that only needs CPU. It prints how many samples it made per second.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import sys
@@ -235,7 +242,7 @@ def s3torch(spec: Spec) -> Iterator[list[int]]:
         f"s3://{spec['bucket']}/shards/",
         region="us-east-1",
         endpoint=spec["endpoint"],
-        transform=ReadShard(spec["sample_bytes"]),
+        transform=partial(read_shard, spec["sample_bytes"]),
         s3client_config=S3ClientConfig(force_path_style=True),
     )
     loader = DataLoader(dataset, batch_size=None, shuffle=True, num_workers=THREADS, persistent_workers=True)
@@ -243,14 +250,9 @@ def s3torch(spec: Spec) -> Iterator[list[int]]:
         yield from loader
 
 
-class ReadShard:
-    """Reads an S3 object as a shard. It can be pickled."""
-
-    def __init__(self, sample_bytes: int) -> None:
-        self._sample_bytes = sample_bytes
-
-    def __call__(self, reader: Any) -> list[int]:
-        return samples_of(reader.read(), self._sample_bytes)
+def read_shard(sample_bytes: int, reader: Any) -> list[int]:
+    """Read an S3 object as a shard."""
+    return samples_of(reader.read(), sample_bytes)
 
 
 def webdataset(spec: Spec) -> Iterator[list[int]]:
@@ -290,6 +292,7 @@ IMPORTS = {
     "s3torch": ("s3torchconnector", "torch.utils.data"),
     "smartcache": ("boto3", "monai.data", "monai.transforms"),
     "webdataset": ("webdataset", "torch.utils.data"),
+    "decode": ("torch.utils.data",),
 }
 
 
@@ -329,16 +332,103 @@ def train(spec: Spec) -> None:
         began = now
 
 
+# Files of a folder.
+
+
+class Images:
+    """The dataset of a list of images."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> int:
+        from PIL import Image
+
+        with open(self._paths[number], "rb") as file:
+            return int(Image.open(file).convert("RGB").resize((224, 224)).size[0])
+
+
+def read_through(path: str) -> int:
+    """Read a whole file; returns its length."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return sum(map(len, iter(lambda: os.read(fd, 1 << 20), b"")))
+    finally:
+        os.close(fd)
+
+
+def epoch(folder: str, processes: int) -> tuple[list[str], int]:
+    """List the files, and go over them in random order; returns them, and the bytes read if they are not decoded."""
+    paths = [str(path) for path in Path(folder).rglob("*.*") if path.is_file()]
+    random.shuffle(paths)
+    if not processes:
+        return paths, sum(map(read_through, paths))
+    from torch.utils.data import DataLoader
+
+    for _ in DataLoader(Images(paths), batch_size=64, num_workers=processes):
+        pass
+    return paths, 0
+
+
+def read_all(spec: Spec) -> None:
+    """Go over the files until all were seen, and then repeatedly."""
+    seen, epochs, images, folder = set[str](), 0, 0, spec[spec["at"]]
+    while len(seen) < spec["files"]:
+        paths, _ = epoch(folder, spec["processes"])
+        seen.update(paths)
+        epochs, images = epochs + 1, images + len(paths)
+    say(all_seen_s=time.monotonic() - spec["began"], epochs=epochs, images=images)
+    for _ in range(spec["passes"]):
+        began = time.monotonic()
+        paths, length = epoch(folder, spec["processes"])
+        seconds = time.monotonic() - began
+        say(files_per_s=len(paths) / seconds, bytes_per_s=length / seconds)
+
+
+# A job that needs CPU.
+
+
+def decode_until(until: float, image: bytes) -> int:
+    """Decode an image until a time of the monotonic clock; returns how often."""
+    from PIL import Image
+
+    count = 0
+    while time.monotonic() < until:
+        Image.open(io.BytesIO(image)).convert("RGB").resize((224, 224))
+        count += 1
+    return count
+
+
+def burn(seconds: float, processes: int) -> None:
+    from PIL import Image
+
+    made = io.BytesIO()
+    Image.effect_noise((500, 375), 60).convert("RGB").save(made, "JPEG", quality=90)
+    with multiprocessing.Pool(processes) as pool:
+        until = time.monotonic() + seconds
+        print(sum(pool.starmap(decode_until, [(until, made.getvalue())] * processes)) / seconds)
+
+
 def say(**values: object) -> None:
     print(json.dumps(values), flush=True)
 
 
 def main() -> None:
-    source = sys.argv[1]
-    for module in IMPORTS.get(source, ()):
+    what = sys.argv[1]
+    if what == "burn":
+        burn(float(sys.argv[2]), int(sys.argv[3]))
+        return
+    for module in IMPORTS.get(what, ()):
         __import__(module)
     print("ready", flush=True)
-    train({"source": source, **json.loads(sys.stdin.readline())})
+    spec = json.loads(sys.stdin.readline())
+    if what in SOURCES:
+        train({"source": what, **spec})
+    else:
+        read_all(spec)
     os._exit(0)  # threads and processes that read ahead have nothing to finish
 
 

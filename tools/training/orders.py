@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,15 +61,17 @@ def take(order: Order, opens: int, until_s: float = float("inf")) -> Reading:
 
 def everything(seed: int) -> Order:
     """All data is local; each epoch reads it in a new random order."""
-    for number, sample in enumerate(_shuffled(seed, range(TRAIN)), 1):
-        yield Opened(sample, number / OPENS_PER_S, TRAIN)
+    return _local(seed, range(TRAIN))
 
 
 def static(seed: int) -> Order:
     """A subset that is local."""
-    subset = np.random.default_rng((seed, 1)).permutation(TRAIN)[:RESIDENT]
-    for number, sample in enumerate(_shuffled(seed, subset.tolist()), 1):
-        yield Opened(sample, number / OPENS_PER_S, RESIDENT)
+    return _local(seed, np.random.default_rng((seed, 1)).permutation(TRAIN)[:RESIDENT].tolist())
+
+
+def _local(seed: int, samples: range | list[int]) -> Order:
+    for number, sample in enumerate(_shuffled(seed, samples), 1):
+        yield Opened(sample, number / OPENS_PER_S, len(samples))
 
 
 def rotating(opens_per_fetch: int, seed: int) -> Order:
@@ -121,44 +123,31 @@ def exact(opens_per_fetch: int, seed: int) -> Order:
 
 def lru(opens_per_fetch: int, seed: int) -> Order:
     """A mount that lists everything, with an LRU cache."""
-    cached = OrderedDict[int, None]()
-
-    def is_cached(sample: int) -> bool:
-        if sample in cached:
-            cached.move_to_end(sample)
-            return True
-        if len(cached) == RESIDENT:
-            cached.popitem(last=False)
-        cached[sample] = None
-        return False
-
-    return _waiting(opens_per_fetch, seed, is_cached)
+    return _waiting(opens_per_fetch, seed, evicts=True)
 
 
 def keeping(opens_per_fetch: int, seed: int) -> Order:
     """A mount that lists everything, keeps the first files, and fetches the others each time."""
-    kept = set[int]()
-
-    def is_cached(sample: int) -> bool:
-        if sample in kept:
-            return True
-        if len(kept) < RESIDENT:
-            kept.add(sample)
-        return False
-
-    return _waiting(opens_per_fetch, seed, is_cached)
+    return _waiting(opens_per_fetch, seed, evicts=False)
 
 
-def _waiting(opens_per_fetch: int, seed: int, is_cached: Callable[[int], bool]) -> Order:
+def _waiting(opens_per_fetch: int, seed: int, evicts: bool) -> Order:
     """Read everything in random order, and fetch what is not cached, up to AHEAD samples before training takes it."""
+    cached = OrderedDict[int, None]()
     now = link_s = 0.0
     fetched = 0
     taken = deque([0.0] * AHEAD, AHEAD)
     for sample in _shuffled(seed, range(TRAIN)):
-        if not is_cached(sample):
+        if sample in cached:
+            cached.move_to_end(sample)
+        else:
             link_s = max(link_s, taken[0]) + opens_per_fetch / OPENS_PER_S
             fetched += 1
             now = max(now, link_s)
+            if evicts and len(cached) == RESIDENT:
+                cached.popitem(last=False)
+            if len(cached) < RESIDENT:
+                cached[sample] = None
         now += 1 / OPENS_PER_S
         taken.append(now)
         yield Opened(sample, now, fetched)

@@ -12,9 +12,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +38,6 @@ CHUNK_BYTES = 13 + len(PADDING)
 """What a PNG takes for a text, besides the text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """The bucket, and a folder to work in."""
-
-    endpoint: str
-    manifest: Path
-    folder: Path
-
-
 def padded(image: Bytes) -> bytes:
     picture = Image.fromarray(image)
     plain = io.BytesIO()
@@ -66,37 +56,27 @@ def write_images(folder: Path) -> None:
         os.utime(path, (time.time() - 60,) * 2)
 
 
+HOW = {GROWFS: "again", EXACT: "parts", LRU: "all"}
+"""How reader.py reads the mount of each way to read."""
+
+
 @contextmanager
-def growfs_mount(opens_per_fetch: int, remote: Remote, *flags: object) -> Iterator[Path]:
-    limits = ["--cache-size", CACHE_BYTES, "--refresh", 0, "--turnover", f"{100 / (1 + opens_per_fetch):g}%"]
-    where = ["--endpoint-url", remote.endpoint, "--manifest", remote.manifest]
-    with mounted("s3://mnist/train", remote.folder, *where, *limits, *flags) as mount:
+def mounted_as(way: str, opens_per_fetch: int, endpoint: str, manifest: Path, folder: Path) -> Iterator[Path]:
+    """The mount of a way to read, which has the turnover for this link if it is growfs."""
+    if way == LRU:
+        with rclone_mounted(endpoint, "mnist/train", folder, CACHE_BYTES) as mountpoint:
+            yield mountpoint
+        return
+    flags = ["--cache-size", CACHE_BYTES, "--refresh", 0, "--turnover", f"{100 / (1 + opens_per_fetch):g}%"]
+    flags += ["--endpoint-url", endpoint, "--manifest", manifest]
+    if way == EXACT:
+        flags += ["--exact", "--part-size", f"{PART_SHARE:.0%}"]
+    with mounted("s3://mnist/train", folder, *flags) as mount:
         yield mount.mountpoint
-
-
-def exact_mount(opens_per_fetch: int, remote: Remote) -> AbstractContextManager[Path]:
-    return growfs_mount(opens_per_fetch, remote, "--exact", "--part-size", f"{PART_SHARE:.0%}")
-
-
-@contextmanager
-def rclone_mount(opens_per_fetch: int, remote: Remote) -> Iterator[Path]:
-    """`rclone mount`, whose cache evicts the least recently used files."""
-    with rclone_mounted(remote.endpoint, "mnist/train", remote.folder, CACHE_BYTES) as mountpoint:
-        yield mountpoint
-
-
-Mounting = Callable[[int, Remote], AbstractContextManager[Path]]
-MOUNTS: dict[str, tuple[Mounting, str]] = {
-    GROWFS: (growfs_mount, "again"),
-    EXACT: (exact_mount, "parts"),
-    LRU: (rclone_mount, "all"),
-}
-"""The mount of each way to read, and how reader.py reads it."""
 
 
 def record(way: str, opens_per_fetch: int, until_s: float, folder: Path) -> Reading:
     """Read through a fresh mount for this time. folder: empty."""
-    mount, how = MOUNTS[way]
     train, manifest = folder / "buckets" / "mnist" / "train", folder / "manifest.csv"
     write_images(train)
     names = (path.relative_to(train) for path in sorted(train.rglob("*.png")))
@@ -105,9 +85,9 @@ def record(way: str, opens_per_fetch: int, until_s: float, folder: Path) -> Read
     with (
         rclone_server(train.parents[1], hashes=False) as server,
         behind_link(server.endpoint, RTT_S, rate) as link,
-        mount(opens_per_fetch, Remote(link.endpoint, manifest, folder)) as mountpoint,
+        mounted_as(way, opens_per_fetch, link.endpoint, manifest, folder) as mountpoint,
     ):
-        found, bytes = read([str(mountpoint), how, str(until_s)], link)
+        found, bytes = read([str(mountpoint), HOW[way], str(until_s)], link)
     at_s = np.array(found["at_s"])
     return Reading(
         np.array(found["samples"], np.int64)[at_s <= until_s], at_s[at_s <= until_s], bytes // RESPONSE_BYTES
