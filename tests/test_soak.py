@@ -75,7 +75,7 @@ def test_a_file_that_is_not_whole_is_noticed(parts: list[Part]) -> None:
 )
 def test_only_what_has_a_cause_is_due(epoch: Epoch, is_due: bool) -> None:
     judge = Judge({SINGLE: 2}, {"classes/0/00004.bin"})
-    judge.outages.add(14, 17)
+    judge.outages.append((14, 17))
     judge.judge("torch", epoch, {SINGLE: 1})
     assert bool(judge.findings.problems) is not is_due
 

@@ -17,7 +17,6 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +52,8 @@ console = Console(highlight=False, soft_wrap=True)
 # --- The training code, which does not know growfs.
 
 
-@dataclass(frozen=True)
-class Epoch:
-    files: list[str]
-    records: int
-    read_bytes: int
-    seconds: float
-    loss: float
-    accuracy: float  # on records outside the dataset
-
-
-def train(folder: Path, epochs: int, held_out: tuple[Any, Any]) -> Iterator[Epoch]:
-    """Train on every TFRecord file in `folder`, which is listed again before each epoch."""
+def train(folder: Path, epochs: int, held_out: tuple[Any, Any]) -> Iterator[tuple[list[str], str]]:
+    """Train on every TFRecord file in `folder`, which is listed again before each epoch: the files, and its figures."""
     import tensorflow as tf
 
     def parse(record: Any) -> Any:
@@ -95,14 +84,9 @@ def train(folder: Path, epochs: int, held_out: tuple[Any, Any]) -> Iterator[Epoc
             verbose=0,
         )
         seconds = time.perf_counter() - started
-        yield Epoch(
-            files=files,
-            records=len(steps) * BATCH,
-            read_bytes=sum(os.stat(file).st_size for file in files),
-            seconds=seconds,
-            loss=history.history["loss"][-1],
-            accuracy=model.evaluate(*held_out, verbose=0)[1],
-        )
+        rate, loss = sum(os.stat(file).st_size for file in files) / seconds / 1e6, history.history["loss"][-1]
+        accuracy = model.evaluate(*held_out, verbose=0)[1]  # on records outside the dataset
+        yield files, f"{len(steps) * BATCH:7} {seconds:8.1f} {rate:6.0f} {loss:6.2f} {accuracy:8.0%}"
 
 
 # --- The demonstration.
@@ -148,20 +132,16 @@ def show(command: Sequence[object], folder: Path) -> None:
     console.print(f"[bold green]$[/] [bold]{shlex.join(words).replace(f'{folder}/', '')}[/]")
 
 
-def print_epochs(epochs: Iterator[Epoch]) -> tuple[int, int]:
+def print_epochs(epochs: Iterator[tuple[list[str], str]]) -> tuple[int, int]:
     """Print a line for each epoch; return the number of files in the last listing, and of all files seen."""
     seen: set[str] = set()
     listed = 0
     console.print("[dim]epoch  seen (of it listed)  listed  new  seen   records  seconds   MB/s   loss  accuracy[/]")
-    for number, epoch in enumerate(epochs, 1):
-        listed, new = len(epoch.files), len(set(epoch.files) - seen)
-        seen.update(epoch.files)
+    for number, (files, figures) in enumerate(epochs, 1):
+        listed, new = len(files), len(set(files) - seen)
+        seen.update(files)
         bar = "█" * round(listed / SHARDS * 20) + "▒" * round((len(seen) - listed) / SHARDS * 20)
-        console.print(
-            f"{number:5}  [cyan]{bar:░<20}[/] {listed:5} {new:4} {len(seen):5}  {epoch.records:7}"
-            f" {epoch.seconds:8.1f} {epoch.read_bytes / epoch.seconds / 1e6:6.0f}"
-            f" {epoch.loss:6.2f} {epoch.accuracy:8.0%}"
-        )
+        console.print(f"{number:5}  [cyan]{bar:░<20}[/] {listed:5} {new:4} {len(seen):5}  {figures}")
     return listed, len(seen)
 
 

@@ -10,7 +10,6 @@ import io
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from rich.text import Text
 
 from growfs.extensions.top.view import Shown, TopPage, frame
 from growfs.extensions.top.watch import Watch, find_new
+from tests.browser import BROWSER, FLAGS
 from tools.benchmarks.child import ReaderProcess
 from tools.benchmarks.measure import run, temporary_folder, write_file
 from tools.benchmarks.mounts import GROWFS, mounted
@@ -38,16 +38,8 @@ CACHE_SIZE, BANDWIDTH = "80MB", "3MB/s"
 EPOCHS, COMPUTE_S = 1_000_000, 0.01
 """Of the program that reads: it computes after each file, until it is ended."""
 RUN_S = 75
-PAGE = (1200, 1250)
+PAGE = "1200,1250"
 """The visible part of the report, in pixels."""
-BROWSER_FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--hide-scrollbars",
-    "--disable-background-networking",
-)
 LINE_UP, ERASE_LINE = "\x1b[1A", "\x1b[2K"
 CURSOR = re.compile(r"\x1b\[\?25[lh]|\r")
 TEMPORARY = re.compile(r"/tmp/growfs-[\w-]+/")
@@ -109,22 +101,15 @@ def read_mount(folder: Path) -> Iterator[Path]:
 
 
 def screenshot(page: Path, to: Path) -> None:
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
+    if BROWSER is None:
         sys.exit("pictures: no browser; install chromium")
-    width, height = PAGE
-    options = [f"--user-data-dir={page.parent / 'profile'}", f"--window-size={width},{height}"]
-    options += ["--virtual-time-budget=4000", f"--screenshot={to}"]
-    run([browser, *BROWSER_FLAGS, *options, page.as_uri()])
+    options = [f"--user-data-dir={page.parent / 'profile'}", f"--window-size={PAGE}", "--hide-scrollbars"]
+    run([BROWSER, *FLAGS, *options, f"--screenshot={to}", page.as_uri()])
 
 
 PICTURES: dict[str, Callable[[], None]] = {"demo": demo, "top": top_and_report}
 
 
-def main() -> None:
+if __name__ == "__main__":
     for name in sys.argv[1:] or PICTURES:
         PICTURES[name]()
-
-
-if __name__ == "__main__":
-    main()

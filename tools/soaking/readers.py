@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -29,27 +30,17 @@ DUE = {
 """Errors that a reader may get while there is no mount, or a dead one."""
 
 
-class Outages:
+class Outages(list[tuple[float, float]]):
     """When there was no working mount: from before it was killed or unmounted until the next one had returned."""
 
-    def __init__(self) -> None:
-        self._all: list[tuple[float, float]] = []
-        self._since: float | None = None
-
     def begin(self) -> None:
-        self._since = self._since or time.monotonic()
+        self.append((time.monotonic(), math.inf))
 
     def end(self) -> None:
-        assert self._since
-        self.add(self._since, time.monotonic())
-        self._since = None
-
-    def add(self, began: float, ended: float) -> None:
-        self._all.append((began, ended))
+        self[-1] = self[-1][0], time.monotonic()
 
     def overlap(self, began: float, ended: float) -> bool:
-        ongoing = [(self._since, ended)] if self._since else []
-        return any(start <= ended and end >= began for start, end in (*self._all[-100:], *ongoing))
+        return any(start <= ended and end >= began for start, end in self[-100:])
 
 
 @dataclass(slots=True)
