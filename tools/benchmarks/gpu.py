@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,83 +19,55 @@ from tools.benchmarks.mounts import mounted, rclone_mounted
 from tools.benchmarks.servers import behind_link, rclone_server
 
 PROGRAM = Path(__file__).with_name("gpu_trainer.py")
-MODELS = ("resnet50", "resnet18")
-"""The second needs data several times as fast."""
+MODEL = "resnet50"
 IMAGE_BYTES = 224 * 224 * 3
 RTT_S, RATE = 0.02, 100_000_000
 PLAIN, RCLONE = "plain files", "rclone mount"
 TARGET = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How much to train on. A shard is a batch."""
-
-    shards: int
-    batch: int
-    loaders: int
-    """Processes of the data loader."""
-    seconds: float
-
-    @property
-    def images(self) -> int:
-        return self.shards * self.batch
-
-    @property
-    def bytes(self) -> int:
-        return self.images * IMAGE_BYTES
-
-
 def gpu(setting: Setting, found: Figures) -> str:
-    """Each model, on plain files and through each mount in turn."""
+    """In turn on plain files, and through each mount from an empty cache."""
     need_modules("torch", "torchvision")
-    sizes = Sizes(8, 2, 1, 0.5) if setting.quick else Sizes(200, 256, 8, 40)
-    remote = setting.folder / "remote"
+    shards, batch, loaders, seconds = (8, 2, 1, 0.5) if setting.quick else (200, 256, 8, 40.0)
+    images, bytes = shards * batch, shards * batch * IMAGE_BYTES
+    plain = setting.folder / "remote" / NAME
     with ReaderProcess(PROGRAM, CUDA_VISIBLE_DEVICES="0") as trainer:
         device = trainer.call("device")["gpu"]
         if not (device or setting.quick):
             return "there is no GPU that PyTorch can use"
-        need_space(setting.folder, 2 * sizes.bytes)
-        make_images(remote / NAME, sizes)
+        need_space(setting.folder, 2 * bytes)
+        make_images(plain, shards, batch)
         with (
-            rclone_server(remote, hashes=False, etags="crc32") as server,
+            rclone_server(plain.parent, hashes=False, etags="crc32") as server,
             behind_link(server.endpoint, RTT_S, RATE) as link,
         ):
-            for model in MODELS[1:] if setting.quick else MODELS:
-                trainer.call("warm_up", model, sizes.batch)
-                for _ in range(setting.rounds):
-                    measure(setting, found, trainer, model, sizes, remote / NAME, link.endpoint)
-    about = f"{sizes.bytes / 1e9:.1f} GB of raw images, a quarter cached, {RATE // 1_000_000} MB/s"
+            trainer.call("warm_up", batch)
+            for _ in range(setting.rounds):
+                rates = {}
+                for name in (PLAIN, *setting.engines, RCLONE):
+                    began = time.monotonic()
+                    with temporary_folder() as at, shown(name, plain, at, link.endpoint, bytes // 4) as folder:
+                        done = trainer.call("train", folder, loaders, began, seconds)
+                    rates[name] = done["per_s"]
+                    found.add(f"{MODEL}, {name}", rates[name], unit="images/s")
+                    if name != PLAIN:
+                        target = None if name == RCLONE else TARGET
+                        found.add(f"{MODEL}, {name}, of {PLAIN}", rates[name] / rates[PLAIN], at_least=target)
+                        found.add(f"{MODEL}, {name}, waited", done["waited"], unit="of the time")
+                        found.add(f"{MODEL}, {name}, first batch", done["first_s"], unit="s")
+                        found.add(f"{MODEL}, {name}, of the dataset seen", done["different"] / images)
+    about = f"{bytes / 1e9:.1f} GB of raw images, a quarter cached, {RATE // 1_000_000} MB/s"
     return f"{device or 'the CPU'}; {about}"
 
 
-def measure(
-    setting: Setting, found: Figures, trainer: ReaderProcess, model: str, sizes: Sizes, plain: Path, endpoint: str
-) -> None:
-    """A round: the plain files, and then each mount, from an empty cache."""
-    rates = {}
-    for name in (PLAIN, *setting.engines, RCLONE):
-        with temporary_folder() as folder:
-            began = time.monotonic()
-            with shown(name, plain, folder, endpoint, sizes.bytes // 4) as images:
-                done = trainer.call("train", model, images, sizes.loaders, began, sizes.seconds)
-        rates[name] = done["per_s"]
-        found.add(f"{model}, {name}", rates[name], unit="images/s")
-        if name != PLAIN:
-            target = None if name == RCLONE else TARGET
-            found.add(f"{model}, {name}, of {PLAIN}", rates[name] / rates[PLAIN], at_least=target)
-            found.add(f"{model}, {name}, waited", done["waited"], unit="of the time")
-            found.add(f"{model}, {name}, first batch", done["first_s"], unit="s")
-            found.add(f"{model}, {name}, of the dataset seen", done["different"] / sizes.images)
-
-
-def make_images(folder: Path, sizes: Sizes) -> None:
-    """Write shards of random images that begin with their numbers."""
+def make_images(folder: Path, shards: int, batch: int) -> None:
+    """Write shards of random images that begin with their numbers. A shard is a batch."""
     folder.mkdir(parents=True)
-    images = np.random.default_rng(5).integers(0, 256, (sizes.batch, IMAGE_BYTES), np.uint8)
-    for shard in range(sizes.shards):
-        numbers = np.arange(shard * sizes.batch, (shard + 1) * sizes.batch, dtype=np.int64)
-        images[:, :8] = numbers.view(np.uint8).reshape(sizes.batch, 8)
+    images = np.random.default_rng(5).integers(0, 256, (batch, IMAGE_BYTES), np.uint8)
+    for shard in range(shards):
+        numbers = np.arange(shard * batch, (shard + 1) * batch, dtype=np.int64)
+        images[:, :8] = numbers.view(np.uint8).reshape(batch, 8)
         images.tofile(folder / f"{shard:03}.raw")
 
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from tests.servers import free_port, running
@@ -26,7 +25,7 @@ from tests.store_servers import (
     nginx_server,
 )
 from tools.benchmarks.filling import NAME, Source, compare, growfs_mount, make_shards
-from tools.benchmarks.measure import Figures, Setting, need_space, ratios
+from tools.benchmarks.measure import BenchError, Figures, Setting, need_modules, need_space, ratios
 from tools.benchmarks.servers import Server, rclone_binary, rclone_server
 
 SHARDS = 8
@@ -44,8 +43,11 @@ def stores(setting: Setting, found: Figures) -> str:
     with contextlib.ExitStack() as stack:
         sources = {}
         for kind in (_s3, _http, _webdav, _azure, _google):
-            if place := stack.enter_context(kind(setting.folder)):
-                server, url, flags = place
+            try:
+                server, url, flags = stack.enter_context(kind(setting.folder))
+            except BenchError as error:
+                print(f"left out: {error}")
+            else:
                 sources[f"{url.partition('://')[0]}://"] = Source(server, SHARDS, bytes, url=url, flags=flags)
         for number in range(setting.rounds):
             for name, source in sources.items():
@@ -67,12 +69,10 @@ def _s3(folder: Path) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def _http(folder: Path) -> Iterator[Place | None]:
+def _http(folder: Path) -> Iterator[Place]:
     """nginx. `rclone serve http` is half as fast as its S3 server, whatever reads from it."""
     if not has_nginx():
-        print("nginx is not installed: http:// is left out")
-        yield None
-        return
+        raise BenchError("nginx is not installed")
     (base := folder / "nginx").mkdir()
     with nginx_server(folder / "remote", base) as server:
         yield Server(server.pid, server.url), f"{server.url}/{NAME}/", []
@@ -88,12 +88,10 @@ def _webdav(folder: Path) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def _azure(folder: Path) -> Iterator[Place | None]:
-    port = free_port()
+def _azure(folder: Path) -> Iterator[Place]:
     if not (AZURITE.exists() and NODE.exists()):
-        print("Azurite is not installed: az:// is left out")
-        yield None
-        return
+        raise BenchError("Azurite is not installed")
+    port = free_port()
     endpoint = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
     with running(azurite_command(port), port) as process:
         with azure_container(endpoint, NAME) as store:
@@ -103,11 +101,8 @@ def _azure(folder: Path) -> Iterator[Place | None]:
 
 
 @contextlib.contextmanager
-def _google(folder: Path) -> Iterator[Place | None]:
-    if missing := [name for name in ("gcp_storage_emulator", "gcsfs") if not find_spec(name)]:
-        print(f"{missing[0]} is not installed: gs:// is left out")
-        yield None
-        return
+def _google(folder: Path) -> Iterator[Place]:
+    need_modules("gcp_storage_emulator", "gcsfs")
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     with running([sys.executable, "-m", "tests.gcs_emulator", port], port) as process:

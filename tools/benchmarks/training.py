@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from tools.benchmarks import recipe_data
 from tools.benchmarks.child import Child, ReaderProcess
-from tools.benchmarks.measure import ROOT, SHIM, BenchError, Figures, Setting, need_modules, need_space
+from tools.benchmarks.measure import ROOT, SHIM, Figures, Setting, need_modules, need_space
 from tools.benchmarks.mounts import fully_cached
 
 TARGETS = {"passthrough": 0.97, "links": 0.97}
@@ -70,60 +69,37 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
-    """A recipe's dataset. make: writes it to a folder, with the arguments `full`, or `quick` for --quick."""
-
-    make: Callable[..., None]
-    full: tuple[int, ...]
-    quick: tuple[int, ...]
-
-    def folder(self, setting: Setting) -> Path:
-        """The dataset's folder. The first call writes it."""
-        numbers = self.quick if setting.quick else self.full
-        folder = setting.folder / " ".join((self.make.__name__, *map(str, numbers)))
-        if not folder.exists():
-            self.make(folder, *numbers)
-        return folder
-
-
-@dataclass(frozen=True, slots=True)
 class Recipe:
-    """program: its name in tools/recipes. needs: modules. launcher: Python's arguments before the program."""
+    """program: its name in tools/recipes. make: writes its dataset to a folder, with these numbers. needs: modules.
+
+    launcher: Python's arguments before the program.
+    """
 
     program: str
-    data: Data
+    make: Callable[..., None]
+    numbers: tuple[int, ...]
     epochs: int
     arguments: str
     needs: tuple[str, ...]
     launcher: tuple[str, ...] = ()
 
 
-IMAGES = Data(recipe_data.images, full=(10, 40), quick=(2, 4, 32, 32))
-TRAIN_AND_VAL = Data(recipe_data.train_and_val, full=(10, 40, 4), quick=(10, 4, 1, 32, 32))
-SHARDS = Data(recipe_data.shards, full=(16, 1000), quick=(4, 20))
-EXAMPLES = Data(recipe_data.examples, full=(16, 5000), quick=(4, 20))
-EXAMPLES_AND_VAL = Data(recipe_data.train_and_val_examples, full=(16, 2, 5000), quick=(4, 1, 20))
-OBJECTS = Data(recipe_data.objects, full=(1000, 128), quick=(20, 8))
-TARS = Data(recipe_data.tars, full=(8, 100), quick=(2, 4, 32, 32))
-TENSORS = Data(recipe_data.tensors, full=(2, 24_000), quick=(2, 20))
-RAWS = Data(recipe_data.raws, full=(8, 64), quick=(2, 80))
-TABLES = Data(recipe_data.tables, full=(16, 10_000), quick=(2, 100))
-VOLUMES = Data(recipe_data.volumes, full=(16, 256), quick=(4, 32))
-
 RECIPES = [
-    Recipe("torch_imagefolder.py", IMAGES, 8, "--workers 1", ("torchvision",)),
-    Recipe("torch_shards.py", SHARDS, 8, "--workers 1", ("torch",)),
-    Recipe("torch_prefetch.py", VOLUMES, 8, "--workers 1 --crops 40", ("torch",)),
-    Recipe("torch_nodes.py", TRAIN_AND_VAL, 8, "--workers 1", ("torchvision",), TORCHRUN),
-    Recipe("lightning_reload.py", IMAGES, 8, "--workers 1", ("torchvision", "lightning")),
-    Recipe("tf_tfrecord.py", EXAMPLES, 6, "", ("tensorflow",)),
-    Recipe("tf_input_fn.py", EXAMPLES_AND_VAL, 6, "", ("tensorflow",)),
-    Recipe("keras_dataframe.py", OBJECTS, 8, "", ("tensorflow", "pandas")),
-    Recipe("webdataset_shards.py", TARS, 6, "--workers 1", ("webdataset", "torch")),
-    Recipe("safetensors_mmap.py", TENSORS, 20, "", ("safetensors", "torch")),
-    Recipe("numpy_volumes.py", RAWS, 8, "--workers 1 --crops 50", ("numpy",)),
-    Recipe("hf_datasets.py", TABLES, 6, "", ("datasets",)),
+    Recipe("torch_imagefolder.py", recipe_data.images, (10, 40), 8, "--workers 1", ("torchvision",)),
+    Recipe("torch_shards.py", recipe_data.shards, (16, 1000), 8, "--workers 1", ("torch",)),
+    Recipe("torch_prefetch.py", recipe_data.volumes, (16, 256), 8, "--workers 1 --crops 40", ("torch",)),
+    Recipe("torch_nodes.py", recipe_data.train_and_val, (10, 40, 4), 8, "--workers 1", ("torchvision",), TORCHRUN),
+    Recipe("lightning_reload.py", recipe_data.images, (10, 40), 8, "--workers 1", ("torchvision", "lightning")),
+    Recipe("tf_tfrecord.py", recipe_data.examples, (16, 5000), 6, "", ("tensorflow",)),
+    Recipe("tf_input_fn.py", recipe_data.train_and_val_examples, (16, 2, 5000), 6, "", ("tensorflow",)),
+    Recipe("keras_dataframe.py", recipe_data.objects, (1000, 128), 8, "", ("tensorflow", "pandas")),
+    Recipe("webdataset_shards.py", recipe_data.tars, (8, 100), 6, "--workers 1", ("webdataset", "torch")),
+    Recipe("safetensors_mmap.py", recipe_data.tensors, (2, 24_000), 20, "", ("safetensors", "torch")),
+    Recipe("numpy_volumes.py", recipe_data.raws, (8, 64), 8, "--workers 1 --crops 50", ("numpy",)),
+    Recipe("hf_datasets.py", recipe_data.tables, (16, 10_000), 6, "", ("datasets",)),
 ]
+QUICK = [replace(RECIPES[0], numbers=(2, 4, 32, 32), epochs=2)]
+"""Such a short run is mostly imports."""
 
 
 def recipes(setting: Setting, found: Figures) -> str:
@@ -135,44 +111,40 @@ def recipes(setting: Setting, found: Figures) -> str:
     and one with its loader. With more threads than cores, the figure would reflect the kernel's scheduler: a thread
     that sleeps briefly, in an open for instance, finds its core taken. To add a recipe, add a line to RECIPES.
     """
+    wanted = QUICK if setting.quick else RECIPES
+    need_modules(*{module for recipe in wanted for module in recipe.needs})
     need_space(setting.folder, 6 * DATA_BYTES_MAX)
-    wanted = RECIPES[:1] if setting.quick else RECIPES  # such a short run is mostly imports
-    missing = {recipe.program: module for recipe in wanted for module in recipe.needs if find_spec(module) is None}
-    if missing.keys() == {recipe.program for recipe in wanted}:
-        raise BenchError(f"{', '.join(sorted(set(missing.values())))}: not installed; tools/setup test installs them")
     for recipe in wanted:
-        if recipe.program not in missing:
-            _compare(setting, found, recipe)
-    without = [f"{program} needs {module}" for program, module in missing.items()]
-    return "; ".join(["samples per second in the median epoch of each recipe", *without])
+        _compare(setting, found, recipe)
+    return "samples per second in the median epoch of each recipe"
 
 
 def _compare(setting: Setting, found: Figures, recipe: Recipe) -> None:
-    """The figures of one recipe."""
-    remote, name = recipe.data.folder(setting), recipe.program.removesuffix(".py")
-    folder = setting.folder / f"mounts of {remote.name}"
+    name, folder = recipe.program.removesuffix(".py"), setting.folder / f"mounts of {recipe.program}"
+    remote = setting.folder / recipe.program
+    recipe.make(remote, *recipe.numbers)
     for _, engine in setting.turns():
         with fully_cached(engine, remote, folder) as mount:
-            pairs = _alternate(recipe, remote, mount.mountpoint, 2 if setting.quick else recipe.epochs)
+            pairs = _alternate(recipe, remote, mount.mountpoint)
         found.add(f"{name}, plain files", median(plain for plain, _ in pairs), unit="samples/s")
         ratio = median(mounted / plain for plain, mounted in pairs)
         found.add(f"{name}, {engine}, of plain", ratio, at_least=TARGETS.get(engine))
 
 
-def _alternate(recipe: Recipe, plain: Path, mounted: Path, epochs: int) -> list[tuple[float, float]]:
+def _alternate(recipe: Recipe, plain: Path, mounted: Path) -> list[tuple[float, float]]:
     """Samples per second over the plain files and over the mount, for each epoch but the first."""
     found = []
-    with _training(recipe, plain, epochs) as over_plain, _training(recipe, mounted, epochs) as over_mounted:
-        for number in range(epochs):
+    with _training(recipe, plain) as over_plain, _training(recipe, mounted) as over_mounted:
+        for number in range(recipe.epochs):
             rates = {over: _epoch(over) for over in (over_plain, over_mounted)[:: -1 if number % 2 else 1]}
             found.append((rates[over_plain], rates[over_mounted]))
     return found[1:]
 
 
-def _training(recipe: Recipe, folder: Path, epochs: int) -> Child:
+def _training(recipe: Recipe, folder: Path) -> Child:
     """A recipe that waits for a line before each epoch, and prints one after it."""
     program = [Path(__file__).with_name("pause_epochs.py"), ROOT / "tools" / "recipes" / recipe.program, folder]
-    words = [sys.executable, *recipe.launcher, *program, "--epochs", epochs, *recipe.arguments.split()]
+    words = [sys.executable, *recipe.launcher, *program, "--epochs", recipe.epochs, *recipe.arguments.split()]
     variables = {"PYTHONPATH": f"{SHIM}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
     return Child(words, variables, answers=True, name=recipe.program)
 
