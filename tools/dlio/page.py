@@ -187,13 +187,9 @@ def reasons(results: Results, case: str) -> str:
             own, best = (max(ways, key=lambda way: found[way]) for ways in (ours, list(found)))
             if row.form.format(found[best]) != row.form.format(found[own]):
                 why = reason(results, case, row, (name, sizes), own, best)
-                lines.append(in_list(f"{name}, {row.name}: {best} is first. {why}"))
+                line = f"- {name}, {row.name}: {best} is first. {why}"
+                lines.append(textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n")
     return "".join(lines) or "growfs is first in all rows.\n"
-
-
-def in_list(text: str) -> str:
-    """An item of a list, in lines of 120 characters."""
-    return textwrap.fill(f"- {text}", 120, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
 def reason(results: Results, case: str, row: Row, profile: tuple[str, Sizes], own: str, best: str) -> str:
@@ -206,9 +202,10 @@ def reason(results: Results, case: str, row: Row, profile: tuple[str, Sizes], ow
 
     if row is READY:
         files = sizes["files"] // RUNS
+        mb = files * sizes["samples_per_file"] * sizes["sample_bytes"] / 1e6
         return (
             f"It fetches when it is read. {GROWFS_EXACT} has fetched its first part by then, and {GROWFS_ROTATING}"
-            f" {files} files, so that DLIO finds them: {files * file_bytes(sizes) / 1e6:.0f} MB."
+            f" {files} files, so that DLIO finds them: {mb:.0f} MB."
         )
     if case == THIRD:
         (own_used, used), (own_waits, waits) = of_both(lambda run: link_used(run, sizes)), of_both(waiting)
@@ -235,11 +232,6 @@ def reason(results: Results, case: str, row: Row, profile: tuple[str, Sizes], ow
 
 def is_growfs(way: str) -> bool:
     return way.split(",")[0].split()[0] == GROWFS_ROTATING
-
-
-def file_bytes(sizes: Sizes) -> int:
-    """The size of a file, on average."""
-    return int(sizes["samples_per_file"]) * int(sizes["sample_bytes"])
 
 
 def waiting(run: Run) -> float:

@@ -45,13 +45,9 @@ def write_mds(folder: Path, count: int, size: int, per_shard: int) -> None:
             writer.write({"data": sample})
 
 
-def main() -> None:
+if __name__ == "__main__":
     folder, (count, size, per_shard) = Path(sys.argv[1]), map(int, sys.argv[2:5])
     assert size % 512 == 0
     write_tars(folder / "shards", count, size, per_shard)
     if find_spec("streaming"):
         write_mds(folder / "mds", count, size, per_shard)
-
-
-if __name__ == "__main__":
-    main()

@@ -152,7 +152,7 @@ def look_up(peer: Peer, endpoint: str, keys: int, cache_bytes: int, folder: Path
     with Cgroup("-daemons") as daemons:
         began = time.monotonic()
         with peer.running(Room(endpoint, folder, folder, cache_bytes, daemons, "noise", "")) as more:
-            wait_until(partial(has_file, more["folder"]), "a file", LOOK_EVERY_S, LIST_S_MAX)
+            wait_until(lambda: any(names for *_, names in os.walk(more["folder"])), "a file", LOOK_EVERY_S, LIST_S_MAX)
             first_file_s, waits = time.monotonic() - began, []
             for _ in range(LOOKUPS):
                 path = os.path.join(more["folder"], key(generator.randrange(keys)))
@@ -161,11 +161,6 @@ def look_up(peer: Peer, endpoint: str, keys: int, cache_bytes: int, folder: Path
                 began = time.monotonic()
             times = {"first_file_s": first_file_s, "ready_s": waits[0]}
             return {**times, "other_ms": 1000 * median(waits[1:]), "daemon_mb": _memory_mb(daemons)}
-
-
-def has_file(folder: str) -> bool:
-    """Whether a file is listed. Looks until it finds one."""
-    return any(names for _, _, names in os.walk(folder))
 
 
 def _memory_mb(group: Cgroup) -> float:

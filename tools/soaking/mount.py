@@ -80,9 +80,6 @@ class SoakMount:
         self.seen.update((pid, processes.started(pid)) for pid in found)
         return found
 
-    def kill_daemon(self) -> None:
-        processes.kill(self.daemon)
-
     def kill_worker(self) -> None:
         wait_for(lambda: self.pids()[1:])
         processes.kill(self._random.choice(self.pids()[1:]))

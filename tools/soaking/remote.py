@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.s3.proxy import REFUSED, Mix, Proxy
@@ -86,8 +86,15 @@ class Remote:
         self._staged.write_bytes(content(name, self.versions[name]))
         self._staged.rename(target)
 
-    def misbehave(self, names: Sequence[str]) -> None:
-        """Make the proxy inject these faults from now on; none if empty."""
+    @contextmanager
+    def misbehaving(self) -> Iterator[None]:
+        """The proxy injects one or two kinds of faults during the block."""
+        names = self._random.sample(list(FAULT_SHARES), self._random.choice((1, 1, 2)))
+        self._inject(names if sum(FAULT_SHARES[name] for name in names) <= 1 else names[:1])
+        yield
+        self._inject([])
+
+    def _inject(self, names: Sequence[str]) -> None:
         self._mix.shares = {name: FAULT_SHARES[name] for name in names if name != REFUSED}
         self._proxy.fault = self._mix  # also wakes what is stalled
         self._proxy.is_away = REFUSED in names
@@ -96,10 +103,11 @@ class Remote:
     def injected(self) -> Counter[str]:
         return self._mix.injected
 
-    def kill_server(self) -> None:
+    @contextmanager
+    def without_server(self) -> Iterator[None]:
+        """The server is killed, and started again at the block's end."""
         processes.kill(self._server.pid)
-
-    def restart_server(self) -> None:
+        yield
         self._running.close()
         self._start_server()
 

@@ -10,6 +10,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from tools.soaking.content import content
 from tools.soaking.mount import SoakMount
 from tools.soaking.processes import Tail, Usage
 from tools.soaking.readers import Judge, Reader
-from tools.soaking.remote import FAULT_SHARES, Remote
+from tools.soaking.remote import Remote
 
 KINDS = ("tensorflow", "torch")
 ACTIONS = {
@@ -207,62 +209,55 @@ class Soak:
         self.counts.changes[what] += 1
 
     def _act(self, action: str) -> None:
-        lasts = self._random.uniform(*self.plan.pace.fault_s)
-        if action == "the remote misbehaves":
-            faults = self._random.sample(list(FAULT_SHARES), self._random.choice((1, 1, 2)))
-            self._remote.misbehave(faults if sum(FAULT_SHARES[name] for name in faults) <= 1 else faults[:1])
-            self._wait(lasts)
-            self._remote.misbehave([])
-        elif action == "others fill the disk":
-            free = shutil.disk_usage(self.plan.folder).free
-            with self._mount.changed("min-free", free + TAKEN_BYTES, MIN_FREE):
+        lasts, mount, pace = self._random.uniform(*self.plan.pace.fault_s), self._mount, self.plan.pace
+        lasting: dict[str, Callable[[], AbstractContextManager[None]]] = {
+            "the remote misbehaves": self._remote.misbehaving,
+            "kill -9 of the S3 server": self._remote.without_server,
+            "others fill the disk": lambda: mount.changed("min-free", self._free() + TAKEN_BYTES, MIN_FREE),
+            "a smaller cache": lambda: mount.changed("cache-size", pace.smaller_size, pace.cache_size),
+            "a program that keeps all files open": self._files_kept_open,
+            "growfs is upgraded": mount.uninstalled,
+            "kill -9 of the daemon": lambda: self._without_mount(is_killed=True),
+            "a new mount": lambda: self._without_mount(is_killed=False),
+        }
+        if action in lasting:
+            with lasting[action]():
                 self._wait(lasts)
-        elif action == "a smaller cache":
-            with self._mount.changed("cache-size", self.plan.pace.smaller_size, self.plan.pace.cache_size):
-                self._wait(lasts)
-        elif action == "growfs is upgraded":
-            with self._mount.uninstalled():
-                self._wait(lasts)
-        elif action == "a program that keeps all files open":
-            self._keep_open(lasts)
-        elif action == "kill -9 of the S3 server":
-            self._remote.kill_server()
-            self._wait(lasts)
-            self._remote.restart_server()
         elif action == "kill -9 of a worker":
-            self._mount.kill_worker()
-        elif action == "kill -9 of a reader":
+            mount.kill_worker()
+        else:
             reader = self._random.choice(self._readers)
             reader.kill()
             reader.start()
-        else:
-            self._mount_again(action, lasts)
         self.counts.actions[action] += 1
 
-    def _keep_open(self, lasts: float) -> None:
+    def _free(self) -> int:
+        return shutil.disk_usage(self.plan.folder).free
+
+    @contextmanager
+    def _files_kept_open(self) -> Iterator[None]:
         command = [sys.executable, "-m", "tools.soaking.keeper", str(self._mount.mountpoint)]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
         ) as keeper:
-            self._wait(lasts)
+            yield
             self.problems.extend(keeper.communicate()[0].splitlines())
 
-    def _mount_again(self, action: str, lasts: float) -> None:
+    @contextmanager
+    def _without_mount(self, is_killed: bool) -> Iterator[None]:
         self._outages.begin()
         daemon = self._mount.daemon
-        if action == "kill -9 of the daemon":
-            self._mount.kill_daemon()
-            if not wait_for(lambda: not processes.started(daemon), END_S):
-                self.problems.append(f"the daemon has not ended {END_S:g} s after SIGKILL")
-        else:
-            if said := self._mount.umount(lazy=self._random.random() < 0.5):
-                if "in use" not in said:
-                    self.problems.append(said)
-                self._mount.umount(lazy=True)
-            if not wait_for(lambda: not processes.started(daemon), END_S):
-                self.problems.append(f"the daemon has not ended {END_S:g} s after the mount and all who used it")
-                processes.kill(daemon)
-        self._wait(lasts)
+        if is_killed:
+            processes.kill(daemon)
+        elif said := self._mount.umount(lazy=self._random.random() < 0.5):
+            if "in use" not in said:
+                self.problems.append(said)
+            self._mount.umount(lazy=True)
+        if not wait_for(lambda: not processes.started(daemon), END_S):
+            what = "SIGKILL" if is_killed else "the mount and all who used it"
+            self.problems.append(f"the daemon has not ended {END_S:g} s after {what}")
+            processes.kill(daemon)
+        yield
         self._mount.mount(self._remote.url, self._remote.endpoint)
         self._outages.end()
         self.samples.clear()

@@ -78,10 +78,6 @@ def markdown(found: Findings) -> str:
     return rendered(TEMPLATE, values, of_part) + "\n"
 
 
-def name(row: Row) -> str:
-    return f"{row.way}, {row.opens_per_fetch}" if row.way == GROWFS else row.way
-
-
 def short_name(row: Row) -> str:
     """The first column in docs/sizing.md."""
     if row.mounted:
@@ -97,7 +93,7 @@ def samples_table(found: Findings) -> str:
     """The ways that read as many samples. growfs starts with the first files, so it reads a few fewer."""
     rows = [
         [
-            name(row),
+            f"{row.way}, {row.opens_per_fetch}" if row.way == GROWFS else row.way,
             f"{np.mean(row.samples):,.0f}",
             f"{np.mean(row.fetched) / TRAIN:.1f}",
             f"{row.opens_of_each:.1f}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,17 +161,14 @@ def draw(found: Findings, path: Path) -> None:
             rows = [row for row in found.rows if row.way == way and row.in_time and not row.mounted]
             _line(in_time, found, [row for row in rows if row.opens_per_fetch in found.links()], number)
         in_time.set_xlabel("the link delivers a file in the time of so many opens")
-        for axis, ticks in ((samples, _ratios(found.rows)), (in_time, found.links())):
+        ratios = sorted({row.opens_per_fetch for row in found.rows if row.opens_per_fetch})
+        for axis, ticks in ((samples, ratios), (in_time, found.links())):
             axis.axhline(0, color="black", linewidth=0.8)
             axis.set_xscale("log")
             axis.set_xticks(ticks, map(str, ticks))
             axis.minorticks_off()
             axis.legend(fontsize=8, loc="lower left")
         figure.savefig(path, metadata={"Date": None})
-
-
-def _ratios(rows: Iterable[Row]) -> list[int]:
-    return sorted({row.opens_per_fetch for row in rows if row.opens_per_fetch})
 
 
 def _line(axis: Axes, found: Findings, rows: list[Row], number: int) -> None:
