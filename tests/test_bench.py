@@ -38,7 +38,7 @@ EXPECTED = {
         "ImageFolder, workers: 2, libfuse, first epoch",
     ],
     "recipes": ["torch_imagefolder, plain files", "torch_imagefolder, libfuse, of plain"],
-    "gpu": ["resnet50, plain files", "libfuse, of plain files", "rclone mount, of the dataset seen"],
+    "gpu": ["resnet18, plain files", "libfuse, of plain files", "rclone mount, of the dataset seen"],
     "rotation": ["plain files", "libfuse, of plain files", "libfuse, of the dataset seen"],
     "idle": ["libfuse, daemon's CPU"],
     "start": ["growfs mount s3://, an empty cache", "with its cache", "growfs mount file://", "growfs status"],

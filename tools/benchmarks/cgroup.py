@@ -22,7 +22,7 @@ class Cgroup:
     """
 
     def __init__(self, part: str = "") -> None:
-        mounted = re.search(r"^\S+ (\S+) cgroup2 ", Path("/proc/mounts").read_text(), re.MULTILINE)
+        mounted = re.search(r"^\S+ (\S+) cgroup2 ", Path("/proc/mounts").read_text(errors="replace"), re.MULTILINE)
         own = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
         self._folder = Path(mounted[1], own[1], f"growfs-bench-{os.getpid()}{part}") if mounted and own else None
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchvision.models import resnet50
+from torchvision.models import get_model
 
 SHAPE = (224, 224, 3)
 CLASSES = 1000
@@ -46,10 +46,10 @@ def epochs(folder: str, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @functools.cache
-def trained() -> Callable[[Tensor, Tensor], None]:
-    """A function that trains the model on a batch."""
+def trained(name: str) -> Callable[[Tensor, Tensor], None]:
+    """A function that trains a model of torchvision on a batch."""
     torch.backends.cudnn.benchmark = True
-    model = resnet50(num_classes=CLASSES).to(DEVICE, memory_format=torch.channels_last)
+    model = get_model(name, num_classes=CLASSES).to(DEVICE, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
     def step(images: Tensor, numbers: Tensor) -> None:
@@ -69,16 +69,16 @@ def device() -> dict[str, str]:
     return {"gpu": torch.cuda.get_device_name() if DEVICE.type == "cuda" else ""}
 
 
-def warm_up(batch: int) -> dict[str, int]:
+def warm_up(name: str, batch: int) -> dict[str, int]:
     """Train on zeros until the GPU has its kernels."""
     for _ in range(WARM_UP_STEPS):
-        trained()(torch.zeros(batch, *SHAPE, dtype=torch.uint8), torch.zeros(batch, dtype=torch.int64))
+        trained(name)(torch.zeros(batch, *SHAPE, dtype=torch.uint8), torch.zeros(batch, dtype=torch.int64))
     return {"steps": WARM_UP_STEPS}
 
 
-def train(folder: str, workers: int, began: float, seconds: float) -> dict[str, float]:
+def train(name: str, folder: str, workers: int, began: float, seconds: float) -> dict[str, float]:
     """Train for that time from the first batch on. began: on the monotonic clock, for `first_s`."""
-    batches, step, seen, count, waited = epochs(folder, workers), trained(), set[int](), 0, 0.0
+    batches, step, seen, count, waited = epochs(folder, workers), trained(name), set[int](), 0, 0.0
     images, numbers = next(batches)
     start = now = time.monotonic()
     while now < start + seconds:

@@ -146,7 +146,7 @@ def temporary_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        if f"{folder}/" in Path("/proc/self/mounts").read_text():
+        if f"{folder}/" in Path("/proc/self/mounts").read_text(errors="replace"):
             print(f"something is still mounted in {folder}; unmount it and remove the folder", file=sys.stderr)
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -140,7 +140,7 @@ def foreground(command: Sequence[object], mountpoint: Path) -> Iterator[None]:
             child.wait_until(lambda: os.path.ismount(mountpoint), MOUNT_S_MAX)
             yield
         finally:
-            if f" {mountpoint} " in Path("/proc/self/mounts").read_text():
+            if f" {mountpoint} " in Path("/proc/self/mounts").read_text(errors="replace"):
                 unmount(mountpoint, lazy=True)
 
 
