@@ -7,10 +7,8 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,14 +168,10 @@ def test_no_more_memory_is_touched_than_half_of_what_a_container_may_still_take(
 
 @pytest.mark.timeout(20)
 def test_a_node_that_fails_ends_the_others(tmp_path: Path) -> None:
-    (tmp_path / "file.bin").touch()
-
-    def fails(stop: threading.Event) -> None:
-        raise BenchError("the node is gone")
-
-    reads = partial(nodes.read, tmp_path, set(), lambda: False, 60.0)
-    with pytest.raises(BenchError, match="the node is gone"):
-        nodes.side_by_side([reads, fails])
+    write_file(tmp_path / "good" / "file.bin", b"")
+    (tmp_path / "bad" / "folder.bin").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        nodes.read_side_by_side([tmp_path / "good", tmp_path / "bad"], 2, 60.0)
 
 
 @pytest.mark.parametrize("size", [10, 9])

@@ -13,9 +13,8 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -116,42 +115,21 @@ def growfs_mount(engine: str, *more: object) -> Contender:
             first: list[tuple[float, float | None]] = []
 
             def start(command: Sequence[object]) -> None:
-                def on_connection() -> None:
+                """Note the time, and the CPU time so far, when the server has its first connection."""
+                known = opened(source.server.pid)
+                with ThreadPoolExecutor(1) as pool:
+                    mounting = pool.submit(run, group.command(command))
+                    while not (mounting.done() or any("socket:" in name for name in opened(source.server.pid) - known)):
+                        time.sleep(POLL_S)
                     first.append((time.time(), group.cpu_s()))
-
-                with first_connection(source.server.pid, on_connection):
-                    run(group.command(command))
+                    mounting.result()
 
             with mounted(source.url, folder, *flags, start=start) as mount:
-                cpu_s = group.cpu_s()
-                if not first:
-                    raise BenchError("growfs mounted without a connection to the server")
-                began, start_cpu_s = first[0]
+                cpu_s, (began, start_cpu_s) = group.cpu_s(), first[0]
                 ended = check(source, mount.files)
         return CopyRun(ended - began, None if cpu_s is None or start_cpu_s is None else cpu_s - start_cpu_s)
 
     return copy
-
-
-@contextmanager
-def first_connection(pid: int, callback: Callable[[], None]) -> Iterator[None]:
-    """Call back once, when the process has a socket that it did not have when the block began."""
-    known, ended = opened(pid), False
-
-    def watch() -> None:
-        while not ended:
-            if any(name.startswith("socket:") for name in opened(pid) - known):
-                callback()
-                return
-            time.sleep(POLL_S)
-
-    with ThreadPoolExecutor(1) as pool:
-        watching = pool.submit(watch)
-        try:
-            yield
-        finally:
-            ended = True
-        watching.result()
 
 
 def check(source: Source, folder: Path) -> float:

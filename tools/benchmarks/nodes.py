@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from tests.servers import free_port
@@ -44,47 +43,32 @@ def _reads(setting: Setting, endpoint: str, nodes: int, files: int, bytes: int, 
     flags: list[object] = ["--cache-size", int(bytes * CACHE), "--endpoint-url", endpoint, "--refresh", 0]
     flags += ("--engine", setting.engines[0], "--bandwidth", bytes // (1 if setting.quick else PASS_S))
     with contextlib.ExitStack() as stack:
-        mounts: list[Mount] = []
 
-        def start(number: int, stop: threading.Event) -> None:
+        def start(number: int) -> Mount:
             folder = setting.folder / f"{'feeding' if feeds else 'alone'}-{number}"
             more = (*known, "--peer-addr", addresses[number]) if feeds else ()
-            mounts.append(stack.enter_context(mounted("s3://data", folder, *flags, *more)))
+            return stack.enter_context(mounted("s3://data", folder, *flags, *more))
 
-        side_by_side([partial(start, number) for number in range(nodes)])
-        seen: list[set[str]] = [set() for _ in mounts]
-        epoch_s = EPOCH_S / 5 if setting.quick else EPOCH_S
-        side_by_side(
-            [
-                partial(read, mount.mountpoint, names, lambda: all(len(names) == files for names in seen), epoch_s)
-                for mount, names in zip(mounts, seen, strict=True)
-            ]
-        )
+        with ThreadPoolExecutor(nodes) as pool:
+            mounts = list(pool.map(start, range(nodes)))
+        read_side_by_side([mount.mountpoint for mount in mounts], files, EPOCH_S / 5 if setting.quick else EPOCH_S)
         return float(sum(mount.status()["fetch"]["bytes_total"] for mount in mounts)) / bytes
 
 
-def side_by_side(tasks: Sequence[Callable[[threading.Event], None]]) -> None:
-    """Run the tasks at the same time. If one fails, the others should stop: the event is set. Raises its error then."""
-    stop = threading.Event()
+def read_side_by_side(mountpoints: Sequence[Path], files: int, epoch_s: float) -> None:
+    """Train on each node in epochs, until all nodes have seen every file, or one of them fails. Raises its error."""
+    seen, stop = [set[str]() for _ in mountpoints], threading.Event()
 
-    def run(task: Callable[[threading.Event], None]) -> None:
+    def read(mountpoint: Path, names: set[str]) -> None:
         try:
-            task(stop)
+            while not (stop.is_set() or all(len(each) == files for each in seen)):
+                for path in list(mountpoint.rglob("*.bin")):
+                    path.read_bytes()
+                    names.add(path.name)
+                stop.wait(epoch_s)
         except BaseException:
             stop.set()
             raise
 
-    with ThreadPoolExecutor(len(tasks)) as pool:
-        for ended in [pool.submit(run, task) for task in tasks]:
-            ended.result()
-
-
-def read(
-    mountpoint: Path, seen: set[str], all_have_seen: Callable[[], bool], epoch_s: float, stop: threading.Event
-) -> None:
-    """Train in epochs, until all nodes have seen every file, or one of them has failed."""
-    while not (all_have_seen() or stop.is_set()):
-        for path in list(mountpoint.rglob("*.bin")):
-            path.read_bytes()
-            seen.add(path.name)
-        stop.wait(epoch_s)
+    with ThreadPoolExecutor(len(mountpoints)) as pool:
+        list(pool.map(read, mountpoints, seen))
