@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from tools.benchmarks.measure import BenchError
 from tools.peers import command, page, runs
 from tools.peers.cases import CASES, FILLED, LARGER, Setting
+from tools.peers.data import write_tars
 from tools.peers.peer import PEERS, Room
 from tools.peers.results import FILE, Results
 from tools.peers.runs import Stage, beside
@@ -39,13 +39,7 @@ def test_each_peer_has_a_name_and_a_source_of_its_own() -> None:
 
 
 def test_a_shard_has_the_samples_that_were_written(tmp_path: Path) -> None:
-    words = [
-        sys.executable,
-        "-c",
-        "import sys; sys.path.insert(0, 'tools/peers'); import data; from pathlib import Path;",
-    ]
-    words[-1] += f"data.write_tars(Path({str(tmp_path / 'shards')!r}), 30, 1024, 10)"
-    subprocess.run(words, cwd=ROOT, check=True)
+    write_tars(tmp_path / "shards", 30, 1024, 10)
     shards = sorted((tmp_path / "shards").iterdir())
     assert [samples_of(shard.read_bytes()[:-1024], 1024) for shard in shards] == [
         list(range(start, start + 10)) for start in (0, 10, 20)
@@ -78,19 +72,14 @@ def test_a_run_that_ends_before_its_first_figure_keeps_those_that_are_there(
 
 
 def test_a_run_that_works_is_no_longer_one_that_was_left_out(tmp_path: Path) -> None:
-    def measured(folder: Path) -> dict[str, Any]:
-        return {"a figure": 1}
-
     def failing(folder: Path) -> dict[str, Any]:
         raise BenchError("no space")
 
-    def attempt(run: Callable[[Path], dict[str, Any]]) -> dict[str, str]:
-        setting.attempt(LARGER, PEERS[0], "35%", run)
-        return setting.results.left_out
-
     setting = Setting(tmp_path, True, 1, PEERS, Results())
-    assert attempt(failing) == {f"{PEERS[0].name} ({LARGER}, 35%)": "no space"}
-    assert attempt(measured) == {}
+    setting.attempt(LARGER, PEERS[0], "35%", failing)
+    assert setting.results.left_out == {f"{PEERS[0].name} ({LARGER}, 35%)": "no space"}
+    setting.attempt(LARGER, PEERS[0], "35%", lambda folder: {"a figure": 1})
+    assert setting.results.left_out == {}
 
 
 def test_results_of_an_older_version_can_be_read(tmp_path: Path) -> None:
