@@ -41,7 +41,6 @@ NOISE = 2.0  # standard deviation around a class's center; that of the centers i
 CACHE_SIZE_MB = 96
 SERVER_MIB_PER_S = 10  # slow enough to watch the mount grow
 DISK_NEEDED_MB = 500
-MOUNT_S_MAX = 120
 
 # Keras warns about every dataset of unknown length, and a TFRecordDataset always is one.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"keras\.")
@@ -163,7 +162,7 @@ def demonstrate(epochs: int) -> None:
         def start(command: Sequence[object]) -> None:
             show(command, folder)
             words = [str(word) for word in command]
-            if subprocess.run(words, env=environment(), timeout=MOUNT_S_MAX, check=False).returncode:
+            if subprocess.run(words, env=environment(), timeout=120, check=False).returncode:
                 raise BenchError("growfs mount failed; its message is above, and `growfs doctor` may know more")
 
         flags = ["--cache-size", f"{CACHE_SIZE_MB}MB", "--endpoint-url", server.endpoint, "--seed", 1]

@@ -18,8 +18,6 @@ from tools.benchmarks.measure import ROOT
 PAGE = ROOT / "docs/messages.md"
 VALUE = "…"
 CELL = re.compile(r"(?<=^\| )`[^|]*`(?= \|)", re.MULTILINE)
-LIKE_MIN = 0.6
-"""How similar the new text of a message must be, as for `difflib.get_close_matches`."""
 UNQUOTABLE = re.compile(r"[`|\n]")
 """What a cell of a table cannot quote."""
 
@@ -47,7 +45,7 @@ def whole(part: str, known: set[str]) -> str:
     """What the page quotes for a message or a part of it. Raises LookupError if no message is like it."""
     containing = [text for text in known if part in text]
     if not containing:
-        containing = difflib.get_close_matches(part, known, 1, LIKE_MIN)
+        containing = difflib.get_close_matches(part, known, 1, 0.6)
     if not containing:
         raise LookupError(part)
     return part if len(containing) > 1 or UNQUOTABLE.search(containing[0]) else containing[0]

@@ -33,11 +33,9 @@ COLUMNS, ROWS = 100, 32
 FOLDERS = ("bird", "boat", "car", "cat", "dog", "horse")
 FILES = 60
 """In each folder."""
-BYTES = (400_000, 900_000)
 CACHE_SIZE, BANDWIDTH = "80MB", "3MB/s"
 EPOCHS, COMPUTE_S = 1_000_000, 0.01
 """Of the program that reads: it computes after each file, until it is ended."""
-RUN_S = 75
 PAGE = "1200,1250"
 """The visible part of the report, in pixels."""
 LINE_UP, ERASE_LINE = "\x1b[1A", "\x1b[2K"
@@ -77,7 +75,7 @@ def top_and_report() -> None:
     with temporary_folder() as folder, read_mount(folder) as mountpoint:
         watches: list[Watch] = []
         find_new(mountpoint, watches)
-        time.sleep(RUN_S)
+        time.sleep(75)
         watches[0].mountpoint = Path("/mnt/train")
         save_svg(picture(watches, COLUMNS, ROWS), "top.svg")
         page = folder / "report.html"
@@ -92,7 +90,7 @@ def read_mount(folder: Path) -> Iterator[Path]:
     chance = random.Random(1)
     for number in range(FILES * len(FOLDERS)):
         path = folder / "remote" / "bucket" / "train" / FOLDERS[number % len(FOLDERS)] / f"{number:04}.jpg"
-        write_file(path, chance.randbytes(chance.randint(*BYTES)))
+        write_file(path, chance.randbytes(chance.randint(400_000, 900_000)))
     with rclone_server(folder / "remote") as server:
         flags = ["--endpoint-url", server.endpoint, "--cache-size", CACHE_SIZE, "--bandwidth", BANDWIDTH]
         with mounted("s3://bucket/train", folder, *flags) as mount, ReaderProcess() as reader:

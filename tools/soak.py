@@ -68,7 +68,6 @@ FIGURES: dict[str, tuple[Callable[[Sample], float], float]] = {
     "disk, MB": (lambda sample: sample.disk_bytes / 1e6, 5),
 }
 """The sampled figures, and the increase that never counts as growth. Workers are new after an outage, and small."""
-LOG_KB_PER_MINUTE = 20.0
 
 
 def largest(sample: Sample, of: Callable[[Usage], float]) -> float:
@@ -119,7 +118,7 @@ def add_usage(table: Table, samples: list[Sample]) -> list[str]:
     first, last = samples[third:-third], samples[-third:]
     is_judged = samples[-1].at - samples[0].at >= JUDGED_S
     rows = [(name, fmean(map(of, first)), fmean(map(of, last)), slack) for name, (of, slack) in FIGURES.items()]
-    rows.append(("log, kB per minute", log_rate(first), log_rate(last), LOG_KB_PER_MINUTE))
+    rows.append(("log, kB per minute", log_rate(first), log_rate(last), 20.0))
     grown: list[str] = []
     for name, before, after, slack in rows:
         has_grown = after > max(before * GROWTH_MAX, before + slack)

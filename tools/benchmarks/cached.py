@@ -87,7 +87,6 @@ SMALL_TARGETS = {
     ("links", "later"): 0.90,
 }
 PASSES = ("first", "later", "later")
-DIRECTORIES = 20
 SMALL_BYTES = 100_000
 
 
@@ -98,7 +97,7 @@ def small_files(setting: Setting, found: Figures) -> str:
     files = 100 if setting.quick else 10_000
     need_space(setting.folder, 3 * files * SMALL_BYTES)
     remote, names = setting.folder / "remote", setting.folder / "names"
-    names.write_text("".join(f"{path}\n" for path in make_files(remote, files, SMALL_BYTES, DIRECTORIES)))
+    names.write_text("".join(f"{path}\n" for path in make_files(remote, files, SMALL_BYTES, 20)))
     with ReaderProcess() as reader:
         for number, engine in setting.turns():
             with fully_cached(engine, remote, setting.folder) as mount:
@@ -126,8 +125,6 @@ def small_files(setting: Setting, found: Figures) -> str:
 
 # A walk, and an idle mount.
 
-TIMES_NATIVE = 3.0
-
 
 def walk(setting: Setting, found: Figures) -> str:
     """A tree of many tiny files: os.walk, then os.stat of each file, after a fresh mount and again."""
@@ -145,7 +142,7 @@ def walk(setting: Setting, found: Figures) -> str:
                         raise BenchError(f"{engine} lists {through['files']} of {files} files")
                     for calls in (("os.walk",), ("os.stat",), ("os.walk", "os.stat")):
                         native_s, mounted_s = (sum(times[call] for call in calls) for times in (plain, through))
-                        name, target = " and ".join(calls), TIMES_NATIVE if len(calls) > 1 else None
+                        name, target = " and ".join(calls), 3.0 if len(calls) > 1 else None
                         found.add(f"plain files, {name}", native_s, unit="s")
                         name = f"{engine}, {turn}, {name}, times plain"
                         found.add(name, mounted_s / native_s, unit="x", at_most=target)

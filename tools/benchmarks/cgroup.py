@@ -11,7 +11,6 @@ from pathlib import Path
 from tools.benchmarks.measure import BenchError, wait_until
 
 JOIN = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
-END_S_MAX = 30.0
 
 
 class Cgroup:
@@ -36,7 +35,7 @@ class Cgroup:
 
     def __exit__(self, *_: object) -> None:
         if self._folder:
-            wait_until(self._is_removed, f"{self._folder}: its processes did not end", timeout_s=END_S_MAX)
+            wait_until(self._is_removed, f"{self._folder}: its processes did not end", timeout_s=30.0)
 
     def _is_removed(self) -> bool:
         assert self._folder

@@ -21,7 +21,6 @@ from tools.benchmarks.measure import COMMAND_S_MAX, END_S, ROOT, SHIM, BenchErro
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MESSAGE_LINES_MAX = 30
 READER = Path(__file__).with_name("reader.py")
 READER_VARIABLES = {"PYTHONPATH": str(SHIM), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 T = TypeVar("T")
@@ -85,7 +84,7 @@ class Child:
             self._process.wait(END_S)  # it may still be writing its message
         self.kill()
         *before, last = self.log().strip().splitlines() or [f"status {self._process.wait()}"]
-        return BenchError("\n".join([f"{self.name} failed: {last}", *before[-MESSAGE_LINES_MAX:]]))
+        return BenchError("\n".join([f"{self.name} failed: {last}", *before[-30:]]))
 
     def wait(self, timeout_s: float) -> None:
         """Wait until it has ended with status 0. Raises BenchError if it does not."""

@@ -39,7 +39,6 @@ from tools.benchmarks.mounts import mounted
 from tools.benchmarks.servers import Server, behind_link, rclone_binary, rclone_server, rclone_source, s5cmd_binary
 
 NAME = "bucket"
-POLL_S = 0.002
 RCLONE_FLAGS = (
     "--transfers=8",
     "--multi-thread-streams=4",
@@ -120,7 +119,7 @@ def growfs_mount(engine: str, *more: object) -> Contender:
                 with ThreadPoolExecutor(1) as pool:
                     mounting = pool.submit(run, group.command(command))
                     while not (mounting.done() or any("socket:" in name for name in opened(source.server.pid) - known)):
-                        time.sleep(POLL_S)
+                        time.sleep(0.002)
                     first.append((time.time(), group.cpu_s()))
                     mounting.result()
 
@@ -177,7 +176,6 @@ COPIERS: Mapping[str, Contender] = {"rclone copy": rclone_copy, "s5cmd cp": s5cm
 # Copied data.
 
 SHARDS = 16
-SMALL_ROUNDS_MAX = 3
 
 
 def download(setting: Setting, found: Figures) -> str:
@@ -223,7 +221,7 @@ def small_fetch(setting: Setting, found: Figures) -> str:
         source = Source(server, files, files * SMALL_BYTES)
         contenders = {"growfs": growfs_mount(setting.engines[0]), **COPIERS}
         contenders["s5cmd cp, 64"] = s5cmd_cp("--numworkers", 64)
-        runs = compare(source, setting.folder, min(setting.rounds, SMALL_ROUNDS_MAX), contenders)
+        runs = compare(source, setting.folder, min(setting.rounds, 3), contenders)
     add_figures(found, runs, files, "files", "us/file", 1.0, scale=1e6)
     return f"{files:,} files of 100 kB in 10 directories from S3 on loopback"
 

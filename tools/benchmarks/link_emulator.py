@@ -22,8 +22,6 @@ from pathlib import Path
 WINDOW_FIRST = 10 * 1448  # RFC 6928
 WINDOW_MAX = 4 << 20  # the default of net.ipv4.tcp_wmem
 PIECE = 128 << 10
-CONNECT_TRIES = 5
-"""Linux 6.18 refuses some connections on loopback, with ENOENT, if many were closed shortly before."""
 
 COUNTS = struct.Struct("=3Q")
 METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ")
@@ -119,7 +117,7 @@ async def handle(client: socket.socket, address: tuple[str, int], rtt_s: float, 
     not_before = loop.time() + rtt_s
     with client, suppress(OSError), socket.socket() as server:
         server.setblocking(False)
-        for left in reversed(range(CONNECT_TRIES)):
+        for left in reversed(range(5)):  # Linux 6.18 refuses some on loopback, with ENOENT, after many were closed
             try:
                 await loop.sock_connect(server, address)
                 break

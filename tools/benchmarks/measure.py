@@ -37,8 +37,6 @@ FAULT_IN_S_MAX = 20.0
 """How long `fault_in_memory` may take: a machine may have hundreds of GB."""
 FAULT_IN_BLOCK = 64 << 20
 ENGINES = ("passthrough", "links", "libfuse")
-CACHESTAT = 451
-"""The number of cachestat(2) on all architectures (Linux 6.5)."""
 T = TypeVar("T")
 
 
@@ -312,7 +310,7 @@ def free_memory() -> int:
 
 
 def cached_bytes(fd: int) -> int | None:
-    """Bytes of an open file in the page cache, by cachestat(2), or None if the kernel does not have it.
+    """Bytes of an open file in the page cache, by cachestat(2) (Linux 6.5), or None if the kernel does not have it.
 
     It counts pages of the inode that was opened: for a mount's file, not those of the backing file.
     """
@@ -321,5 +319,6 @@ def cached_bytes(fd: int) -> int | None:
         _fields_ = (("start", ctypes.c_uint64), ("length", ctypes.c_uint64))
 
     pages = (ctypes.c_uint64 * 5)()
-    failed = ctypes.CDLL(None).syscall(CACHESTAT, fd, ctypes.byref(Range(0, 0)), ctypes.byref(pages), 0)
+    # 451: cachestat(2) on all architectures.
+    failed = ctypes.CDLL(None).syscall(451, fd, ctypes.byref(Range(0, 0)), ctypes.byref(pages), 0)
     return None if failed else int(pages[0]) * os.sysconf("SC_PAGE_SIZE")

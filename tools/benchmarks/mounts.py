@@ -22,8 +22,6 @@ from tools.benchmarks.measure import ENGINES, BenchError, cpu_s, fault_in_memory
 from tools.benchmarks.servers import rclone_binary, rclone_source
 
 GROWFS = [sys.executable, "-m", "growfs"]
-CACHE_SIZE = "8GB"
-MOUNT_S_MAX = 60.0
 
 
 @dataclass(slots=True)
@@ -86,7 +84,7 @@ def mounted(
 @contextlib.contextmanager
 def fully_cached(engine: str, remote: Path, folder: Path) -> Iterator[Mount]:
     """A fresh mount of `remote` by an engine, with all files cached. `folder` keeps the cache."""
-    flags = ["--engine", engine, "--no-wait", "--cache-size", CACHE_SIZE, "--refresh", 0]
+    flags = ["--engine", engine, "--no-wait", "--cache-size", "8GB", "--refresh", 0]
     fault_in_memory(2 * size_of(remote))
     with mounted(remote, folder, *flags) as mount:
         if mount.engine != engine:
@@ -137,7 +135,7 @@ def foreground(command: Sequence[object], mountpoint: Path) -> Iterator[None]:
     mountpoint.mkdir(parents=True, exist_ok=True)
     with Child(command, name="the mount") as child:
         try:
-            child.wait_until(lambda: os.path.ismount(mountpoint), MOUNT_S_MAX)
+            child.wait_until(lambda: os.path.ismount(mountpoint), 60.0)
             yield
         finally:
             if f" {mountpoint} " in Path("/proc/self/mounts").read_text(errors="replace"):

@@ -24,8 +24,6 @@ from tools.benchmarks.servers import noisy_server, rclone_binary, rclone_source,
 
 PEER_S_MAX = 120.0
 """A program that takes longer is ended. That, an error, or missing files count as this many seconds, growfs's too."""
-POLL_S = 0.2
-"""How often files are counted while a program fetches, if one of them never arrives."""
 PAUSE_S = 20.0
 """How long nothing is read before a read that finds its connection forgotten."""
 BOTO3 = """
@@ -73,7 +71,6 @@ class Case:
 
 SMALL = Noise(keys=20_000, size=10_000, latency_s=0.05)
 LARGE = Noise(keys=3, size=100_000_000, connection_bytes_per_s=1e6)
-SLOW = Noise(keys=3000, size=1000, slow_key=1500)
 CASES = [
     *(Case(f"small files over {ms} ms", replace(SMALL, latency_s=ms / 1000)) for ms in (1, 50, 200)),
     *(Case(f"small files, {share:.1%} refused", replace(SMALL, refused=share)) for share in (0.002, 0.005, 0.01, 0.05)),
@@ -83,7 +80,7 @@ CASES = [
     Case("large files, late for 4 s of every 10", replace(LARGE, away_s=4, present_s=6, away_as=["late"]), True),
     Case("large files, 2% refused, TLS", replace(LARGE, refused=0.02), True, with_tls=True),
     Case("small files over 50 ms, TLS", SMALL, with_tls=True),
-    Case("3,000 files of 1 kB, one of them comes a byte in 5 s", SLOW, True),
+    Case("3,000 files of 1 kB, one of them comes a byte in 5 s", Noise(keys=3000, size=1000, slow_key=1500), True),
 ]
 
 QUICK_CASES = [
@@ -192,7 +189,7 @@ def _command(words: Callable[[str, Path], list[object]]) -> Program:
             if noise.slow_key is None:
                 child.wait(PEER_S_MAX)  # counting 20,000 files meanwhile takes CPU time
             else:
-                child.wait_until(lambda: _has_arrived(target, noise), PEER_S_MAX, POLL_S)
+                child.wait_until(lambda: _has_arrived(target, noise), PEER_S_MAX, 0.2)
             took_s = time.monotonic() - began
         if not _has_arrived(target, noise):
             raise BenchError("files are missing, or are not whole")

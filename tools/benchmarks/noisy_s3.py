@@ -34,9 +34,6 @@ PIECE_BYTES = 64 << 10
 PATTERN = bytes(range(MODULUS)) * (PIECE_BYTES // MODULUS + 2)
 TRICKLE_S = 5.0
 """Pause between two bytes of the slow object."""
-LATE_CHECK_S = 0.02
-"""How often to check whether the server is back."""
-MODIFIED_ISO = "2024-05-06T07:08:09.000Z"
 MODIFIED_HTTP = "Mon, 06 May 2024 07:08:09 GMT"
 
 
@@ -205,7 +202,7 @@ class NoisyS3:
         if self.away == "silent":
             await trio.sleep_forever()
         while self.away == "late":  # noqa: ASYNC110, another thread may set it
-            await trio.sleep(LATE_CHECK_S)
+            await trio.sleep(0.02)
 
     def _number(self, name: str) -> int | None:
         number = bisect.bisect_left(range(self.noise.keys), name, key=key)
@@ -228,7 +225,7 @@ class NoisyS3:
             end -= 1
         more = start < end < self.noise.keys and key(end).startswith(prefix)
         contents = "".join(
-            f"<Contents><Key>{key(number)}</Key><LastModified>{MODIFIED_ISO}</LastModified>"
+            f"<Contents><Key>{key(number)}</Key><LastModified>2024-05-06T07:08:09.000Z</LastModified>"
             f"<ETag>{etag(number)}</ETag><Size>{self.noise.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
             for number in range(start, end)
         )

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 BUFFER = 1 << 20
-PAGE = 4096
-LOOK_EVERY_S = 0.001
 COMMANDS = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 - unbuffered: select() sees the next line
 
 
@@ -37,7 +35,7 @@ def sequential(path: str, block: int) -> float:
             pass
     else:
         with mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
-            mapped[::PAGE]  # copies a byte of each page, in C
+            mapped[::4096]  # copies a byte of each page, in C
     os.close(fd)
     return time.perf_counter() - began
 
@@ -83,7 +81,7 @@ def until_told(folder: str, names: str) -> dict[str, float]:
     paths = [f"{folder}/{name}" for name in Path(names).read_text().splitlines()]
     into = [bytearray(BUFFER)]
     times: list[float] = []
-    while not select.select([COMMANDS], [], [], LOOK_EVERY_S)[0] or len(times) < 2:
+    while not select.select([COMMANDS], [], [], 0.001)[0] or len(times) < 2:
         path = random.choice(paths)
         began = time.perf_counter()
         fd = os.open(path, os.O_RDONLY)

@@ -19,7 +19,6 @@ from tools.benchmarks.link_emulator import COUNTS
 from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, BenchError
 from tools.benchmarks.noisy_s3 import Noise
 
-SERVER_START_S_MAX = 20.0
 LOW_PRIORITY = """
 import os, sys
 from growfs.workers.process import lower_priority
@@ -41,7 +40,7 @@ class Server:
 def running(command: Sequence[object], pattern: str) -> Iterator[Server]:
     """Run a server until the block's end. pattern: matches its output once it has started; group 1 is its endpoint."""
     with Child(command) as child:
-        found = child.wait_until(lambda: re.search(pattern, child.log()), SERVER_START_S_MAX)
+        found = child.wait_until(lambda: re.search(pattern, child.log()), 20.0)
         assert found
         yield Server(child.pid, found[1])
 

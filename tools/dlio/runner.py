@@ -45,8 +45,6 @@ VARIABLES = environment.VARIABLES | {
 PROGRAM = Path(__file__).with_name("program.py")
 RUN_S_MAX = 120.0
 """A run that takes longer is stopped."""
-SLACK_S = 60.0
-"""For what program.py does besides, such as waiting for a part."""
 
 
 def install() -> str:
@@ -95,7 +93,7 @@ class Runner:
             self._program = self._start()
         program, lines = self._program, []
         program.send(json.dumps({"overrides": overrides, "epochs": epochs, "seconds": RUN_S_MAX, "part": folder}))
-        for line in program.lines(RUN_S_MAX + SLACK_S):
+        for line in program.lines(RUN_S_MAX + 60.0):  # for what program.py does besides, such as waiting for a part
             if not line.startswith("{"):
                 break
             lines.append(json.loads(line))

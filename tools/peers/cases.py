@@ -24,8 +24,6 @@ from tools.peers.runs import Link, Stage, beside, look_up, read, train
 
 CACHES = (0.1, 0.35, 0.65)
 """Sizes of the cache, as shares of the dataset."""
-ETAGS = "crc32"
-"""A hash that takes the server little time. s3torchconnector refuses objects without an ETag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,8 @@ class Setting:
         if sizes:
             words = (sizes[name] for name in ("samples", "sample_bytes", "per_shard"))
             run([environment.PYTHON, Path(__file__).with_name("data.py"), bucket, *words], **environment.VARIABLES)
-        with rclone_server(bucket.parent, hashes=False, etags=ETAGS) as server:
+        # s3torchconnector refuses objects without an ETag; this hash takes the server little time.
+        with rclone_server(bucket.parent, hashes=False, etags="crc32") as server:
             for convert in {peer.convert for peer in self.peers if peer.convert}:
                 try:
                     convert(server.endpoint, bucket)
@@ -129,7 +128,6 @@ IMAGES, WARM = "small-files", "warm-reads"
 IMAGE_BYTES = 250_000
 """At most."""
 NEAR = Link(0.01, 50_000_000)
-FAST = Link(0.0, 2_000_000_000)
 
 
 def small_files(setting: Setting) -> None:
@@ -158,7 +156,7 @@ def warm_reads(setting: Setting) -> None:
             for prefix, files in counts.items():
                 cache_bytes = 2 * files * (setting.shard_bytes if prefix == "shards" else IMAGE_BYTES)
                 for peer in setting.mounts:
-                    stage = Stage(peer, endpoint, plain, FAST, cache_bytes, prefix)
+                    stage = Stage(peer, endpoint, plain, Link(0.0, 2_000_000_000), cache_bytes, prefix)
                     for at in ("folder", "cached") if peer.name == "growfs" else ("folder",):
                         spec = {"files": files, "processes": 0, "passes": 3, "at": at}
                         setting.attempt(WARM, peer, f"{prefix}, {at}", partial(read, stage, spec))
@@ -192,7 +190,6 @@ def beside_filling(setting: Setting) -> None:
 
 CATALOG = "catalog"
 KEYS = (10_000, 100_000, 1_000_000, 10_000_000)
-KEY_BYTES = 1000
 EARLY = "--wait-files 100"
 """With this, growfs does not wait for the listing."""
 CATALOG_CACHE = 8 << 20
@@ -203,7 +200,7 @@ def catalog(setting: Setting) -> None:
     """Buckets of many keys in directories of a thousand: time to a file and to a name, and memory."""
     setting.results.cases[CATALOG] = {"per_directory": FOLDER_KEYS}
     for keys in KEYS[:1] if setting.quick else KEYS:
-        with noisy_server(Noise(keys, KEY_BYTES)) as endpoint:
+        with noisy_server(Noise(keys, 1000)) as endpoint:
             for _ in range(setting.rounds):
                 for peer in (peer for peer in setting.mounts if peer.has_cache and not peer.convert):
                     for flags, started in starts(peer):

@@ -23,7 +23,6 @@ from tools.peers.environment import PYTHON, VARIABLES
 from tools.peers.peer import Peer, Room
 
 TRAINER = Path(__file__).with_name("trainer.py")
-LOOKUPS = 50
 LOOK_EVERY_S = 0.01
 RUN_S_MAX = 240.0
 """A peer that takes longer is stopped; epochs that it finished count."""
@@ -154,7 +153,7 @@ def look_up(peer: Peer, endpoint: str, keys: int, cache_bytes: int, folder: Path
         with peer.running(Room(endpoint, folder, folder, cache_bytes, daemons, "noise", "")) as more:
             wait_until(lambda: any(names for *_, names in os.walk(more["folder"])), "a file", LOOK_EVERY_S, LIST_S_MAX)
             first_file_s, waits = time.monotonic() - began, []
-            for _ in range(LOOKUPS):
+            for _ in range(50):
                 path = os.path.join(more["folder"], key(generator.randrange(keys)))
                 wait_until(partial(os.path.exists, path), path, LOOK_EVERY_S, LIST_S_MAX)  # it may not be listed yet
                 waits.append(time.monotonic() - began)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from tools.benchmarks.recipe_data import tfrecord
 
-RECORDS_MAX = 24
 RECORD_BYTES = 2_000, 20_000
 SHARD, SINGLE = ".tfrecord", ".bin"
 
@@ -33,7 +32,7 @@ class Part:
 
 
 def records(name: str, version: int) -> list[bytes]:
-    count = random.Random(f"{name} {version}").randint(1, RECORDS_MAX) if name.endswith(SHARD) else 1
+    count = random.Random(f"{name} {version}").randint(1, 24) if name.endswith(SHARD) else 1
     return [record(Part(name, version, number, count)) for number in range(count)]
 
 

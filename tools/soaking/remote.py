@@ -15,7 +15,6 @@ from tools.soaking import processes
 from tools.soaking.content import SHARD, SINGLE, content
 
 BUCKET = "soak"
-CLASSES = 4
 FAULT_SHARES = {
     "hang_up": 0.3,
     "reset": 0.3,
@@ -66,7 +65,7 @@ class Remote:
     def add(self) -> str:
         """Add a new file, and return its name: a fifth are shards, the others are in class folders."""
         self._new += 1
-        shard, single = f"records/{self._new:05}{SHARD}", f"classes/{self._new % CLASSES}/{self._new:05}{SINGLE}"
+        shard, single = f"records/{self._new:05}{SHARD}", f"classes/{self._new % 4}/{self._new:05}{SINGLE}"
         self._put(name := single if self._new % 5 else shard)
         return name
 

@@ -19,8 +19,6 @@ from tools.soaking.content import Part, WrongBytes, checked, versions
 Read = tuple[dict[str, int], int]
 """The version of each file that was read and checked completely, and the number of bytes."""
 Sample = tuple[Part, int]
-PAUSE_S = 0.2
-"""After each epoch, like a training that saves and validates."""
 ERRNO_TEXTS = {os.strerror(number): number for number in range(1, 134)}
 
 
@@ -94,7 +92,7 @@ def run_epochs(read: Callable[[], Read]) -> None:
             )
         sys.stdout.write(json.dumps(asdict(epoch)) + "\n")
         sys.stdout.flush()
-        time.sleep(PAUSE_S)
+        time.sleep(0.2)  # like a training that saves and validates
 
 
 def errno_in(error: Exception) -> int:

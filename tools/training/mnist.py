@@ -38,8 +38,6 @@ RESIDENT = TRAIN // 10
 BATCH = 100
 """Divides RESIDENT, so that a batch rarely spans two epochs of a reader that sees a full cache."""
 CLASSES = 10
-LEARNING_RATE = 1e-2
-HELD_OUT_AT_A_TIME = 1000
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -120,7 +118,7 @@ def train(split: Split, samples: Numbers, seed: int) -> float:
         *(nn.Conv2d(8, 16, 5, stride=2), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(16 * 4 * 4, CLASSES)),
     ).to(memory_format=torch.channels_last)  # half as fast in the other format
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for batch in torch.from_numpy(samples[: steps * BATCH]).view(steps, BATCH):
         optimizer.zero_grad()
@@ -128,6 +126,6 @@ def train(split: Split, samples: Numbers, seed: int) -> float:
         optimizer.step()
         schedule.step()
     with torch.no_grad():
-        parts = torch.split(held_out, HELD_OUT_AT_A_TIME)
+        parts = torch.split(held_out, 1000)
         predicted = torch.cat([model(some).argmax(1) for some in parts])
     return float((predicted.numpy() == split.held_out_labels).mean() * 100)
