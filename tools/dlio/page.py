@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
 from tools.benchmarks.measure import ROOT
-from tools.dlio.cases import CACHED, GROWFS_EXACT, GROWFS_ROTATING, PART_SIZE, RUNS, SETTLE, THIRD
+from tools.dlio.cases import GROWFS_EXACT, GROWFS_ROTATING, PART_SIZE, RUNS, SETTLE, THIRD
 from tools.pages import QUICK, rendered, table
 from tools.peers import page
 from tools.peers.peer import EXACT
@@ -26,73 +25,47 @@ Sizes = dict[str, Any]
 """Those of a profile, as in the results."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A figure of each way to read the files. better: 1 if more is better, -1 if less is, 0 if neither."""
-
-    name: str
-    value: Callable[[Run, Sizes], float]
-    form: str
-    better: int = 1
-
-
-def first(figure: str) -> Callable[[Run, Sizes], float]:
-    """A figure of the first epoch."""
-    return lambda run, _: float(run["epochs"][0][figure])
-
-
-def mean(figure: str) -> Callable[[Run, Sizes], float]:
-    """The mean of a figure over all epochs, as DLIO takes it."""
-    return lambda run, _: fmean(epoch[figure] for epoch in run["epochs"])
-
-
-def later(passes: list[dict[str, float]], figure: str) -> float:
-    """The sum of a figure over the passes after the first, or over the first if there is no other."""
-    return sum(each[figure] for each in passes[1:] or passes)
-
-
-def busy(run: Run, sizes: Sizes) -> float:
-    """The fraction of all the time in which the accelerator computes, after the first pass."""
-    steps = later(run["passes"], "files") * sizes["samples_per_file"] / sizes["batch"]
-    return float(steps * sizes["slowed_s"] / later(run["passes"], "wall_s"))
-
-
-def different(run: Run, sizes: Sizes) -> float:
-    """The fraction of the files that DLIO opened, in a pass after the first."""
-    return later(run["passes"], "different") / len(run["passes"][1:] or run["passes"]) / int(sizes["files"])
-
-
-def different_per_s(run: Run, sizes: Sizes) -> float:
-    """Different samples in a pass for each second of it."""
-    return later(run["passes"], "different") * int(sizes["samples_per_file"]) / later(run["passes"], "wall_s")
-
-
-def link_used(run: Run, sizes: Sizes) -> float:
-    """The fraction of the bytes that the link could bring in the passes after the first."""
-    return later(run["passes"], "remote_bytes") / later(run["passes"], "wall_s") / float(sizes["link_rate"])
-
-
-UTILIZATION = Row("utilization, mean", mean("utilization"), "{:.1%}")
-RATE = Row("samples/s, mean", mean("samples_per_s"), "{:,.1f}")
-COMMON = (
-    Row("utilization, epoch 1", first("utilization"), "{:.1%}"),
-    UTILIZATION,
-    Row("samples/s, epoch 1", first("samples_per_s"), "{:,.1f}"),
-    RATE,
-)
-READY = Row("mounted after, s", lambda run, _: float(run["ready_s"]), "{:.1f}", -1)
-DIFFERENT_PER_S = Row("distinct samples/s", different_per_s, "{:,.1f}")
+UTILIZATION, RATE = ("{:.1%}", 1), ("{:,.1f}", 1)
+READY = "mounted after, s"
+LINK_USED = "the link is used"
 ROWS = {
-    CACHED: COMMON,
-    THIRD: (
-        READY,
-        *COMMON,
-        Row("computes, of all the time", busy, "{:.0%}"),
-        Row("different, in a pass", different, "{:.0%}"),
-        DIFFERENT_PER_S,
-        Row("the link is used", link_used, "{:.0%}", 0),
-    ),
+    READY: ("{:.1f}", -1),
+    "utilization, epoch 1": UTILIZATION,
+    "utilization, mean": UTILIZATION,
+    "samples/s, epoch 1": RATE,
+    "samples/s, mean": RATE,
+    "computes, of all the time": ("{:.0%}", 1),
+    "different, in a pass": ("{:.0%}", 1),
+    "distinct samples/s": RATE,
+    LINK_USED: ("{:.0%}", 0),
 }
+"""The format of each figure; and 1 if more is better, -1 if less is, 0 if neither."""
+
+
+def figures(run: Run, sizes: Sizes) -> dict[str, float]:
+    """The figures of a run by their rows. Those of passes are of the ones after the first, if there are any."""
+    epochs = run["epochs"]
+    found = {
+        "utilization, epoch 1": epochs[0]["utilization"],
+        "utilization, mean": fmean(epoch["utilization"] for epoch in epochs),  # as DLIO takes it
+        "samples/s, epoch 1": epochs[0]["samples_per_s"],
+        "samples/s, mean": fmean(epoch["samples_per_s"] for epoch in epochs),
+    }
+    if passes := run.get("passes", [])[1:] or run.get("passes"):
+        names = ("files", "different", "remote_bytes", "wall_s")
+        files, different, remote_bytes, wall_s = (sum(each[name] for each in passes) for name in names)
+        found |= {
+            READY: run["ready_s"],
+            "computes, of all the time": files
+            * sizes["samples_per_file"]
+            / sizes["batch"]
+            * sizes["slowed_s"]
+            / wall_s,
+            "different, in a pass": different / len(passes) / sizes["files"],
+            "distinct samples/s": different * sizes["samples_per_file"] / wall_s,
+            LINK_USED: remote_bytes / wall_s / sizes["link_rate"],
+        }
+    return found
 
 
 def write(results: Results, folder: Path) -> None:
@@ -154,18 +127,24 @@ def profile_table(results: Results) -> str:
     )
 
 
+def rows(results: Results, case: str) -> Iterator[tuple[str, Sizes, str, dict[str, list[float]]]]:
+    """For each profile and figure of a case: the profile, its sizes, the row, and the rounds of each way that ran."""
+    for name, sizes in profiles(results):
+        ways = {way: [figures(run, sizes) for run in results.of(case, way, name)] for way in results.named(case)}
+        for row in ROWS:
+            found = {way: [run[row] for run in runs if row in run] for way, runs in ways.items()}
+            if any(found.values()):
+                yield name, sizes, row, {way: values for way, values in found.items() if values}
+
+
 def case_table(results: Results, case: str) -> str:
     """For each profile and figure, a row with all ways."""
     ways = results.named(case)
-    rows = []
-    for name, sizes in profiles(results):
-        for row in ROWS[case]:
-            cells = []
-            for way in ways:
-                found = [row.value(run, sizes) for run in results.of(case, way, name)]
-                cells.append(spread(found, row.form) if found else "")
-            rows.append([f"{name}: {row.name}", *cells])
-    return table(["", *ways], rows)
+    lines = (
+        [f"{name}: {row}", *(spread(found[way], ROWS[row][0]) if way in found else "" for way in ways)]
+        for name, _, row, found in rows(results, case)
+    )
+    return table(["", *ways], lines)
 
 
 # Why growfs is not first.
@@ -174,25 +153,21 @@ def case_table(results: Results, case: str) -> str:
 def reasons(results: Results, case: str) -> str:
     """A list of the rows in which growfs is not first, each with the reason, from what was measured."""
     lines = []
-    for name, sizes in profiles(results):
-        for row in ROWS[case]:
-            found = {
-                way: median(row.value(run, sizes) for run in runs) * row.better
-                for way in results.named(case)
-                if (runs := results.of(case, way, name))
-            }
-            ours = [way for way in found if is_growfs(way)]
-            if not row.better or not ours:
-                continue
-            own, best = (max(ways, key=lambda way: found[way]) for ways in (ours, list(found)))
-            if row.form.format(found[best]) != row.form.format(found[own]):
-                why = reason(results, case, row, (name, sizes), own, best)
-                line = f"- {name}, {row.name}: {best} is first. {why}"
-                lines.append(textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n")
+    for name, sizes, row, found in rows(results, case):
+        form, better = ROWS[row]
+        medians = {way: median(values) * better for way, values in found.items()}
+        ours = [way for way in medians if is_growfs(way)]
+        if not better or not ours:
+            continue
+        own, best = (max(ways, key=lambda way: medians[way]) for ways in (ours, list(medians)))
+        if form.format(medians[best]) != form.format(medians[own]):
+            why = reason(results, case, row, (name, sizes), own, best)
+            line = f"- {name}, {row}: {best} is first. {why}"
+            lines.append(textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n")
     return "".join(lines) or "growfs is first in all rows.\n"
 
 
-def reason(results: Results, case: str, row: Row, profile: tuple[str, Sizes], own: str, best: str) -> str:
+def reason(results: Results, case: str, row: str, profile: tuple[str, Sizes], own: str, best: str) -> str:
     """A sentence, from the medians of all rounds."""
     name, sizes = profile
     ours, theirs = (results.of(case, way, name) for way in (own, best))
@@ -200,7 +175,7 @@ def reason(results: Results, case: str, row: Row, profile: tuple[str, Sizes], ow
     def of_both(figure: Callable[[Run], float]) -> tuple[float, float]:
         return median(map(figure, ours)), median(map(figure, theirs))
 
-    if row is READY:
+    if row == READY:
         files = sizes["files"] // RUNS
         mb = files * sizes["samples_per_file"] * sizes["sample_bytes"] / 1e6
         return (
@@ -208,19 +183,18 @@ def reason(results: Results, case: str, row: Row, profile: tuple[str, Sizes], ow
             f" {files} files, so that DLIO finds them: {mb:.0f} MB."
         )
     if case == THIRD:
-        (own_used, used), (own_waits, waits) = of_both(lambda run: link_used(run, sizes)), of_both(waiting)
+        (own_used, used), (own_waits, waits) = of_both(lambda run: figures(run, sizes)[LINK_USED]), of_both(waiting)
         own_starts, starts = of_both(lambda run: len(run["epochs"]))
         return (
             f"It uses {used:.0%} of the link, and {own} {own_used:.0%}. Of its time, {own} takes {own_waits:.0%} to"
             f" start DLIO and list {own_starts:.0f} times, and {best} {waits:.0%} for {starts:.0f}."
         )
-    figure = "utilization" if "utilization" in row.name else "samples_per_s"
-    own_value, value = of_both(lambda run: row.value(run, sizes))
+    figure = "utilization" if "utilization" in row else "samples_per_s"
+    own_value, value = of_both(lambda run: figures(run, sizes)[row])
     noise = max(of_both(lambda run: pstdev(epoch[figure] for epoch in run["epochs"])))
     if abs(value - own_value) <= noise:
-        return (
-            f"{own} is as close as the epochs of a run are to each other ({row.form.format(noise)} standard deviation)."
-        )
+        deviation = ROWS[row][0].format(noise)
+        return f"{own} is as close as the epochs of a run are to each other ({deviation} standard deviation)."
     samples = sizes["files"] * sizes["samples_per_file"] * sizes["epochs"]
     own_ms, ms = of_both(lambda run: 1e3 * run["cpu_s"] / samples)
     own_cores, cores = of_both(lambda run: run["cores"])
