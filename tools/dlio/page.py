@@ -10,7 +10,7 @@ from typing import Any
 
 from tools.benchmarks.measure import ROOT
 from tools.dlio.cases import GROWFS_EXACT, GROWFS_ROTATING, PART_SIZE, RUNS, SETTLE, THIRD
-from tools.pages import QUICK, rendered, table
+from tools.pages import rendered, table
 from tools.peers import page
 from tools.peers.peer import EXACT
 from tools.peers.results import Results, spread
@@ -73,21 +73,14 @@ def write(results: Results, folder: Path) -> None:
 
 
 def markdown(results: Results) -> str:
-    machine, dlio = results.machine, results.cases["dlio"]
-    missing = page.left_out(results)
     starts = [epoch["started_s"] for run in results.runs if run["case"] == THIRD for epoch in run["figures"]["epochs"]]
-    values = {
-        **machine,
-        **dlio,
-        "date": results.date,
-        "memory_gb": machine["memory_bytes"] / 1e9,
-        "remarks": QUICK if results.quick else "",
+    values = page.common_values(results) | results.cases["dlio"]
+    values |= {
         "profiles": profile_table(results),
         "flags": f"--show-files N --settle {SETTLE}",
         "exact_flags": f"{' '.join(EXACT)} --part-size {PART_SIZE}",
         "runs": RUNS,
         "start_s": min(starts, default=0),
-        "left_out": f"\nNot measured:\n\n{missing}" if missing else "",
     }
 
     def of_case(case: str) -> dict[str, Any] | None:

@@ -268,21 +268,24 @@ def values(results: Results, case: str) -> dict[str, Any]:
 
 
 def markdown(results: Results) -> str:
-    machine = results.machine
     ran = (
         [f"[{name}]({peer['documents']})" if peer["documents"].startswith("http") else name, peer["about"],
          peer["version"], f"`{peer['flags']}`" if peer["flags"] else ""]
         for name, peer in results.peers.items()
     )  # fmt: skip
-    common = {
-        **machine,
+    found = common_values(results) | {"peers": table(["", "what it is", "version", "flags"], ran)}
+    return rendered(TEMPLATE, found, lambda case: values(results, case) if results.has(case) else None)
+
+
+def common_values(results: Results) -> dict[str, Any]:
+    """The values of any page of results."""
+    return {
+        **results.machine,
         "date": results.date,
-        "memory_gb": machine["memory_bytes"] / 1e9,
+        "memory_gb": results.machine["memory_bytes"] / 1e9,
         "remarks": QUICK if results.quick else "",
-        "peers": table(["", "what it is", "version", "flags"], ran),
         "left_out": f"\nNot measured:\n\n{missing}" if (missing := left_out(results)) else "",
     }
-    return rendered(TEMPLATE, common, lambda case: values(results, case) if results.has(case) else None)
 
 
 def left_out(results: Results) -> str:

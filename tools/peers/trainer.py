@@ -260,7 +260,8 @@ def webdataset(spec: Spec) -> Iterator[list[int]]:
     import webdataset as wds
     from torch.utils.data import DataLoader
 
-    urls = [f"pipe:{spec['cat']} s3://{spec['bucket']}/shards/{shard:05}.tar" for shard in range(spec["shards"])]
+    shards = range(spec["samples"] // spec["per_shard"])
+    urls = [f"pipe:{spec['cat']} s3://{spec['bucket']}/shards/{shard:05}.tar" for shard in shards]
     dataset = wds.WebDataset(urls, shardshuffle=len(urls)).map(webdataset_number)
     loader = DataLoader(
         dataset, batch_size=spec["batch"], num_workers=THREADS, persistent_workers=True, collate_fn=list

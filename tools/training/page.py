@@ -13,22 +13,10 @@ import numpy as np
 
 from tools.benchmarks.measure import ROOT
 from tools.pages import QUICK, rendered, replaced, table, wrapped
-from tools.training import results
-from tools.training.mnist import BATCH, RESIDENT, TRAIN
-from tools.training.orders import AHEAD, OPENS_PER_S, PART_SHARE
+from tools.training import mnist, orders, results
+from tools.training.mnist import TRAIN
 from tools.training.recording import RTT_S
-from tools.training.results import (
-    CONFIDENCE,
-    GOAL_OPENS_MAX,
-    GOAL_POINTS,
-    GROWFS,
-    LRU,
-    SEEN_AFTER,
-    STATIC,
-    Findings,
-    Row,
-    shown,
-)
+from tools.training.results import GROWFS, LRU, SEEN_AFTER, STATIC, Findings, Row, shown
 
 DOCS = ROOT / "docs"
 README, SIZING = ROOT / "README.md", DOCS / "sizing.md"
@@ -51,23 +39,16 @@ def write(found: Findings, folder: Path) -> None:
 
 def markdown(found: Findings) -> str:
     values = {
+        "found": found,
+        "mnist": mnist,
+        "orders": orders,
+        "results": results,
         "quick": f"\n\n{QUICK.strip()}" if found.quick else "",
         "plot": PLOT,
-        "train": TRAIN,
-        "resident": RESIDENT,
-        "repetitions": found.repetitions,
-        "batch": BATCH,
-        "epochs": found.epochs,
-        "confidence": CONFIDENCE,
-        "opens": OPENS_PER_S,
-        "part": PART_SHARE,
-        "ahead": AHEAD,
-        "goal_points": GOAL_POINTS,
-        "goal_opens": GOAL_OPENS_MAX,
         "verdicts": results.verdicts(found),
         "rtt": RTT_S * 1000,
         "usual": USUAL,
-        "seconds": found.epochs * TRAIN / OPENS_PER_S,
+        "seconds": found.epochs * TRAIN / orders.OPENS_PER_S,
     }
     tables = {"samples": samples_table, "time": time_table, "mounted": mounted_table}
 
