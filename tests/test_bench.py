@@ -31,10 +31,7 @@ EXPECTED = {
     "reads": ["cold, 1 MiB", "libfuse, warm, mmap, of plain", "libfuse, page cache per byte"],
     "small-files": ["plain files, open", "libfuse, first pass", "libfuse, later pass, daemon's CPU"],
     "walk": ["plain files, os.walk", "libfuse, again, os.stat"],
-    "frameworks": [
-        "TFRecordDataset, records of 100 kB, libfuse",
-        "ImageFolder, workers: 2, libfuse, first epoch",
-    ],
+    "frameworks": ["TFRecordDataset, records of 100 kB, libfuse", "ImageFolder, workers: 2, libfuse"],
     "recipes": ["torch_imagefolder, plain files", "torch_imagefolder, libfuse, of plain"],
     "gpu": ["resnet18, plain files", "libfuse, of plain files", "rclone mount, of the dataset seen"],
     "rotation": ["plain files", "libfuse, of plain files", "libfuse, of the dataset seen"],

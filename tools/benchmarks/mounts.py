@@ -37,9 +37,6 @@ class Mount:
     def status(self) -> dict[str, Any]:
         return self.call("status")
 
-    def set(self, **options: object) -> None:
-        self.call("set", options={name: str(value) for name, value in options.items()})
-
     def call(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Call the daemon as the command does, but without a new process."""
         try:

@@ -94,10 +94,8 @@ def random_records(folder: Path, count: int, records: int, size: int) -> None:
 def write_shards(folder: Path, count: int, records: int, draw: Callable[[random.Random], bytes]) -> None:
     """TFRecord files. draw: makes a record."""
     generator = random.Random(6)
-    folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        content = tfrecord([draw(generator) for _ in range(records)])
-        (folder / f"train-{number:05}.tfrecord").write_bytes(content)
+        write_file(folder / f"train-{number:05}.tfrecord", tfrecord([draw(generator) for _ in range(records)]))
 
 
 def examples(folder: Path, count: int, records: int) -> None:
@@ -159,9 +157,8 @@ def tensors(folder: Path, count: int, each: int) -> None:
 def raws(folder: Path, count: int, planes: int) -> None:
     """Raw volumes: planes of 512 x 512 16-bit voxels."""
     generator = np.random.default_rng(10)
-    folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        (folder / f"{number:05}.raw").write_bytes(generator.bytes(planes * 512 * 512 * 2))
+        write_file(folder / f"{number:05}.raw", generator.bytes(planes * 512 * 512 * 2))
 
 
 def tables(folder: Path, count: int, rows: int) -> None:

@@ -97,7 +97,7 @@ def probe_latency(mount: Mount, reader: ReaderProcess, names: Path) -> tuple[flo
     wait_until(lambda: fetched(mount), "filling", every_s=0.02)
     began, before = time.monotonic(), fetched(mount)
     reader.start("until_told", small, names)
-    mount.set(bandwidth=0)
+    mount.call("set", options={"bandwidth": "0"})
     wait_until(lambda: len(list(mount.files.glob("shard-*"))) == SHARDS, "filling")  # without a request to the daemon
     filling, fill_s = reader.call("stop"), time.monotonic() - began
     reader.start("until_told", small, names)

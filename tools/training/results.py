@@ -145,27 +145,24 @@ def draw(found: Findings, path: Path) -> None:
     from matplotlib.figure import Figure
 
     # Equal results give equal files: no date, no random names. Text stays text, which is smaller.
-    with mpl.rc_context({"svg.hashsalt": "growfs", "svg.fonttype": "none", "font.size": 9}):
+    with mpl.rc_context({"svg.hashsalt": "growfs", "svg.fonttype": "none", "font.size": 9, "axes.titlesize": 9}):
         figure = Figure(figsize=(8.5, 3.4), layout="constrained")
         samples, in_time = figure.subplots(1, 2)
-        samples.set_title("the same number of samples", fontsize=9)
+        about = "accuracy, difference from all local, points"
+        samples.set(title="the same number of samples", xlabel="opens of each fetched file", ylabel=about)
         samples.axhline(-GOAL_POINTS, color="grey", linewidth=0.8, linestyle="--", label=f"goal: -{GOAL_POINTS}")
         _line(samples, found, [row for row in found.rows if row.way == GROWFS and not row.mounted], 0)
         notes = [row for row in found.rows if row.way in (EXACT, STATIC) and not row.in_time]
         note = "\n".join(f"{row.way}: {found.difference(row, 1)}" for row in notes)
         samples.text(0.97, 0.97, note, transform=samples.transAxes, ha="right", va="top", fontsize=8)
-        samples.set_xlabel("opens of each fetched file")
-        samples.set_ylabel("accuracy, difference from all local, points")
-        in_time.set_title("the same time", fontsize=9)
+        in_time.set(title="the same time", xlabel="the link delivers a file in the time of so many opens")
         for number, way in enumerate(COLORS):
             rows = [row for row in found.rows if row.way == way and row.in_time and not row.mounted]
             _line(in_time, found, [row for row in rows if row.opens_per_fetch in found.links()], number)
-        in_time.set_xlabel("the link delivers a file in the time of so many opens")
         ratios = sorted({row.opens_per_fetch for row in found.rows if row.opens_per_fetch})
         for axis, ticks in ((samples, ratios), (in_time, found.links())):
             axis.axhline(0, color="black", linewidth=0.8)
-            axis.set_xscale("log")
-            axis.set_xticks(ticks, map(str, ticks))
+            axis.set(xscale="log", xticks=ticks, xticklabels=ticks)
             axis.minorticks_off()
             axis.legend(fontsize=8, loc="lower left")
         figure.savefig(path, metadata={"Date": None})
