@@ -38,11 +38,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = [path for path in paths if path.endswith(".md")]
     sources = {target for path in pages for _, target in links(path) if is_source(target)}
     config.nav = navigation()
-    shown = set(nav_paths(config.nav))
     own = [File(path, str(ROOT), config.site_dir, config.use_directory_urls) for path in paths]
     own += [File.generated(config, f"{path}.md", content=source_page(path)) for path in sorted(sources)]
     for file in own:
-        if file.src_uri == INDEX or (file.generated_by and file.src_uri not in shown):
+        if file.src_uri == INDEX or file.generated_by:  # need not be in the navigation
             file.inclusion = InclusionLevel.NOT_IN_NAV
     return Files(of_theme + own)
 
@@ -93,14 +92,6 @@ def entry(path: str) -> str | list[Any]:
         return path
     below = {target: text for text, target in links(path) if posixpath.dirname(target) == folder}
     return [path, *({text: f"{target}.md" if is_source(target) else target} for target, text in below.items())]
-
-
-def nav_paths(entries: Any) -> Iterator[str]:
-    if isinstance(entries, str):
-        yield entries
-    else:
-        for below in entries.values() if isinstance(entries, dict) else entries:
-            yield from nav_paths(below)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

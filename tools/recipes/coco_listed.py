@@ -13,18 +13,15 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import CocoDetection
 
 BATCH = 16
-Sample = tuple[Tensor, list[dict[str, Any]]]
 
 
 def listed(annotations: dict[str, Any], names: set[str]) -> dict[str, Any]:
@@ -33,11 +30,6 @@ def listed(annotations: dict[str, Any], names: set[str]) -> dict[str, Any]:
     ids = {image["id"] for image in images}
     boxes = [box for box in annotations["annotations"] if box["image_id"] in ids]
     return {**annotations, "images": images, "annotations": boxes}
-
-
-def collate(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples of a batch: images differ in size and in the number of their objects."""
-    return list(samples)
 
 
 def main() -> None:
@@ -62,7 +54,8 @@ def main() -> None:
             json.dump(part, file)
             file.flush()
             dataset = CocoDetection(str(folder), file.name, transforms.ToTensor())
-        loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=options.workers, collate_fn=collate)
+        # A batch is a list: images differ in size and in the number of their objects.
+        loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=options.workers, collate_fn=list)
         samples = boxes = 0
         for batch in loader:  # here the model learns
             samples += len(batch)
