@@ -39,8 +39,9 @@ from tools.benchmarks.measure import (
     Setting,
     exit_status,
     temporary_folder,
+    write_file,
 )
-from tools.benchmarks.mounts import working_engines
+from tools.benchmarks.mounts import fully_cached
 from tools.benchmarks.nodes import nodes
 from tools.benchmarks.noise import noise
 from tools.benchmarks.stalls import stalls
@@ -126,11 +127,16 @@ def shown(value: float) -> str:
 
 def engines() -> tuple[str, ...]:
     """The engines that work on this machine. Prints why the others do not."""
+    found = []
     with temporary_folder() as folder:
-        found, others = working_engines(folder)
-    for line in others:
-        console.print(f"[yellow]{escape(line)}[/]")
-    return found
+        write_file(folder / "remote" / "file", b"a file\n")
+        for engine in ENGINES:
+            try:
+                with fully_cached(engine, folder / "remote", folder):
+                    found.append(engine)
+            except BenchError as error:
+                console.print(f"[yellow]the {engine} engine does not work here: {escape(str(error))}[/]")
+    return tuple(found)
 
 
 def bench() -> int:

@@ -18,7 +18,7 @@ from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from tools.benchmarks.cgroup import Cgroup
 from tools.benchmarks.child import Child
-from tools.benchmarks.measure import ENGINES, BenchError, cpu_s, fault_in_memory, run, size_of, wait_until
+from tools.benchmarks.measure import BenchError, cpu_s, fault_in_memory, run, size_of, wait_until
 from tools.benchmarks.servers import rclone_binary, rclone_source
 
 GROWFS = [sys.executable, "-m", "growfs"]
@@ -88,21 +88,6 @@ def fully_cached(engine: str, remote: Path, folder: Path) -> Iterator[Mount]:
             raise BenchError(f"{mount.engine} was used instead")
         wait_until(mount.all_cached, "filling the cache")
         yield mount
-
-
-def working_engines(folder: Path) -> tuple[tuple[str, ...], list[str]]:
-    """The engines that work on this machine, and the reason why each of the others does not."""
-    remote = folder / "remote"
-    remote.mkdir()
-    (remote / "file").write_text("a file\n")
-    engines, others = [], []
-    for engine in ENGINES:
-        try:
-            with fully_cached(engine, remote, folder):
-                engines.append(engine)
-        except BenchError as error:
-            others.append(f"the {engine} engine does not work here: {error}")
-    return tuple(engines), others
 
 
 RCLONE_TUNED = {
