@@ -70,6 +70,7 @@ class Parts(Selection):
         self._mount = mount
         self._to_come = PartsToCome()
         self._in_use = PartsInUse()
+        self._looked_up: Window | None = None
         self._waited_for = Counter[PassPosition]()
         self._moved_at = -math.inf  # when bytes arrived, or other parts were to be cached
         self._left_out = BitMap64()
@@ -109,6 +110,7 @@ class Parts(Selection):
         while due is None:
             window = self._window()
             due = await self._look_up(window)
+        self._looked_up = window
         self._to_come.found(window.ahead, due)
         return Order(frozen=due.always, rest=due.missing, frozen_ids=BitMap64(map(abs, due.always)))
 
@@ -162,7 +164,7 @@ class Parts(Selection):
 
     def _note_window(self) -> None:
         """Note that the window may have changed."""
-        if self._window().ahead != tuple(self._to_come.lacking):
+        if self._window() != self._looked_up:
             self._moved_at = trio.current_time()
             self.changed.notify()
 
@@ -188,6 +190,7 @@ class Parts(Selection):
     def _replace_division(self, number: int) -> set[int]:
         """Let no part of a pass begin until it is divided again. Returns the passes that are in use."""
         self._to_come.forget(number)
+        self._looked_up = None
         window, passes = self._window(), self.passes
         parts = (*window.in_use, *window.ahead, *self._to_come.lacking, passes.coming, passes.current)
         return {part.pass_ for part in parts}
@@ -269,6 +272,7 @@ class Parts(Selection):
         """See Planner."""
         assert isinstance(generation, Part)
         self._in_use.open(generation, trio.current_time())
+        self._note_window()  # it may have made room before
 
     def in_use(self) -> list[Part]:
         """See Planner."""
