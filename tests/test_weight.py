@@ -9,10 +9,10 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 109,
-    "statements of the core": 11_644,
-    "statements of all": 23_668,
+    "statements of the core": 11_601,
+    "statements of all": 23_581,
     "statements of the largest function": 41,
-    "constants in capitals": 676,
+    "constants in capitals": 543,
     "importers of exact": 1,
     "importers of peers": 2,
     "importers of fill": 0,

@@ -19,6 +19,7 @@ import trio
 
 from growfs.bitmaps import BitMap64
 from growfs.cache.catalog import Removed
+from growfs.cache.database import RETRY_S
 from growfs.daemon.wiring import Wiring
 from growfs.errors import GrowfsError, NoSuchName, RemoteError, TimedOut
 from growfs.extensions.exact.division import Due, find_due, plan_part
@@ -36,8 +37,6 @@ from growfs.workers.pool import WorkerLost
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 5.0
-"""Pause before a pass that could not be divided is tried again, or files that could not be marked."""
 QUIET_S = 0.05
 """How long nothing of a part that was read is open before it makes room, if no process waits for another part: others
 may read it, too. It is checked this often whether parts make room."""
