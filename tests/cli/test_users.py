@@ -141,6 +141,7 @@ def test_a_user_mounts_without_root_by_links_or_libfuse_and_only_root_may_contro
     assert (read.stdout, read.stderr) == ("20000\n", "")
     (cache,) = cache_folders(allowed.folder / "cache")
     assert cache.stat().st_uid == NOBODY
+    assert allowed.run("wait", allowed.folder / "mnt", "--all").returncode == 0
     status = json.loads(allowed.run("status", "--json", allowed.folder / "mnt").stdout)
     assert (status["state"], status["engine"]) == ("complete", "links")
     assert status["engine_reason"].startswith("no passthrough: needs CAP_SYS_ADMIN")
