@@ -111,7 +111,7 @@ def _first_paths(ask: Query) -> Iterator[str]:
 
 class Catalog:
     """Owns the catalog. `files` and `bytes` are totals over all files with a known size. `revision` is incremented
-    whenever files are added, removed or replaced.
+    whenever files are added, removed, replaced, pinned or unpinned.
 
     freeze: globs of the files that are never delisted or evicted. Directories are never renamed and ids never reused,
     so the path of a directory never changes: `paths` caches them.

@@ -226,6 +226,7 @@ class FileCommands:
 
         for ids in _batches(matching):
             await self._database.write(partial(write, ids))
+        self._catalog.revision += 1
         self.pins_changed.notify()
 
     async def _fetch(self, matching: Matching) -> AsyncIterator[Any]:

@@ -432,7 +432,7 @@ def test_frozen_and_pinned_files_are_in_each_part(growfs: Growfs, reader: Reader
     saved = describe(growfs.mountpoint, 9)["catalog"]
     growfs.run("unpin", growfs.mountpoint, "class0/0000.bin")
     with pytest.raises(GrowfsError, match="frozen or pinned"):
-        next(api.epoch(growfs.mountpoint, 10, catalog=saved))
+        next(api.epoch(growfs.mountpoint, 9, catalog=saved))
 
 
 def test_what_parts_depend_on_cannot_be_set(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
