@@ -1,28 +1,31 @@
-"""Processes that read the generations of a folder. Run as a program, this module is one of them."""
+"""Processes that read the generations of a folder: forks of one that has imported growfs.
+
+Run as a program, this module is that one.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import growfs
 from growfs.errors import GrowfsError
-from tests.harness import FORKS
 
 
 class Reader:
     """A process that reads. Paths are relative to the generation that it has, unless they are absolute."""
 
-    def __init__(self) -> None:
-        pipe = subprocess.PIPE
-        self._process = FORKS.start(["-m", "tests.generation_readers"], os.environ, stdin=pipe, stdout=pipe)
+    def __init__(self, readers: Readers, number: int) -> None:
+        self._readers = readers
+        self._number = number
 
     def next_generation(self, folder: Path, number: int | None = None) -> Path:
         """Call `growfs.next_generation`; what is read is relative to its result. Raises OSError with its warning."""
@@ -61,19 +64,40 @@ class Reader:
         self._request("fork")
 
     def end(self, kill: bool = False) -> None:
-        """End the process, by SIGKILL if that is asked for."""
+        """End the process, by SIGKILL if that is asked for, and reap it."""
+        self._request("kill" if kill else "end")
+
+    def _request(self, verb: str, *arguments: str | int | None) -> Any:
+        return self._readers.request(self._number, verb, *arguments)
+
+
+class Readers:
+    """Owns the process from which readers are forked."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.generation_readers"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._numbers = itertools.count(1)
+
+    def __enter__(self) -> Readers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin
         assert self._process.stdout
-        if kill:
-            self._process.kill()
         self._process.stdin.close()
         self._process.wait(10)
         self._process.stdout.close()
 
-    def _request(self, verb: str, *arguments: str | int | None) -> Any:
+    def new(self) -> Reader:
+        """A new process."""
+        return Reader(self, next(self._numbers))
+
+    def request(self, number: int, verb: str, *arguments: str | int | None) -> Any:
+        """Have a reader do something. Raises OSError."""
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(json.dumps([verb, *arguments]) + "\n")
+        self._process.stdin.write(json.dumps([number, verb, *arguments]) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
         if "error" in answer:
@@ -81,19 +105,10 @@ class Reader:
         return answer["result"]
 
 
-class Readers(ExitStack):
-    """Ends the processes at the end of the block."""
-
-    def new(self) -> Reader:
-        """A new process."""
-        reader = Reader()
-        self.callback(reader.end)
-        return reader
+# In the processes.
 
 
 class _Program:
-    """In the process."""
-
     def __init__(self) -> None:
         self.tree = ""
         self.epochs: list[Iterator[Path]] = []
@@ -108,10 +123,14 @@ class _Program:
             return {"error": [0, str(error)]}
 
     def next_generation(self, folder: str, number: int | None) -> str:
+        import growfs
+
         self.tree = str(growfs.next_generation(folder, number))
         return self.tree
 
     def begin_part(self, folder: str, number: int, part: int) -> None:
+        import growfs
+
         epoch = growfs.epoch(folder, number, part)
         self.tree = str(next(epoch))
         self.epochs.append(epoch)  # until the next part is held, as a loop over one epoch does
@@ -147,8 +166,51 @@ class _Program:
             os._exit(0)
 
 
-if __name__ == "__main__":
+def _serve(channel: socket.socket) -> None:
+    import warnings
+
     warnings.simplefilter("error", UserWarning)
     program = _Program()
+    for line in channel.makefile():
+        channel.sendall((json.dumps(program.answer(*json.loads(line))) + "\n").encode())
+    os._exit(0)
+
+
+def main() -> None:
+    """Fork a reader for each number, and pass requests on to it."""
+    import growfs.client.generation
+    import growfs.daemon.control_client  # noqa: F401 - what each reader needs
+
+    readers: dict[int, tuple[int, socket.socket, Any]] = {}
     for line in sys.stdin:
-        print(json.dumps(program.answer(*json.loads(line))), flush=True)
+        number, verb, *arguments = json.loads(line)
+        if number not in readers:
+            ours, theirs = socket.socketpair()
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                for _, other, file in readers.values():
+                    file.close()
+                    other.close()
+                _serve(theirs)
+            theirs.close()
+            readers[number] = pid, ours, ours.makefile()
+        pid, channel, answers = readers[number]
+        if verb in ("end", "kill"):
+            if verb == "kill":
+                os.kill(pid, signal.SIGKILL)
+            answers.close()
+            channel.close()
+            os.waitpid(pid, 0)
+            del readers[number]
+            answer = '{"result": null}\n'
+        else:
+            channel.sendall((json.dumps([verb, *arguments]) + "\n").encode())
+            answer = answers.readline()
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.write(answer)
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

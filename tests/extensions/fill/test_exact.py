@@ -135,16 +135,16 @@ def test_an_epoch_holds_no_part_while_it_waits_for_the_next_one(growfs: Fill, tm
 def test_a_part_that_is_opened_again_does_not_keep_the_files_of_the_next_one(growfs: Fill, tmp_path: Path) -> None:
     fill(growfs, tmp_path / "remote")
     parts = growfs.mountpoint / "passes/2"
-    with Readers() as ranks, ThreadPoolExecutor() as threads:
-        ahead, behind = ranks.new(), ranks.new()
+    with Readers() as ranks, Readers() as others, ThreadPoolExecutor() as threads:
+        ahead, behind = ranks.new(), others.new()
         ahead.begin_part(growfs.mountpoint, 2, 1)
         names = ahead.names()
         with (parts / "1" / min(names)).open():  # so its folder stays, although the part makes room
             for name in names:
                 ahead.read(name)
             ahead.next_part()
-            last, *others = ahead.names()
-            for name in others:
+            last, *rest = ahead.names()
+            for name in rest:
                 ahead.read(name)
             until(lambda: (exact := growfs.status()["exact"])["in_use"] == "2/2" and exact["missing_files"])
             waiting = threads.submit(ahead.next_part)
