@@ -145,6 +145,16 @@ async def test_a_generation_that_delists_nothing_needs_no_plan(
 # Which files are delisted.
 
 
+@pytest.mark.promise(18)
+async def test_the_files_shown_for_longest_are_delisted(scene: TurnoverScene) -> None:
+    await show_all(scene, "123456")
+    first = scene.cache.generations.current
+    second = await scene.begin(delist=2)
+    assert (scene.listed(), second.files) == ("3456", 4)
+    assert scene.listed(first) == "123456"  # a reader of that generation still sees all
+    assert scene.resident() == "123456"
+
+
 @pytest.mark.promise(18, 23)
 @pytest.mark.parametrize("pinned", [PINNED, FROZEN, PINNED | FROZEN])
 async def test_pinned_and_frozen_files_are_never_delisted_or_evicted(scene: TurnoverScene, pinned: int) -> None:
