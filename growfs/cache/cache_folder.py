@@ -157,8 +157,10 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
     try:
         with open_cache_dir(cache_dir, makes=True) as directory:
             if not _is_tagged(directory.path):
-                text = "# This folder is a cache of growfs: backups may leave it out.\n"
-                text = f"Signature: 8a477f597d28d172789f06886806bc55\n{text}"  # https://bford.info/cachedir/
+                text = (
+                    "Signature: 8a477f597d28d172789f06886806bc55\n"  # https://bford.info/cachedir/
+                    "# This folder is a cache of growfs: backups may leave it out.\n"
+                )
                 disk.write_text("TAG", directory.path / "CACHEDIR.TAG", text)
             with trust.open_below(directory, folder_name(spec, url), REMEDY, makes=0o700) as folder:
                 trust.check_entries(folder, REMEDY)
