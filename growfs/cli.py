@@ -182,12 +182,9 @@ def next_(path: Path, command: tuple[str, ...]) -> None:
     """
     from growfs.client.generation import begin_generation, run_in
 
-    def show(message: Warning | str, *_: object, **__: object) -> None:
-        click.echo(f"warning: {message}", err=True)
-
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = show
+        warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
         if command:
             run_in(path, command)
         click.echo(begin_generation(path))

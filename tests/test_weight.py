@@ -9,8 +9,8 @@ from tools.features import FEATURES, OWNERS, ROOT
 
 CEILINGS = {
     "files of the core": 109,
-    "statements of the core": 11_602,
-    "statements of all": 23_582,
+    "statements of the core": 11_601,
+    "statements of all": 23_578,
     "statements of the largest function": 41,
     "constants in capitals": 543,
     "importers of exact": 1,

@@ -63,7 +63,8 @@ os.register_at_fork(after_in_child=_forget)
 def next_generation(folder: str | os.PathLike[str], number: int | None = None) -> Path:
     """See `growfs.next_generation`."""
     with _asking:
-        return _next_generation(absolute_path(Path(folder)).resolve(), number=number)
+        folder = absolute_path(Path(folder)).resolve()
+        return _next_generation(folder, int(_held[folder].tree.name) if folder in _held else 0, number)
 
 
 @contextmanager
@@ -88,10 +89,8 @@ def hold_part(folder: Path, cache: Path, number: int, part: int) -> Iterator[Non
             _held.pop(folder).end()
 
 
-def _next_generation(folder: Path, after: int | None = None, number: int | None = None) -> Path:
-    """after: the generation that was read; by default the one that this process holds. number: the one to begin."""
-    if after is None:
-        after = int(_held[folder].tree.name) if folder in _held else 0
+def _next_generation(folder: Path, after: int | None, number: int | None = None) -> Path:
+    """after, number: see FrontEnd.next."""
     for _ in range(ATTEMPTS):
         tree = _ask(folder, after, number)
         if _hold(folder, tree):
@@ -117,7 +116,7 @@ def _hold(folder: Path, tree: Path) -> bool:
 def begin_generation(folder: Path) -> Path:
     """As `next_generation`, without a hold, for a caller about which nothing is known."""
     folder = absolute_path(folder).resolve()
-    return _ask(folder, _newest_number(folder), holds=False)
+    return _ask(folder, None, holds=False)
 
 
 def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
@@ -126,7 +125,7 @@ def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
     The command has the path of the generation in GENERATION_VARIABLE, and as its working directory.
     """
     folder = absolute_path(folder).resolve()
-    tree = _next_generation(folder, _newest_number(folder))
+    tree = _next_generation(folder, None)
     os.set_inheritable(_held[folder].lock, True)
     try:
         os.chdir(tree)
@@ -135,22 +134,13 @@ def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
         raise GrowfsError(f"{command[0]}: {error.strerror}; name a program that can be run") from None
 
 
-def _newest_number(folder: Path) -> int:
-    """The number of the newest generation; 0 if there is none yet."""
-    top = folder if front_end_at(folder) else folder / FOLDER_NAME
-    try:
-        return int(os.path.basename(os.readlink(top / CURRENT)))
-    except OSError:
-        return 0
-
-
-def _ask(folder: Path, after: int, number: int | None = None, holds: bool = True) -> Path:
+def _ask(folder: Path, after: int | None, number: int | None = None, holds: bool = True) -> Path:
     """The next generation, or the one with that number. Raises GrowfsError."""
     front_end = front_end_at(folder)
     return front_end.next(after, number, holds) if front_end else _of_mount(folder, after, number)
 
 
-def _of_mount(mountpoint: Path, after: int, number: int | None) -> Path:
+def _of_mount(mountpoint: Path, after: int | None, number: int | None) -> Path:
     """The next generation of a mount."""
     trees = mountpoint / FOLDER_NAME / GENERATIONS
     try:
@@ -159,7 +149,7 @@ def _of_mount(mountpoint: Path, after: int, number: int | None) -> Path:
                 f"{mountpoint}: is neither a growfs mount nor a folder filled by growfs fill; mount it first: growfs"
                 f" mount URL {mountpoint}"
             )
-        return trees / str(number or int((trees / f"after-{after}").read_bytes()))
+        return trees / str(number or int((trees / f"after-{CURRENT if after is None else after}").read_bytes()))
     except OSError as error:
         raise GrowfsError(f"{mountpoint}: no generation can begin: {error.strerror}; see growfs status") from None
 

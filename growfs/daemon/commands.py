@@ -103,9 +103,8 @@ class MountCommands:
                 guess = f"did you mean {near[0]}? " if near else ""
                 raise UsageError(f"{shown}: cannot be set while mounted; {guess}these can: {', '.join(names)}")
             values[name] = parse_value(self._live[name], text)
-        for name, value in values.items():
             if check := self._checks.get(name):
-                check(value)
+                check(values[name])
         for name, change in self._setters.items():
             if name in values and (changing := change(values[name])):
                 await changing

@@ -49,10 +49,11 @@ class FrontEnd(Running, ABC):
         """What its daemon does, and how to end that."""
 
     @abstractmethod
-    def next(self, after: int, number: int | None, holds: bool) -> Path:
-        """The generation after this one, or the one with that number. holds: the caller is about to lock it.
+    def next(self, after: int | None, number: int | None, holds: bool) -> Path:
+        """The next generation, or the one with that number. Raises GrowfsError.
 
-        Raises GrowfsError.
+        after: the generation that the caller has read and leaves; 0: none, so it may join the newest one; None: none,
+        and it wants the one after the newest. holds: the caller is about to lock it.
         """
 
 

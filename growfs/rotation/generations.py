@@ -242,7 +242,10 @@ class Generations:
         return not self.planner.changes_nothing(self._turnover(BitMap64(), frozenset()))
 
     def is_due_after(self, number: int) -> bool:
-        """Whether the next one has to begin for a process that has read one (0: none), or it joins the newest."""
+        """Whether the next one has to begin for a process that has read one, or it joins the newest.
+
+        0: it has read none. A number that is still to come: the same, but it joins only if there is nothing new.
+        """
         newest = self.current
         if self.is_over or newest is None:
             return True

@@ -142,19 +142,25 @@ class Readers:
         await self.begin_if(lambda: self._generations.last_number < number)
 
     async def begin_after(self, number: int) -> Generation:
-        """Begin the generation after one that was read (0: none), if that has not happened and there is something new.
+        """Begin the generation after one that was read, if that has not happened and there is something new.
 
-        Returns the newest one.
+        number: see `Generations.is_due_after`. Returns the newest one.
         """
-        await self.begin_if(partial(self._generations.is_due_after, number))
+        leaves = 0 < number <= self._generations.last_number
+        await self.begin_if(partial(self._generations.is_due_after, number), leaves=leaves)
         return self._generations.current or NOTHING
 
     async def begin_if(
-        self, is_due: Callable[[], bool], planner: Planner | None = None, lister: Reader | None = None
+        self,
+        is_due: Callable[[], bool],
+        planner: Planner | None = None,
+        lister: Reader | None = None,
+        leaves: bool = True,
     ) -> None:
         """Begin a generation if one is due, also once no other one is about to begin.
 
-        planner: of this generation; by default, that of the mount. Raises the errors of `Planner.wait`.
+        planner: of this generation; by default, that of the mount. leaves: it is for a program that reads the newest
+        one, so what else reads that may go on soon. Raises the errors of `Planner.wait`.
         """
         while is_due():
             await (planner or self._generations.planner).wait()  # not in the lock: others may begin meanwhile
@@ -162,8 +168,8 @@ class Readers:
                 if not is_due():
                     return
                 lasting = (other.lasting_holds(lister) for other in self._holding() if other.pid != FOREIGN)
-                # Programs that read the newest generation may go on to the next one soon.
-                earlier = (each.listed for each in self._held_as_a_whole() - {self._generations.current})
+                left = {self._generations.current} if leaves else set()
+                earlier = (each.listed for each in self._held_as_a_whole() - left)
                 held = BitMap64().union(*lasting, *earlier)
                 if await self._generations.begin(held, self._recently_opened(), planner):
                     return

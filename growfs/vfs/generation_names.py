@@ -5,7 +5,8 @@ opened by their paths even after it has ended. Only those that are kept or held 
 one can be looked up, too: opening that folder begins it.
 
 Opening the file `generations/after-7`, which no listing shows, begins the generation after 7 if there is something new.
-Its content is the number of the newest generation.
+Its content is the number of the newest generation. A program that has read none opens `after-0`, which may join the
+newest, or `after-current`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from growfs.vfs.virtual import BeginListing, VirtualFile
 
 GENERATIONS_ID, CURRENT_ID, AFTER_ID = 3, 4, 5
 """Node ids of the folder `generations`, and of `current` and `after-N` without the number that theirs have."""
-AFTER = re.compile(r"after-(\d+)", re.ASCII)
+AFTER = re.compile(rf"after-(\d+|{CURRENT})", re.ASCII)
 NUMBERS = (1 << 20) - 1
 """How many numbers ids can have: the kernel's inode numbers have 64 bits, some programs take them as signed, and one
 bit stands for passes. All bits 0 stand for no number.
@@ -71,9 +72,10 @@ class GenerationNames:
     def lookup(self, _: int, name: str) -> Attributes:
         """See Names."""
         last = self._generations.last_number
-        if after := AFTER.fullmatch(name):  # one of another cache counts as none
-            number = int(after[1])
-            return self.attributes(self._id(number, AFTER_ID) if 0 < number <= last else AFTER_ID)
+        if after := AFTER.fullmatch(name):
+            is_current = after[1] == CURRENT
+            number = last + 1 if is_current else int(after[1])  # one of another cache counts as none
+            return self.attributes(self._id(number, AFTER_ID) if is_current or 0 < number <= last else AFTER_ID)
         if name.isdecimal() and name.isascii() and 0 < int(name) <= last + 1:
             return self.attributes(self._id(int(name), ROOT))
         raise NoSuchName(name)

@@ -49,7 +49,7 @@ def generation(growfs: Growfs, number: object) -> Path:
     return growfs.mountpoint / TREES / str(number)
 
 
-def next_number(growfs: Growfs, after: int = 0) -> int:
+def next_number(growfs: Growfs, after: object = 0) -> int:
     """Begin the generation after another, if there is something new; returns the number of the newest."""
     return int((growfs.mountpoint / TREES / f"after-{after}").read_text())
 
@@ -153,6 +153,7 @@ def test_current_names_the_newest_generation_and_other_names_are_none(
         for _ in range(CONTENTS_MAX + 10):
             fd = stack.enter_context(opened(growfs.mountpoint / TREES / "after-4"))
             assert os.read(fd, 100) == b"5\n", "any number of processes may ask at a time"
+    assert [next_number(growfs, name) for name in (0, "current", 0)] == [5, 6, 6]
 
 
 def test_generations_whose_numbers_do_not_fit_in_ids(growfs: Growfs, tree: dict[str, bytes]) -> None:

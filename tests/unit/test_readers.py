@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -384,6 +385,33 @@ async def test_the_next_generation_begins_only_if_there_is_something_new(cache: 
     await cache.admit("a/2")
     assert (await readers.begin_after(1)).number == 2
     assert (await readers.begin_after(1)).number == 2, "another rank"
+
+
+@pytest.mark.parametrize(("leaves", "stay"), [(1, False), (0, True), (2, True)])
+async def test_files_that_others_read_make_room_last(
+    leaves: int,
+    stay: bool,
+    cache: LocalCache,
+    readers: Readers,
+    processes: Processes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of the newest generation, too, unless it is for its readers that the next one begins."""
+    cache.generations.settle_s = 0
+    first = await readers.begin_after(0)
+    readers.open_generation(first, processes.start())
+    await cache.list([file("a/1"), file("a/2")])
+    await cache.admit("a/2")
+    held = list[BitMap64]()
+    begin = cache.generations.begin
+
+    async def begin_and_note(lasting_holds: BitMap64, *more: Any) -> bool:
+        held.append(lasting_holds)
+        return await begin(lasting_holds, *more)
+
+    monkeypatch.setattr(cache.generations, "begin", begin_and_note)
+    assert (await readers.begin_after(leaves)).number == 2
+    assert held == [first.listed if stay else BitMap64()]
 
 
 async def test_the_generations_are_looked_up_once_for_all_names_that_are_gone(

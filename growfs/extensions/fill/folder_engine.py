@@ -87,8 +87,8 @@ class FolderEngine:
         self._counter = OpenCounter(self._count_open, sees_opens=has_hard_links)
         self._spare: Path | None = None
         self._is_ready = False
-        self._wanted = set[Planner]()
-        """What plans the generations that processes wait for."""
+        self._wanted = dict[Planner, set[int | None]]()
+        """What plans the generations that processes wait for, and which generations these processes leave."""
         self._last_error = ""
         self._retry_at = 0.0
         self._rounds = 0
@@ -178,15 +178,15 @@ class FolderEngine:
 
     # The command.
 
-    async def next(self, after: int = 0, number: int | None = None, holds: bool = True) -> AsyncIterator[Any]:
+    async def next(self, after: int | None = 0, number: int | None = None, holds: bool = True) -> AsyncIterator[Any]:
         """Return the number and path of the next generation; it begins if there is something new.
 
-        after: the generation that the caller has read; 0 for none. number: the generation that the caller wants, even
-        if there is nothing new. holds: the caller is about to lock it.
+        after, number, holds: see FrontEnd.next. A generation with a number begins even if there is nothing new.
         """
+        after = self._generations.number + 1 if after is None else after
         begins, before = self._is_ready and self._is_due(after, number), self._rounds
         if begins:
-            self._want(self._generations.planner)
+            self._want(self._generations.planner, after)
         while (begins and self._rounds == before) or not self._trees:
             with trio.move_on_after(PROGRESS_S):
                 await self._finished.wait()
@@ -225,8 +225,8 @@ class FolderEngine:
         return any(tree.generation is generation and trees.is_locked(tree.path) for tree in self._trees)
 
     def _is_due(self, after: int, number: int | None) -> bool:
-        """Whether a generation has to begin for a process that has read `after`, or wants a certain one; otherwise it
-        joins the current one.
+        """Whether a generation has to begin for a process that asks for the next one; otherwise it joins the current
+        one.
         """
         current = self._generations.current
         if not self._trees or current is None:
@@ -242,8 +242,8 @@ class FolderEngine:
 
     # Generations.
 
-    def _want(self, planner: Planner) -> None:
-        self._wanted.add(planner)
+    def _want(self, planner: Planner, leaves: int | None = None) -> None:
+        self._wanted.setdefault(planner, set()).add(leaves)
         self._woken.set()
 
     async def _step(self) -> None:
@@ -258,7 +258,7 @@ class FolderEngine:
                 try:
                     await self._begin(ready[0])
                 finally:
-                    self._wanted.discard(ready[0])  # of others that have asked meanwhile, too
+                    del self._wanted[ready[0]]  # of others that have asked meanwhile, too
                     self._rounds += 1
                     self._finished.set()
                     self._finished = trio.Event()
@@ -299,7 +299,9 @@ class FolderEngine:
             before = self._generations.number
             if not self._counter.is_counting and before:
                 await self._count_all()
-            kept = (tree.generation.listed for tree in self._trees[:-1] if trees.is_locked(tree.path))
+            left = self._wanted.get(planner, ())
+            stay = (tree for tree in self._trees if tree.number not in left and trees.is_locked(tree.path))
+            kept = (tree.generation.listed for tree in stay)
             await self._generations.begin(BitMap64().union(*kept), self._usage.recently_opened(), planner)
             if self._generations.number == before:
                 return

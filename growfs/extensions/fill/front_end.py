@@ -47,7 +47,7 @@ class FilledFolder(FrontEnd):
             f" {self.mountpoint}"
         )
 
-    def next(self, after: int, number: int | None, holds: bool) -> Path:
+    def next(self, after: int | None, number: int | None, holds: bool) -> Path:
         """See FrontEnd. If the daemon does not answer: the newest existing generation, or the existing one with that
         number, with a warning.
         """

@@ -155,6 +155,28 @@ def test_a_held_generation_stays_whole_until_its_reader_is_killed(
 
 
 @pytest.mark.promise(44)
+@pytest.mark.parametrize("is_command", [False, True])
+def test_jobs_that_overlap_see_new_files(growfs: Fill, tmp_path: Path, readers: Readers, is_command: bool) -> None:
+    full(growfs, tmp_path, "--settle", "0", "--keep-generations", "1", "--turnover", "50%")
+    jobs = [readers.new(), readers.new()]
+    for job in jobs:
+        job.next_generation(growfs.mountpoint)
+        assert all(job.read(name) == SIZE for name in job.names())
+        if job is jobs[0]:
+            until_replaced(growfs)
+    if is_command:
+        growfs.run("next", growfs.mountpoint)
+    else:
+        jobs.append(readers.new())
+        jobs[-1].next_generation(growfs.mountpoint)
+    cached = files_below(growfs.cache / "files")
+    jobs[0].end()
+    until(lambda: files_below(growfs.cache / "files") - cached)
+    for job in jobs[1:]:
+        job.end()
+
+
+@pytest.mark.promise(44)
 def test_an_open_file_keeps_its_generation(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
     full(growfs, tmp_path, "--settle", "60", "--keep-generations", "1", "--turnover", "50%")
     first = growfs.current
