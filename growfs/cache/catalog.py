@@ -279,6 +279,12 @@ class Catalog:
         query, values = "UPDATE node SET drawn = ? WHERE id = ? AND drawn < ?", [(-number, id, number) for id in ids]
         await self._db.write_with_retry(lambda writer: writer.executemany(query, values))
 
+    async def set_pinned(self, ids: Sequence[int], pinned: bool) -> None:
+        """Pin files, so that they are never evicted, or undo that."""
+        query = f"UPDATE node SET pinned = pinned {'|' if pinned else '& ~'}{PINNED} WHERE id = ?"
+        await self._db.write(lambda writer: writer.executemany(query, [(id,) for id in ids]))
+        self.revision += 1
+
     async def begin_pass(self, number: int) -> None:
         """Begin a pass over the catalog."""
         await self._db.write_with_retry(lambda writer: set_meta(writer, "pass", number))

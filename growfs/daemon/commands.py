@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sqlite3
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -15,7 +14,7 @@ import trio
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
-from growfs.cache.schema import PINNED, Query, id_at, with_paths
+from growfs.cache.schema import Query, id_at, with_paths
 from growfs.cache.store import Store
 from growfs.daemon.options import all_rows, flag_name, parse_value
 from growfs.daemon.status_text import files
@@ -218,14 +217,8 @@ class FileCommands:
             )
 
     async def _set_pinned(self, matching: Sequence[int], pinned: bool) -> None:
-        change = f"pinned | {PINNED}" if pinned else f"pinned & ~{PINNED}"
-
-        def write(ids: Sequence[int], writer: sqlite3.Connection) -> None:
-            writer.executemany(f"UPDATE node SET pinned = {change} WHERE id = ?", [(id,) for id in ids])
-
         for ids in _batches(matching):
-            await self._database.write(partial(write, ids))
-        self._catalog.revision += 1
+            await self._catalog.set_pinned(ids, pinned)
         self.pins_changed.notify()
 
     async def _fetch(self, matching: Matching) -> AsyncIterator[Any]:
@@ -267,9 +260,10 @@ class FileCommands:
 
 def _match(paths: PathFilter, ask: Query) -> Matching:
     ids, missing, unpinned, bytes = array("q"), array("q"), array("q"), 0
-    columns = "n.id, n.size, n.pinned, r.id IS NOT NULL"
-    rest = "node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0"
-    for path, id, size, pinned, is_cached in with_paths(ask, columns, rest):
+    found = with_paths(
+        ask, "n.id, n.size, n.pinned, r.id IS NOT NULL", "node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0"
+    )
+    for path, id, size, pinned, is_cached in found:
         if paths.matches(path):
             ids.append(id)
             bytes += disk.allocation(size or 0)

@@ -29,8 +29,9 @@ from growfs.workers.messages import (
     SizeExceeded,
 )
 
-REPORT_EVERY_S = 0.1
-"""Files that finish within this time share a message, and the transaction that admits them. 10 ms cost a third more."""
+REPORT_EVERY_S = 0.05
+"""Files that finish within this time after a message share the next one, and the transaction that admits them. At 100
+files a second, 20 ms cost a third more CPU."""
 AT_ONCE_BYTES = 8 << 20
 """A file of this size is reported at once: the message adds next to nothing, and a reader may list at any moment."""
 
@@ -101,7 +102,7 @@ class Downloader:
             self._finished.append((request.id, result))
             self._unfinished -= 1
             self._is_report_due |= job.urgent or (request.file.size or 0) >= AT_ONCE_BYTES
-            if self._should_report():
+            if len(self._finished) == 1 or self._should_report():
                 self._report_due.notify()
 
     def _download(self, request: FetchRequest) -> Fetched:
@@ -160,12 +161,13 @@ class Downloader:
         return self._is_report_due or len(self._finished) >= REPORT_FILES or not self._unfinished
 
     def _report(self) -> None:
-        reported_at = time.monotonic()
+        reported_at = alone_from = time.monotonic()
         while True:
             self._threads.check_limit()
             with self._report_due:
                 self._report_due.wait_for(lambda: self._unfinished or self._finished)
-                self._report_due.wait_for(self._should_report, REPORT_EVERY_S)
+                self._report_due.wait_for(lambda: self._finished, REPORT_EVERY_S)
+                self._report_due.wait_for(self._should_report, alone_from - time.monotonic())
                 answered, library = self._retries.answered, self._threads.library
                 library_files = library.files
                 report = FetchProgress(
@@ -180,4 +182,5 @@ class Downloader:
                 self._progressed = self._progressed and not heartbeat
             if report.bytes or report.other_bytes or report.failure or report.files or heartbeat:
                 reported_at = time.monotonic()
+                alone_from = reported_at + REPORT_EVERY_S * bool(report.files)
                 self._send(report)

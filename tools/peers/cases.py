@@ -71,7 +71,8 @@ class Setting:
             try:
                 self.results.add(case, peer.name, name, measured(folder))
             except (BenchError, GrowfsError, OSError, ValueError, SubprocessError) as error:
-                self.results.left_out[run] = str(error).splitlines()[0][:200]
+                lines = (line for line in str(error).splitlines() if "[INF]" not in line)  # of the log of s3fs
+                self.results.left_out[run] = next(lines, "")[:200]
                 print(f"  failed: {error}", file=sys.stderr, flush=True)
             else:
                 self.results.left_out.pop(run, None)  # --add, or another round

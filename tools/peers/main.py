@@ -40,4 +40,5 @@ def measure(machine: dict[str, object], arguments: argparse.Namespace, results: 
     for name in arguments.case or CASES:
         with temporary_folder() as folder:
             CASES[name](Setting(folder, arguments.quick, arguments.rounds, found, results))
+        results.cases[name]["measured"] = f"{results.date}, {machine['cpu']}"
         results.save(arguments.out / FILE.name)

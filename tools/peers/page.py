@@ -274,6 +274,7 @@ def markdown(results: Results) -> str:
         for name, peer in results.peers.items()
     )  # fmt: skip
     found = common_values(results) | {"peers": table(["", "what it is", "version", "flags"], ran)}
+    found["measured"] = "".join(f"- {name}: {case['measured']}\n" for name, case in results.cases.items())
     return rendered(TEMPLATE, found, lambda case: values(results, case) if results.has(case) else None)
 
 
