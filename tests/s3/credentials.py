@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -67,7 +67,7 @@ class Issuer:
             self.issued += 1
             key = f"ASIA{self.issued:08}"
             self._valid.add(key)
-        end = datetime.now(UTC) + timedelta(seconds=self.lasts_s)
+        end = datetime.now(timezone.utc) + timedelta(seconds=self.lasts_s)
         return {
             "Code": "Success",
             "AccessKeyId": key,
