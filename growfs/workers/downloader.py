@@ -167,6 +167,7 @@ class Downloader:
             with self._report_due:
                 self._report_due.wait_for(lambda: self._unfinished or self._finished)
                 self._report_due.wait_for(lambda: self._finished, REPORT_EVERY_S)
+                # A file that finishes alone does not wait here: it may be the last one of a part, or of a first batch.
                 self._report_due.wait_for(self._should_report, alone_from - time.monotonic())
                 answered, library = self._retries.answered, self._threads.library
                 library_files = library.files
