@@ -323,7 +323,7 @@ by which readers hold them; the next generation lists the group as a whole."""
 
 DELIST_EMPTY = (
     "UPDATE resident SET delisted = (SELECT coalesce(max(number), 0) + 1 FROM generation)"
-    " WHERE id = ?1 AND delisted IS NULL AND NOT EXISTS (SELECT 1 FROM resident WHERE parent = ?1)"
+    " WHERE id = ? AND delisted IS NULL AND NOT EXISTS (SELECT 1 FROM resident r WHERE r.parent = resident.id)"
 )
 """From the next generation on, do not list a directory that is empty. It is listed again with its next file."""
 
@@ -335,8 +335,8 @@ def _record_generations(writer: sqlite3.Connection, id: int) -> None:
     """Record the first and the last generation that showed a file, before its row is deleted."""
     writer.execute(
         "UPDATE node SET last_shown = shown.last, first_shown = coalesce(first_shown, shown.first)"
-        f" FROM (SELECT {FIRST_SHOWN} AS first,"
+        f" FROM (SELECT r.id AS of, {FIRST_SHOWN} AS first,"
         " coalesce(r.delisted - 1, (SELECT max(number) FROM generation)) AS last"
-        " FROM resident r WHERE r.id = ?1) AS shown WHERE id = ?1 AND shown.first IS NOT NULL",
+        " FROM resident r WHERE r.id = ?) AS shown WHERE id = shown.of AND shown.first IS NOT NULL",
         (id,),
     )

@@ -27,24 +27,25 @@ def open_seekable(
     remote: Remote, file: RemoteFile, on_bytes: Callable[[], object] = lambda: None
 ) -> io.BufferedReader[SeekableStream]:
     """Open a file of remote. Opening it and reading it raise RemoteErrors. on_bytes: called when some have arrived."""
-    return io.BufferedReader(SeekableStream(remote, file, on_bytes), BUFFER_BYTES)
+    return io.BufferedReader(SeekableStream(remote, remote.open(file), on_bytes), BUFFER_BYTES)
 
 
 class SeekableStream(io.RawIOBase):
     """Owns the open stream and the position. All streams are of the same version as the first one.
 
-    error: the last RemoteError raised by a read; the code that reads may catch it and raise another.
+    first: at its beginning. error: the last RemoteError raised by a read; the code that reads may catch it and raise
+    another.
     """
 
-    def __init__(self, remote: Remote, file: RemoteFile, on_bytes: Callable[[], object]) -> None:
+    def __init__(self, remote: Remote, first: RemoteStream, on_bytes: Callable[[], object]) -> None:
         self.error: GrowfsError | None = None
-        self.name = file.path
+        self.name = first.file.path
         self._remote = remote
         self._on_bytes = on_bytes
         self._buffer_s, self._buffer_bytes = 0.0, 0  # waited and arrived, of the next BUFFER_BYTES
         self._position = self._stream_position = 0
-        self._stream: RemoteStream | None = remote.open(file)
-        self.file = self._stream.file
+        self._stream: RemoteStream | None = first
+        self.file = first.file
 
     def readable(self) -> bool:
         return True

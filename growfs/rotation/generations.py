@@ -358,8 +358,8 @@ class Generations:
         if contents := generation.contents:
             return store.resident_files - generation.files, store.resident_content_bytes - contents.bytes, 0
         ((files, bytes, new),) = ask(
-            "SELECT count(*), coalesce(sum(n.size), 0), coalesce(sum(r.seq > ?1), 0) FROM resident r"
-            " JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND (r.seq > ?1 OR r.delisted <= ?2)",
-            generation.last_seq, generation.number,
+            "SELECT count(*), coalesce(sum(n.size), 0), coalesce(sum(r.seq > ?), 0) FROM resident r"
+            " JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND (r.seq > ? OR r.delisted <= ?)",
+            generation.last_seq, generation.last_seq, generation.number,
         )  # fmt: skip
         return files, bytes, new

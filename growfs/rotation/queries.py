@@ -42,23 +42,24 @@ def _columns(order: tuple[str, ...]) -> str:
 # Each group is in exactly one of these sorts, as a whole, unless it has a pinned file.
 DELISTED = _query(f"r.delisted IS NOT NULL AND NOT {group_has('o.delisted IS NULL')}", _columns(DELISTED_ORDER))
 LISTED = _query(
-    f"{group_has('o.delisted IS NULL')} AND (r.seq <= ?1 OR {group_has('o.seq <= ?1')})", _columns(LISTED_ORDER)
+    f"{group_has('o.delisted IS NULL')} AND (r.seq <= ? OR {group_has('o.seq <= ?')})", _columns(LISTED_ORDER)
 )
-"""Also groups of which a file was fetched again. Parameter: the last admission that a generation showed."""
+"""Also groups of which a file was fetched again. Parameter, twice: the last admission that a generation showed."""
 UNLISTED = _query(
-    f"r.queue_position > ?1 AND NOT {group_has('o.seq <= ?1')} AND {group_has('o.delisted IS NULL')}",
+    f"r.queue_position > ? AND NOT {group_has('o.seq <= ?')} AND {group_has('o.delisted IS NULL')}",
     "r.queue_position DESC",
 )
-"""Parameter: the last admission that a generation showed."""
+"""Parameter, twice: the last admission that a generation showed."""
 DELISTABLE = _query(
-    f"r.delisted IS NULL AND r.seq <= ?1 AND NOT {group_has('o.delisted IS NULL AND o.seq > ?1')}",
+    f"r.delisted IS NULL AND r.seq <= ? AND NOT {group_has('o.delisted IS NULL AND o.seq > ?')}",
     _columns(LISTED_ORDER),
 )
-"""Those of the listed groups that the next generation may delist: without one of which a file was fetched again."""
+"""Those of the listed groups that the next generation may delist: without one of which a file was fetched again.
+Parameter, twice: the last admission that a generation showed."""
 
 
 OF_THESE = _query(
-    "r.queue_position IN (SELECT o.queue_position FROM json_each(?1) wanted JOIN resident o ON o.id = wanted.value)",
+    "r.queue_position IN (SELECT o.queue_position FROM json_each(?) wanted JOIN resident o ON o.id = wanted.value)",
     _columns(LISTED_ORDER),
 )
 """Parameter: ids, as JSON."""
@@ -108,7 +109,7 @@ class _Files:
         rest = f"SELECT count(*) FROM resident WHERE suffix IS NOT NULL AND queue_position = ({last})"
         limited = f"{self.query} LIMIT {self.most} + ({rest})"
         query = f"SELECT directory, suffix, count(*) FROM ({limited}) GROUP BY directory, suffix"
-        return Counter({(directory, suffix): count for directory, suffix, count in self.ask(query, *self.values)})
+        return Counter({(folder, suffix): count for folder, suffix, count in self.ask(query, *self.values * 2)})
 
 
 def may_go(
@@ -118,9 +119,9 @@ def may_go(
 
     takes_held: also files that are held, for readers who wait.
     """
-    sorts = [_Files(ask, DELISTED, most)]
-    if not is_draw:
-        sorts = [_Files(ask, UNLISTED, most, (listed.seq,)), *sorts, _Files(ask, LISTED, most, (listed.seq,))]
+    shown = listed.seq, listed.seq
+    queries: list[tuple[str, tuple[int, ...]]] = [(UNLISTED, shown), (DELISTED, ()), (LISTED, shown)]
+    sorts = [_Files(ask, query, most, values) for query, values in (queries[1:2] if is_draw else queries)]
 
     def kinds() -> Counter[Kind]:
         return sum((files.kinds() for files in sorts), Counter())

@@ -93,7 +93,7 @@ def _kinds(connection: sqlite3.Connection, last_seq: int) -> tuple[dict[Kind, in
 
 def _queue(connection: sqlite3.Connection, shown_seq: int) -> Iterator[CachedFile]:
     """The files that may be delisted, in the order of the rules."""
-    delisted, listed = connection.execute(DELISTED), connection.execute(DELISTABLE, (shown_seq,))
+    delisted, listed = connection.execute(DELISTED), connection.execute(DELISTABLE, (shown_seq, shown_seq))
     return itertools.starmap(CachedFile, itertools.chain(delisted, listed))
 
 
@@ -103,11 +103,11 @@ def _unlisted(connection: sqlite3.Connection, turnover: TurnoverInput) -> Iterat
     Such a group has a pinned or frozen file, or one that was listed before. All files admitted before it are listed
     with it.
     """
-    was_listed = f"{group_has('o.delisted IS NULL AND o.seq <= ?1')} OR {group_has('o.delisted IS NOT NULL')}"
+    was_listed = f"{group_has('o.delisted IS NULL AND o.seq <= ?')} OR {group_has('o.delisted IS NOT NULL')}"
     rows = connection.execute(
         f"SELECT {IS_PINNED} OR {was_listed}, {FIELDS} FROM resident r"
-        " WHERE r.suffix IS NOT NULL AND r.seq > ?1 AND r.seq <= ?2 ORDER BY r.seq DESC",
-        (turnover.shown_seq, turnover.last_seq),
+        " WHERE r.suffix IS NOT NULL AND r.seq > ? AND r.seq <= ? ORDER BY r.seq DESC",
+        (turnover.shown_seq, turnover.shown_seq, turnover.last_seq),
     )
     for is_kept, *fields in rows:
         if is_kept:
@@ -119,10 +119,10 @@ def _last_of_exactly(connection: sqlite3.Connection, turnover: TurnoverInput, sh
     """The last admission to list, so that the new files alone do not exceed the number to be listed."""
     (kept,) = connection.execute(
         "SELECT count(*) FROM (SELECT 1 FROM resident r"
-        " WHERE r.suffix IS NOT NULL AND r.seq <= ?1 AND ("
+        " WHERE r.suffix IS NOT NULL AND r.seq <= ? AND ("
         f"{IS_PINNED} OR r.id IN"
-        " (SELECT max(id) FROM resident WHERE suffix IS NOT NULL AND seq <= ?1 GROUP BY parent, suffix)))",
-        (turnover.shown_seq,),
+        " (SELECT max(id) FROM resident WHERE suffix IS NOT NULL AND seq <= ? GROUP BY parent, suffix)))",
+        (turnover.shown_seq, turnover.shown_seq),
     ).fetchone()
     hidden = connection.execute(
         "SELECT queue_position FROM resident WHERE suffix IS NOT NULL AND seq > ? AND seq <= ?"
