@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,11 @@ def scene(growfs: Growfs) -> Scene:
     return scene
 
 
-def database(growfs: Growfs) -> sqlite3.Connection:
+@contextmanager
+def database(growfs: Growfs) -> Iterator[sqlite3.Connection]:
     """The database of a cache that is not mounted."""
-    return sqlite3.connect(growfs.cache / "catalog.sqlite", isolation_level=None)
+    with closing(sqlite3.connect(growfs.cache / "catalog.sqlite", isolation_level=None)) as rows:
+        yield rows
 
 
 def remount_and_count_fetches(scene: Scene) -> int:
@@ -80,10 +83,9 @@ def test_a_clean_stop_makes_all_files_durable(growfs: Growfs, scene: Scene) -> N
     """And what a daemon left in `partial` is removed."""
     growfs.umount()
     (growfs.cache / "partial" / "1030").write_bytes(b"half")
-    rows = database(growfs)
-    assert rows.execute("SELECT count(*) FROM resident WHERE durable = 0").fetchone() == (0,)
-    rows.execute("UPDATE meta SET value = 'another boot' WHERE key = 'boot_id'")
-    rows.close()
+    with database(growfs) as rows:
+        assert rows.execute("SELECT count(*) FROM resident WHERE durable = 0").fetchone() == (0,)
+        rows.execute("UPDATE meta SET value = 'another boot' WHERE key = 'boot_id'")
     assert remount_and_count_fetches(scene) == 0
 
 
@@ -158,7 +160,8 @@ def test_a_crash_loses_no_file_and_files_without_a_row_are_removed(growfs: Growf
     assert remount_and_count_fetches(scene) == 0
     assert path.stat().st_ino == before.st_ino
     growfs.umount()
-    row = database(growfs).execute("SELECT digest FROM resident WHERE ino = ?", (before.st_ino,)).fetchone()
+    with database(growfs) as rows:
+        row = rows.execute("SELECT digest FROM resident WHERE ino = ?", (before.st_ino,)).fetchone()
     assert row == (digest.of(path),)
 
 

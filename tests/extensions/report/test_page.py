@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,10 @@ class Cache:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Cache:
-    return Cache(tmp_path)
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    cache = Cache(tmp_path)
+    yield cache
+    cache.database.close()
 
 
 def test_a_gap_is_a_gap_and_no_line_crosses_it(cache: Cache) -> None:
