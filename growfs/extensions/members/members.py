@@ -177,10 +177,11 @@ class ArchiveRemote:
         return future
 
     def _answers(self) -> bool:
-        """Whether the store lists its files."""
+        """Whether the store lists its files. If not, what has failed so far says nothing about an archive."""
         try:
             next(self._remote.pages(), None)
         except RemoteError:
+            self._busy.clear()
             return False
         return True
 
@@ -259,8 +260,12 @@ def path_of(archive: str, name: str) -> str:
 
 
 def _file(archive: RemoteFile, member: Member) -> RemoteFile:
-    location = MemberLocation(ByteRange(member.offset, member.size), archive.path, archive.version)
-    return RemoteFile(path_of(archive.path, member.name), member.size, archive.mtime_ns, str(location))
+    return RemoteFile(
+        path_of(archive.path, member.name),
+        member.size,
+        archive.mtime_ns,
+        str(MemberLocation(ByteRange(member.offset, member.size), archive.path, archive.version)),
+    )
 
 
 def _page(archive: RemoteFile, members: Iterable[Member], cursor: Any) -> Page:
