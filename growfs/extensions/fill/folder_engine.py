@@ -87,7 +87,7 @@ class FolderEngine:
         self._counter = OpenCounter(self._count_open, sees_opens=has_hard_links)
         self._spare: Path | None = None
         self._is_ready = False
-        self._wanted = dict[Planner, set[int | None]]()
+        self._wanted = dict[Planner, set[int]]()
         """What plans the generations that processes wait for, and which generations these processes leave."""
         self._last_error = ""
         self._retry_at = 0.0
@@ -183,7 +183,7 @@ class FolderEngine:
 
         after, number, holds: see FrontEnd.next. A generation with a number begins even if there is nothing new.
         """
-        after = self._generations.number + 1 if after is None else after
+        after = self._generations.last_number + 1 if after is None else after
         begins, before = self._is_ready and self._is_due(after, number), self._rounds
         if begins:
             self._want(self._generations.planner, after)
@@ -242,7 +242,7 @@ class FolderEngine:
 
     # Generations.
 
-    def _want(self, planner: Planner, leaves: int | None = None) -> None:
+    def _want(self, planner: Planner, leaves: int = 0) -> None:
         self._wanted.setdefault(planner, set()).add(leaves)
         self._woken.set()
 
@@ -300,8 +300,9 @@ class FolderEngine:
             if not self._counter.is_counting and before:
                 await self._count_all()
             left = self._wanted.get(planner, ())
-            stay = (tree for tree in self._trees if tree.number not in left and trees.is_locked(tree.path))
-            kept = (tree.generation.listed for tree in stay)
+            kept = (
+                tree.generation.listed for tree in self._trees if tree.number not in left and trees.is_locked(tree.path)
+            )
             await self._generations.begin(BitMap64().union(*kept), self._usage.recently_opened(), planner)
             if self._generations.number == before:
                 return

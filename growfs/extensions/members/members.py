@@ -260,12 +260,8 @@ def path_of(archive: str, name: str) -> str:
 
 
 def _file(archive: RemoteFile, member: Member) -> RemoteFile:
-    return RemoteFile(
-        path_of(archive.path, member.name),
-        member.size,
-        archive.mtime_ns,
-        str(MemberLocation(ByteRange(member.offset, member.size), archive.path, archive.version)),
-    )
+    location = MemberLocation(ByteRange(member.offset, member.size), archive.path, archive.version)
+    return RemoteFile(path_of(archive.path, member.name), member.size, archive.mtime_ns, str(location))
 
 
 def _page(archive: RemoteFile, members: Iterable[Member], cursor: Any) -> Page:
